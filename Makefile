@@ -1,0 +1,62 @@
+# Two commands do everything on a fresh Linux machine:  make pretrain   and   make test
+#
+#   PYTHON=python3.12              the interpreter to build .venv with (3.11 or newer)
+#   TORCH_INDEX=ADDRESS            where pip looks for torch, e.g. the CPU index that pytorch.org names
+#   PYTHON38=/path/to/python3.8    for make test-sdk
+#   TESTS="tests/pack_data -k law" what to test
+PYTHON ?= python3
+CONFIG ?= configs/packed_phase2_pod16.yml
+TESTS ?= tests
+# One torch thread a test process, and as many processes as the machine has cores, four at most.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo $$n)
+PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
+
+.PHONY: help pretrain test test-sdk print-python38 clean
+help:
+	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
+	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
+	@echo "make test-sdk   run them in the IPU machines' world (Python 3.8, torch 2.0.1)"
+	@echo "make clean      remove the virtual environments; runs/ and data/ stay"
+
+pretrain: .venv/ready
+	.venv/bin/python run_pretraining.py --config $(CONFIG)
+
+test: .venv/ready
+	.venv/bin/python $(PYTEST)
+
+# torch comes first and alone: a later resolution then finds it there and leaves it.
+.venv/ready: requirements.txt setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: requirements.txt pins packages for Python 3.11 or newer; name one: make PYTHON=python3.12 ..."; exit 2; }
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.txt)"
+	.venv/bin/pip install --quiet -r requirements.txt
+	.venv/bin/pip install --quiet --no-deps -e .
+	@touch $@
+
+# What the Poplar SDK brings, rebuilt without it: torch 2.0.1 as published loads these CUDA libraries even on a CPU.
+TORCH_201 = torch==2.0.1 nvidia-cublas-cu11==11.10.3.66 nvidia-cuda-cupti-cu11==11.7.101 nvidia-cuda-nvrtc-cu11==11.7.99 \
+  nvidia-cuda-runtime-cu11==11.7.99 nvidia-cudnn-cu11==8.5.0.96 nvidia-cufft-cu11==10.9.0.58 nvidia-curand-cu11==10.2.10.91 \
+  nvidia-cusolver-cu11==11.4.0.1 nvidia-cusparse-cu11==11.7.4.91 nvidia-nccl-cu11==2.14.3 nvidia-nvtx-cu11==11.7.91
+# $PYTHON38, else python3.8 on the path, else the newest 3.8 of a pyenv.
+FIND_PYTHON38 = $(or $(PYTHON38),$(shell command -v python3.8 >/dev/null 2>&1 && python3.8 --version >/dev/null 2>&1 && command -v python3.8 \
+  || ls -d $$HOME/.pyenv/versions/3.8*/bin/python 2>/dev/null | sort -V | tail -n 1))
+
+# For .ci/run: the Python 3.8 that test-sdk would take; fails where there is none.
+print-python38:
+	@[ -n "$(FIND_PYTHON38)" ] && echo "$(FIND_PYTHON38)"
+
+test-sdk: .venv-sdk/ready
+	.venv-sdk/bin/python $(PYTEST)
+
+.venv-sdk/ready: requirements-sdk.txt setup.cfg pyproject.toml
+	@[ -n "$(FIND_PYTHON38)" ] || { echo "error: no Python 3.8 found; name one: make test-sdk PYTHON38=/path/to/python3.8"; exit 2; }
+	$(FIND_PYTHON38) -m venv .venv-sdk
+	.venv-sdk/bin/pip install --quiet --no-deps $(TORCH_201)
+	.venv-sdk/bin/pip install --quiet filelock typing_extensions sympy networkx jinja2 "$$(grep '^numpy==' requirements-sdk.txt)"
+	.venv-sdk/bin/pip install --quiet --only-binary :all: -r requirements-sdk.txt
+	.venv-sdk/bin/pip install --quiet --no-deps -e .
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-sdk *.egg-info .pytest_cache .hypothesis
