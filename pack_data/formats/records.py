@@ -1,0 +1,385 @@
+"""What every reader yields and every writer takes, and how a bad record is counted.
+
+Three kinds of content:
+
+"examples"  one pre-training example a record (`pack_data.examples.Example`)
+"packs"     one pack a record, the ten fields of the packed format (`pack_data.packs.FIELDS`)
+"tokens"    one sequence a record, any named integer columns of equal length
+
+A reader yields a `Record` for each, and never loses a good one: what stands before a damaged place is yielded first.
+Records are counted from 0 within their file.
+"""
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from pack_data.examples import Example
+
+KINDS = ("examples", "packs", "tokens")
+LARGEST_ID = 2**31 - 1  # a batch is int32
+
+S_FIELDS = ("input_ids", "input_mask", "segment_ids", "positions")
+P_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+D_FIELDS = ("next_sentence_positions", "next_sentence_labels", "next_sentence_weights")
+PACK_FIELDS = S_FIELDS + P_FIELDS + D_FIELDS
+
+Pack = Dict[str, np.ndarray]  # the ten fields, int32
+Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
+Value = Union[Example, Pack, Tokens]
+
+
+class RecordError(ValueError):
+    """What is wrong with one record; the reader that catches it knows which record it was."""
+
+
+class Origin(NamedTuple):
+    """Where a record stands: its file and its number there, from 0."""
+
+    path: str
+    record: int
+
+    def __str__(self) -> str:
+        return f"{self.path}: record {self.record}"
+
+
+class Record(NamedTuple):
+    """One record. `foreign` holds the columns that its kind does not know and nothing can rebuild: they travel along."""
+
+    origin: Origin
+    value: Value
+    foreign: Mapping[str, object] = {}
+
+
+class Shape(NamedTuple):
+    """Row widths of a fixed-width file: S slots, P predictions, D sequences (None where the file has no such width)."""
+
+    max_sequence_length: Optional[int] = None
+    max_predictions: Optional[int] = None
+    max_sequences_per_pack: Optional[int] = None
+
+
+class BadRecord(NamedTuple):
+    origin: Origin
+    reason: str
+    records: int = 1  # more than one where a file holds records in blocks that only read as a whole
+
+    def __str__(self) -> str:
+        if self.records == 1:
+            return f"{self.origin}: {self.reason}"
+        return f"{self.origin.path}: records {self.origin.record} to {self.origin.record + self.records - 1}: {self.reason}"
+
+
+@dataclass
+class BadRecords:
+    """Bad records met so far, of which `allowed` may be skipped; one more is an error that names it."""
+
+    allowed: int = 0
+    found: List[BadRecord] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return sum(bad.records for bad in self.found)
+
+    def add(self, origin: Origin, reason: str, records: int = 1) -> None:
+        """Count `records` bad ones from `origin` on.  Raises ValueError when they are more than allowed."""
+        bad = BadRecord(origin, " ".join(reason.split()), records)
+        self.found.append(bad)
+        if self.count > self.allowed:
+            already = f"{self.count} bad records, --skip-bad {self.allowed} allows fewer" if self.allowed else (
+                "repair the file, or skip bad records with --skip-bad N")
+            raise ValueError(f"{bad} ({already})")
+
+    def stop(self, origin: Origin, reason: str) -> None:
+        """Raise ValueError whatever is allowed: behind this place are records that nobody could count."""
+        raise ValueError(f"{origin}: {' '.join(reason.split())}")
+
+
+def library(module: str, package: str) -> ModuleType:
+    """Import a package of the `formats` extra, or say in one line how to get it.  Raises ValueError."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ValueError(
+            f"this file format needs the package {package}: pip install 'ipu_packed_bert[formats]'"
+        ) from None
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """A temporary name beside `path` to write to; it takes the place of `path` only if the block ends well."""
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    temporary = f"{path}.{os.getpid()}.part"
+    try:
+        yield temporary
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+        raise
+
+
+# ---- one example -------------------------------------------------------------------------------------------------
+
+
+def integers(name: str, values: np.ndarray, largest: int = LARGEST_ID) -> np.ndarray:
+    """`values` as int32 [n].  Raises RecordError where one is negative, too large or not whole."""
+    values = np.asarray(values)
+    if values.ndim != 1:
+        raise RecordError(f"{name} has {values.ndim} dimensions, must have one")
+    if values.dtype.kind == "f":
+        if not (values == np.floor(values)).all():  # also refuses NaN
+            raise RecordError(f"{name} holds a number that is not whole")
+    elif values.dtype.kind not in "iub":
+        raise RecordError(f"{name} holds no numbers")
+    if len(values) and (values.min() < 0 or values.max() > largest):
+        raise RecordError(f"{name} holds {_first(values, (values < 0) | (values > largest))}, must be 0 to {largest}")
+    return values.astype(np.int32)
+
+
+def _first(values: np.ndarray, wrong: np.ndarray) -> str:
+    at = int(np.flatnonzero(wrong)[0])
+    return f"{values[at]:g} at index {at}"
+
+
+def real_tokens(input_mask: np.ndarray) -> int:
+    """Real tokens of an unpacked row: its mask is ones, then zeros.  Raises RecordError."""
+    length = int(np.count_nonzero(input_mask))
+    if length == 0:
+        raise RecordError("input_mask is 0 everywhere, a record needs at least one token")
+    if not (input_mask[:length] == 1).all():
+        raise RecordError("input_mask is not ones followed by zeros (a packed row numbers its sequences: is this a packed file?)")
+    return length
+
+
+def first_segment(segment_ids: np.ndarray, what: str = "segment_ids") -> int:
+    """Tokens in the first segment of one sequence: zeros, then ones.  Raises RecordError."""
+    ones = int(np.count_nonzero(segment_ids))
+    first = len(segment_ids) - ones
+    if segment_ids[:first].any() or not (segment_ids[first:] == 1).all():
+        raise RecordError(f"{what} is not zeros followed by ones")
+    return first
+
+
+def checked_example(
+    input_ids: np.ndarray,
+    first_segment_length: int,
+    masked_lm_positions: np.ndarray,
+    masked_lm_ids: np.ndarray,
+    next_sentence_label: int,
+) -> Example:
+    """An `Example` after the checks that hold for every file.  Raises RecordError.
+
+    input_ids int32 [length]; masked_lm_positions, masked_lm_ids int32 [predictions], used ones only.
+    """
+    length = len(input_ids)
+    if length == 0:
+        raise RecordError("input_ids is empty, a record needs at least one token")
+    if len(masked_lm_positions) != len(masked_lm_ids):
+        raise RecordError(
+            f"masked_lm_positions has {len(masked_lm_positions)} values and masked_lm_ids {len(masked_lm_ids)}, must be equal")
+    outside = masked_lm_positions >= length
+    if outside.any():
+        raise RecordError(f"masked_lm_positions holds {_first(masked_lm_positions, outside)}, the sequence has {length} tokens")
+    if len(np.unique(masked_lm_positions)) != len(masked_lm_positions):
+        raise RecordError("masked_lm_positions names one position twice")
+    if next_sentence_label not in (0, 1):
+        raise RecordError(f"next_sentence_labels holds {next_sentence_label}, must be 0 or 1")
+    return Example(
+        input_ids=input_ids,
+        first_segment_length=int(first_segment_length),
+        masked_lm_positions=masked_lm_positions,
+        masked_lm_ids=masked_lm_ids,
+        next_sentence_label=int(next_sentence_label),
+    )
+
+
+def example_from_row(
+    input_ids: np.ndarray,
+    input_mask: Optional[np.ndarray],
+    segment_ids: np.ndarray,
+    masked_lm_positions: np.ndarray,
+    masked_lm_ids: np.ndarray,
+    predictions: int,
+    next_sentence_label: int,
+) -> Example:
+    """An example out of a padded row: [S], [S] or None where nothing is padded, [S], [P], [P], how many of P count.
+
+    Raises RecordError: unequal lengths, a mask or segments of the wrong form, values outside their range.
+    """
+    input_ids = integers("input_ids", input_ids)
+    segment_ids = integers("segment_ids", segment_ids, 1)
+    if len(segment_ids) != len(input_ids):
+        raise RecordError(f"segment_ids has {len(segment_ids)} values and input_ids {len(input_ids)}, must be equal")
+    length = len(input_ids)
+    if input_mask is not None:
+        input_mask = integers("input_mask", input_mask)
+        if len(input_mask) != len(input_ids):
+            raise RecordError(f"input_mask has {len(input_mask)} values and input_ids {len(input_ids)}, must be equal")
+        length = real_tokens(input_mask)
+    positions = integers("masked_lm_positions", masked_lm_positions)
+    ids = integers("masked_lm_ids", masked_lm_ids)
+    if len(positions) != len(ids):
+        raise RecordError(f"masked_lm_positions has {len(positions)} values and masked_lm_ids {len(ids)}, must be equal")
+    if input_ids[length:].any() or segment_ids[length:].any() or positions[predictions:].any() or ids[predictions:].any():
+        raise RecordError("a value behind the last real token or prediction is not 0")
+    return checked_example(
+        input_ids[:length],
+        first_segment(segment_ids[:length]),
+        positions[:predictions],
+        ids[:predictions],
+        next_sentence_label,
+    )
+
+
+def single(name: str, values: np.ndarray) -> int:
+    """The one number of a feature of length 1.  Raises RecordError."""
+    values = integers(name, np.atleast_1d(values))
+    if len(values) != 1:
+        raise RecordError(f"{name} has {len(values)} values, must have 1")
+    return int(values[0])
+
+
+def predictions_by_weight(weights: np.ndarray) -> int:
+    """How many predictions an unpacked row has: its weights are ones, then zeros.  Raises RecordError."""
+    used = int(np.count_nonzero(weights))
+    if not (weights[:used] == 1).all():
+        raise RecordError("masked_lm_weights is not ones followed by zeros")
+    return used
+
+
+def predictions_by_position(positions: np.ndarray) -> int:
+    """How many predictions a row without weights has: they end at the first position 0, which [CLS] holds."""
+    zeros = np.flatnonzero(np.asarray(positions) == 0)
+    return int(zeros[0]) if len(zeros) else len(positions)
+
+
+def row_from_example(example: Example, shape: Shape) -> Dict[str, np.ndarray]:
+    """The padded row of an example: int32, [S] and [P], next_sentence_labels [1].  Raises RecordError if it is too long."""
+    length, predictions = len(example.input_ids), len(example.masked_lm_positions)
+    if shape.max_sequence_length is None or shape.max_predictions is None:
+        raise ValueError("a fixed-width file needs its widths: give --max-sequence-length and --max-predictions-per-sequence")
+    if length > shape.max_sequence_length:
+        raise RecordError(f"{length} tokens, a row holds {shape.max_sequence_length} (--max-sequence-length)")
+    if predictions > shape.max_predictions:
+        raise RecordError(f"{predictions} predictions, a row holds {shape.max_predictions} (--max-predictions-per-sequence)")
+    row = {name: np.zeros(shape.max_sequence_length, np.int32) for name in ("input_ids", "input_mask", "segment_ids")}
+    row["input_ids"][:length] = example.input_ids
+    row["input_mask"][:length] = 1
+    row["segment_ids"][example.first_segment_length:length] = 1
+    for name in P_FIELDS:
+        row[name] = np.zeros(shape.max_predictions, np.int32)
+    row["masked_lm_positions"][:predictions] = example.masked_lm_positions
+    row["masked_lm_ids"][:predictions] = example.masked_lm_ids
+    row["masked_lm_weights"][:predictions] = 1
+    row["next_sentence_labels"] = np.array([example.next_sentence_label], np.int32)
+    return row
+
+
+# ---- one pack ----------------------------------------------------------------------------------------------------
+
+
+def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]:
+    """The ten fields of one pack as int32, and its sequences.  Raises RecordError if they do not fit each other.
+
+    Each sequence is found by its number in input_mask and put in order by positions, so any layout of the row is
+    understood.  A zero in next_sentence_positions may mean slot 0 or nothing: next_sentence_weights tells.
+    """
+    pack = {name: integers(name, fields[name]) for name in PACK_FIELDS}
+    for group in (S_FIELDS, P_FIELDS, D_FIELDS):
+        sizes = {name: len(pack[name]) for name in group}
+        if len(set(sizes.values())) != 1:
+            raise RecordError(f"fields of one length differ: {', '.join(f'{name} {size}' for name, size in sizes.items())}")
+    mask, positions = pack["input_mask"], pack["positions"]
+    depth = len(pack["next_sentence_weights"])
+    padding = mask == 0
+    for name in ("input_ids", "segment_ids", "positions"):
+        if pack[name][padding].any():
+            raise RecordError(f"{name} is not 0 where input_mask says padding")
+    used = pack["next_sentence_weights"] != 0
+    if (pack["next_sentence_weights"][used] != 1).any():
+        raise RecordError("next_sentence_weights holds something other than 0 and 1")
+    if pack["next_sentence_labels"][~used].any():
+        raise RecordError("next_sentence_labels is not 0 where next_sentence_weights is 0")
+    weights = pack["masked_lm_weights"]
+    if pack["masked_lm_ids"][weights == 0].any() or pack["masked_lm_positions"][weights == 0].any():
+        raise RecordError("masked_lm_positions or masked_lm_ids is not 0 where masked_lm_weights is 0")
+    outside = pack["masked_lm_positions"] >= len(mask)
+    if outside.any():
+        raise RecordError(
+            f"masked_lm_positions holds {_first(pack['masked_lm_positions'], outside)}, the row has {len(mask)} slots")
+    foreign = (weights != 0) & (mask[pack["masked_lm_positions"]] != weights)
+    if foreign.any():
+        at = int(np.flatnonzero(foreign)[0])
+        raise RecordError(
+            f"masked_lm_weights says sequence {weights[at]} at index {at}, input_mask says {mask[pack['masked_lm_positions'][at]]}")
+    deepest = int(mask.max()) if len(mask) else 0
+    if deepest > depth:
+        raise RecordError(f"input_mask holds sequence number {deepest}, next_sentence_weights has room for {depth}")
+    if int(used.sum()) != deepest:
+        raise RecordError(f"input_mask numbers {deepest} sequences, next_sentence_weights has {int(used.sum())}")
+    cls_slots = pack["next_sentence_positions"][used]
+    if (cls_slots >= len(mask)).any():
+        raise RecordError(f"next_sentence_positions lies outside the row of {len(mask)} slots")
+    label_of = dict(zip(cls_slots.tolist(), pack["next_sentence_labels"][used].tolist()))
+    slot_to_position = positions
+    sequences = []
+    for number in range(1, deepest + 1):
+        slots = np.flatnonzero(mask == number)
+        order = np.argsort(positions[slots], kind="stable")
+        slots = slots[order]
+        if len(slots) == 0:
+            raise RecordError(f"input_mask numbers {deepest} sequences but number {number} does not occur")
+        if not np.array_equal(positions[slots], np.arange(len(slots))):
+            raise RecordError(f"positions of sequence {number} are not 0 to {len(slots) - 1}")
+        if int(slots[0]) not in label_of:
+            raise RecordError(f"next_sentence_positions does not name slot {slots[0]}, where sequence {number} begins")
+        own = np.flatnonzero(weights == number)
+        sequences.append(checked_example(
+            pack["input_ids"][slots],
+            first_segment(pack["segment_ids"][slots], f"segment_ids of sequence {number}"),
+            slot_to_position[pack["masked_lm_positions"][own]],
+            pack["masked_lm_ids"][own],
+            label_of[int(slots[0])],
+        ))
+    if not sequences:
+        raise RecordError("input_mask is 0 everywhere, a pack needs at least one sequence")
+    return pack, sequences
+
+
+def shape_of_pack(pack: Mapping[str, np.ndarray]) -> Shape:
+    return Shape(len(pack["input_ids"]), len(pack["masked_lm_positions"]), len(pack["next_sentence_weights"]))
+
+
+def pack_from_examples(examples: Sequence[Example], shape: Shape) -> Pack:
+    """One pack of the given widths, its sequences one behind the other.  Raises RecordError where it would not fit."""
+    size, width, depth = shape
+    pack = {name: np.zeros(n, np.int32) for group, n in ((S_FIELDS, size), (P_FIELDS, width), (D_FIELDS, depth)) for name in group}
+    if len(examples) > depth:
+        raise RecordError(f"{len(examples)} sequences, a pack holds {depth}")
+    slot = prediction = 0
+    for number, example in enumerate(examples, 1):
+        end, last = slot + len(example.input_ids), prediction + len(example.masked_lm_positions)
+        if end > size or last > width:
+            raise RecordError(f"{end} tokens and {last} predictions up to sequence {number}, a pack holds {size} and {width}")
+        pack["input_ids"][slot:end] = example.input_ids
+        pack["input_mask"][slot:end] = number
+        pack["segment_ids"][slot + example.first_segment_length:end] = 1
+        pack["positions"][slot:end] = np.arange(end - slot)
+        pack["masked_lm_positions"][prediction:last] = np.asarray(example.masked_lm_positions) + slot
+        pack["masked_lm_ids"][prediction:last] = example.masked_lm_ids
+        pack["masked_lm_weights"][prediction:last] = number
+        pack["next_sentence_positions"][number - 1] = slot
+        pack["next_sentence_labels"][number - 1] = example.next_sentence_label
+        pack["next_sentence_weights"][number - 1] = 1
+        slot, prediction = end, last
+    return pack

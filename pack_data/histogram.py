@@ -1,0 +1,222 @@
+"""How many sequences there are of each length: all that a packer needs to know about a data set.
+
+Histograms add up, so lengths can be counted file by file, anywhere, and merged.
+"""
+from __future__ import annotations
+
+import csv
+import functools
+import operator
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Optional, Union
+
+import numpy as np
+
+PUBLISHED = ("wikipedia_512", "squad_1_1_384")  # shipped beside this file; the number at the end is S
+
+_FOLDER = Path(__file__).parent / "published"
+
+
+@dataclass(frozen=True, eq=False)
+class LengthHistogram:
+    """Sequences by length.
+
+    counts: int64 [S + 1], read-only; counts[l] = sequences of l tokens, counts[0] = 0.  S is the slots of one pack.
+    """
+
+    counts: np.ndarray
+    name: str = ""  # for tables
+
+    def __post_init__(self) -> None:
+        counts = np.array(self.counts)  # a copy: the caller's array stays writable
+        if counts.ndim != 1 or len(counts) < 2 or not np.issubdtype(counts.dtype, np.integer):
+            raise ValueError(
+                f"a histogram needs whole numbers for the lengths 0 to S, S >= 1; got {counts.dtype} of shape {counts.shape}")
+        counts = counts.astype(np.int64)
+        if counts.min() < 0:
+            length = int(np.argmax(counts < 0))
+            raise ValueError(f"length {length} occurs {int(counts[length])} times; a count is at least 0")
+        if counts[0]:
+            raise ValueError(f"{int(counts[0])} sequences have length 0; a sequence has at least one token, drop them first")
+        counts.flags.writeable = False
+        object.__setattr__(self, "counts", counts)
+
+    # ---- where one comes from ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_lengths(cls, lengths: Any, max_sequence_length: int, name: str = "") -> LengthHistogram:
+        """Counts the lengths (array-like of whole numbers, any shape), each from 1 to max_sequence_length."""
+        lengths = np.asarray(lengths).ravel()
+        if lengths.size == 0:
+            return cls(np.zeros(_slots(max_sequence_length) + 1, np.int64), name)
+        if not np.issubdtype(lengths.dtype, np.integer):
+            raise ValueError(f"lengths are whole numbers of tokens; got {lengths.dtype}")
+        low, high = int(lengths.min()), int(lengths.max())
+        if low < 1 or high > _slots(max_sequence_length):
+            bad = low if low < 1 else high
+            raise ValueError(
+                f"{_of(name)}sequence {int(np.argmax(lengths == bad))} has length {bad}; "
+                f"lengths go from 1 to max_sequence_length = {max_sequence_length}: drop or cut it first")
+        return cls(np.bincount(lengths, minlength=max_sequence_length + 1), name)
+
+    @classmethod
+    def from_csv(cls, path: Union[str, os.PathLike], max_sequence_length: int, name: Optional[str] = None) -> LengthHistogram:
+        """Reads a table with the header `length,count`, each length at most once, in any order."""
+        counts = np.zeros(_slots(max_sequence_length) + 1, np.int64)
+        seen = set()
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            try:
+                rows = list(csv.reader(file))
+            except (UnicodeDecodeError, csv.Error) as error:
+                raise ValueError(f"{path}: not a text table ({error}); a histogram is a CSV file 'length,count'") from None
+        if not rows or [field.strip() for field in rows[0]] != ["length", "count"]:
+            first = ",".join(rows[0])[:60] if rows else ""
+            raise ValueError(f"{path}: the first line is {first!r}; a histogram starts with the line 'length,count'")
+        for line, row in enumerate(rows[1:], start=2):
+            if not row:
+                continue
+            try:
+                length, count = (int(field) for field in row)
+            except ValueError:
+                raise ValueError(f"{path} line {line}: {','.join(row)[:60]!r} is not two whole numbers 'length,count'") from None
+            if not 1 <= length <= max_sequence_length:
+                raise ValueError(
+                    f"{path} line {line}: length {length}; lengths go from 1 to max_sequence_length = {max_sequence_length}")
+            if length in seen:
+                raise ValueError(f"{path} line {line}: length {length} stands there twice; give each length once")
+            if not 0 <= count < 2**62:
+                raise ValueError(f"{path} line {line}: count {count}; a count goes from 0 to 2^62")
+            seen.add(length)
+            counts[length] = count
+        return cls(counts, Path(path).stem if name is None else name)
+
+    @classmethod
+    def published(cls, name: str) -> LengthHistogram:
+        """One of `PUBLISHED`, the histograms of the paper (sources in published/NOTICE)."""
+        if name not in PUBLISHED:
+            raise ValueError(f"no published histogram is called {name!r}; there are {', '.join(PUBLISHED)}")
+        return cls.from_csv(_FOLDER / f"{name}.csv", int(name.rsplit("_", 1)[1]), name)
+
+    @classmethod
+    def from_json(cls, value: Dict[str, Any]) -> LengthHistogram:
+        """Inverse of `to_json`."""
+        try:
+            counts = np.zeros(_slots(value["max_sequence_length"]) + 1, np.int64)
+            counts[np.asarray(value["lengths"], np.int64)] = np.asarray(value["counts"], np.int64)
+            name = str(value.get("name", ""))
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise ValueError(f"no histogram: expected max_sequence_length, lengths and counts ({error!r})") from None
+        return cls(counts, name)
+
+    # ---- where it goes -----------------------------------------------------------------------------------------------
+
+    def to_json(self) -> Dict[str, Any]:
+        """Plain values: name, max_sequence_length, and two lists, the lengths that occur and their counts."""
+        return {
+            "name": self.name,
+            "max_sequence_length": self.max_sequence_length,
+            "lengths": self.lengths.tolist(),
+            "counts": self.counts[self.lengths].tolist(),
+        }
+
+    def to_csv(self, path: Union[str, os.PathLike]) -> None:
+        """Writes `length,count`, the lengths that occur in ascending order."""
+        rows = "".join(f"{length},{self.counts[length]}\n" for length in self.lengths.tolist())
+        Path(path).write_text("length,count\n" + rows, encoding="utf-8")
+
+    def with_max_sequence_length(self, max_sequence_length: int) -> LengthHistogram:
+        """The same sequences for packs of another size, at least the longest sequence."""
+        if self.longest > _slots(max_sequence_length):
+            raise ValueError(
+                f"{_of(self.name)}the longest sequence has {self.longest} tokens; "
+                f"max_sequence_length = {max_sequence_length} is too short for it")
+        counts = np.zeros(max_sequence_length + 1, np.int64)
+        counts[: self.longest + 1] = self.counts[: self.longest + 1]
+        return LengthHistogram(counts, self.name)
+
+    def __add__(self, other: LengthHistogram) -> LengthHistogram:
+        """Both data sets together; S must agree."""
+        if not isinstance(other, LengthHistogram):
+            return NotImplemented
+        if other.max_sequence_length != self.max_sequence_length:
+            raise ValueError(
+                f"histograms of max_sequence_length {self.max_sequence_length} and {other.max_sequence_length} "
+                "do not add up; bring both to one length with with_max_sequence_length")
+        names = [name for name in (self.name, other.name) if name]
+        return LengthHistogram(self.counts + other.counts, " + ".join(dict.fromkeys(names)))
+
+    def __eq__(self, other: object) -> bool:
+        """Equal counts over equal S; the name does not matter."""
+        return isinstance(other, LengthHistogram) and np.array_equal(self.counts, other.counts)
+
+    def __hash__(self) -> int:
+        return hash((self.max_sequence_length, self.counts.tobytes()))
+
+    # ---- totals ------------------------------------------------------------------------------------------------------
+
+    @property
+    def max_sequence_length(self) -> int:
+        return len(self.counts) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64, ascending: the lengths that occur."""
+        return np.flatnonzero(self.counts).astype(np.int64)
+
+    @property
+    def sequences(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def tokens(self) -> int:
+        return int(self.counts @ np.arange(len(self.counts), dtype=np.int64))
+
+    @property
+    def longest(self) -> int:
+        """The longest length that occurs, 0 where none does."""
+        return int(self.lengths.max(initial=0))
+
+    @property
+    def shortest(self) -> int:
+        """The shortest length that occurs, 0 where none does."""
+        return int(self.lengths[0]) if self.sequences else 0
+
+    @property
+    def mean_length(self) -> float:
+        return self.tokens / self.sequences if self.sequences else 0.0
+
+    @property
+    def median_length(self) -> int:
+        """The length of the middle sequence (the lower of two), 0 where there is none."""
+        if not self.sequences:
+            return 0
+        return int(np.searchsorted(np.cumsum(self.counts), (self.sequences + 1) // 2))
+
+    @property
+    def padding_share(self) -> float:
+        """Slots that hold no token when every sequence is padded to S, a fraction."""
+        slots = self.max_sequence_length * self.sequences
+        return 1.0 - self.tokens / slots if slots else 0.0
+
+    @property
+    def theoretical_speedup(self) -> float:
+        """S x sequences / tokens: the packing factor of a packing without any padding (1 for no sequences)."""
+        return self.max_sequence_length * self.sequences / self.tokens if self.sequences else 1.0
+
+
+def merge(histograms: Iterable[LengthHistogram], name: Optional[str] = None) -> LengthHistogram:
+    """The sum of at least one histogram."""
+    total = functools.reduce(operator.add, histograms)
+    return total if name is None else LengthHistogram(total.counts, name)
+
+
+def _slots(max_sequence_length: int) -> int:
+    if max_sequence_length < 1:
+        raise ValueError(f"max_sequence_length = {max_sequence_length}; a pack has at least one slot")
+    return max_sequence_length
+
+
+def _of(name: str) -> str:
+    return f"{name}: " if name else ""

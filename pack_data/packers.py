@@ -1,0 +1,25 @@
+"""The packers by name.  Each is a module of this package with a function `pack(histogram, *, max_sequences_per_pack, ...)`."""
+from __future__ import annotations
+
+import importlib
+from typing import Callable, Optional, Tuple
+
+from pack_data.packing import Packing
+
+PACKERS: Tuple[str, ...] = ("none", "greedy", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp")
+
+# NNLSHP lists every strategy that fills a pack exactly, S^(depth-1) of them: the paper ran out of memory beyond depth 3.
+_DEEPEST = {"nnlshp": 3}
+
+
+def get_packer(name: str) -> Callable[..., Packing]:
+    """The `pack` function of the packer called `name`; its module is imported only now."""
+    if name not in PACKERS:
+        raise ValueError(f"no packer is called {name!r}; there are {', '.join(PACKERS)}")
+    return importlib.import_module(f"pack_data.{name}").pack
+
+
+def packs_at_depth(name: str, max_sequences_per_pack: Optional[int]) -> bool:
+    """Whether the packer accepts this depth (None = unlimited)."""
+    deepest = _DEEPEST.get(name)
+    return deepest is None or (max_sequences_per_pack is not None and max_sequences_per_pack <= deepest)

@@ -1,0 +1,254 @@
+"""Packing: which lengths share a pack, how many such packs to make, and what that costs."""
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from pack_data.histogram import LengthHistogram
+
+if TYPE_CHECKING:
+    from pack_data.certificate import Certificate
+
+_FORMAT = "pack_data recipe 1"
+
+
+@dataclass(frozen=True)
+class Packing:
+    """A plan.  It is normalised: repeats x strategies is exactly the histogram it was made for, padding is what is left.
+
+    Compared by what it packs; how long that took is no part of it.
+    """
+
+    algorithm: str
+    max_sequence_length: int  # S: slots in one pack
+    max_sequences_per_pack: Optional[int]  # D: the depth asked for, None = unlimited
+    strategies: Tuple[Tuple[int, ...], ...]  # lengths in tokens, longest first; each strategy once, in descending order
+    repeats: Tuple[int, ...]  # packs made with each strategy, > 0
+    solve_seconds: float = field(default=0.0, compare=False)  # from histogram and strategies to the plan, as in the paper
+    lower_bound: Optional[int] = None  # no packing of this depth has fewer packs
+    lp_bound: Optional[float] = None  # the linear programme's value, of which lower_bound is the certified round-up
+    certificate: Optional[Certificate] = None  # the exact prices that prove lower_bound
+
+    @classmethod
+    def of(
+        cls, algorithm: str, histogram: LengthHistogram, max_sequences_per_pack: Optional[int],
+        packs: Iterable[Tuple[Sequence[int], int]], **others: Any,
+    ) -> Packing:
+        """Brings (lengths, count) pairs into normal form: sorted, merged, without empty ones.  For packers."""
+        repeats: Counter = Counter()
+        for lengths, count in packs:
+            if count and len(lengths):
+                repeats[tuple(sorted(lengths, reverse=True))] += int(count)
+        strategies = sorted(repeats, reverse=True)
+        return cls(
+            algorithm, histogram.max_sequence_length, max_sequences_per_pack,
+            tuple(strategies), tuple(repeats[strategy] for strategy in strategies), **others)
+
+    # ---- accounting: each quantity has its one definition here -------------------------------------------------------
+
+    @property
+    def depths(self) -> np.ndarray:
+        """int64 [strategies]: sequences in a pack of each strategy."""
+        return np.fromiter(map(len, self.strategies), np.int64, len(self.strategies))
+
+    def placed(self) -> np.ndarray:
+        """int64 [S + 1]: how many sequences of each length the plan places."""
+        depths = self.depths
+        lengths = np.fromiter(chain.from_iterable(self.strategies), np.int64, int(depths.sum()))
+        counts = np.zeros(self.max_sequence_length + 1, np.int64)
+        np.add.at(counts, lengths, np.repeat(np.array(self.repeats, np.int64), depths))
+        return counts
+
+    @property
+    def packs(self) -> int:
+        return sum(self.repeats)
+
+    @property
+    def sequences(self) -> int:
+        return int(self.depths @ np.array(self.repeats, np.int64))
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens."""
+        return sum(repeat * sum(strategy) for strategy, repeat in zip(self.strategies, self.repeats))
+
+    @property
+    def slots(self) -> int:
+        """Token positions in all packs."""
+        return self.packs * self.max_sequence_length
+
+    @property
+    def padding_tokens(self) -> int:
+        return self.slots - self.tokens
+
+    @property
+    def efficiency(self) -> float:
+        """Tokens / slots, in (0, 1]; 1 for no packs, which waste nothing."""
+        return self.tokens / self.slots if self.packs else 1.0
+
+    @property
+    def packing_factor(self) -> float:
+        """Sequences per pack; 1 for no packs."""
+        return self.sequences / self.packs if self.packs else 1.0
+
+    @property
+    def theoretical_speedup(self) -> float:
+        """S x sequences / tokens: the packing factor if no slot were empty; 1 for no packs."""
+        return self.max_sequence_length * self.sequences / self.tokens if self.packs else 1.0
+
+    @property
+    def largest_depth(self) -> int:
+        """Sequences in the deepest pack made."""
+        return max(map(len, self.strategies), default=0)
+
+    @property
+    def gap(self) -> Optional[int]:
+        """Packs above the proven bound; None where there is no bound."""
+        return None if self.lower_bound is None else self.packs - self.lower_bound
+
+    # ---- rules -------------------------------------------------------------------------------------------------------
+
+    def check(self, histogram: LengthHistogram) -> None:
+        """Raises ValueError unless the plan places exactly the histogram, with nothing over S or D."""
+        if self.max_sequence_length != histogram.max_sequence_length:
+            raise ValueError(
+                f"{self.algorithm}: the packing has packs of {self.max_sequence_length} slots, the histogram is for "
+                f"{histogram.max_sequence_length}; use the histogram it was made for")
+        self._check_form()
+        missing = histogram.counts - self.placed()
+        if missing.any():
+            length = int(np.flatnonzero(missing)[0])
+            raise ValueError(
+                f"{self.algorithm}: the packing places {int(histogram.counts[length] - missing[length])} sequences of "
+                f"length {length}, the histogram has {int(histogram.counts[length])}; use the histogram it was made for")
+
+    def _check_form(self) -> None:
+        S, D = self.max_sequence_length, self.max_sequences_per_pack
+        if len(self.strategies) != len(self.repeats):
+            raise ValueError(f"{self.algorithm}: {len(self.strategies)} strategies, {len(self.repeats)} repeats; one each")
+        previous: Optional[Tuple[int, ...]] = None
+        for strategy, repeat in zip(self.strategies, self.repeats):
+            if not strategy or min(strategy) < 1 or list(strategy) != sorted(strategy, reverse=True):
+                raise ValueError(f"{self.algorithm}: strategy {strategy}; lengths are at least 1, longest first")
+            if sum(strategy) > S:
+                raise ValueError(f"{self.algorithm}: strategy {strategy} needs {sum(strategy)} slots, a pack has {S}")
+            if D is not None and len(strategy) > D:
+                raise ValueError(f"{self.algorithm}: strategy {strategy} has {len(strategy)} sequences, the limit is {D}")
+            if repeat < 1:
+                raise ValueError(f"{self.algorithm}: strategy {strategy} is repeated {repeat} times; at least once")
+            if previous is not None and strategy >= previous:
+                raise ValueError(f"{self.algorithm}: strategy {strategy} follows {previous}; each once, descending")
+            previous = strategy
+
+    # ---- in and out --------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> Dict[str, Any]:
+        """The accounting as plain values, the object that every packer prints with --json."""
+        return {
+            "algorithm": self.algorithm,
+            "max_sequence_length": self.max_sequence_length,
+            "max_sequences_per_pack": self.max_sequences_per_pack,
+            "sequences": self.sequences,
+            "tokens": self.tokens,
+            "packs": self.packs,
+            "slots": self.slots,
+            "padding_tokens": self.padding_tokens,
+            "efficiency": self.efficiency,
+            "packing_factor": self.packing_factor,
+            "theoretical_speedup": self.theoretical_speedup,
+            "strategies": len(self.strategies),
+            "largest_depth": self.largest_depth,
+            "lower_bound": self.lower_bound,
+            "lp_bound": self.lp_bound,
+            "gap": self.gap,
+            "solve_seconds": self.solve_seconds,
+        }
+
+    def table(self, name: str = "") -> str:
+        """The accounting for people: what went in, what came out, how good that is."""
+        depth = "any number of" if self.max_sequences_per_pack is None else f"at most {self.max_sequences_per_pack}"
+        title = f"{self.algorithm.upper()}  {depth} sequences in a pack of {self.max_sequence_length} slots"
+        rows = [
+            ("sequences", f"{self.sequences:,}", ""),
+            ("tokens", f"{self.tokens:,}", ""),
+            ("packs", f"{self.packs:,}", f"{len(self.strategies):,} strategies, the deepest holds {self.largest_depth}"),
+            ("slots", f"{self.slots:,}", ""),
+            ("padding", f"{self.padding_tokens:,}", f"{1 - self.efficiency:.3%} of all slots"),
+            ("efficiency", f"{self.efficiency:.3%}", _bar(self.efficiency)),
+            ("packing factor", f"{self.packing_factor:.3f}", f"of at most {self.theoretical_speedup:.3f}"),
+        ]
+        if self.lower_bound is not None:
+            verdict = "proven optimal" if self.gap == 0 else f"{self.gap:,} packs above it ({self.gap / self.lower_bound:.2%})"
+            rows.append(("lower bound", f"{self.lower_bound:,}", verdict))
+        rows.append(("solved in", _seconds(self.solve_seconds), ""))
+        left, right = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+        lines = [f"  {label:<{left}}  {value:>{right}}  {note}".rstrip() for label, value, note in rows]
+        head = f"{title}  ({name})" if name else title
+        return "\n".join([head, "-" * len(head), *lines])
+
+    def save(self, path: Union[str, os.PathLike]) -> None:
+        """Writes the recipe as JSON: all that `load` needs, and the accounting for whoever opens it.  Atomic."""
+        recipe = {
+            "format": _FORMAT,
+            "accounting": self.to_json(),
+            "certificate": None if self.certificate is None else self.certificate.to_json(),
+            "strategies": self.strategies,
+            "repeats": self.repeats,
+        }
+        path = Path(path)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".tmp")
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                json.dump(recipe, file, separators=(",", ":"))
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    @classmethod
+    def load(cls, path: Union[str, os.PathLike]) -> Packing:
+        """Reads what `save` wrote, and checks its form."""
+        try:
+            recipe = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: not a JSON file ({error}); a recipe is what a packer writes with --out") from None
+        if not isinstance(recipe, dict) or recipe.get("format") != _FORMAT:
+            raise ValueError(f"{path}: not a recipe of the format {_FORMAT!r}; write one with a packer's --out")
+        try:
+            accounting = recipe["accounting"]
+            certificate = recipe["certificate"]
+            if certificate is not None:
+                from pack_data.certificate import Certificate
+
+                certificate = Certificate.from_json(certificate)
+            packing = cls(
+                accounting["algorithm"], accounting["max_sequence_length"], accounting["max_sequences_per_pack"],
+                tuple(tuple(map(int, strategy)) for strategy in recipe["strategies"]), tuple(map(int, recipe["repeats"])),
+                accounting["solve_seconds"], accounting["lower_bound"], accounting["lp_bound"], certificate)
+            packing._check_form()
+            if packing.to_json() != accounting:
+                raise ValueError("the accounting does not fit the strategies")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: a damaged recipe ({error}); write it again with a packer's --out") from None
+        return packing
+
+
+def _bar(share: float, width: int = 30) -> str:
+    filled = int(share * width)
+    return "[" + "#" * filled + "." * (width - filled) + "]"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
