@@ -1,0 +1,46 @@
+"""Longest-pack-first histogram-packing: `python -m pack_data.lpfhp`.
+
+The sibling of SPFHP published with the paper's code: sequences go to the fullest packs that still have room (best fit),
+as many of one length into each pack as fit, and so into new packs.
+"""
+from __future__ import annotations
+
+import time
+from typing import Optional, Sequence
+
+from pack_data.command import run_main, run_packer
+from pack_data.histogram import LengthHistogram
+from pack_data.open_packs import OpenPacks
+from pack_data.packing import Packing
+
+
+def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
+    """Packs in time that depends on S, not on the number of sequences.  max_sequences_per_pack None is unlimited."""
+    start = time.perf_counter()
+    S = histogram.max_sequence_length
+    packs = OpenPacks(max_sequences_per_pack)
+    for length in histogram.lengths[::-1].tolist():
+        left = int(histogram.counts[length])
+        while left:
+            free = packs.least_free(length)
+            strategy, count = ((), left) if free is None else packs.pop(free)
+            room = S if free is None else free
+            times = min(room // length, left)  # how many of this length go into each of these packs
+            if max_sequences_per_pack is not None:
+                times = min(times, max_sequences_per_pack - len(strategy))
+            used = min(count, left // times)
+            if free is not None and count > used:
+                packs.add(strategy, count - used, free)
+            packs.add(strategy + (length,) * times, used, room - times * length)
+            left -= used * times
+    groups = packs.all()
+    return Packing.of(
+        "lpfhp", histogram, max_sequences_per_pack, groups, solve_seconds=time.perf_counter() - start)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_packer(argv, pack, name="lpfhp", description="Longest-pack-first histogram-packing: fast, best fit.")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

@@ -1,0 +1,44 @@
+"""Shortest-pack-first histogram-packing (paper section 3.1.1): `python -m pack_data.spfhp`.
+
+The histogram is read from the longest length to the shortest; sequences go to the packs with the most space left
+(worst fit), and where even those have none, each of the rest opens a pack of its own.
+"""
+from __future__ import annotations
+
+import time
+from typing import Optional, Sequence
+
+from pack_data.command import run_main, run_packer
+from pack_data.histogram import LengthHistogram
+from pack_data.open_packs import OpenPacks
+from pack_data.packing import Packing
+
+
+def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
+    """Packs in O(S^2) time at most, whatever the number of sequences.  max_sequences_per_pack None is unlimited."""
+    start = time.perf_counter()
+    packs = OpenPacks(max_sequences_per_pack)
+    for length in histogram.lengths[::-1].tolist():
+        left = int(histogram.counts[length])
+        while left:
+            free = packs.most_free()
+            if free < length:
+                packs.add((length,), left, histogram.max_sequence_length - length)
+                break
+            strategy, count = packs.pop(free)
+            if count > left:
+                packs.add(strategy, count - left, free)
+                count = left
+            packs.add(strategy + (length,), count, free - length)
+            left -= count
+    groups = packs.all()
+    return Packing.of(
+        "spfhp", histogram, max_sequences_per_pack, groups, solve_seconds=time.perf_counter() - start)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_packer(argv, pack, name="spfhp", description="Shortest-pack-first histogram-packing: fast, worst fit.")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))
