@@ -1,0 +1,63 @@
+"""Engines: what makes weight updates, and where. `choose_engine` looks for a device, `build_engine` takes it.
+
+The modules that need a device's software are imported only in the branch that uses them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ipu_packed_bert.config import Config
+
+
+class EngineChoice(NamedTuple):
+    kind: str  # "ipu" (hardware), "ipu_model" (the simulated one) or "host"
+    reason: str  # one line for people
+
+    @property
+    def hardware(self) -> bool:
+        return self.kind == "ipu"
+
+
+def _ipu_module():
+    try:
+        from ipu_packed_bert.engine import ipu
+    except ImportError as error:
+        raise ValueError(
+            f"engine.kind ipu: the Poplar SDK is missing ({error}); enable SDK 3.4 and install its wheels into a"
+            " Python 3.8 environment, or use --engine host"
+        ) from None
+    return ipu
+
+
+def choose_engine(config: Config) -> EngineChoice:
+    """What `engine.kind` means on this machine: IPU hardware, else the Poplar IPU Model, else the host.
+
+    Raises ValueError, in one line, where the configuration insists on IPUs and there are none.
+    """
+    if config.engine.kind == "host":
+        return EngineChoice("host", "host engine, as configured")
+    try:
+        ipu = _ipu_module()
+    except ValueError as error:
+        if config.engine.kind == "ipu":
+            raise
+        return EngineChoice("host", "host engine: no Poplar SDK here")
+    found = ipu.find_device(config)
+    if found is not None:
+        return EngineChoice(found.kind, found.reason)
+    if config.engine.kind == "ipu":
+        raise ValueError(
+            "engine.kind ipu: no IPU is attached; attach the partition (see gc-info -l), set POPTORCH_IPU_MODEL=1"
+            " for the simulated device, or use --engine host"
+        )
+    return EngineChoice("host", "host engine: the Poplar SDK is here but no IPU is attached")
+
+
+def build_engine(config: Config, schema, *, packing_factor: float):
+    """The engine that `choose_engine` picks, for packs of `schema` (pack_data.packs.PackSchema)."""
+    if choose_engine(config).kind == "host":
+        from ipu_packed_bert.engine.host import HostEngine
+
+        return HostEngine(config, schema, packing_factor=packing_factor)
+    return _ipu_module().IpuEngine(config, schema, packing_factor=packing_factor)

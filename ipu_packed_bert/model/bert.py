@@ -1,0 +1,203 @@
+"""BERT in plain torch, with the parameter names and shapes of Hugging Face's BertForPreTraining.
+
+The encoder takes positions and an attention mask as inputs, so it neither knows nor cares whether a row holds one
+sequence or several. Every shape is static, and with eager attention only operators that a static graph compiler lowers
+are used.
+
+Letters in names of tensors: B rows of the micro-batch, S slots of a row, H hidden size, N attention heads, A width of
+a head (H / N), I intermediate size, V vocabulary, P slots for masked tokens, D slots for sequences.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ipu_packed_bert.config import ModelConfig
+
+ATTENTIONS = ("eager", "sdpa")
+
+
+class BertEmbeddings(nn.Module):
+    def __init__(self, model: ModelConfig):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(model.vocabulary_size, model.hidden_size)
+        self.position_embeddings = nn.Embedding(model.max_position_embeddings, model.hidden_size)
+        self.token_type_embeddings = nn.Embedding(model.type_vocabulary_size, model.hidden_size)
+        self.LayerNorm = nn.LayerNorm(model.hidden_size, eps=model.layer_norm_eps)
+        self.dropout = nn.Dropout(model.hidden_dropout)
+
+    def forward(self, input_ids_BS, segment_ids_BS, positions_BS) -> torch.Tensor:
+        """int32 ids, segments and positions -> hidden states [B, S, H]."""
+        # Positions restart in every sequence of a pack, so they are looked up, not added as a constant table
+        # (paper section 3.2.1).
+        summed_BSH = (
+            self.word_embeddings(input_ids_BS)
+            + self.position_embeddings(positions_BS)
+            + self.token_type_embeddings(segment_ids_BS)
+        )
+        return self.dropout(self.LayerNorm(summed_BSH))
+
+
+class BertSelfAttention(nn.Module):
+    def __init__(self, model: ModelConfig, attention: str):
+        super().__init__()
+        self.num_heads = model.num_heads
+        self.head_size = model.hidden_size // model.num_heads
+        self.attention = attention
+        self.query = nn.Linear(model.hidden_size, model.hidden_size)
+        self.key = nn.Linear(model.hidden_size, model.hidden_size)
+        self.value = nn.Linear(model.hidden_size, model.hidden_size)
+        self.dropout = nn.Dropout(model.attention_dropout)
+
+    def _heads(self, projected_BSH) -> torch.Tensor:
+        batch, slots, _ = projected_BSH.shape
+        return projected_BSH.view(batch, slots, self.num_heads, self.head_size).transpose(1, 2)
+
+    def forward(self, hidden_BSH, mask_B1SS) -> torch.Tensor:
+        """Attention within each sequence; `mask_B1SS` is what `packed.AttentionMask` made for this kind of attention."""
+        query_BNSA = self._heads(self.query(hidden_BSH))
+        key_BNSA = self._heads(self.key(hidden_BSH))
+        value_BNSA = self._heads(self.value(hidden_BSH))
+        if self.attention == "sdpa":
+            dropout = self.dropout.p if self.training else 0.0
+            context_BNSA = F.scaled_dot_product_attention(
+                query_BNSA, key_BNSA, value_BNSA, attn_mask=mask_B1SS.to(query_BNSA.dtype), dropout_p=dropout
+            )
+        else:
+            # The query is scaled, not the scores: S / A times fewer multiplications.
+            scores_BNSS = torch.matmul(query_BNSA * (1.0 / math.sqrt(self.head_size)), key_BNSA.transpose(2, 3))
+            # The cast does something under autocast only: a float32 mask would turn the scores into float32.
+            scores_BNSS = scores_BNSS + mask_B1SS.to(scores_BNSS.dtype)
+            weights_BNSS = self.dropout(torch.softmax(scores_BNSS, dim=-1))
+            context_BNSA = torch.matmul(weights_BNSS, value_BNSA)
+        return context_BNSA.transpose(1, 2).reshape(hidden_BSH.shape)
+
+
+class BertResidual(nn.Module):
+    """Dense layer, dropout, residual sum and LayerNorm: the end of both halves of a layer."""
+
+    def __init__(self, model: ModelConfig, in_features: int):
+        super().__init__()
+        self.dense = nn.Linear(in_features, model.hidden_size)
+        self.LayerNorm = nn.LayerNorm(model.hidden_size, eps=model.layer_norm_eps)
+        self.dropout = nn.Dropout(model.hidden_dropout)
+
+    def forward(self, inner_BSX, hidden_BSH) -> torch.Tensor:
+        return self.LayerNorm(self.dropout(self.dense(inner_BSX)) + hidden_BSH)
+
+
+class BertAttention(nn.Module):
+    def __init__(self, model: ModelConfig, attention: str):
+        super().__init__()
+        self.self = BertSelfAttention(model, attention)
+        self.output = BertResidual(model, model.hidden_size)
+
+    def forward(self, hidden_BSH, mask_B1SS) -> torch.Tensor:
+        return self.output(self.self(hidden_BSH, mask_B1SS), hidden_BSH)
+
+
+class BertIntermediate(nn.Module):
+    def __init__(self, model: ModelConfig):
+        super().__init__()
+        self.dense = nn.Linear(model.hidden_size, model.intermediate_size)
+
+    def forward(self, hidden_BSH) -> torch.Tensor:
+        # The exact form (erf), as in Hugging Face's checkpoints. Some static compilers compute the tanh form whatever is
+        # asked for; the two differ by less than 5e-4.
+        return F.gelu(self.dense(hidden_BSH))
+
+
+class BertLayer(nn.Module):
+    def __init__(self, model: ModelConfig, attention: str):
+        super().__init__()
+        self.attention = BertAttention(model, attention)
+        self.intermediate = BertIntermediate(model)
+        self.output = BertResidual(model, model.intermediate_size)
+
+    def forward(self, hidden_BSH, mask_B1SS) -> torch.Tensor:
+        attended_BSH = self.attention(hidden_BSH, mask_B1SS)
+        return self.output(self.intermediate(attended_BSH), attended_BSH)
+
+
+class BertEncoder(nn.Module):
+    def __init__(self, model: ModelConfig, attention: str):
+        super().__init__()
+        self.layer = nn.ModuleList(BertLayer(model, attention) for _ in range(model.num_layers))
+
+    def forward(self, hidden_BSH, mask_B1SS) -> torch.Tensor:
+        for layer in self.layer:
+            hidden_BSH = layer(hidden_BSH, mask_B1SS)
+        return hidden_BSH
+
+
+class BertPooler(nn.Module):
+    def __init__(self, model: ModelConfig):
+        super().__init__()
+        self.dense = nn.Linear(model.hidden_size, model.hidden_size)
+
+    def forward(self, first_tokens_BDH) -> torch.Tensor:
+        """Hidden states of the [CLS] slots -> pooled vectors, one for each sequence of a row."""
+        return torch.tanh(self.dense(first_tokens_BDH))
+
+
+class BertModel(nn.Module):
+    """Embeddings and encoder; the pooler belongs to it by name, and is applied to the [CLS] slots by the caller."""
+
+    def __init__(self, model: ModelConfig, *, attention: str, pooler: bool):
+        super().__init__()
+        self.embeddings = BertEmbeddings(model)
+        self.encoder = BertEncoder(model, attention)
+        self.pooler = BertPooler(model) if pooler else None
+
+    def forward(self, input_ids_BS, segment_ids_BS, positions_BS, mask_B1SS) -> torch.Tensor:
+        return self.encoder(self.embeddings(input_ids_BS, segment_ids_BS, positions_BS), mask_B1SS)
+
+
+class BertPredictionHeadTransform(nn.Module):
+    def __init__(self, model: ModelConfig):
+        super().__init__()
+        self.dense = nn.Linear(model.hidden_size, model.hidden_size)
+        self.LayerNorm = nn.LayerNorm(model.hidden_size, eps=model.layer_norm_eps)
+
+    def forward(self, hidden_BPH) -> torch.Tensor:
+        return self.LayerNorm(F.gelu(self.dense(hidden_BPH)))
+
+
+class VocabularyProduct(nn.Module):
+    """hidden [.., H] x table [V, H] transposed + bias [V]. A module of its own so that it can be replaced as a whole."""
+
+    def forward(self, hidden_BPH, table_VH, bias_V) -> torch.Tensor:
+        return F.linear(hidden_BPH, table_VH, bias_V)
+
+
+class BertLMPredictionHead(nn.Module):
+    def __init__(self, model: ModelConfig):
+        super().__init__()
+        self.transform = BertPredictionHeadTransform(model)
+        self.bias = nn.Parameter(torch.zeros(model.vocabulary_size))
+        # The decoder's weight is the word embedding table, handed in by the caller: registered twice it would appear
+        # under two names, and functional transformations of the module would break.
+        self.product = VocabularyProduct()
+
+    def forward(self, hidden_BPH, table_VH) -> torch.Tensor:
+        return self.product(self.transform(hidden_BPH), table_VH, self.bias)
+
+
+class BertPreTrainingHeads(nn.Module):
+    def __init__(self, model: ModelConfig, *, next_sentence: bool):
+        super().__init__()
+        self.predictions = BertLMPredictionHead(model)
+        self.seq_relationship = nn.Linear(model.hidden_size, 2) if next_sentence else None
+
+
+def initialise(module: nn.Module, initializer_range: float) -> None:
+    """BERT's initial values: normal weights, zero biases, LayerNorm at one and zero. Draws from torch's generator."""
+    for part in module.modules():
+        if isinstance(part, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(part.weight, mean=0.0, std=initializer_range)
+        if isinstance(part, nn.Linear):
+            nn.init.zeros_(part.bias)

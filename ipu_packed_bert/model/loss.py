@@ -1,0 +1,131 @@
+"""The pre-training loss of packs, such that a packed update is the unpacked one (paper section 3.2.3).
+
+Rows hold different numbers of sequences and of masked tokens, so no mean over a row or a micro-batch is right: only
+sums divided by the counts of the whole update equal unpacked training. The caller knows those counts and hands in
+
+    mlm_scale = micro-batches of the update / masked tokens of the update     (normalisation "token")
+    mlm_scale = micro-batches of the update / sequences of the update         (normalisation "sequence")
+    nsp_scale = micro-batches of the update / sequences of the update
+
+one value for each row, the same in all. The mean over the micro-batches of `PretrainingOutput.loss` is then the mean
+over the update, to the last bit of the sum, wherever the packs lie.
+Letters: B rows, P slots for masked tokens, D slots for sequences, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ipu_packed_bert.config import LossConfig
+
+
+class PretrainingOutput(NamedTuple):
+    """Scalars, sums over a micro-batch, float32 (float64 for a float64 model)."""
+
+    loss: torch.Tensor  # mlm_loss + nsp_loss
+    mlm_loss: torch.Tensor  # multiplied by its scale
+    nsp_loss: torch.Tensor  # multiplied by its scale; 0 without next sentence prediction
+    mlm_correct: torch.Tensor  # masked tokens predicted right
+    nsp_correct: torch.Tensor  # sequences classified right
+
+
+class SequenceLosses(NamedTuple):
+    """One value for each sequence of each pack [B, D], in the order of their numbers; 0 where there is no sequence."""
+
+    mlm_loss_BD: torch.Tensor  # mean over the sequence's masked tokens
+    mlm_accuracy_BD: torch.Tensor  # fraction of the sequence's masked tokens
+    nsp_loss_BD: torch.Tensor
+    nsp_accuracy_BD: torch.Tensor  # 0 or 1
+
+
+def cross_entropy(logits_BKC, labels_BK) -> torch.Tensor:
+    """Unreduced, [B, K]; at least in float32, whatever the type of the logits."""
+    precise_BKC = logits_BKC.to(torch.promote_types(logits_BKC.dtype, torch.float32))
+    losses = F.cross_entropy(precise_BKC.flatten(0, 1), labels_BK.to(torch.int64).flatten(), reduction="none")
+    return losses.view(labels_BK.shape)
+
+
+def correct(logits_BKC, labels_BK) -> torch.Tensor:
+    """Whether the largest logit is the label's, [B, K], bool."""
+    return torch.argmax(logits_BKC, dim=2).to(labels_BK.dtype) == labels_BK
+
+
+def membership(masked_lm_weights_BP, sequences: int, dtype: torch.dtype) -> torch.Tensor:
+    """1 where masked slot p belongs to sequence d of its row, else 0: [B, D, P]. Unused slots belong to none."""
+    numbers_D = torch.arange(1, sequences + 1, dtype=masked_lm_weights_BP.dtype, device=masked_lm_weights_BP.device)
+    return (masked_lm_weights_BP.unsqueeze(1) == numbers_D.view(1, sequences, 1)).to(dtype)
+
+
+def sequence_means(values_BP, masked_lm_weights_BP, sequences: int) -> torch.Tensor:
+    """Mean of each sequence's values [B, D]; 0 for a sequence without any. All sequences at once, without a loop."""
+    belongs_BDP = membership(masked_lm_weights_BP, sequences, values_BP.dtype)
+    sums_BD = (belongs_BDP * values_BP.unsqueeze(1)).sum(2)
+    # A clamp of the count, not a `where` of the quotient, whose gradient would be NaN for empty slots.
+    return sums_BD / belongs_BDP.sum(2).clamp(min=1.0)
+
+
+class PretrainingLoss(nn.Module):
+    """Masked language model loss and, where configured, next sentence loss, each a scaled sum over the rows."""
+
+    def __init__(self, loss: LossConfig):
+        super().__init__()
+        self.normalisation = loss.normalisation
+
+    def forward(
+        self,
+        mlm_logits_BPV,
+        nsp_logits_BD2: Optional[torch.Tensor],
+        masked_lm_ids_BP,
+        masked_lm_weights_BP,
+        next_sentence_labels_BD,
+        next_sentence_weights_BD,
+        mlm_scale_B,
+        nsp_scale_B,
+    ) -> PretrainingOutput:
+        mlm_BP = cross_entropy(mlm_logits_BPV, masked_lm_ids_BP)
+        # Unused slots have finite losses of tokens that nobody asked for: they must weigh exactly nothing.
+        used_BP = (masked_lm_weights_BP > 0).to(mlm_BP.dtype)
+        if self.normalisation == "sequence":
+            sequences = next_sentence_weights_BD.shape[1]
+            row_mlm_B = sequence_means(mlm_BP, masked_lm_weights_BP, sequences).sum(1)
+        else:
+            row_mlm_B = (mlm_BP * used_BP).sum(1)
+        mlm_loss = (row_mlm_B * mlm_scale_B).sum()
+        mlm_correct = (correct(mlm_logits_BPV, masked_lm_ids_BP).to(mlm_BP.dtype) * used_BP).sum()
+
+        if nsp_logits_BD2 is None:
+            zero = torch.zeros_like(mlm_loss)
+            return PretrainingOutput(mlm_loss, mlm_loss, zero, mlm_correct, zero)
+
+        nsp_BD = cross_entropy(nsp_logits_BD2, next_sentence_labels_BD)
+        present_BD = (next_sentence_weights_BD > 0).to(nsp_BD.dtype)
+        nsp_loss = ((nsp_BD * present_BD).sum(1) * nsp_scale_B).sum()
+        nsp_correct = (correct(nsp_logits_BD2, next_sentence_labels_BD).to(nsp_BD.dtype) * present_BD).sum()
+        return PretrainingOutput(mlm_loss + nsp_loss, mlm_loss, nsp_loss, mlm_correct, nsp_correct)
+
+
+def per_sequence_losses(
+    mlm_logits_BPV,
+    nsp_logits_BD2: Optional[torch.Tensor],
+    masked_lm_ids_BP,
+    masked_lm_weights_BP,
+    next_sentence_labels_BD,
+    next_sentence_weights_BD,
+) -> SequenceLosses:
+    """Losses and accuracies of each sequence, unscaled: what each would score alone in its row."""
+    sequences = next_sentence_weights_BD.shape[1]
+    mlm_BP = cross_entropy(mlm_logits_BPV, masked_lm_ids_BP)
+    mlm_correct_BP = correct(mlm_logits_BPV, masked_lm_ids_BP).to(mlm_BP.dtype)
+    mlm_loss_BD = sequence_means(mlm_BP, masked_lm_weights_BP, sequences)
+    mlm_accuracy_BD = sequence_means(mlm_correct_BP, masked_lm_weights_BP, sequences)
+    if nsp_logits_BD2 is None:
+        zero_BD = torch.zeros_like(mlm_loss_BD)
+        return SequenceLosses(mlm_loss_BD, mlm_accuracy_BD, zero_BD, zero_BD)
+    nsp_BD = cross_entropy(nsp_logits_BD2, next_sentence_labels_BD)
+    present_BD = (next_sentence_weights_BD > 0).to(nsp_BD.dtype)
+    nsp_correct_BD = correct(nsp_logits_BD2, next_sentence_labels_BD).to(nsp_BD.dtype)
+    return SequenceLosses(mlm_loss_BD, mlm_accuracy_BD, nsp_BD * present_BD, nsp_correct_BD * present_BD)

@@ -1,0 +1,149 @@
+"""packedBERT: what packing changes in BERT (paper section 3.2), and nothing else.
+
+Three changes, all with constant shapes: positions are looked up (in `bert.BertEmbeddings`), a block mask built from the
+sequence numbers keeps the sequences of a pack apart, and the heads work on gathered slots, as many for each pack.
+Letters as in `bert.py`: B rows, S slots, P slots for masked tokens, D slots for sequences, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+import torch
+from torch import nn
+
+from ipu_packed_bert.config import LossConfig, ModelConfig
+from ipu_packed_bert.model.bert import ATTENTIONS, BertModel, BertPreTrainingHeads, initialise
+from ipu_packed_bert.model.loss import PretrainingLoss, PretrainingOutput
+
+BATCH_FIELDS = (
+    "input_ids",
+    "input_mask",
+    "segment_ids",
+    "positions",
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "masked_lm_weights",
+    "next_sentence_positions",
+    "next_sentence_labels",
+    "next_sentence_weights",
+    "mlm_scale",
+    "nsp_scale",
+)
+
+
+class AttentionMask(nn.Module):
+    """Sequence numbers of the slots -> additive mask: slots with equal numbers see each other (paper section 3.2.2).
+
+    For a row of a sequence of two tokens, one of three and one slot of padding, where 0 is "seen" and x "hidden":
+
+        sequence   1 1 2 2 2 0
+               1   0 0 x x x x
+               1   0 0 x x x x
+               2   x x 0 0 0 x
+               2   x x 0 0 0 x
+               2   x x 0 0 0 x
+               0   x x x x x 0      padding sees padding, so that no softmax is over nothing, which would be NaN
+    """
+
+    def __init__(self, attention: str):
+        super().__init__()
+        # -1000 fits float16, and exp(-1000 + any difference of scores met in training) is exactly 0 in every type.
+        # scaled_dot_product_attention takes -inf, which is exact for any scores, since no row is all masked.
+        self.hidden = -1000.0 if attention == "eager" else float("-inf")
+
+    def forward(self, input_mask_BS, dtype: torch.dtype) -> torch.Tensor:
+        """int32 sequence numbers [B, S], 0 in padding -> mask [B, 1, S, S] of `dtype`."""
+        same_B1SS = (input_mask_BS.unsqueeze(2) == input_mask_BS.unsqueeze(1)).unsqueeze(1)
+        seen = torch.zeros((), dtype=dtype, device=input_mask_BS.device)
+        return torch.where(same_B1SS, seen, torch.full_like(seen, self.hidden))
+
+
+class GatherSlots(nn.Module):
+    """hidden [B, S, H], slots [B, K] -> the hidden states of those slots [B, K, H]."""
+
+    def forward(self, hidden_BSH, slots_BK) -> torch.Tensor:
+        index_BKH = slots_BK.to(torch.int64).unsqueeze(2).expand(-1, -1, hidden_BSH.shape[2])
+        return torch.gather(hidden_BSH, 1, index_BKH)
+
+
+class PretrainingLogits(NamedTuple):
+    mlm_BPV: torch.Tensor
+    nsp_BD2: Optional[torch.Tensor]  # None where the model has no next sentence head
+
+
+class PackedBertForPreTraining(nn.Module):
+    """BERT with both pre-training heads over packs; a pack of one sequence is the unpacked case.
+
+    Without next sentence prediction (`loss.next_sentence` false) the pooler and its classifier do not exist, and the
+    remaining names are those of Hugging Face's BertForMaskedLM.
+    Pieces that may be replaced from outside, all free of parameters: `attention_mask`, `masked_lm_slots`,
+    `next_sentence_slots` and `cls.predictions.product`.
+    """
+
+    def __init__(self, model: ModelConfig, loss: LossConfig, *, attention: str = "eager"):
+        super().__init__()
+        if attention not in ATTENTIONS:
+            raise ValueError(f"attention is {attention!r}; it is one of {', '.join(ATTENTIONS)}")
+        self.attention_mask = AttentionMask(attention)
+        self.bert = BertModel(model, attention=attention, pooler=loss.next_sentence)
+        self.masked_lm_slots = GatherSlots()
+        self.next_sentence_slots = GatherSlots()
+        self.cls = BertPreTrainingHeads(model, next_sentence=loss.next_sentence)
+        self.loss = PretrainingLoss(loss)
+        initialise(self, model.initializer_range)
+
+    def logits(
+        self,
+        input_ids_BS,
+        input_mask_BS,
+        segment_ids_BS,
+        positions_BS,
+        masked_lm_positions_BP,
+        next_sentence_positions_BD,
+    ) -> PretrainingLogits:
+        """Logits of the gathered slots; those of unused slots are finite and mean nothing."""
+        table_VH = self.bert.embeddings.word_embeddings.weight
+        mask_B1SS = self.attention_mask(input_mask_BS, table_VH.dtype)
+        hidden_BSH = self.bert(input_ids_BS, segment_ids_BS, positions_BS, mask_B1SS)
+        mlm_BPV = self.cls.predictions(self.masked_lm_slots(hidden_BSH, masked_lm_positions_BP), table_VH)
+        nsp_BD2 = None
+        if self.cls.seq_relationship is not None:
+            pooled_BDH = self.bert.pooler(self.next_sentence_slots(hidden_BSH, next_sentence_positions_BD))
+            nsp_BD2 = self.cls.seq_relationship(pooled_BDH)
+        return PretrainingLogits(mlm_BPV, nsp_BD2)
+
+    def forward(
+        self,
+        input_ids_BS,
+        input_mask_BS,
+        segment_ids_BS,
+        positions_BS,
+        masked_lm_positions_BP,
+        masked_lm_ids_BP,
+        masked_lm_weights_BP,
+        next_sentence_positions_BD,
+        next_sentence_labels_BD,
+        next_sentence_weights_BD,
+        mlm_scale_B,
+        nsp_scale_B,
+    ) -> PretrainingOutput:
+        """The fields of `BATCH_FIELDS`, int32 (the two scales float32) -> scaled sums over the rows, see `loss.py`."""
+        logits = self.logits(
+            input_ids_BS,
+            input_mask_BS,
+            segment_ids_BS,
+            positions_BS,
+            masked_lm_positions_BP,
+            next_sentence_positions_BD,
+        )
+        return self.loss(
+            logits.mlm_BPV,
+            logits.nsp_BD2,
+            masked_lm_ids_BP,
+            masked_lm_weights_BP,
+            next_sentence_labels_BD,
+            next_sentence_weights_BD,
+            mlm_scale_B,
+            nsp_scale_B,
+        )

@@ -1,0 +1,171 @@
+"""LAMB and AdamW, their parameter groups, an engine-neutral form of their state, and the learning rate."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Iterable, List, Tuple
+
+import torch
+
+from ipu_packed_bert.config import Config, OptimizerConfig
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB as PopTorch 3.4 defines it, so that both engines take the same step.
+
+    m and v are Adam's moments, c1 and c2 their bias corrections (1 without `bias_correction`), for every tensor w:
+
+        u = (m / c1) / (sqrt(v) / sqrt(c2) + eps) + weight_decay * w
+        w = w - lr * ratio * u        ratio = min(|w|, max_weight_norm) / |u|, or 1 where |w|, |u| or the bound is 0
+
+    A group with max_weight_norm 0 therefore takes AdamW's steps. Gradients are not clipped.
+    """
+
+    def __init__(
+        self,
+        parameters,
+        lr: float = 1e-3,
+        betas: Tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        bias_correction: bool = True,
+        max_weight_norm: float = 65500.0,
+    ):
+        defaults = dict(
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            bias_correction=bias_correction,
+            max_weight_norm=max_weight_norm,
+            step=0,
+        )
+        super().__init__(parameters, defaults)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+                self.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            group["step"] += 1
+            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not weights:
+                continue
+            gradients = [parameter.grad for parameter in weights]
+            first = [self.state[parameter]["exp_avg"] for parameter in weights]
+            second = [self.state[parameter]["exp_avg_sq"] for parameter in weights]
+            beta1, beta2 = group["betas"]
+            correction1 = 1.0 - beta1 ** group["step"] if group["bias_correction"] else 1.0
+            correction2 = 1.0 - beta2 ** group["step"] if group["bias_correction"] else 1.0
+
+            torch._foreach_mul_(first, beta1)
+            torch._foreach_add_(first, gradients, alpha=1.0 - beta1)
+            torch._foreach_mul_(second, beta2)
+            torch._foreach_addcmul_(second, gradients, gradients, value=1.0 - beta2)
+
+            scale = torch._foreach_sqrt(second)
+            torch._foreach_div_(scale, math.sqrt(correction2))
+            torch._foreach_add_(scale, group["eps"])
+            update = torch._foreach_div(first, correction1)
+            torch._foreach_div_(update, scale)
+            if group["weight_decay"]:
+                torch._foreach_add_(update, weights, alpha=group["weight_decay"])
+            if group["max_weight_norm"]:
+                torch._foreach_mul_(update, _trust_ratios(weights, update, group["max_weight_norm"]))
+            torch._foreach_add_(weights, update, alpha=-group["lr"])
+
+
+def _trust_ratios(weights, updates, max_weight_norm: float) -> List[torch.Tensor]:
+    weight_norms = torch.stack(torch._foreach_norm(weights))
+    update_norms = torch.stack(torch._foreach_norm(updates))
+    usable = (weight_norms > 0) & (update_norms > 0)
+    divisors = torch.where(usable, update_norms, torch.ones_like(update_norms))
+    ratios = weight_norms.clamp(max=max_weight_norm) / divisors
+    return list(torch.where(usable, ratios, torch.ones_like(ratios)).unbind())
+
+
+class AdamW(Lamb):
+    """Adam with decoupled weight decay: LAMB whose trust ratio is 1 everywhere."""
+
+    def __init__(self, parameters, **options):
+        super().__init__(parameters, max_weight_norm=0.0, **options)
+
+
+def parameter_groups(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]], *, weight_decay: float) -> List[Dict]:
+    """Three groups: biases (no decay, trust ratio 1), other vectors such as LayerNorm weights (no decay), matrices."""
+    biases, vectors, matrices = [], [], []
+    for name, parameter in named_parameters:
+        if name.endswith("bias"):
+            biases.append(parameter)
+        elif parameter.dim() == 1:
+            vectors.append(parameter)
+        else:
+            matrices.append(parameter)
+    return [
+        {"params": biases, "weight_decay": 0.0, "max_weight_norm": 0.0},
+        {"params": vectors, "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": weight_decay},
+    ]
+
+
+def build_optimizer(
+    model: torch.nn.Module, optimizer: OptimizerConfig, *, betas: Tuple[float, float]
+) -> torch.optim.Optimizer:
+    """The configured optimiser; `betas` are those after the adjustment for packing (`Config.betas`)."""
+    options = dict(
+        lr=optimizer.learning_rate, betas=betas, eps=optimizer.eps, bias_correction=optimizer.bias_correction
+    )
+    groups = parameter_groups(model.named_parameters(), weight_decay=optimizer.weight_decay)
+    if optimizer.name == "adamw":
+        return AdamW([{**group, "max_weight_norm": 0.0} for group in groups], **options)
+    return Lamb(groups, max_weight_norm=optimizer.max_weight_norm, **options)
+
+
+def neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Dict[str, Any]:
+    """The optimiser's state by parameter name, float32 on the CPU: what every engine writes and reads."""
+    names = list(model.named_parameters())
+    return {
+        "step": int(optimizer.param_groups[0]["step"]),
+        "exp_avg": {name: _copy(optimizer.state[parameter]["exp_avg"]) for name, parameter in names},
+        "exp_avg_sq": {name: _copy(optimizer.state[parameter]["exp_avg_sq"]) for name, parameter in names},
+    }
+
+
+def load_neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module, state: Dict[str, Any]) -> None:
+    """Continue from what `neutral_state` returned. Raises ValueError where names or shapes are not the model's."""
+    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for moment in ("exp_avg", "exp_avg_sq"):
+        found = {name: tuple(tensor.shape) for name, tensor in state[moment].items()}
+        wrong = sorted(name for name in {**expected, **found} if expected.get(name) != found.get(name))
+        if wrong:
+            raise ValueError(
+                f"optimizer state: {moment} of {wrong[0]} is {found.get(wrong[0])}, the model's is"
+                f" {expected.get(wrong[0])} ({len(wrong)} differ); load it into the model it was saved from"
+            )
+        for name, parameter in model.named_parameters():
+            optimizer.state[parameter][moment].copy_(state[moment][name])
+    for group in optimizer.param_groups:
+        group["step"] = int(state["step"])
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(device="cpu", copy=True)
+
+
+def warmup_linear(step: int, *, steps: int, warmup_steps: int) -> float:
+    """Share of the peak learning rate in update `step` (0 is the first) of `steps`.
+
+    Rises linearly over the first `warmup_steps` updates, then falls linearly towards 0, which the update after the last
+    would have. Update 0 already learns: a rate of 0 would waste it.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    return max(0.0, (steps - step) / max(1, steps - warmup_steps))
+
+
+def learning_rate(step: int, config: Config) -> float:
+    """Learning rate of update `step` of the run."""
+    share = warmup_linear(step, steps=config.run.steps, warmup_steps=config.warmup_steps)
+    return config.optimizer.learning_rate * share
