@@ -14,10 +14,7 @@ from typing import AbstractSet, Any, Dict, List, Mapping, NamedTuple, Optional, 
 
 import yaml
 
-try:
-    from pack_data.packers import PACKERS
-except ImportError:
-    PACKERS = ("none", "spfhp", "nnlshp", "lpfhp", "optimal")
+from pack_data.packers import PACKERS, packs_at_depth
 
 
 class ConfigError(ValueError):
@@ -63,7 +60,7 @@ class DataConfig:
     vocabulary_size: int = setting(8192, minimum=128, maximum=2 ** 31 - 1)  # rows when training one
     max_sequence_length: int = setting(512, minimum=8)                     # slots per pack, S
     max_predictions_per_sequence: Optional[int] = setting(76, minimum=1)   # null: 20, 56, 76 at 128, 384, 512
-    packer: str = setting("nnlshp")                                        # a name of pack_data.packers
+    packer: str = setting("nnlshp", choices=PACKERS)
     max_sequences_per_pack: Optional[int] = setting(3, minimum=1)          # packing depth, D; null: unlimited
     duplication_factor: int = setting(5, minimum=1)                        # passes over the corpus, masked anew in each
     seed: int = setting(5, minimum=0, maximum=2 ** 31 - 1)
@@ -373,11 +370,12 @@ def cross_check(config: Config, broken: AbstractSet[str] = frozenset()) -> List[
     """
     data, model, batch, engine, placement = config.data, config.model, config.batch, config.engine, config.placement
     ipus = "placement.replicas placement.ipus_per_replica"
+    depth = "null (unlimited)" if data.max_sequences_per_pack is None else data.max_sequences_per_pack
     checks = [
-        ("data.packer", data.packer not in PACKERS,
-         "data.packer is {!r}; must be one of {}".format(data.packer, ", ".join(PACKERS))),
         ("data.packer data.max_sequences_per_pack", data.packer == "none" and data.max_sequences_per_pack != 1,
-         "data.max_sequences_per_pack is {}; must be 1 where data.packer is none".format(data.max_sequences_per_pack)),
+         "data.max_sequences_per_pack is {}; must be 1 where data.packer is none".format(depth)),
+        ("data.packer data.max_sequences_per_pack", not packs_at_depth(data.packer, data.max_sequences_per_pack),
+         "data.max_sequences_per_pack is {}; too deep for data.packer {}".format(depth, data.packer)),
         ("data.max_predictions_per_sequence data.max_sequence_length",
          (data.max_predictions_per_sequence or 0) >= data.max_sequence_length,
          "data.max_predictions_per_sequence is {}; must be below data.max_sequence_length, {}".format(
