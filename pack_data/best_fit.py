@@ -1,0 +1,32 @@
+"""Best-fit decreasing over samples: `python -m pack_data.best_fit`.
+
+Longest sample first, each goes to the fullest pack that has room, the first opened among equals.
+Fine-tuning libraries pack by this rule or by its first-fit sibling, usually without a depth.
+"""
+from __future__ import annotations
+
+import time
+from typing import Optional, Sequence
+
+import numpy as np
+
+from pack_data.command import run_main, run_packer
+from pack_data.fit_decreasing import fit_decreasing
+from pack_data.histogram import LengthHistogram
+from pack_data.packing import Packing
+
+
+def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
+    """The per-sample result at a cost that depends on S only.  max_sequences_per_pack None is unlimited."""
+    start = time.perf_counter()
+    packs = fit_decreasing(histogram, max_sequences_per_pack, lambda free: np.argsort(free, kind="stable"))
+    return Packing.of(
+        "best_fit", histogram, max_sequences_per_pack, packs, solve_seconds=time.perf_counter() - start)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_packer(argv, pack, name="best_fit", description="Best-fit decreasing over samples.")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

@@ -1,0 +1,24 @@
+"""No packing, the paper's baseline NONE: each sequence has a pack to itself.  `python -m pack_data.none`."""
+from __future__ import annotations
+
+import time
+from typing import Optional, Sequence
+
+from pack_data.command import run_main, run_packer
+from pack_data.histogram import LengthHistogram
+from pack_data.packing import Packing
+
+
+def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int] = 1) -> Packing:
+    """The plan of depth 1, whatever depth is allowed: a model for it needs room for one sequence per pack, no more."""
+    start = time.perf_counter()
+    packs = [((length,), histogram.counts[length]) for length in histogram.lengths.tolist()]
+    return Packing.of("none", histogram, 1, packs, solve_seconds=time.perf_counter() - start)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_packer(argv, pack, name="none", description="The baseline: one sequence in each pack.", default_depth=1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))
