@@ -1,0 +1,170 @@
+"""Sequences as columns: what text becomes, what packs are made of and fall apart into again.
+
+A block of n sequences is a struct of arrays. Columns of one value a token are stored flat, one sequence after another
+("ragged"), so that every step between text and pack is a few NumPy calls over all sequences at once.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+
+class Example(NamedTuple):
+    """One pre-training example of BERT, the friendly form of one row of a block.
+
+    `input_ids`: [CLS] A [SEP] B [SEP]; `first_segment_length`: tokens up to and with the first [SEP];
+    `masked_lm_positions`: places in the example, ascending; `masked_lm_ids`: what stood there;
+    `next_sentence_label`: 1 where B is a random segment, 0 where it is the real next one.
+    """
+
+    input_ids: List[int]
+    first_segment_length: int
+    masked_lm_positions: List[int]
+    masked_lm_ids: List[int]
+    next_sentence_label: int
+
+
+def starts_of(lengths: np.ndarray) -> np.ndarray:
+    """Where each ragged row starts, int64 [n] for lengths [n]."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return ends - lengths
+
+
+def ragged_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Indices start, start + 1, ..., start + length - 1 of every row, one row after another, int64 [sum of lengths]."""
+    lengths = np.asarray(lengths, dtype=np.int64)
+    shift = np.asarray(starts, dtype=np.int64) - starts_of(lengths)
+    index = np.repeat(shift, lengths)
+    index += np.arange(len(index), dtype=np.int64)
+    return index
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """n sequences in columns.
+
+    `lengths`: tokens of each, [n]; `tokens`: name -> one value a token, flat, [sum of lengths];
+    `prediction_counts`: masked tokens of each, [n]; `predictions`: name -> one value a masked token, flat;
+    `scalars`: name -> one value a sequence, [n].
+    """
+
+    lengths: np.ndarray
+    tokens: Mapping[str, np.ndarray]
+    prediction_counts: np.ndarray
+    predictions: Mapping[str, np.ndarray]
+    scalars: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @classmethod
+    def of_tokens(cls, lengths: np.ndarray, tokens: Mapping[str, np.ndarray],
+                  scalars: Mapping[str, np.ndarray] = ()) -> "Sequences":
+        """Sequences of any kind: named integer columns of equal length, and no masked tokens."""
+        lengths = np.asarray(lengths)
+        return cls(lengths, dict(tokens), np.zeros(len(lengths), np.int64), {}, dict(scalars))
+
+    @classmethod
+    def from_examples(cls, examples: Iterable[Example]) -> "Sequences":
+        examples = list(examples)
+
+        def flat(rows: Sequence[Sequence[int]]) -> np.ndarray:
+            return np.array([value for row in rows for value in row], dtype=np.int64)
+
+        return cls(
+            lengths=np.array([len(example.input_ids) for example in examples], dtype=np.int64),
+            tokens={"input_ids": flat([example.input_ids for example in examples])},
+            prediction_counts=np.array([len(example.masked_lm_ids) for example in examples], dtype=np.int64),
+            predictions={"masked_lm_positions": flat([example.masked_lm_positions for example in examples]),
+                         "masked_lm_ids": flat([example.masked_lm_ids for example in examples])},
+            scalars={"first_segment_lengths": np.array([e.first_segment_length for e in examples], dtype=np.int64),
+                     "next_sentence_labels": np.array([e.next_sentence_label for e in examples], dtype=np.int64)})
+
+    def to_examples(self) -> List[Example]:
+        token_ends, prediction_ends = np.cumsum(self.lengths), np.cumsum(self.prediction_counts)
+        return [
+            Example(ids.tolist(), int(first), positions.tolist(), labels.tolist(), int(label))
+            for ids, first, positions, labels, label in zip(
+                np.split(self.tokens["input_ids"], token_ends[:-1]), self.scalars["first_segment_lengths"],
+                np.split(self.predictions["masked_lm_positions"], prediction_ends[:-1]),
+                np.split(self.predictions["masked_lm_ids"], prediction_ends[:-1]), self.scalars["next_sentence_labels"])
+        ] if len(self) else []
+
+    def take(self, order: np.ndarray) -> "Sequences":
+        """The sequences with the numbers `order` [m], in that order; each may come any number of times."""
+        lengths, counts = self.lengths[order], self.prediction_counts[order]
+        index = ragged_index(starts_of(self.lengths)[order], lengths)
+        tokens = {name: values[index] for name, values in self.tokens.items()}
+        predictions: Dict[str, np.ndarray] = {}
+        if self.predictions:
+            index = ragged_index(starts_of(self.prediction_counts)[order], counts)
+            predictions = {name: values[index] for name, values in self.predictions.items()}
+        scalars = {name: values[order] for name, values in self.scalars.items()}
+        return Sequences(lengths, tokens, counts, predictions, scalars)
+
+    @staticmethod
+    def concatenate(blocks: Sequence["Sequences"]) -> "Sequences":
+        """One block after another; all have the same columns, and there is at least one."""
+        def joined(columns: Sequence[Mapping[str, np.ndarray]]) -> Dict[str, np.ndarray]:
+            return {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
+
+        return Sequences(np.concatenate([block.lengths for block in blocks]), joined([block.tokens for block in blocks]),
+                         np.concatenate([block.prediction_counts for block in blocks]),
+                         joined([block.predictions for block in blocks]), joined([block.scalars for block in blocks]))
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), in place on uint64: every input bit reaches every output bit."""
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
+
+
+def _weights(count: int, stream: int) -> np.ndarray:
+    """Odd pseudo-random multipliers, uint64 [count], the same in every process."""
+    numbers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(stream << 32)
+    return _mixed(numbers) | np.uint64(1)
+
+
+def _ragged_sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Sum of each row modulo 2**64, uint64 [n]; rows may be empty."""
+    sums = np.zeros(len(lengths), dtype=np.uint64)
+    filled = lengths > 0
+    if filled.any():
+        sums[filled] = np.add.reduceat(values, starts_of(lengths)[filled])
+    return sums
+
+
+def digest(sequences: Sequences) -> int:
+    """A number below 2**64 that depends on the content of the sequences and not on their order.
+
+    The digest of a whole data set is the sum of its blocks' digests modulo 2**64. So "every sequence exactly once" is
+    proved without holding the sequences: one lost, repeated or changed gives another sum (up to chance, 2**-64).
+    """
+    if not len(sequences):
+        return 0
+    lengths, counts = sequences.lengths.astype(np.int64), sequences.prediction_counts.astype(np.int64)
+    total = _mixed(lengths.astype(np.uint64) + np.uint64(1))
+    groups = [(sequences.tokens, lengths), (sequences.predictions, counts)]
+    stream = 0
+    for columns, rows in groups:
+        if not columns:
+            continue
+        place = np.arange(int(rows.sum()), dtype=np.int64)
+        place -= np.repeat(starts_of(rows), rows)
+        for name in sorted(columns):
+            stream += 1
+            terms = _weights(int(rows.max()), stream)[place]
+            terms *= columns[name].astype(np.uint64) + np.uint64(1)
+            total += _ragged_sums(terms, rows)
+            _mixed(total)
+    for name in sorted(sequences.scalars):
+        stream += 1
+        total += (sequences.scalars[name].astype(np.uint64) + np.uint64(1)) * _weights(1, stream)[0]
+        _mixed(total)
+    return int(np.add.reduce(total))

@@ -1,0 +1,338 @@
+"""Packs on disk: a folder of shards and a manifest, written so that a kill at any moment leaves a whole data set or none.
+
+    manifest.json             what the data set is, and the checksum of every other file; written last, by atomic rename
+    packs-00000-1f2e3d4c.npy  structured array, one record a pack (PackSchema.record_dtype), memory-mapped for reading
+    lengths-1f2e3d4c.npy      the lengths (and masked counts) of every pack's sequences, to draw another pairing without reading the shards
+    recipe.json               the packing: strategies, repeats, certificate
+    vocab.txt                 the vocabulary, for data sets made from text
+
+The hexadecimal digits are the start of the file's sha256. So the files of a new build never collide with those of the
+data set that is still being read, and the switch from one to the other is the rename of the manifest.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.packs import PackSchema, decode, disassemble
+from pack_data.sequences import digest
+
+MANIFEST = "manifest.json"
+VERSION = 1
+# Packs in one shard: about 22 MB at 512.
+PACKS_PER_SHARD = 16384
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of the data set: its name in the folder, size in bytes, sha256, and the records it holds (0: not a table)."""
+
+    file: str
+    bytes: int
+    sha256: str
+    packs: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a data set is. `histogram[l]`: sequences of l tokens; `digest`: pack_data.sequences.digest over all of them."""
+
+    schema: PackSchema
+    sequences: int
+    packs: int
+    tokens: int
+    histogram: Tuple[int, ...]
+    digest: int
+    shards: Tuple[StoredFile, ...]
+    lengths: StoredFile
+    algorithm: str
+    lower_bound: Optional[int] = None
+    lp_bound: Optional[float] = None
+    seed: int = 0
+    max_predictions_per_sequence: int = 0
+    vocabulary_size: int = 0
+    vocabulary_sha256: str = ""
+    # Other files that belong to it: recipe.json, vocab.txt.
+    files: Tuple[StoredFile, ...] = ()
+    # How it was made: the options that decide the bytes, and what went in; for --append and for the reader.
+    made_with: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        return self.schema.kind
+
+    @property
+    def packing_factor(self) -> float:
+        """Mean sequences per pack."""
+        return self.sequences / self.packs if self.packs else 0.0
+
+    @property
+    def efficiency(self) -> float:
+        """Real tokens / slots."""
+        return self.tokens / (self.packs * self.schema.max_sequence_length) if self.packs else 0.0
+
+    def to_json(self) -> Dict[str, Any]:
+        data = {"format": "packed sequences", "version": VERSION, "packing_factor": self.packing_factor,
+                "efficiency": self.efficiency}
+        for name in (item.name for item in fields(self)):
+            value = getattr(self, name)
+            if name == "schema":
+                value = value.to_json()
+            elif name == "histogram":
+                value = {str(length): count for length, count in enumerate(value) if count}
+            elif name == "digest":
+                value = f"{value:016x}"
+            elif name == "lengths":
+                value = asdict(value)
+            elif name in ("shards", "files"):
+                value = [asdict(entry) for entry in value]
+            data[name] = value
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Manifest":
+        schema = PackSchema.from_json(data["schema"])
+        histogram = [0] * (schema.max_sequence_length + 1)
+        for length, count in data["histogram"].items():
+            histogram[int(length)] = count
+        known = {item.name: data[item.name] for item in fields(cls)}
+        known.update(schema=schema, histogram=tuple(histogram), digest=int(data["digest"], 16),
+                     lengths=StoredFile(**data["lengths"]), shards=tuple(StoredFile(**entry) for entry in data["shards"]),
+                     files=tuple(StoredFile(**entry) for entry in data["files"]))
+        return cls(**known)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in this folder survive a power cut."""
+    descriptor = os.open(str(folder), os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The whole file or none: temporary name, flush, fsync, rename."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+class _Hashed:
+    """A file that hashes what is written to it."""
+
+    def __init__(self, out: Any) -> None:
+        self.out, self.hash, self.bytes = out, hashlib.sha256(), 0
+
+    def write(self, data: Any) -> int:
+        self.hash.update(data)
+        self.bytes += memoryview(data).nbytes
+        return self.out.write(data)
+
+
+def write_table(folder: Path, stem: str, dtype: np.dtype, blocks: Iterator[np.ndarray], records: int) -> StoredFile:
+    """A structured .npy of `records` records, given in blocks, under a name with its own hash: `stem-1f2e3d4c.npy`.
+
+    The hash is taken of the bytes on their way out, never of a re-reading.
+    """
+    temporary = folder / f"{stem}.{os.getpid()}.tmp"
+    written = 0
+    with open(temporary, "wb") as raw:
+        out = _Hashed(raw)
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (records,)}
+        np.lib.format.write_array_header_1_0(out, header)
+        for block in blocks:
+            out.write(np.ascontiguousarray(block).view(np.uint8).data if len(block) else b"")
+            written += len(block)
+        raw.flush()
+        os.fsync(raw.fileno())
+    assert written == records
+    digest = out.hash.hexdigest()
+    name = f"{stem}-{digest[:8]}.npy"
+    os.replace(temporary, folder / name)
+    return StoredFile(name, out.bytes, digest, records)
+
+
+def write_shard(folder: Path, number: int, records: np.ndarray) -> StoredFile:
+    """Writes shard `number` whole or not at all; it belongs to a data set once a manifest names it."""
+    return write_table(Path(folder), f"packs-{number:05d}", records.dtype, iter([records]), len(records))
+
+
+def stored_file(folder: Path, name: str) -> StoredFile:
+    """The entry of a file that is already in the folder."""
+    data = (Path(folder) / name).read_bytes()
+    return StoredFile(name, len(data), hashlib.sha256(data).hexdigest())
+
+
+class StoreWriter:
+    """Writes a data set of either kind from packs that come in order.
+
+        writer = StoreWriter(folder, schema)
+        writer.add(records)                   # any number of packs at a time, schema.record_dtype
+        writer.finish(algorithm=..., ...)     # the manifest: from here on the folder is this data set
+
+    Counts, histogram, digest and the table of lengths come from the packs themselves. Until `finish`, a data set that was
+    in the folder stays whole and readable; then its files are removed.
+    """
+
+    def __init__(self, folder: Path, schema: PackSchema, packs_per_shard: int = PACKS_PER_SHARD) -> None:
+        self.folder, self.schema, self.packs_per_shard = Path(folder), schema, packs_per_shard
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._waiting: List[np.ndarray] = []
+        self._shards: List[StoredFile] = []
+        self._lengths: List[np.ndarray] = []
+        self._digest = 0
+        self._histogram = np.zeros(schema.max_sequence_length + 1, dtype=np.int64)
+
+    def add(self, records: np.ndarray) -> None:
+        """Appends packs [n]; shards are written as they fill."""
+        sequences = disassemble(self.schema, records)
+        self._digest = (self._digest + digest(sequences)) % (1 << 64)
+        self._histogram += np.bincount(sequences.lengths, minlength=len(self._histogram))
+        self._lengths.append(lengths_of(self.schema, records))
+        self._waiting.append(records)
+        while sum(map(len, self._waiting)) >= self.packs_per_shard:
+            joined = np.concatenate(self._waiting)
+            self._write(joined[:self.packs_per_shard])
+            self._waiting = [joined[self.packs_per_shard:]]
+
+    def _write(self, records: np.ndarray) -> None:
+        self._shards.append(write_shard(self.folder, len(self._shards), records))
+
+    def finish(self, *, algorithm: str, files: Sequence[str] = (), **about: Any) -> "PackStore":
+        """Writes what waits and the manifest. `files`: names of further files already in the folder; `about`: the
+        optional fields of Manifest."""
+        rest = np.concatenate(self._waiting) if self._waiting else np.zeros(0, self.schema.record_dtype)
+        if len(rest):
+            self._write(rest)
+        self._waiting = []
+        packs = sum(shard.packs for shard in self._shards)
+        manifest = Manifest(
+            schema=self.schema, sequences=int(self._histogram.sum()), packs=packs,
+            tokens=int(self._histogram @ np.arange(len(self._histogram))), histogram=tuple(self._histogram.tolist()),
+            digest=self._digest, shards=tuple(self._shards),
+            lengths=write_table(self.folder, "lengths", self.schema.lengths_dtype, iter(self._lengths), packs),
+            algorithm=algorithm, files=tuple(stored_file(self.folder, name) for name in files), **about)
+        commit(self.folder, manifest)
+        return PackStore.open(self.folder)
+
+
+def lengths_of(schema: PackSchema, records: np.ndarray) -> np.ndarray:
+    """The part of the records that the table of lengths holds."""
+    table = np.zeros(len(records), dtype=schema.lengths_dtype)
+    for name in table.dtype.names:
+        table[name] = records[name]
+    return table
+
+
+def commit(folder: Path, manifest: Manifest) -> None:
+    """Makes the folder this data set, in one rename, and removes files of the former one."""
+    folder = Path(folder)
+    sync_folder(folder)
+    write_atomically(folder / MANIFEST, (json.dumps(manifest.to_json(), indent=1) + "\n").encode())
+    kept = {entry.file for entry in manifest.shards + manifest.files + (manifest.lengths,)}
+    for path in folder.iterdir():
+        if path.name not in kept and (path.match("packs-*.npy") or path.match("lengths-*.npy") or path.match("*.tmp")):
+            path.unlink()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    path = Path(folder) / MANIFEST
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{folder}: not a packed data set (no {MANIFEST}); build one with python -m pack_data.build --out {folder}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not readable as JSON ({error}); build the data set again") from None
+    if not isinstance(data, dict) or data.get("version") != VERSION:
+        raise ValueError(f"{path}: this program reads version {VERSION} of the format; build the data set again")
+    try:
+        return Manifest.from_json(data)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ValueError(f"{path}: field missing or wrong ({error}); build the data set again") from None
+
+
+def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
+    """A memory map of a table, its size and type held against the manifest (the checksum is verify's business)."""
+    path = Path(folder) / entry.file
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise ValueError(f"{path}: the file is missing; build the data set again") from None
+    if size != entry.bytes:
+        raise ValueError(f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, build the data set again")
+    try:
+        # A table without records has nothing to map.
+        table = np.load(path, mmap_mode="r" if entry.packs else None, allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{path}: not a readable .npy file ({error}); build the data set again") from None
+    if table.dtype != dtype or table.shape != (entry.packs,):
+        raise ValueError(f"{path}: holds {table.shape} records of another type than the manifest says; build the data set again")
+    return table
+
+
+class PackStore:
+    """A packed data set, open for reading. Shards stay mapped, so it can be read while a new build replaces it."""
+
+    def __init__(self, folder: Path, manifest: Manifest, shards: Sequence[np.ndarray]) -> None:
+        self.folder, self.manifest, self.schema = Path(folder), manifest, manifest.schema
+        self._shards = list(shards)
+        self._ends = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
+
+    @classmethod
+    def open(cls, folder: Path) -> "PackStore":
+        """ValueError, one line, where the folder holds no data set or a shard has not the size the manifest says."""
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        shards = [map_table(folder, entry, manifest.schema.record_dtype) for entry in manifest.shards]
+        if sum(map(len, shards)) != manifest.packs:
+            raise ValueError(f"{folder}: shards hold {sum(map(len, shards))} packs, the manifest says {manifest.packs}; build the data set again")
+        return cls(folder, manifest, shards)
+
+    def __len__(self) -> int:
+        return self.manifest.packs
+
+    def __enter__(self) -> "PackStore":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def records(self, indices: np.ndarray) -> np.ndarray:
+        """The stored records of packs `indices` int64 [n], copied."""
+        indices = np.asarray(indices, dtype=np.int64)
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
+            raise ValueError(f"pack {int(indices.max())} (or {int(indices.min())}) was asked for; the data set has packs 0 to {len(self) - 1}")
+        shard_of = np.searchsorted(self._ends, indices, side="right")
+        records = np.empty(len(indices), dtype=self.schema.record_dtype)
+        for number in np.unique(shard_of):
+            chosen = shard_of == number
+            shard = self._shards[number]
+            records[chosen] = shard[indices[chosen] - (self._ends[number] - len(shard))]
+        return records
+
+    def batch(self, indices: np.ndarray) -> Dict[str, np.ndarray]:
+        """The fields of packs `indices` int64 [n]: name -> int32 [n, S | P | D] (schema.fields; see packs.py)."""
+        return decode(self.schema, self.records(indices))
+
+    def lengths(self) -> np.ndarray:
+        """Lengths and masked counts of every pack's sequences: records [packs] of schema.lengths_dtype, mapped."""
+        return map_table(self.folder, self.manifest.lengths, self.schema.lengths_dtype)
+
+    def shards(self) -> Iterator[np.ndarray]:
+        """The shards in order, mapped."""
+        return iter(self._shards)
+
+    def close(self) -> None:
+        """Lets the maps go; the store cannot be read afterwards."""
+        self._shards = []
