@@ -1,0 +1,113 @@
+"""GREEDY, as T5 packs: sequences are concatenated as they arrive.  `python -m pack_data.greedy`.
+
+A pack is closed as soon as the next sequence does not fit, or the depth is reached; nothing is ever put into an earlier
+pack (next fit).  What comes out depends on the order of arrival, so it takes an order, or a seed that draws one.
+"""
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.command import progress_bar, run_main, run_packer
+from pack_data.histogram import LengthHistogram
+from pack_data.packing import Packing
+
+_CHUNK = 1 << 20  # sequences looked at together
+
+
+def pack(
+    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], order: Any = None, seed: int = 0,
+) -> Packing:
+    """Packs in arrival order.
+
+    order: the lengths in the order of arrival (array-like, whole numbers), which must add up to the histogram; without
+    it, the sequences of the histogram arrive in a random order drawn from the seed.
+    Time and memory grow with the sequences, unlike those of the histogram packers: about 30 bytes for each sequence, and
+    200 for each strategy, of which a random order makes nearly as many as packs.
+    """
+    start = time.perf_counter()
+    if order is None:
+        lengths = np.repeat(histogram.lengths.astype(np.int32), histogram.counts[histogram.lengths])
+        np.random.default_rng(seed).shuffle(lengths)
+    else:
+        lengths = np.asarray(order)
+        if LengthHistogram.from_lengths(lengths, histogram.max_sequence_length, "order") != histogram:
+            raise ValueError("order: its lengths do not add up to the histogram; pass the lengths that were counted")
+        lengths = lengths.ravel().astype(np.int32)
+    S = histogram.max_sequence_length
+    starts = _pack_starts(lengths, S, len(lengths) if max_sequences_per_pack is None else max_sequences_per_pack)
+    packs = sorted(_count_strategies(lengths, starts, S), reverse=True)  # already merged: Packing.of would do it again
+    return Packing(
+        "greedy", S, max_sequences_per_pack, tuple(strategy for strategy, _ in packs), tuple(count for _, count in packs),
+        solve_seconds=time.perf_counter() - start)
+
+
+def _pack_starts(lengths: np.ndarray, S: int, D: int) -> np.ndarray:
+    """int64 [packs + 1]: the first sequence of each pack, and the number of sequences."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    starts: List[np.ndarray] = []
+    at = 0
+    with progress_bar(len(lengths), "greedy", shown=None if len(lengths) > 4 * _CHUNK else False, unit="seq") as bar:
+        for begin in range(0, len(lengths), _CHUNK):
+            first = np.arange(begin, min(begin + _CHUNK, len(lengths)))
+            # the sequence that opens the next pack, if `first` opened one; packs may reach into the next chunk
+            following = np.searchsorted(ends, ends[first] - lengths[first] + S, side="right")
+            jumps = np.minimum(following, first + D).tolist()
+            chain = []
+            while at < begin + len(jumps):
+                chain.append(at)
+                at = jumps[at - begin]
+            starts.append(np.array(chain, np.int64))
+            bar.update(len(first))
+    return np.concatenate(starts + [np.array([len(lengths)], np.int64)])
+
+
+def _count_strategies(lengths: np.ndarray, starts: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int]]:
+    """The packs as (lengths, how many), longest length first; each depth apart, in memory for one depth at a time."""
+    depths = np.diff(starts)
+    # Sorts the lengths inside each pack: the pack's number is the high part of the key, which leaves the packs in place.
+    keys = np.repeat(np.arange(len(depths), dtype=np.int64) * (S + 1), depths) + (S - lengths)
+    keys.sort()
+    ordered = (S - keys % (S + 1)).astype(np.int32)
+    del keys
+    for depth in np.unique(depths).tolist():
+        rows = ordered[starts[:-1][depths == depth][:, None] + np.arange(depth)]
+        yield from _count_rows(rows, S)
+
+
+def _count_rows(rows: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int]]:
+    """The different rows of int32 [packs, depth] and how often each occurs."""
+    bits = S.bit_length()
+    in_a_key = 62 // bits  # lengths that fit into one int64: comparing keys is much faster than comparing rows
+    keys = []
+    for column in range(0, rows.shape[1], in_a_key):
+        key = np.zeros(len(rows), np.int64)
+        for values in rows[:, column:column + in_a_key].T:
+            key = (key << bits) | values
+        keys.append(key)
+    order = np.argsort(keys[0], kind="stable") if len(keys) == 1 else np.lexsort(keys[::-1])
+    changes = np.zeros(len(rows), bool)
+    changes[0] = True
+    for key in keys:
+        key = key[order]
+        changes[1:] |= key[1:] != key[:-1]
+    firsts = np.flatnonzero(changes)
+    counts = np.diff(np.append(firsts, len(rows)))
+    return zip(map(tuple, rows[order[firsts]].tolist()), counts.tolist())
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=0, help="draws the order in which the sequences arrive; default 0")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_packer(
+        argv, pack, name="greedy", description="Concatenates sequences as they arrive, in a random order.",
+        add_options=_add_options, options=lambda args: {"seed": args.seed})
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))
