@@ -1,0 +1,254 @@
+"""Where documents come from: files and folders of text or JSONL, plain or compressed, or the Python installation itself.
+
+Everything streams: one document is in memory at a time, and a document of more than a million characters continues as
+the next one, so that memory does not grow with the corpus.
+"""
+from __future__ import annotations
+
+import ast
+import gzip
+import hashlib
+import inspect
+import io
+import json
+import lzma
+import re
+import sysconfig
+import warnings
+import zlib
+from pathlib import Path
+from typing import IO, Iterable, Iterator, List, NamedTuple, Tuple, Union
+
+EMBEDDED = "embedded"
+# Characters after which a document is continued as another one, and a line as another one.
+LONGEST_DOCUMENT = 1 << 20
+
+_JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+_COMPRESSED_SUFFIXES = (".gz", ".xz")
+
+
+class Document(NamedTuple):
+    """A text as paragraphs: a line never holds parts of two sentences that belong together."""
+
+    name: str
+    lines: List[str]
+
+
+def documents(source: Union[str, Path], *, json_field: str = "text", separator: str = "file") -> Iterator[Document]:
+    """The documents of a file, a folder (all files below it, in order of their paths) or the `embedded` corpus.
+
+    JSONL (.json, .jsonl, .ndjson): one object a line, its text in `json_field`. Any other file is UTF-8 text, one
+    paragraph or sentence a line: one document a file, or with `separator="blank-line"` one document between blank lines,
+    the input format of BERT's reference code. ValueError, one line, for what cannot be read.
+    """
+    if str(source) == EMBEDDED:
+        yield from embedded_documents()
+        return
+    for path in source_files(source):
+        yield from file_documents(path, json_field=json_field, separator=separator)
+
+
+def source_files(source: Union[str, Path]) -> List[Path]:
+    """The files of a corpus in a fixed order; hidden ones (name starts with a dot) do not count."""
+    path = Path(source)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ValueError(f"{source}: no such file or folder; give a text or JSONL file, a folder of them, or '{EMBEDDED}'")
+    files = sorted(item for item in path.rglob("*")
+                   if item.is_file() and not any(part.startswith(".") for part in item.relative_to(path).parts))
+    if not files:
+        raise ValueError(f"{source}: the folder holds no files; a corpus needs at least one")
+    return files
+
+
+def relative_name(path: Path, source: Union[str, Path]) -> str:
+    """The name of a corpus file that does not depend on where the corpus lies."""
+    return path.name if path == Path(source) else path.relative_to(source).as_posix()
+
+
+def file_documents(path: Path, *, json_field: str = "text", separator: str = "file") -> Iterator[Document]:
+    """The documents of one file; see `documents`."""
+    suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED_SUFFIXES]
+    try:
+        with _open_text(path) as handle:
+            if suffixes and suffixes[-1] in _JSON_SUFFIXES:
+                yield from _json_documents(path, handle, json_field)
+            else:
+                yield from _text_documents(path, handle, separator)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error.reason}); convert it or take it out of the corpus") from None
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: the compressed file is cut or damaged ({error}); copy it again") from None
+
+
+def _open_text(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline=None)
+    if path.suffix == ".xz":
+        return io.TextIOWrapper(lzma.open(path, "rb"), encoding="utf-8", newline=None)
+    return open(path, encoding="utf-8", newline=None)
+
+
+def _json_documents(path: Path, handle: IO[str], json_field: str) -> Iterator[Document]:
+    for number, line in enumerate(handle, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path} line {number}: not a JSON object a line ({error}); JSONL is needed") from None
+        text = record.get(json_field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            known = ", ".join(sorted(record)) if isinstance(record, dict) else type(record).__name__
+            raise ValueError(f"{path} line {number}: no text in field {json_field!r} (there is: {known}); name it with --json-field")
+        yield from _cut(f"{path.name}:{number}", text.split("\n"))
+
+
+def _text_documents(path: Path, handle: IO[str], separator: str) -> Iterator[Document]:
+    if separator == "file":
+        yield from _cut(path.name, _lines(handle))
+        return
+
+    def paragraphs() -> Iterator[Tuple[int, List[str]]]:
+        first, lines = 1, []  # type: Tuple[int, List[str]]
+        for number, line in enumerate(_lines(handle), 1):
+            if line:
+                lines.append(line)
+            elif lines:
+                yield first, lines
+            if not line:
+                first, lines = number + 1, []
+        if lines:
+            yield first, lines
+
+    for number, lines in paragraphs():
+        yield from _cut(f"{path.name}:{number}", lines)
+
+
+def _lines(handle: IO[str]) -> Iterator[str]:
+    """The lines without white space around them; one that never ends is cut between words."""
+    rest = ""
+    while True:
+        line = handle.readline(LONGEST_DOCUMENT)
+        if not line:
+            break
+        if line.endswith("\n"):
+            yield (rest + line).strip()
+            rest = ""
+            continue
+        whole, space, begun = (rest + line).rpartition(" ")
+        if space:
+            yield whole.strip()
+            rest = begun
+        else:
+            # No blank in a million characters: not words, but nothing is dropped.
+            yield begun
+            rest = ""
+    if rest.strip():
+        yield rest.strip()
+
+
+def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
+    """The document without empty lines, in parts of at most about LONGEST_DOCUMENT characters; nothing for no text."""
+    part: List[str] = []
+    size = 0
+    for line in lines:
+        line = line.strip()
+        if not line:
+            continue
+        part.append(line)
+        size += len(line)
+        if size >= LONGEST_DOCUMENT:
+            yield Document(name, part)
+            part, size = [], 0
+    if part:
+        yield Document(name, part)
+
+
+def embedded_documents() -> Iterator[Document]:
+    """The documentation inside this Python: one document for each standard-library module, one for each topic of pydoc.
+
+    About 1.9 MB of English on any machine with Python; the text differs a little between Python versions.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if skipped & set(parts):
+            continue
+        # Sources that do not parse are the deliberately broken ones that tests of parsers keep.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                tree = ast.parse(path.read_bytes())
+            except (SyntaxError, ValueError):
+                continue
+        lines = [line for text in _docstrings(tree) for line in _paragraphs(text)]
+        yield from _cut(".".join(parts)[:-len(".py")], lines)
+
+    from pydoc_data import topics
+
+    for name in sorted(topics.topics):
+        yield from _cut(f"pydoc topic {name}", _paragraphs(topics.topics[name]))
+
+
+def _docstrings(node: ast.AST) -> Iterator[str]:
+    """Documentation strings in the order of the source."""
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        text = ast.get_docstring(node, clean=False)
+        if text:
+            yield text
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield from _docstrings(child)
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Wrapped text as one line a paragraph."""
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+        line = " ".join(block.split())
+        if line:
+            yield line
+
+
+# A full stop after one of these, or after a single capital, ends no sentence.
+_ABBREVIATIONS = frozenset(
+    "mr mrs ms dr prof rev hon st sr jr vs cf no nos fig figs eq sec vol vols pp ed eds al inc ltd co corp gen col lt sgt capt "
+    "maj rep sen gov pres jan feb mar apr jun jul aug sep sept oct nov dec approx dept est e.g i.e viz u.s u.k".split())
+_SENTENCE_END = re.compile(
+    r"[.!?]+[\"')\]\u201d\u2019]*(?P<gap>\s+)(?=[\"'(\[\u201c\u2018]*[^\Wa-z_])|(?<=[\u3002\uff01\uff1f])(?P<none>)(?=.)")
+_LAST_WORD = re.compile(r"(?:\w|\.(?=\w))+$")
+
+
+def split_sentences(line: str) -> List[str]:
+    """A paragraph cut into sentences by rule: after . ! ? (and closing quotes) before white space and a capital or digit,
+    but not after abbreviations and initials; after the full-width marks always."""
+    sentences, start = [], 0
+    for match in _SENTENCE_END.finditer(line):
+        if match.group("gap") is not None and line[match.start():match.start() + 2].rstrip() == ".":
+            word = _LAST_WORD.search(line[max(start, match.start() - 20):match.start()])
+            if word and (word.group().lower() in _ABBREVIATIONS or (len(word.group()) == 1 and word.group().isupper())):
+                continue
+        end = match.start("gap") if match.group("gap") is not None else match.start("none")
+        sentences.append(line[start:end])
+        start = match.end()
+    sentences.append(line[start:])
+    return [sentence for sentence in (item.strip() for item in sentences) if sentence]
+
+
+def content_digest(source: Union[str, Path]) -> List[Tuple[str, str]]:
+    """(name, sha256) of every file of a corpus: what went in, whatever its path or date. The embedded corpus counts as one."""
+    if str(source) == EMBEDDED:
+        text = hashlib.sha256()
+        for document in embedded_documents():
+            text.update("\n".join((document.name, *document.lines, "")).encode("utf-8", "surrogatepass"))
+        return [(EMBEDDED, text.hexdigest())]
+    digests = []
+    for path in source_files(source):
+        content = hashlib.sha256()
+        with open(path, "rb") as handle:
+            for block in iter(lambda: handle.read(1 << 20), b""):
+                content.update(block)
+        digests.append((relative_name(path, source), content.hexdigest()))
+    return digests

@@ -1,0 +1,192 @@
+"""Documents to BERT pre-training examples, as the reference procedure makes them (Devlin et al. 2019, and its published code).
+
+Sentences of a document are collected up to a target length and cut in two at random; half of the second parts are replaced
+by text from another document (label 1), and the sentences set free go into the next example; both are trimmed to fit.
+15 % of the tokens are masked: 80 % become [MASK], 10 % stay, 10 % become a random token. The random decisions that
+concern whole sentences are drawn in a loop over integers; everything that concerns tokens is vectorised.
+"""
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import List, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.corpus import Document, split_sentences
+from pack_data.sequences import Sequences, ragged_index, starts_of
+from pack_data.wordpiece import Vocabulary
+
+# Published values at the published lengths; elsewhere as many as the masking rate can ask for.
+_PUBLISHED_PREDICTIONS = {128: 20, 384: 56, 512: 76}
+
+
+def default_predictions(max_sequence_length: int, masked_lm_probability: float = 0.15) -> int:
+    """max_predictions_per_sequence where none is given."""
+    return _PUBLISHED_PREDICTIONS.get(max_sequence_length, max(1, -int(-masked_lm_probability * max_sequence_length // 1)))
+
+
+@dataclass(frozen=True)
+class ExampleOptions:
+    """What decides the examples, besides the text and the vocabulary."""
+
+    max_sequence_length: int
+    max_predictions_per_sequence: int
+    duplication_factor: int = 5
+    short_sequence_probability: float = 0.1
+    masked_lm_probability: float = 0.15
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_sequence_length < 5:
+            raise ValueError(f"max_sequence_length is {self.max_sequence_length}; [CLS] a [SEP] b [SEP] needs at least 5")
+        if self.max_predictions_per_sequence < 1:
+            raise ValueError(f"max_predictions_per_sequence is {self.max_predictions_per_sequence}; at least 1 token is masked")
+        if self.duplication_factor < 1:
+            raise ValueError(f"duplication_factor is {self.duplication_factor}; the corpus is read at least once")
+        for name in ("short_sequence_probability", "masked_lm_probability"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; a probability is from 0 to 1")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenisedDocuments:
+    """`ids`: all tokens flat, int32; `sentence_ends`: where each sentence ends in them; `document_ends`: where each document
+    ends in the sentences. No sentence and no document is empty."""
+
+    ids: np.ndarray
+    sentence_ends: List[int]
+    document_ends: List[int]
+
+
+def tokenise(documents: Sequence[Document], vocabulary: Vocabulary) -> TokenisedDocuments:
+    """Cuts documents into sentences and these into tokens; what yields no token is left out."""
+    sentences: List[str] = []
+    counts: List[int] = []
+    for document in documents:
+        before = len(sentences)
+        for line in document.lines:
+            sentences.extend(split_sentences(line))
+        counts.append(len(sentences) - before)
+    ids, lengths = vocabulary.encode(sentences)
+    owner = np.repeat(np.arange(len(counts)), counts)[lengths > 0]
+    kept = np.bincount(owner, minlength=len(counts))
+    return TokenisedDocuments(ids, np.cumsum(lengths[lengths > 0]).tolist(), np.cumsum(kept[kept > 0]).tolist())
+
+
+def masked_count(lengths: np.ndarray, max_predictions_per_sequence: int, masked_lm_probability: float) -> np.ndarray:
+    """How many tokens the reference masks in sequences of these lengths, int64."""
+    wanted = np.rint(np.asarray(lengths) * masked_lm_probability).astype(np.int64)
+    return np.minimum(np.maximum(wanted, 1), max_predictions_per_sequence)
+
+
+def _segment_pairs(documents: TokenisedDocuments, options: ExampleOptions, rng: random.Random) -> np.ndarray:
+    """One pass over the documents: int64 [examples, 5], start and length of A, start and length of B (in ids), B is random."""
+    most = options.max_sequence_length - 3
+    sentence_starts = [0] + documents.sentence_ends
+    document_starts = [0] + documents.document_ends
+    count = len(documents.document_ends)
+    pairs: List[Tuple[int, int, int, int, int]] = []
+    for number in range(count):
+        last = document_starts[number + 1]
+        target = rng.randint(2, most) if rng.random() < options.short_sequence_probability else most
+        first = sentence = document_starts[number]
+        while sentence < last:
+            begin = sentence_starts[first]
+            if sentence < last - 1 and sentence_starts[sentence + 1] - begin < target:
+                sentence += 1
+                continue
+            # Sentences first..sentence are the collected chunk; A ends before sentence `cut`.
+            cut = first + (rng.randint(1, sentence - first) if sentence > first else 1)
+            length = sentence_starts[cut] - begin
+            if sentence == first or rng.random() < 0.5:
+                # Ten tries to find another document, as the reference does; a lone document pairs with itself.
+                for _ in range(10):
+                    other = rng.randint(0, count - 1)
+                    if other != number:
+                        break
+                start = rng.randint(document_starts[other], document_starts[other + 1] - 1)
+                end = start + 1
+                while end < document_starts[other + 1] and sentence_starts[end] - sentence_starts[start] < target - length:
+                    end += 1
+                pairs.append((begin, length, sentence_starts[start], sentence_starts[end] - sentence_starts[start], 1))
+                first = sentence = cut
+            else:
+                pairs.append((begin, length, sentence_starts[cut], sentence_starts[sentence + 1] - sentence_starts[cut], 0))
+                first = sentence = sentence + 1
+    return np.array(pairs, dtype=np.int64).reshape(-1, 5)
+
+
+def _trim(pairs: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    """A and B cut to `most` tokens together: always from the longer one, each token from a random end."""
+    a, b = pairs[:, 1].copy(), pairs[:, 3].copy()
+    excess = np.maximum(a + b - most, 0)
+    # Token by token from the longer one (B where equal): first the difference, then in turns that begin with B.
+    from_longer = np.minimum(excess, np.abs(a - b))
+    in_turns = excess - from_longer
+    cut_a = np.where(a > b, from_longer, 0) + in_turns // 2
+    cut_b = np.where(a > b, 0, from_longer) + (in_turns + 1) // 2
+    trimmed = pairs.copy()
+    trimmed[:, 0] += rng.binomial(cut_a, 0.5)
+    trimmed[:, 1] -= cut_a
+    trimmed[:, 2] += rng.binomial(cut_b, 0.5)
+    trimmed[:, 3] -= cut_b
+    return trimmed
+
+
+def _mask(ids: np.ndarray, lengths: np.ndarray, special: np.ndarray, mask_id: int, vocabulary_size: int,
+          options: ExampleOptions, rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Masks `ids` (flat, in place): counts [n], positions and original ids of the masked tokens (flat).
+
+    Each sequence's masked tokens are those with the smallest of independent random keys, so a uniform choice without
+    replacement among the tokens that are not special.
+    """
+    counts = np.minimum(masked_count(lengths, options.max_predictions_per_sequence, options.masked_lm_probability), lengths - 3)
+    keys = rng.random(len(ids))
+    keys[special] = 1.0
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.argsort(keys + rows, kind="stable")
+    chosen = np.sort(order[ragged_index(starts_of(lengths), counts)])
+    labels = ids[chosen].copy()
+    fate = rng.random(len(chosen))
+    drawn = rng.integers(0, vocabulary_size, len(chosen))
+    ids[chosen] = np.where(fate < 0.8, mask_id, np.where(fate < 0.9, labels, drawn))
+    return counts, chosen - np.repeat(starts_of(lengths), counts), labels
+
+
+def make_examples(documents: TokenisedDocuments, vocabulary: Vocabulary, options: ExampleOptions, part: int = 0) -> Sequences:
+    """The examples of these documents, every pass (duplication_factor of them) with fresh segments and a fresh masking.
+
+    `part` numbers this block of documents within the corpus: with the seed it determines every random decision.
+    """
+    passes = []
+    for repetition in range(options.duplication_factor):
+        if not documents.document_ends:
+            break
+        rng = np.random.default_rng([options.seed, part, repetition])
+        pairs = _segment_pairs(documents, options, random.Random(f"{options.seed} {part} {repetition}"))
+        passes.append(_with_masks(documents, _trim(pairs, options.max_sequence_length - 3, rng), vocabulary, options, rng))
+    return Sequences.concatenate(passes) if passes else Sequences.from_examples([])
+
+
+def _with_masks(documents: TokenisedDocuments, pairs: np.ndarray, vocabulary: Vocabulary, options: ExampleOptions,
+                rng: np.random.Generator) -> Sequences:
+    a_start, a_length, b_start, b_length, label = pairs.T
+    lengths = a_length + b_length + 3
+    starts = starts_of(lengths)
+    ids = np.empty(int(lengths.sum()), dtype=np.int32)
+    middle, end = starts + 1 + a_length, starts + lengths - 1
+    ids[starts] = vocabulary.ids["[CLS]"]
+    ids[middle] = ids[end] = vocabulary.ids["[SEP]"]
+    ids[ragged_index(starts + 1, a_length)] = documents.ids[ragged_index(a_start, a_length)]
+    ids[ragged_index(middle + 1, b_length)] = documents.ids[ragged_index(b_start, b_length)]
+    counts, positions, labels = _mask(ids, lengths, np.concatenate([starts, middle, end]), vocabulary.ids["[MASK]"],
+                                      len(vocabulary), options, rng)
+    return Sequences(lengths, {"input_ids": ids}, counts, {"masked_lm_positions": positions, "masked_lm_ids": labels},
+                     {"first_segment_lengths": a_length + 2, "next_sentence_labels": label})
+
+
+def examples_of(documents: Sequence[Document], vocabulary: Vocabulary, options: ExampleOptions,
+                part: int = 0) -> Sequences:
+    """Text to examples: `tokenise`, then `make_examples`."""
+    return make_examples(tokenise(documents, vocabulary), vocabulary, options, part)

@@ -1,0 +1,129 @@
+"""WordPiece: a vocabulary that is given or trained, and text to token ids through the `tokenizers` library."""
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Iterable, List, Sequence, Tuple, Union
+
+import numpy as np
+
+from pack_data.corpus import Document
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# Characters of text that a vocabulary is trained on, spread over the corpus by the caller, and characters it knows.
+TRAINING_CHARACTERS = 32 << 20
+LARGEST_ALPHABET = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """Tokens by id. Text is cleaned and split as BERT does; `lower_case` also strips accents."""
+
+    tokens: Tuple[str, ...]
+    lower_case: bool = True
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __post_init__(self) -> None:
+        repeated = [token for token, count in Counter(self.tokens).items() if count > 1]
+        if repeated:
+            raise ValueError(f"the vocabulary holds {repeated[0]!r} twice; a token has one id")
+        missing = [token for token in SPECIAL_TOKENS if token not in set(self.tokens)]
+        if missing:
+            raise ValueError(f"the vocabulary lacks {', '.join(missing)}; BERT needs {' '.join(SPECIAL_TOKENS)}, one token a line")
+
+    @cached_property
+    def ids(self) -> dict:
+        return {token: number for number, token in enumerate(self.tokens)}
+
+    @property
+    def text(self) -> bytes:
+        """The content of vocab.txt."""
+        return ("\n".join(self.tokens) + "\n").encode()
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text).hexdigest()
+
+    @cached_property
+    def _tokenizer(self) -> "Tokenizer":
+        from tokenizers import models
+
+        tokenizer = _untrained(models.WordPiece(self.ids, unk_token="[UNK]", max_input_chars_per_word=100), self.lower_case)
+        return tokenizer
+
+    def encode(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
+        """Token ids of all sentences, flat int32, and the tokens of each, int64 [sentences]; no special tokens are added."""
+        encoded = [item.ids for item in self._tokenizer.encode_batch(list(sentences), add_special_tokens=False)]
+        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+        return np.fromiter((number for ids in encoded for number in ids), dtype=np.int32, count=int(lengths.sum())), lengths
+
+
+def _untrained(model: object, lower_case: bool) -> "Tokenizer":
+    # Processes are the unit of parallel work here; the library's threads would compete with them (and warn after a fork).
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from tokenizers import Tokenizer, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def load_vocabulary(path: Union[str, Path], lower_case: bool = True) -> Vocabulary:
+    """Reads vocab.txt: one token a line, the id is the line's number from 0."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such vocabulary; give a vocab.txt, or leave it out to train one on the corpus") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error.reason}); a vocab.txt has one token a line") from None
+    lines = text.split("\n")
+    tokens = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+    try:
+        return Vocabulary(tuple(tokens), lower_case)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def train_vocabulary(documents: Iterable[Document], size: int, lower_case: bool = True) -> Vocabulary:
+    """Trains a WordPiece vocabulary of at most `size` tokens; less where the text has not that many.
+
+    The same text gives the same vocabulary. The library's trainer alone does not: it numbers the single characters in the
+    order of a randomly seeded hash map, and the numbers decide ties. So the alphabet, plain and as continuation ("##e"),
+    is counted here and given to the trainer in a fixed order.
+    """
+    from tokenizers import models, trainers
+
+    tokenizer = _untrained(models.WordPiece(unk_token="[UNK]"), lower_case)
+    texts: List[str] = []
+    characters: Counter = Counter()
+    room = TRAINING_CHARACTERS
+    for document in documents:
+        text = tokenizer.normalizer.normalize_str("\n".join(document.lines)[:room])
+        texts.append(text)
+        characters.update(text)
+        room -= len(text)
+        if room <= 0:
+            break
+    known = [(-count, character) for character, count in characters.items() if not character.isspace()]
+    alphabet = sorted(character for _, character in sorted(known)[:LARGEST_ALPHABET])
+    if not alphabet:
+        raise ValueError("the corpus holds no text to train a vocabulary on; give a corpus with text in it")
+    fixed = [*SPECIAL_TOKENS, *alphabet, *("##" + character for character in alphabet)]
+    if size < len(fixed):
+        raise ValueError(f"a vocabulary of {size} tokens has no room for the {len(alphabet)} characters of this corpus; take at least {len(fixed)}")
+    rare = {ord(character): " " for character in characters if character not in set(alphabet) and not character.isspace()}
+    trainer = trainers.WordPieceTrainer(vocab_size=size, min_frequency=2, special_tokens=fixed, show_progress=False)
+    tokenizer.train_from_iterator((text.translate(rare) if rare else text for text in texts), trainer)
+    numbers = tokenizer.get_vocab()
+    return Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)
