@@ -1,0 +1,74 @@
+"""Checkpoints: one file a step, written whole or not at all, holding plain values and tensors only."""
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Union
+
+import torch
+
+from pack_data.store import sync_folder
+
+_FORMAT = "ipu_packed_bert checkpoint 1"
+_NAME = re.compile(r"step_(\d{8})\.pt")
+
+
+class Checkpoint(NamedTuple):
+    """A run after ``step`` updates."""
+
+    step: int
+    engine: Dict[str, Any]  # Engine.state()
+    batches: Dict[str, Any]  # GlobalBatches.state()
+    config: str  # YAML, as resolved
+
+
+def checkpoint_path(folder: Union[str, Path], step: int) -> Path:
+    return Path(folder) / "step_{:08d}.pt".format(step)
+
+
+def checkpoints(folder: Union[str, Path]) -> List[Path]:
+    """Complete checkpoints, oldest first."""
+    folder = Path(folder)
+    return sorted(path for path in folder.glob("step_*.pt") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
+
+
+def save_checkpoint(folder: Union[str, Path], checkpoint: Checkpoint, *, keep: int) -> Path:
+    """Write a checkpoint and delete all but the newest ``keep``; killed at any moment, those before are still there."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = checkpoint_path(folder, checkpoint.step)
+    temporary = path.with_suffix(".partial")
+    with open(temporary, "wb") as file:
+        torch.save({"format": _FORMAT, **checkpoint._asdict()}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(folder)
+    for partial in folder.glob("step_*.partial"):  # of a run that was killed while it saved
+        partial.unlink()
+    for old in checkpoints(folder)[:-keep]:
+        old.unlink()
+    return path
+
+
+def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
+    """Read a checkpoint; ValueError in one line if it is damaged or of something else."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # torch raises many types for a damaged file, RuntimeError and UnpicklingError among them
+        raise ValueError("{} is damaged ({}); delete it to continue from the checkpoint before it".format(
+            path, " ".join(str(error).split())[:120])) from None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ValueError("{} is not a checkpoint of this program (expected format {!r})".format(path, _FORMAT))
+    return Checkpoint(**{name: content[name] for name in Checkpoint._fields})
+
+
+def newest_checkpoint(folder: Union[str, Path]) -> Path:
+    """Path of the newest checkpoint; ValueError if there is none."""
+    found = checkpoints(folder)
+    if not found:
+        raise ValueError("{}: no checkpoint; a run can be resumed once it has saved one".format(folder))
+    return found[-1]

@@ -1,0 +1,254 @@
+"""What a run writes down: log.jsonl, evaluation.jsonl, TensorBoard events, environment.json, and the line people watch."""
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+import torch
+
+from ipu_packed_bert.config import Config
+from ipu_packed_bert.engine.base import BatchCounts, StepResult
+from pack_data.store import write_atomically
+
+LOG, EVALUATIONS, ENVIRONMENT, CONFIG = "log.jsonl", "evaluation.jsonl", "environment.json", "config.yml"
+
+# Steps over which the watched line averages its rates.
+_RECENT = 20
+
+
+def padding_avoided(packs: int, sequences: int, tokens: int, max_sequence_length: int) -> float:
+    """Fraction of the padding of the same sequences unpacked, one in a row, that their packs do without; 0 if there is none."""
+    unpacked = sequences * max_sequence_length - tokens
+    packed = packs * max_sequence_length - tokens
+    return 1.0 - packed / unpacked if unpacked else 0.0
+
+
+class Totals(NamedTuple):
+    """Counts and seconds of several steps."""
+
+    packs: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def plus(self, counts: BatchCounts, seconds: float) -> "Totals":
+        return Totals(self.packs + counts.packs, self.sequences + counts.sequences, self.tokens + counts.tokens,
+                      self.seconds + seconds)
+
+    @property
+    def sequences_per_second(self) -> float:
+        return self.sequences / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def packing_factor(self) -> float:
+        return self.sequences / self.packs if self.packs else 1.0
+
+
+class RunLog:
+    """Writes one run's steps, as they are made, to its folder and to the terminal.
+
+    A terminal gets a live line, anything else about twenty lines in all.  After a resumption the lines of steps that
+    were made after the checkpoint, and lost with it, are taken out first.
+    """
+
+    def __init__(self, folder: Path, *, steps: int, first_step: int = 0, max_sequence_length: int, log_every: int = 1,
+                 progress: Optional[bool] = None, stream: Any = None):
+        self._folder = Path(folder)
+        self._steps = steps
+        self._max_sequence_length = max_sequence_length
+        self._log_every = log_every
+        self._stream = sys.stdout if stream is None else stream
+        self._recent: Deque[Tuple[BatchCounts, float]] = deque(maxlen=_RECENT)
+        self._lines_every = max(1, steps // 20)
+        self._first: Optional[Tuple[BatchCounts, float]] = None
+        self._totals = Totals()
+        for name in (LOG, EVALUATIONS):
+            forget_after(self._folder / name, first_step)
+        self._log = open(self._folder / LOG, "a", encoding="utf-8")
+        self._evaluations = open(self._folder / EVALUATIONS, "a", encoding="utf-8")
+        self._board = _tensorboard(self._folder, first_step, self._say)
+        self._live = sys.stderr.isatty() if progress is None else progress
+        self._bar = None
+        if self._live:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=steps, initial=first_step, file=sys.stderr, unit="step", dynamic_ncols=True,
+                             bar_format="{percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}")
+
+    def step(self, step: int, learning_rate: float, counts: BatchCounts, result: StepResult) -> None:
+        """Write down update number ``step`` (the first is 1)."""
+        record = {
+            "step": step, "loss": result.loss, "mlm_loss": result.mlm_loss, "nsp_loss": result.nsp_loss,
+            "mlm_accuracy": result.mlm_accuracy, "nsp_accuracy": result.nsp_accuracy, "learning_rate": learning_rate,
+            "packs": counts.packs, "sequences": counts.sequences, "tokens": counts.tokens, "seconds": result.seconds,
+            "cycles": result.cycles}
+        _append(self._log, record)
+        self._recent.append((counts, result.seconds))
+        # The first step of a process warms up caches and allocators: it counts for the rates only if it is the only one.
+        if self._first is None:
+            self._first = (counts, result.seconds)
+        else:
+            self._totals = self._totals.plus(counts, result.seconds)
+        recent = Totals()
+        for each in self._recent:
+            recent = recent.plus(*each)
+        avoided = padding_avoided(recent.packs, recent.sequences, recent.tokens, self._max_sequence_length)
+        if self._board is not None and step % self._log_every == 0:
+            for name, value in (("loss/total", result.loss), ("loss/mlm", result.mlm_loss), ("loss/nsp", result.nsp_loss),
+                                ("accuracy/mlm", result.mlm_accuracy), ("accuracy/nsp", result.nsp_accuracy),
+                                ("learning_rate", learning_rate), ("rate/sequences_per_second", recent.sequences_per_second),
+                                ("rate/tokens_per_second", recent.tokens_per_second),
+                                ("packing/sequences_per_pack", recent.packing_factor),
+                                ("packing/padding_avoided", avoided)):
+                self._board.add_scalar(name, value, step)
+        line = "loss {:.3f}  mlm {:.3f} {:.1%}  nsp {:.3f} {:.1%}  {:,.1f} seq/s  {:,.0f} tok/s  padding avoided {:.1%}".format(
+            result.loss, result.mlm_loss, result.mlm_accuracy, result.nsp_loss, result.nsp_accuracy,
+            recent.sequences_per_second, recent.tokens_per_second, avoided)
+        if self._bar is not None:
+            self._bar.set_postfix_str(line, refresh=False)
+            self._bar.update(1)
+        elif step == 1 or step == self._steps or step % self._lines_every == 0:
+            self._say("step {:>{}}/{}  {}".format(step, len(str(self._steps)), self._steps, line))
+
+    def evaluation(self, step: int, counts: BatchCounts, result: StepResult) -> None:
+        """Write down an evaluation after update number ``step``."""
+        _append(self._evaluations, {
+            "step": step, "loss": result.loss, "mlm_loss": result.mlm_loss, "nsp_loss": result.nsp_loss,
+            "mlm_accuracy": result.mlm_accuracy, "nsp_accuracy": result.nsp_accuracy, "packs": counts.packs,
+            "sequences": counts.sequences, "tokens": counts.tokens, "seconds": result.seconds})
+        if self._board is not None:
+            for name, value in (("evaluation/loss", result.loss), ("evaluation/mlm_loss", result.mlm_loss),
+                                ("evaluation/nsp_loss", result.nsp_loss), ("evaluation/mlm_accuracy", result.mlm_accuracy),
+                                ("evaluation/nsp_accuracy", result.nsp_accuracy)):
+                self._board.add_scalar(name, value, step)
+        self._say("held out after step {}: loss {:.3f}  mlm {:.3f} {:.1%}  nsp {:.3f} {:.1%}  ({:,} sequences)".format(
+            step, result.loss, result.mlm_loss, result.mlm_accuracy, result.nsp_loss, result.nsp_accuracy, counts.sequences))
+
+    @property
+    def totals(self) -> Totals:
+        """This process's steps but its first, or that one if there is no other."""
+        if self._totals.packs or self._first is None:
+            return self._totals
+        return Totals().plus(*self._first)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if self._board is not None:
+            self._board.close()
+        self._log.close()
+        self._evaluations.close()
+
+    def _say(self, text: str) -> None:
+        if getattr(self, "_bar", None) is not None:
+            self._bar.write(text, file=self._stream)
+        else:
+            print(text, file=self._stream, flush=True)
+
+
+def open_run_folder(folder: Optional[str], config: Config, *, first_step: int, environment: Dict[str, Any]) -> Path:
+    """The folder of a run, with its config.yml and environment.json; None: a new one, ``runs/NAME-TIME``.
+
+    ``first_step`` above 0 means that the run is resumed: its environment goes beside the first one.
+    """
+    if folder is None:
+        path = Path("runs", "{}-{}".format(config.name, time.strftime("%Y%m%d-%H%M%S")))
+        tries = 2
+        while path.exists():  # two runs begun within one second
+            path = path.with_name("{}-{}".format(path.name, tries))
+            tries += 1
+    else:
+        path = Path(folder)
+        if not first_step and (path / LOG).exists():
+            raise ValueError("{}: holds a run already; continue it with --resume {}, or give another --out".format(path, path))
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / CONFIG, config.to_yaml().encode())
+    name = "environment-from-step-{}.json".format(first_step) if first_step else ENVIRONMENT
+    write_atomically(path / name, (json.dumps(environment, indent=1) + "\n").encode())
+    return path
+
+
+def print_summary(folder: Path, totals: "Totals", config: Config, step: int) -> None:
+    """What a run came to, where it lies and how to go on with it."""
+    records = read_log(folder / LOG)
+    first, last = records[0], records[-1]
+    rows = [("loss", "{:.3f} -> {:.3f} in {:,} updates".format(first["loss"], last["loss"], last["step"]))]
+    evaluations = read_log(folder / EVALUATIONS)
+    if evaluations:
+        rows.append(("held out", "loss {loss:.3f}, masked tokens {mlm_accuracy:.1%} right, next sentence {nsp_accuracy:.1%} right".format(
+            **evaluations[-1])))
+    rows.append(("speed", "{:,.1f} sequences/s, {:,.0f} tokens/s".format(totals.sequences_per_second, totals.tokens_per_second)))
+    rows.append(("padding", "{:.1%} avoided: {:.3f} sequences in a pack".format(
+        padding_avoided(totals.packs, totals.sequences, totals.tokens, config.data.max_sequence_length), totals.packing_factor)))
+    rows.append(("run", "{}  (tensorboard --logdir {})".format(folder, folder)))
+    more = "" if step < config.run.steps else " --steps {}".format(2 * config.run.steps)
+    rows.append(("continue" if more else "resume", "python run_pretraining.py --resume {}{}".format(folder, more)))
+    print()
+    for label, text in rows:
+        print("{:<9} {}".format(label, text))
+
+
+def read_log(path: Path) -> List[Dict[str, Any]]:
+    """The records of a log; a last line that a kill cut short is left out."""
+    if not Path(path).exists():
+        return []
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def forget_after(path: Path, step: int) -> None:
+    """Keep only the records up to ``step``; they are made again."""
+    records = read_log(path)
+    kept = [record for record in records if record["step"] <= step]
+    if Path(path).exists():
+        write_atomically(Path(path), "".join(json.dumps(record) + "\n" for record in kept).encode())
+
+
+def environment(*, device: str, seed: int, command: List[str]) -> Dict[str, Any]:
+    """What else, besides config and data, a run depends on."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    poptorch = sys.modules.get("poptorch")  # there only if the IPU engine has loaded it
+    if poptorch is not None:
+        versions["poptorch"] = poptorch.__version__
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": command, "seed": seed, "device": device,
+        "versions": versions, "commit": _commit(), "platform": platform.platform(), "host": platform.node(),
+        "cpus": os.cpu_count(), "torch_threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+
+
+def _commit() -> Optional[str]:
+    """Commit of the checkout this file is in, with "+" if files differ from it; None outside a checkout."""
+    def git(*arguments: str) -> str:
+        return subprocess.run(("git", "-C", str(Path(__file__).resolve().parent)) + arguments, check=True, timeout=20,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True).stdout.strip()
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _append(file: Any, record: Dict[str, Any]) -> None:
+    file.write(json.dumps(record) + "\n")
+    file.flush()
+
+
+def _tensorboard(folder: Path, first_step: int, say: Any) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        say("no TensorBoard events: pip install tensorboard")
+        return None
+    return SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)

@@ -1,0 +1,89 @@
+"""The training loop: next batch, step, record, maybe evaluate, maybe save."""
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any, Iterable, NamedTuple, Optional, Tuple
+
+from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
+from ipu_packed_bert.config import Config
+from ipu_packed_bert.engine.base import Batch, BatchCounts, Engine, StepResult, count
+from ipu_packed_bert.loader import GlobalBatches
+from ipu_packed_bert.optim import learning_rate
+from ipu_packed_bert.runlog import RunLog
+
+
+class Outcome(NamedTuple):
+    """Where a run stands when ``train`` returns."""
+
+    step: int  # updates made, those before a resumption included
+    stopped_by: Optional[int]  # the signal that ended it early, else None
+
+
+def train(config: Config, engine: Engine, batches: GlobalBatches, log: RunLog, checkpoints: Path, *,
+          first_step: int = 0) -> Outcome:
+    """Make the updates ``first_step`` to ``config.run.steps``.
+
+    Ctrl-C and SIGTERM let the update under way finish, save a checkpoint and return; a second Ctrl-C stops at once.
+    """
+    run = config.run
+    step = first_step
+    with Interruption() as interruption:
+        for step in range(first_step + 1, run.steps + 1):
+            batch = next(batches)
+            rate = learning_rate(step - 1, config)
+            result = engine.step(batch, rate)
+            log.step(step, rate, count(batch), result)
+
+            last = step == run.steps
+            if run.evaluate_every and (last or step % run.evaluate_every == 0) and not interruption.signal:
+                log.evaluation(step, *evaluate(engine, batches.held_out(), token=config.loss.normalisation == "token"))
+            if last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0):
+                save_checkpoint(checkpoints, Checkpoint(step, engine.state(), batches.state(), config.to_yaml()),
+                                keep=run.keep_checkpoints)
+            if interruption.signal:
+                break
+    return Outcome(step, interruption.signal if step < run.steps else None)
+
+
+def evaluate(engine: Engine, batches: Iterable[Batch], *, token: bool) -> Tuple[BatchCounts, StepResult]:
+    """Losses and accuracies over several batches, as if they were one; ``token`` tells the normalisation of the MLM loss."""
+    totals = BatchCounts(0, 0, 0, 0)
+    mlm_loss = nsp_loss = mlm_correct = nsp_correct = seconds = 0.0
+    for batch in batches:
+        counts, result = count(batch), engine.evaluate(batch)
+        totals = BatchCounts(*(total + more for total, more in zip(totals, counts)))
+        mlm_loss += result.mlm_loss * (counts.masked_tokens if token else counts.sequences)
+        nsp_loss += result.nsp_loss * counts.sequences
+        mlm_correct += result.mlm_accuracy * counts.masked_tokens
+        nsp_correct += result.nsp_accuracy * counts.sequences
+        seconds += result.seconds
+    sequences, masked_tokens = max(1, totals.sequences), max(1, totals.masked_tokens)
+    mlm_loss /= masked_tokens if token else sequences
+    nsp_loss /= sequences
+    return totals, StepResult(mlm_loss + nsp_loss, mlm_loss, nsp_loss, mlm_correct / masked_tokens,
+                              nsp_correct / sequences, seconds, None)
+
+
+class Interruption:
+    """While entered, Ctrl-C and SIGTERM only leave their number in ``signal``; a second Ctrl-C acts as usual."""
+
+    def __init__(self) -> None:
+        self.signal: Optional[int] = None
+        self._former: dict = {}
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():  # Python handles signals in no other
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._former[number] = signal.signal(number, self._received)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _received(self, number: int, _frame: Any) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number

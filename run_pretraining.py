@@ -1,0 +1,137 @@
+"""Pre-train a packed BERT: python run_pretraining.py --config configs/packed_phase2_pod16.yml"""
+import argparse
+import contextlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from ipu_packed_bert.config import ConfigError, check_accumulation, load_config
+from ipu_packed_bert.data import manifest_if_there, open_or_build, packing_factor
+from pack_data.command import ArgumentParser, run_main
+
+CONFIG, CHECKPOINTS = "config.yml", "checkpoints"  # in a run's folder
+
+
+def parse(argv):
+    parser = ArgumentParser(prog="run_pretraining.py", description=__doc__,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", metavar="FILE", help="a run's settings, such as configs/packed_phase2_pod16.yml")
+    what.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint")
+    parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
+    parser.add_argument("--data", metavar="DIR", help="the packed data set; as --set data.directory=...")
+    parser.add_argument("--steps", type=int, metavar="N", help="weight updates of the whole run; as --set run.steps=...")
+    parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides",
+                        help="override one setting, any number of times: --set batch.micro_batch=4")
+    parser.add_argument("--packing-factor", type=float, metavar="P",
+                        help="sequences per pack for --plan, while the data set is not built yet")
+    parser.add_argument("--plan", action="store_true", help="print what would run and where, without a device, and stop")
+    parser.add_argument("--progress", action="store_true", default=None, help="a live line although stderr is no terminal")
+    args = parser.parse_args(argv)
+    if args.resume and args.out:
+        parser.error("--out names a new run; --resume continues in the run's own folder")
+    for key, value in (("engine.kind", args.engine), ("data.directory", args.data), ("run.steps", args.steps)):
+        if value is not None:
+            args.overrides.append("{}={}".format(key, value))
+    return args
+
+
+def main(argv=None):
+    args = parse(argv)
+    config = load_config(Path(args.resume, CONFIG) if args.resume else args.config, args.overrides)
+    if args.plan:
+        from ipu_packed_bert.plan import print_plan
+
+        print_plan(config, manifest_if_there(config), packing_factor=args.packing_factor)
+        return 0
+
+    # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
+    from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+    from ipu_packed_bert.engine import build_engine, choose_engine
+    from ipu_packed_bert.loader import GlobalBatches
+    from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, print_summary
+    from ipu_packed_bert.train import train
+
+    checkpoint = load_checkpoint(newest_checkpoint(Path(args.resume, CHECKPOINTS))) if args.resume else None
+    choice = choose_engine(config)
+    config = for_this_machine(config, choice)
+    with contextlib.ExitStack() as opened:
+        store = opened.enter_context(open_or_build(config, progress=args.progress))
+        factor = packing_factor(config, store.manifest, args.packing_factor)
+        if choice.kind == "ipu_model":
+            config = config.with_least_accumulation(factor.value)
+        check_accumulation(config, factor.value)
+        batches = opened.enter_context(contextlib.closing(GlobalBatches(store, config, packing_factor=factor.value)))
+        engine = opened.enter_context(contextlib.closing(
+            build_engine(config, store.schema, packing_factor=factor.value)))
+        print_data(config, store.manifest)
+        print_batch(config, factor, batches)
+        print("engine    {}".format(engine.description), flush=True)
+
+        engine.compile(batches.first())
+        if config.engine.offline_export:
+            print("compiled  {}; take it to a machine with IPUs".format(config.engine.offline_export))
+            return 0
+        if checkpoint:
+            engine.load_state(checkpoint.engine)
+            batches.load_state(checkpoint.batches)
+        first_step = checkpoint.step if checkpoint else 0
+        folder = open_run_folder(
+            args.resume or args.out, config, first_step=first_step,
+            environment=environment(device=engine.description, seed=config.run.seed, command=[sys.executable] + sys.argv))
+        print("run       {}{}".format(folder, ", from step {}".format(first_step) if checkpoint else ""), flush=True)
+        log = opened.enter_context(contextlib.closing(RunLog(
+            folder, steps=config.run.steps, first_step=first_step, log_every=config.run.log_every,
+            max_sequence_length=config.data.max_sequence_length, progress=args.progress)))
+        outcome = train(config, engine, batches, log, folder / CHECKPOINTS, first_step=first_step)
+        log.close()
+        print_summary(folder, log.totals, config, outcome.step)
+        # As a shell reports a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM.
+        return 128 + outcome.stopped_by if outcome.stopped_by else 0
+
+
+def for_this_machine(config, choice):
+    """The configuration as it will run here; each setting that the missing IPUs change is printed."""
+    config = replace(config, engine=replace(config.engine, kind="host" if choice.kind == "host" else "ipu"))
+    if choice.hardware or config.engine.offline_export or not config.without_ipus:
+        return config
+    config, changes = config.applied_without_ipus()
+    print("{}: its without_ipus block applies ({}):".format(config.path, choice.reason))
+    for key, before, after in changes:
+        print("  {:<42} {} -> {}".format(key, show(before), show(after)))
+    return config
+
+
+def show(value):
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def print_data(config, manifest):
+    print("data      {}: {:,} sequences in {:,} packs of {} ({}, depth {}), {:.1%} of the slots are tokens".format(
+        config.data.directory, manifest.sequences, manifest.packs, manifest.schema.max_sequence_length, manifest.algorithm,
+        manifest.schema.max_sequences_per_pack, manifest.efficiency))
+
+
+def print_batch(config, factor, batches):
+    accumulation = config.accumulation(factor.value)
+    divided = "" if accumulation == config.batch.gradient_accumulation else " ({} / {:.3f}, rounded up)".format(
+        config.batch.gradient_accumulation, factor.value)
+    print("packing   factor {:.3f} from {}".format(factor.value, factor.source))
+    print("batch     {:,} packs, about {:,.0f} sequences an update: {} replicas x {} accumulation{} x {} packs; "
+          "{:,} updates an epoch".format(
+              batches.packs_per_update, config.expected_sequences_per_update(factor.value), config.placement.replicas,
+              accumulation, divided, config.batch.micro_batch, batches.updates_per_epoch))
+
+
+def run(argv):
+    """As ``run_main``, but a configuration's problems keep a line each."""
+    try:
+        return main(argv)
+    except ConfigError as error:
+        print("error: {}".format(error), file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(run, sys.argv[1:]))
