@@ -1,0 +1,248 @@
+"""The host engine: updates by hand, any cut into micro-batches, bit-identical continuation, one program a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from ipu_packed_bert.config import BatchConfig, Config, ModelConfig, OptimizerConfig
+from ipu_packed_bert.engine import build_engine, choose_engine
+from ipu_packed_bert.engine.base import build_model, count
+from ipu_packed_bert.engine.host import HostEngine, pick_attention
+from ipu_packed_bert.model.packed import BATCH_FIELDS
+from ipu_packed_bert.optim import build_optimizer
+from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
+from tests.tolerances import assert_same
+
+SLOTS = 24
+CONFIG = Config(
+    model=ModelConfig(
+        vocabulary_size=61,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=SLOTS,
+        hidden_dropout=0.0,
+        initializer_range=0.2,
+    ),
+    batch=BatchConfig(micro_batch=2, gradient_accumulation=4),
+    optimizer=OptimizerConfig(weight_decay=0.01),
+)
+
+
+def change(config: Config, **sections) -> Config:
+    """A copy with settings replaced: change(CONFIG, model={"hidden_dropout": 0.1})."""
+    return dataclasses.replace(
+        config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
+    )
+
+
+def make_batches(number, *, depth, micro_batch, seed=0, normalisation="token"):
+    """Global batches of 8 sequences each, the same ones for every depth."""
+    rng = np.random.default_rng(seed)
+    batches = []
+    for _ in range(number):
+        lengths = [int(length) for length in rng.integers(2, 16, 8)]
+        examples = random_sequences(rng, lengths=lengths, vocabulary=61)
+        packs = random_packs(np.random.default_rng(seed), lengths, slots=SLOTS, depth=depth)
+        packs = fill_up(packs, micro_batch)
+        batch = lay_out(packs, examples, slots=SLOTS, depth=depth, predictions=4 + depth)
+        micro_batches = len(packs) // micro_batch
+        batches.append(with_scales(batch, micro_batches=micro_batches, normalisation=normalisation))
+    return batches
+
+
+def weights(engine):
+    return [engine.state()["model"][name] for name in sorted(engine.state()["model"])]
+
+
+def same_bits(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second)) and len(first) == len(second) > 0
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw"])
+@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+def test_packed_and_unpacked_runs_stay_together(name, normalisation):
+    """Three updates on the same sequences, packed and alone, end in the same weights."""
+    config = change(CONFIG, optimizer={"name": name}, loss={"normalisation": normalisation})
+    ends, losses = [], []
+    for depth, micro_batch in ((1, 4), (3, 2)):
+        engine = HostEngine(change(config, batch={"micro_batch": micro_batch}), packing_factor=1.0, device="cpu")
+        batches = make_batches(3, depth=depth, micro_batch=micro_batch, normalisation=normalisation)
+        results = [engine.step(batch, 1e-2) for batch in batches]
+        ends.append(weights(engine))
+        losses.append([[result.loss, result.mlm_accuracy, result.nsp_accuracy] for result in results])
+    assert np.allclose(losses[0], losses[1], rtol=1e-4)
+    assert_same(found=ends[0], expected=ends[1], dtype=torch.float32)
+
+
+def test_a_step_is_what_it_says():
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    engine = HostEngine(change(CONFIG, engine={"attention": "eager"}), packing_factor=1.0, device="cpu")
+    model = build_model(CONFIG)
+    optimizer = build_optimizer(model, CONFIG.optimizer, betas=(0.9, 0.999))
+    number = len(batch["input_ids"]) // 2
+    assert number >= 2
+    loss, correct = 0.0, 0.0
+    for index in range(number):
+        output = model(*(torch.from_numpy(batch[name][2 * index : 2 * index + 2]) for name in BATCH_FIELDS))
+        (output.loss / number).backward()
+        loss += output.loss.item() / number
+        correct += output.mlm_correct.item()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.05
+    optimizer.step()
+    result = engine.step(batch, 0.05)
+    assert result.loss == pytest.approx(loss, rel=1e-6)
+    assert result.loss == pytest.approx(result.mlm_loss + result.nsp_loss)
+    assert result.mlm_accuracy == correct / count(batch).masked_tokens
+    assert result.seconds > 0.0 and result.cycles is None
+    assert same_bits(weights(engine), [model.state_dict()[name] for name in sorted(model.state_dict())])
+
+
+def test_the_cut_into_micro_batches_does_not_matter():
+    ends = []
+    for micro_batch in (1, 2, 4):
+        batch = make_batches(1, depth=3, micro_batch=4)[0]
+        number = len(batch["input_ids"]) // micro_batch
+        batch = with_scales(batch, micro_batches=number, normalisation="token")
+        engine = HostEngine(change(CONFIG, batch={"micro_batch": micro_batch}), packing_factor=1.0, device="cpu")
+        engine.step(batch, 1e-2)
+        ends.append(weights(engine))
+    assert_same(found=ends[0], expected=ends[1], dtype=torch.float32)
+    assert_same(found=ends[2], expected=ends[1], dtype=torch.float32)
+
+
+def test_continuation_is_bit_identical_with_dropout():
+    config = change(CONFIG, model={"hidden_dropout": 0.2, "attention_dropout": 0.1})
+    batches = make_batches(4, depth=3, micro_batch=2)
+    straight = HostEngine(config, packing_factor=1.0, device="cpu")
+    results = [straight.step(batch, 1e-2) for batch in batches]
+
+    first = HostEngine(config, packing_factor=1.0, device="cpu")
+    for batch in batches[:2]:
+        first.step(batch, 1e-2)
+    state = first.state()
+    first.step(batches[2], 1e-2)  # what happens later must not reach into the saved state
+    torch.manual_seed(12345)  # nor does the process's own random stream matter
+    second = HostEngine(config, packing_factor=1.0, device="cpu")
+    second.load_state(state)
+    second.evaluate(batches[0])  # nor an evaluation in between
+    continued = [second.step(batch, 1e-2) for batch in batches[2:]]
+    assert [each.loss for each in continued] == [each.loss for each in results[2:]]
+    assert same_bits(weights(second), weights(straight))
+
+    # Dropout really draws: another stream gives another loss.
+    other = HostEngine(change(config, run={"seed": 6}), packing_factor=1.0, device="cpu")
+    other.load_state({key: value for key, value in state.items() if key != "random"})
+    assert other.step(batches[2], 1e-2).loss != results[2].loss
+
+
+def test_the_process_random_stream_is_left_alone():
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    torch.manual_seed(9)
+    expected = torch.rand(3)
+    torch.manual_seed(9)
+    engine = HostEngine(change(CONFIG, model={"hidden_dropout": 0.2}), packing_factor=1.0, device="cpu")
+    engine.compile(batch)
+    engine.step(batch, 1e-2)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_compile_and_evaluate_change_nothing():
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    config = change(CONFIG, model={"hidden_dropout": 0.2})
+    prepared, fresh = (HostEngine(config, packing_factor=1.0, device="cpu") for _ in range(2))
+    prepared.compile(batch)
+    losses = [prepared.evaluate(batch).loss for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert prepared.step(batch, 1e-2).loss == fresh.step(batch, 1e-2).loss != losses[0]
+    assert same_bits(weights(prepared), weights(fresh))
+
+
+def test_one_program_serves_all_batches():
+    engine = HostEngine(CONFIG, packing_factor=1.0, device="cpu")
+    assert engine.compilations == {"training": 0, "evaluation": 0}
+    for batch in make_batches(3, depth=3, micro_batch=2):
+        engine.step(batch, 1e-2)
+        engine.evaluate(batch)
+    assert engine.compilations == {"training": 1, "evaluation": 1}
+    for batch in make_batches(1, depth=4, micro_batch=2):  # other shapes would need another
+        engine.step(batch, 1e-2)
+    assert engine.compilations == {"training": 2, "evaluation": 1}
+
+
+def test_packing_adjusts_the_betas_where_configured():
+    config = change(CONFIG, optimizer={"packing_adjustment": "betas"})
+    engine = HostEngine(config, packing_factor=2.0, device="cpu")
+    assert engine.optimizer.param_groups[0]["betas"] == (0.9**2, 0.999**2)
+
+
+def test_an_empty_batch_moves_nothing_but_decay():
+    batch = lay_out([[], []], [], slots=SLOTS, depth=3, predictions=7)
+    batch = with_scales(batch, micro_batches=1, normalisation="sequence")
+    engine = HostEngine(change(CONFIG, optimizer={"weight_decay": 0.0}), packing_factor=1.0, device="cpu")
+    before = weights(engine)
+    result = engine.step(batch, 1e-2)
+    assert (result.loss, result.mlm_accuracy, result.nsp_accuracy) == (0.0, 0.0, 0.0)
+    assert same_bits(before, weights(engine))
+
+
+def test_training_learns_in_both_precisions():
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    ends = {}
+    for precision in ("float32", "bfloat16"):
+        engine = HostEngine(change(CONFIG, engine={"precision": precision}), packing_factor=1.0, device="cpu")
+        losses = [engine.step(batch, 2e-2).loss for _ in range(12)]
+        assert losses[-1] < 0.7 * losses[0]
+        ends[precision] = losses[0]
+        assert all(value.dtype == torch.float32 for value in engine.state()["model"].values())
+    assert ends["bfloat16"] == pytest.approx(ends["float32"], rel=0.02)
+
+
+def test_attention_chosen_for_the_machine():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    half = change(CONFIG, engine={"precision": "bfloat16"})
+    assert pick_attention(CONFIG, cpu) == "sdpa"
+    assert pick_attention(half, cpu) == "eager"
+    assert pick_attention(change(CONFIG, model={"attention_dropout": 0.1}), cpu) == "eager"
+    assert pick_attention(half, cuda) == "sdpa"
+    assert pick_attention(change(half, engine={"attention": "sdpa"}), cpu) == "sdpa"
+
+
+def test_what_is_refused():
+    engine = HostEngine(CONFIG, packing_factor=1.0, device="cpu")
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    with pytest.raises(ValueError, match="3 packs, not a multiple of batch.micro_batch 2"):
+        engine.step({name: values[:3] for name, values in batch.items()}, 1e-2)
+    with pytest.raises(ValueError, match="the batch has no positions"):
+        engine.step({name: values for name, values in batch.items() if name != "positions"}, 1e-2)
+    state = engine.state()
+    state["model"]["cls.predictions.bias"] = torch.zeros(5)
+    with pytest.raises(ValueError, match="model state: .*cls.predictions.bias") as caught:
+        engine.load_state(state)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_sdk_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "poptorch", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "ipu_packed_bert.engine.ipu", raising=False)
+    config = change(CONFIG, engine={"kind": "ipu"})
+    with pytest.raises(ValueError, match="Poplar SDK") as caught:
+        build_engine(config, None, packing_factor=1.0)
+    assert "\n" not in str(caught.value) and "--engine host" in str(caught.value)
+    assert choose_engine(CONFIG).kind == "host"
+    assert isinstance(build_engine(CONFIG, None, packing_factor=1.0), HostEngine)
+
+
+def test_without_next_sentence_prediction():
+    config = change(CONFIG, loss={"next_sentence": False})
+    engine = HostEngine(config, packing_factor=1.0, device="cpu")
+    result = engine.step(make_batches(1, depth=3, micro_batch=2)[0], 1e-2)
+    assert result.nsp_loss == 0.0 and result.loss == result.mlm_loss
+    assert not any("pooler" in name or "seq_relationship" in name for name in engine.state()["model"])
