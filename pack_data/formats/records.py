@@ -2,7 +2,7 @@
 
 Three kinds of content:
 
-"examples"  one pre-training example a record (`pack_data.examples.Example`)
+"examples"  one pre-training example a record (`pack_data.sequences.Example`)
 "packs"     one pack a record, the ten fields of the packed format (`pack_data.packs.FIELDS`)
 "tokens"    one sequence a record, any named integer columns of equal length
 
@@ -20,15 +20,13 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from pack_data.examples import Example
+from pack_data.packs import FIELDS as PACK_FIELDS
+from pack_data.sequences import Example
 
 KINDS = ("examples", "packs", "tokens")
 LARGEST_ID = 2**31 - 1  # a batch is int32
 
-S_FIELDS = ("input_ids", "input_mask", "segment_ids", "positions")
-P_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
-D_FIELDS = ("next_sentence_positions", "next_sentence_labels", "next_sentence_weights")
-PACK_FIELDS = S_FIELDS + P_FIELDS + D_FIELDS
+S_FIELDS, P_FIELDS, D_FIELDS = PACK_FIELDS[:4], PACK_FIELDS[4:7], PACK_FIELDS[7:]  # by the width of their rows
 
 Pack = Dict[str, np.ndarray]  # the ten fields, int32
 Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
@@ -195,10 +193,10 @@ def checked_example(
     if next_sentence_label not in (0, 1):
         raise RecordError(f"next_sentence_labels holds {next_sentence_label}, must be 0 or 1")
     return Example(
-        input_ids=input_ids,
+        input_ids=input_ids.tolist(),
         first_segment_length=int(first_segment_length),
-        masked_lm_positions=masked_lm_positions,
-        masked_lm_ids=masked_lm_ids,
+        masked_lm_positions=masked_lm_positions.tolist(),
+        masked_lm_ids=masked_lm_ids.tolist(),
         next_sentence_label=int(next_sentence_label),
     )
 
@@ -331,7 +329,6 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
     if (cls_slots >= len(mask)).any():
         raise RecordError(f"next_sentence_positions lies outside the row of {len(mask)} slots")
     label_of = dict(zip(cls_slots.tolist(), pack["next_sentence_labels"][used].tolist()))
-    slot_to_position = positions
     sequences = []
     for number in range(1, deepest + 1):
         slots = np.flatnonzero(mask == number)
@@ -347,7 +344,7 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
         sequences.append(checked_example(
             pack["input_ids"][slots],
             first_segment(pack["segment_ids"][slots], f"segment_ids of sequence {number}"),
-            slot_to_position[pack["masked_lm_positions"][own]],
+            positions[pack["masked_lm_positions"][own]],
             pack["masked_lm_ids"][own],
             label_of[int(slots[0])],
         ))

@@ -1,0 +1,133 @@
+"""`python -m pack_data.convert SRC DST`: other people's files into one another, and packs back into sequences.
+
+Reads one record at a time and writes DST whole or not at all.  Packs stay packs where the target can hold them;
+`--unpack` takes them apart.  Examples are packed by `python -m pack_data.build --from SRC`.
+"""
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Iterator, Optional, Sequence
+
+from pack_data.command import ArgumentParser, positive_int, progress_bar, run_main
+from pack_data.formats.detect import FORMATS, Source, module_of, open_source
+from pack_data.formats.records import Record, Shape
+
+# Target format -> the kinds it can hold.
+TARGETS = {
+    "mlperf_tfrecord": ("examples",),
+    "packed_tfrecord": ("packs",),
+    "parquet": ("packs", "examples", "tokens"),
+    "arrow": ("packs", "examples", "tokens"),
+    "store": ("packs",),
+}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was done: records read and written, by kind; bad ones skipped; foreign columns that could not come along."""
+
+    format: str
+    kind: str
+    read: int
+    written: int
+    bad: int
+    foreign_lost: Sequence[str] = ()
+
+
+def target_format(destination: str, kind: str) -> str:
+    """The format that a file name asks for.  Raises ValueError where it does not tell."""
+    name = destination[:-3] if destination.endswith(".gz") else destination
+    suffix = os.path.splitext(name)[1]
+    if suffix in (".tfrecord", ".tfrecords"):
+        if kind == "tokens":
+            raise ValueError(f"{destination}: token sequences go to .parquet or .arrow")
+        return "packed_tfrecord" if kind == "packs" else "mlperf_tfrecord"
+    if suffix in (".parquet", ".arrow"):
+        return suffix[1:]
+    if suffix in (".h5", ".hdf5"):
+        raise ValueError(f"{destination}: HDF5 is only read; write .tfrecord, .parquet or .arrow")
+    raise ValueError(f"{destination}: the name does not tell the format; add --to-format {'|'.join(TARGETS)}")
+
+
+def convert(
+    source: Source, destination: str, to_format: str = "auto", *, unpack: bool = False, widths: Shape = Shape(),
+    shown: Optional[bool] = None,
+) -> Conversion:
+    """Write every good record of `source` to `destination`.
+
+    unpack: take packs apart into examples, also where the target could hold packs.  widths: row widths of an unpacked
+    TFRecord (S and P), else those of the source.  Raises ValueError.
+    """
+    kind = "examples" if unpack and source.kind == "packs" else source.kind
+    if to_format == "auto":
+        to_format = target_format(destination, kind)
+    if to_format not in TARGETS:
+        raise ValueError(f"format {to_format!r} cannot be written; choose from {', '.join(TARGETS)}")
+    if kind == "packs" and "packs" not in TARGETS[to_format]:
+        kind = "examples"
+    if kind not in TARGETS[to_format]:
+        raise ValueError(
+            f"{source.path} holds {kind}, {to_format} holds {' or '.join(TARGETS[to_format])}"
+            + ("; pack them first: python -m pack_data.build --from SRC --out DIR, then convert DIR" if kind == "examples" else ""))
+    if os.path.exists(destination) and any(os.path.samefile(destination, file) for file in source.files):
+        raise ValueError(f"{destination}: is one of the files to read")
+    if to_format in ("mlperf_tfrecord", "store"):
+        own = source.shape()
+        if kind != source.kind and own.max_predictions is not None:
+            # A pack is as wide as its longest sequence may need, and one slot more for each sequence.
+            own = own._replace(max_predictions=max(1, own.max_predictions - own.max_sequences_per_pack))
+        widths = Shape(*(given if given is not None else found for given, found in zip(widths, own)))
+    read = 0
+
+    def records() -> Iterator[Record]:
+        nonlocal read
+        read = 0
+        with progress_bar(None, f"{source.format} to {to_format}", shown=shown, unit=" records") as bar:
+            for record in source.examples() if kind == "examples" else source.read():
+                read += 1
+                bar.update()
+                yield record
+
+    module = module_of(to_format)
+    if to_format == "store":
+        written = module.write(destination, records, widths)
+    elif FORMATS[to_format][0] == "parquet":
+        written = module.write(destination, records(), kind, to_format == "arrow")
+    else:
+        written = module.write(destination, records(), widths)
+    return Conversion(to_format, kind, read, written, source.bad.count, source.foreign_lost)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(prog="python -m pack_data.convert", description="Other people's files into one another, and packs back into sequences.")
+    parser.add_argument("source", metavar="SRC", help="a file, a folder of files, or a data set of this package")
+    parser.add_argument("destination", metavar="DST", help="the file to write (.tfrecord, .tfrecord.gz, .parquet, .arrow), or a folder with --to-format store")
+    parser.add_argument("--from-format", choices=("auto",) + tuple(FORMATS), default="auto", help="default: told from the content")
+    parser.add_argument("--to-format", choices=("auto",) + tuple(TARGETS), default="auto", help="default: told from the name of DST")
+    parser.add_argument("--unpack", action="store_true", help="take packs apart into sequences")
+    parser.add_argument("--skip-bad", type=int, default=0, metavar="N", help="leave out up to N bad records (default 0: the first is an error)")
+    parser.add_argument("--columns", type=lambda text: tuple(text.split(",")), default=(), metavar="A,B", help="Parquet, Arrow: the integer columns of the sequences")
+    parser.add_argument("--max-sequence-length", type=positive_int, metavar="S", help="slots in a row of an unpacked TFRecord; default: as in SRC")
+    parser.add_argument("--max-predictions-per-sequence", type=positive_int, metavar="P", help="predictions in such a row; default: as in SRC")
+    parser.add_argument("--progress", action="store_true", default=None, help="show progress though stderr is no terminal")
+    args = parser.parse_args(argv)
+    if args.skip_bad < 0:
+        raise ValueError(f"--skip-bad {args.skip_bad} is negative; give a number of records")
+
+    source = open_source(args.source, args.from_format, args.skip_bad, args.columns)
+    done = convert(
+        source, args.destination, args.to_format, unpack=args.unpack, shown=args.progress,
+        widths=Shape(args.max_sequence_length, args.max_predictions_per_sequence))
+    print(f"{args.source} ({source.format}, {source.kind}) -> {args.destination} ({done.format}): {done.written:,} {done.kind}")
+    if done.bad:
+        print(source.report(), file=sys.stderr)
+        print(f"{done.bad} bad records skipped of {args.skip_bad} allowed", file=sys.stderr)
+    if done.foreign_lost:
+        print(f"left out: {', '.join(done.foreign_lost)} (a value for a whole pack belongs to no single sequence)", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

@@ -1,0 +1,179 @@
+"""Opening any source: which format a path has, what it holds, and its records one after another.
+
+    source = open_source("wiki/", format="auto", skip_bad=3)
+    source.kind                       # "examples", "packs" or "tokens"
+    for record in source.read(): ...  # record.value, record.origin (file and number), record.foreign
+    source.bad.count                  # bad records skipped in the last reading
+"""
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from dataclasses import dataclass, field
+from itertools import islice
+from types import ModuleType
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.formats import tfrecord
+from pack_data.formats.records import BadRecords, Record, RecordError, Shape, checked_pack
+from pack_data.sequences import Sequences
+
+# Format -> its module in this package, and what it holds where that is always the same.
+FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
+    "mlperf_tfrecord": ("mlperf_tfrecord", "examples"),
+    "packed_tfrecord": ("packed_tfrecord", "packs"),
+    "cls_last_tfrecord": ("cls_last_tfrecord", "packs"),
+    "hdf5": ("hdf5", None),
+    "parquet": ("parquet", None),
+    "arrow": ("parquet", None),
+    "store": ("store", None),
+}
+MAGIC = ((b"\x89HDF\r\n\x1a\n", "hdf5"), (b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrow"))
+SUFFIXES = {"tfrecord": "TFRecord", "tfrecords": "TFRecord", "hdf5": "hdf5", "h5": "hdf5", "parquet": "parquet", "arrow": "arrow"}
+FRAMES_TO_LOOK_AT = 64
+
+
+def module_of(name: str) -> ModuleType:
+    return importlib.import_module(f"pack_data.formats.{FORMATS[name][0]}")
+
+
+def _natural(name: str) -> List[object]:
+    """part-2 before part-10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _suffix(name: str) -> str:
+    return SUFFIXES.get(re.sub(r"\.gz$", "", name.lower()).rpartition(".")[2], "")
+
+
+def files_of(path: str) -> List[str]:
+    """The data files of a path: itself, or those in the folder, in the order of their numbers.  Raises ValueError.
+
+    In a folder only names that tell a format count (`.tfrecord`, `.tfrecord.gz`, `.hdf5`, `.parquet`, `.arrow`, and
+    `part-00000` or `part-00000-of-00500`, as MLPerf's scripts write them); an index or a readme beside them does not.
+    """
+    if not os.path.exists(path):
+        raise ValueError(f"{path}: no such file or folder")
+    if not os.path.isdir(path):
+        return [path]
+    names = sorted((name for name in os.listdir(path) if os.path.isfile(os.path.join(path, name))), key=_natural)
+    named = [name for name in names if _suffix(name) or re.fullmatch(r"part-\d+(-of-\d+)?(\.gz)?", name)]
+    if not named:
+        raise ValueError(f"{path}: no data file in this folder; looked for {', '.join('.' + suffix for suffix in SUFFIXES)} and part-NNNNN")
+    return [os.path.join(path, name) for name in named]
+
+
+def _tfrecord_format(path: str) -> str:
+    """Which TFRecord this is, from the names in its first good record.  Raises ValueError."""
+    names: List[str] = []
+    for _, data in islice(tfrecord.read_frames(path, BadRecords(allowed=FRAMES_TO_LOOK_AT)), FRAMES_TO_LOOK_AT):
+        try:
+            names = sorted(tfrecord.parse(data))
+        except RecordError:
+            continue
+        for name in ("packed_tfrecord", "mlperf_tfrecord", "cls_last_tfrecord"):
+            if all(field.name in names for field in module_of(name).FIELDS):
+                return name
+        break
+    if not names:
+        raise ValueError(f"{path}: no record of this TFRecord file can be read; name its format with --from-format to see why")
+    raise ValueError(f"{path}: TFRecord with features {', '.join(names[:12])}: no format known here; "
+                     "name the one it should be with --from-format to see what is missing")
+
+
+def detect(path: str) -> str:
+    """The format of a path, from its content.  Raises ValueError."""
+    if os.path.isfile(os.path.join(path, "manifest.json")):
+        return "store"
+    first = files_of(path)[0]
+    with open(first, "rb") as file:
+        head = file.read(12)
+    for magic, name in MAGIC:
+        if head.startswith(magic):
+            return name
+    is_frame = len(head) == 12 and tfrecord.masked_crc(head[:8]) == tfrecord.HEADER.unpack(head)[1]
+    if is_frame or head.startswith(tfrecord.GZIP_MAGIC) or _suffix(first) == "TFRecord":
+        return _tfrecord_format(first)
+    if not head:
+        raise ValueError(f"{first}: the file is empty")
+    raise ValueError(f"{first}: begins like none of the known formats ({', '.join(FORMATS)})")
+
+
+@dataclass
+class Source:
+    """Files of one format.  Reading streams: a record at a time, a block of rows at most in memory."""
+
+    path: str
+    format: str
+    kind: str
+    files: List[str]
+    columns: Tuple[str, ...] = ()
+    skip_bad: int = 0
+    bad: BadRecords = field(default_factory=BadRecords)
+    foreign_lost: Tuple[str, ...] = ()  # foreign columns of packs that examples() could not give to one sequence
+
+    def _options(self) -> Dict[str, object]:
+        return {"columns": self.columns} if self.columns else {}
+
+    def read(self) -> Iterator[Record]:
+        """Every good record, file after file.  ValueError at the first bad one beyond `skip_bad`."""
+        self.bad = BadRecords(self.skip_bad)
+        module = module_of(self.format)
+        for file in self.files:
+            yield from module.read(file, self.bad, **self._options())
+
+    def examples(self) -> Iterator[Record]:
+        """The records of `read`, packs taken apart into their sequences (each with the origin of its pack)."""
+        for record in self.read():
+            if self.kind != "packs":
+                yield record
+                continue
+            if record.foreign:
+                self.foreign_lost = tuple(sorted(set(self.foreign_lost) | set(record.foreign)))
+            for example in checked_pack(record.value)[1]:
+                yield Record(record.origin, example)
+
+    def blocks(self, size: int = 4096) -> Iterator[Sequences]:
+        """`examples` in columns, `size` sequences at a time: what the build takes."""
+        records = self.examples()
+        for block in iter(lambda: list(islice(records, size)), []):
+            values = [record.value for record in block]
+            if self.kind == "tokens":
+                names = list(values[0])
+                if any(list(value) != names for value in values):
+                    raise ValueError(f"{block[0].origin} and the records after it: files with different columns; name some with --columns")
+                yield Sequences.of_tokens(
+                    np.array([len(value[names[0]]) for value in values], np.int64),
+                    {name: np.concatenate([value[name] for value in values]) for name in names})
+            else:
+                yield Sequences.from_examples(values)
+
+    def shape(self) -> Shape:
+        """Row widths of the first file; None for what it does not fix."""
+        return module_of(self.format).shape(self.files[0], **self._options())
+
+    def report(self) -> str:
+        """The bad records of the last reading, one a line."""
+        return "\n".join(f"skipped {bad}" for bad in self.bad.found)
+
+
+def open_source(path: str, format: str = "auto", skip_bad: int = 0, columns: Sequence[str] = ()) -> Source:
+    """A source to read from: a file, a folder of files of one format, or a data set of this package.
+
+    format: one of FORMATS, or "auto" to tell from the content.  skip_bad: how many bad records may be left out.
+    columns: for Parquet and Arrow, the integer columns that make token sequences.  Raises ValueError in one line.
+    """
+    path = os.fspath(path)
+    if format == "auto":
+        format = detect(path)
+    elif format not in FORMATS:
+        raise ValueError(f"format {format!r} is not known; choose from auto, {', '.join(FORMATS)}")
+    if columns and FORMATS[format][0] != "parquet":
+        raise ValueError(f"{path}: columns can be chosen in Parquet and Arrow files, this is {format}")
+    files = [path] if format == "store" else files_of(path)
+    options = {"columns": tuple(columns)} if columns else {}
+    kind = FORMATS[format][1] or module_of(format).kind(files[0], **options)
+    return Source(path, format, kind, files, tuple(columns), skip_bad)

@@ -1,0 +1,54 @@
+"""Packed TFRecord: the ten fields of the packed format published for MLPerf BERT, one pack a record.
+
+int64: input_ids, input_mask, segment_ids, positions [S]; masked_lm_positions, masked_lm_ids [P];
+next_sentence_positions, next_sentence_labels [D].  float: masked_lm_weights [P] (number of the sequence, 0 unused),
+next_sentence_weights [D].  Sequence numbers begin at 1, unused values are 0.
+"""
+from __future__ import annotations
+
+from typing import Iterable, Iterator
+
+import numpy as np
+
+from pack_data.formats import tfrecord
+from pack_data.formats.records import PACK_FIELDS, BadRecords, Record, RecordError, Shape, checked_pack, shape_of_pack
+
+FLOATS = ("masked_lm_weights", "next_sentence_weights")
+FIELDS = tuple(tfrecord.Field(name, "float" if name in FLOATS else "int64") for name in PACK_FIELDS)
+
+
+def read(path: str, bad: BadRecords) -> Iterator[Record]:
+    """The packs of one file, in its order, their rows laid out as they are there."""
+    for origin, data in tfrecord.read_frames(path, bad):
+        try:
+            features = tfrecord.parse(data)
+            tfrecord.demand(features, FIELDS)
+            pack, _ = checked_pack(features)
+        except RecordError as error:
+            bad.add(origin, str(error))
+            continue
+        yield Record(origin, pack, tfrecord.foreign_features(features, PACK_FIELDS))
+
+
+def shape(path: str) -> Shape:
+    """Row widths, from the first good record."""
+    for record in read(path, BadRecords(allowed=2**62)):
+        return shape_of_pack(record.value)
+    return Shape()
+
+
+def write(path: str, records: Iterable[Record], widths: Shape) -> int:
+    """Write packs, return how many."""
+
+    def messages() -> Iterator[bytes]:
+        for record in records:
+            features = {name: record.value[name] for name in PACK_FIELDS}
+            for name in FLOATS:
+                features[name] = features[name].astype(np.float32)
+            try:
+                message = tfrecord.message({**record.foreign, **features})
+            except RecordError as error:
+                raise ValueError(f"{record.origin}: {error}") from None
+            yield message
+
+    return tfrecord.write_frames(path, messages())

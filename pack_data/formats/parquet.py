@@ -1,0 +1,346 @@
+"""Parquet and Arrow files with tokenised columns, as Hugging Face data sets hold them; read and written.
+
+What a file holds is told by its columns: the ten fields of the packed format are packs; input_ids, segment_ids,
+masked_lm_positions, masked_lm_ids and next_sentence_labels (a number, or a list of one) are pre-training examples,
+with or without padding, input_mask and masked_lm_weights; anything else is token sequences, every column of integer
+lists or the columns named.  An attention_mask only tells padding: its zeros are cut off and it is not kept.
+All other columns are foreign and travel along with their type.
+
+An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; written is the stream.
+"""
+from __future__ import annotations
+
+from typing import Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.formats.records import (
+    PACK_FIELDS,
+    BadRecords,
+    Origin,
+    Record,
+    RecordError,
+    Shape,
+    Tokens,
+    checked_pack,
+    example_from_row,
+    integers,
+    library,
+    predictions_by_weight,
+    replacing,
+    single,
+)
+
+ROWS = 1024  # read and written at a time; a row group, so that damage costs few rows
+EXAMPLE_FIELDS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+DERIVED = ("input_mask", "masked_lm_weights")
+PARQUET_MAGIC, FILE_MAGIC = b"PAR1", b"ARROW1"
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def _arrow():
+    return library("pyarrow", "pyarrow")
+
+
+def _parquet():
+    return library("pyarrow.parquet", "pyarrow")
+
+
+def _damage() -> Tuple[type, ...]:
+    return (_arrow().ArrowException, OSError)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _magic(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(8)
+
+
+def _schema(path: str):
+    """The file's Arrow schema.  Raises ValueError."""
+    arrow, magic = _arrow(), _magic(path)
+    try:
+        if magic.startswith(PARQUET_MAGIC):
+            with _parquet().ParquetFile(path) as file:
+                return file.schema_arrow
+        with arrow.OSFile(path) as file:
+            return (arrow.ipc.open_file(file) if magic.startswith(FILE_MAGIC) else arrow.ipc.open_stream(file)).schema
+    except _damage() as error:
+        raise ValueError(f"{path}: Arrow cannot open it ({_one_line(error)})") from None
+
+
+def _integer_lists(schema) -> List[str]:
+    types = _arrow().types
+    return [
+        column.name for column in schema
+        if (types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type))
+        and types.is_integer(column.type.value_type)
+    ]
+
+
+def _kind(path: str, schema, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
+    """What the file holds, and which columns that takes.  Raises ValueError."""
+    lists = _integer_lists(schema)
+    if len(set(schema.names)) != len(schema.names):
+        raise ValueError(f"{path}: two columns have one name")
+    if columns:
+        for name in columns:
+            if name not in lists:
+                raise ValueError(f"{path}: {name} is no column of integer lists; those are {', '.join(lists) or 'none'}")
+        mask = ("attention_mask",) if "attention_mask" in lists and "attention_mask" not in columns else ()
+        return "tokens", tuple(columns) + mask
+    if all(name in schema.names for name in PACK_FIELDS):
+        return "packs", PACK_FIELDS
+    if all(name in schema.names for name in EXAMPLE_FIELDS):
+        return "examples", EXAMPLE_FIELDS + tuple(name for name in DERIVED if name in schema.names)
+    if not lists:
+        raise ValueError(f"{path}: has no column of integer lists; its columns are {', '.join(schema.names) or 'none'}")
+    return "tokens", tuple(lists)
+
+
+def kind(path: str, columns: Sequence[str] = ()) -> str:
+    return _kind(path, _schema(path), columns)[0]
+
+
+def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, object]]:
+    """First row and rows of each batch; a row group that fails is read again row by row up to its damage."""
+    with _parquet().ParquetFile(path, page_checksum_verification=True) as file:
+        start = 0
+        for group in range(file.num_row_groups):
+            rows, done = file.metadata.row_group(group).num_rows, 0
+            for size in (ROWS, 1):
+                try:
+                    seen = 0
+                    for batch in file.iter_batches(batch_size=size, row_groups=[group], use_threads=False):
+                        batch.validate(full=True)
+                        seen += batch.num_rows
+                        if seen > done:
+                            yield start + seen - batch.num_rows, batch
+                            done = seen
+                    if done < rows:
+                        raise OSError(f"the row group ends after {done} of {rows} rows")
+                    break
+                except _damage() as error:
+                    reason = _one_line(error)
+            else:
+                bad.add(Origin(path, start + done), f"row group {group} cannot be read further ({reason})", rows - done)
+            start += rows
+
+
+def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, object]]:
+    arrow, start = _arrow(), 0
+    random_access = _magic(path).startswith(FILE_MAGIC)
+    with arrow.OSFile(path) as file:
+        reader = arrow.ipc.open_file(file) if random_access else arrow.ipc.open_stream(file)
+        numbers = iter(range(reader.num_record_batches)) if random_access else None
+        while True:
+            try:
+                batch = reader.get_batch(next(numbers)) if random_access else reader.read_next_batch()
+                batch.validate(full=True)
+            except StopIteration:
+                break
+            except _damage() as error:
+                bad.stop(Origin(path, start), f"Arrow cannot read on ({_one_line(error)}): the {start} records before it "
+                                              "were read, how many stand behind it cannot be known")
+            for at in range(0, batch.num_rows, ROWS):
+                yield start + at, batch.slice(at, ROWS)
+            start += batch.num_rows
+    if not random_access:
+        with open(path, "rb") as file:
+            # Arrow takes the end of the file for the end of the stream, so a file cut between batches looks whole.
+            file.seek(-len(END_OF_STREAM), 2)
+            if file.read() != END_OF_STREAM:
+                bad.add(Origin(path, start), "the stream has no end mark, the file is cut short")
+
+
+class _Lists:
+    """One column of a batch: row -> numpy array, or RecordError where it is null."""
+
+    def __init__(self, name: str, column):
+        arrow = _arrow()
+        types = arrow.types
+        if types.is_fixed_size_list(column.type):
+            column = column.cast(arrow.list_(column.type.value_type))
+        elif not (types.is_list(column.type) or types.is_large_list(column.type)):
+            # next_sentence_labels may be a plain number: a list of one
+            column = arrow.ListArray.from_arrays(arrow.array(np.arange(len(column) + 1), arrow.int32()), column)
+        self._name = name
+        self._null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+        self._offsets = column.offsets.to_numpy()
+        self._arrow_values = column.values if column.values.null_count else None
+        self._values = column.values.to_numpy(zero_copy_only=False)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        begin, end = int(self._offsets[row]), int(self._offsets[row + 1])
+        if (self._null is not None and self._null[row]) or (
+                self._arrow_values is not None and self._arrow_values.slice(begin, end - begin).null_count):
+            raise RecordError(f"{self._name} is null or holds a null")
+        return self._values[begin:end]
+
+
+def _tokens(row: Dict[str, np.ndarray]) -> Tokens:
+    sizes = {name: len(values) for name, values in row.items()}
+    if len(set(sizes.values())) != 1:
+        raise RecordError(
+            f"columns of different lengths: {', '.join(f'{name} {size}' for name, size in sizes.items())} "
+            "(name the ones to take with --columns)")
+    mask = row.get("attention_mask")
+    if mask is not None and len(row) > 1:
+        row = {name: values for name, values in row.items() if name != "attention_mask"}
+        if not (mask == 1).all():
+            real = np.flatnonzero(mask)
+            if len(real) and (real[-1] - real[0] + 1 != len(real) or (mask[real] != 1).any()):
+                raise RecordError("attention_mask is not one run of ones between zeros")
+            row = {name: values[real] for name, values in row.items()}
+    for name, values in row.items():
+        if not len(values):
+            raise RecordError(f"{name} is empty, a sequence needs at least one token")
+        if name == "input_ids":
+            integers(name, values)
+        elif values.min() < -(2**31) or values.max() >= 2**31:
+            raise RecordError(f"{name} holds a number that does not fit 32 bits")
+    return row
+
+
+def _example(row: Dict[str, np.ndarray]):
+    if "masked_lm_weights" in row:
+        if len(row["masked_lm_weights"]) != len(row["masked_lm_positions"]):
+            raise RecordError("masked_lm_weights and masked_lm_positions have different lengths")
+        predictions = predictions_by_weight(row["masked_lm_weights"])
+    else:
+        predictions = len(row["masked_lm_positions"])
+    return example_from_row(
+        row["input_ids"], row.get("input_mask"), row["segment_ids"], row["masked_lm_positions"], row["masked_lm_ids"],
+        predictions, single("next_sentence_labels", row["next_sentence_labels"]))
+
+
+def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
+    """The records of one file, in its order."""
+    content, own = _kind(path, _schema(path), columns)
+    value_of = {"packs": lambda row: checked_pack(row)[0], "examples": _example, "tokens": _tokens}[content]
+    batches = _parquet_batches if _magic(path).startswith(PARQUET_MAGIC) else _arrow_batches
+    for start, batch in batches(path, bad):
+        lists = {name: _Lists(name, batch.column(batch.schema.get_field_index(name))) for name in own}
+        foreign = {name: batch.column(index) for index, name in enumerate(batch.schema.names) if name not in lists}
+        for row in range(batch.num_rows):
+            origin = Origin(path, start + row)
+            try:
+                value = value_of({name: values[row] for name, values in lists.items()})
+            except RecordError as error:
+                bad.add(origin, str(error))
+                continue
+            yield Record(origin, value, {name: values[row] for name, values in foreign.items()})
+
+
+def shape(path: str, columns: Sequence[str] = ()) -> Shape:
+    """Row widths, from the first good record of a file that pads its rows; none for one that does not."""
+    schema = _schema(path)
+    content, own = _kind(path, schema, columns)
+    if content == "packs":
+        for record in read(path, BadRecords(allowed=2**62)):
+            return Shape(*(len(record.value[name]) for name in ("input_ids", "masked_lm_positions", "next_sentence_weights")))
+    if content == "examples" and all(name in own for name in DERIVED):
+        batches = _parquet_batches if _magic(path).startswith(PARQUET_MAGIC) else _arrow_batches
+        for _, batch in batches(path, BadRecords(allowed=2**62)):
+            rows = [_Lists(name, batch.column(batch.schema.get_field_index(name))) for name in ("input_ids", "masked_lm_positions")]
+            if batch.num_rows:
+                return Shape(*(len(values[0]) for values in rows))
+    return Shape()
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+EXAMPLE_TYPES = {"input_ids": np.int32, "segment_ids": np.int8, "masked_lm_positions": np.int32, "masked_lm_ids": np.int32}
+
+
+def _example_row(example) -> Dict[str, np.ndarray]:
+    segments = np.zeros(len(example.input_ids), np.int8)
+    segments[example.first_segment_length:] = 1
+    return {
+        "input_ids": np.array(example.input_ids, np.int32),
+        "segment_ids": segments,
+        "masked_lm_positions": np.array(example.masked_lm_positions, np.int32),
+        "masked_lm_ids": np.array(example.masked_lm_ids, np.int32),
+        "next_sentence_labels": example.next_sentence_label,
+    }
+
+
+def _fields(content: str, first: Record):
+    """The Arrow schema of what is to be written, from its first record."""
+    arrow = _arrow()
+    if content == "examples":
+        own = [(name, arrow.list_(arrow.from_numpy_dtype(np.dtype(kind)))) for name, kind in EXAMPLE_TYPES.items()]
+        own.append(("next_sentence_labels", arrow.int8()))
+    elif content == "packs":
+        own = [(name, arrow.list_(arrow.float32() if name in ("masked_lm_weights", "next_sentence_weights") else arrow.int32()))
+               for name in PACK_FIELDS]
+    else:
+        own = [(name, arrow.list_(arrow.from_numpy_dtype(values.dtype))) for name, values in first.value.items()]
+    names = {name for name, _ in own}
+    foreign = [(name, _type_of(value)) for name, value in first.foreign.items() if name not in names]
+    return arrow.schema(own + foreign)
+
+
+def _type_of(value: object):
+    """The Arrow type of a foreign value: an Arrow scalar, an array, a number, or a list of bytes."""
+    arrow = _arrow()
+    if hasattr(value, "as_py"):
+        return value.type
+    if isinstance(value, np.ndarray):
+        return arrow.list_(arrow.from_numpy_dtype(value.dtype))
+    return arrow.from_numpy_dtype(value.dtype) if isinstance(value, np.generic) else arrow.list_(arrow.binary())
+
+
+def _column(field, values: List[object]):
+    arrow = _arrow()
+    if all(isinstance(value, np.ndarray) for value in values):
+        offsets = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int32)
+        return arrow.ListArray.from_arrays(offsets, arrow.array(np.concatenate(values)).cast(field.type.value_type))
+    plain = [value.as_py() if hasattr(value, "as_py") else value.tolist() if isinstance(value, np.ndarray) else value
+             for value in values]
+    return arrow.array(plain, field.type)
+
+
+def _batch(schema, content: str, records: Sequence[Record]):
+    rows: List[Mapping[str, object]] = []
+    for record in records:
+        row = {**record.foreign, **(_example_row(record.value) if content == "examples" else record.value)}
+        unknown = sorted(set(row) - set(schema.names))
+        if unknown:
+            raise ValueError(f"{record.origin}: column {unknown[0]} was not in the first record; a table has its columns from the start")
+        rows.append(row)
+    try:
+        return _arrow().record_batch([_column(field, [row.get(field.name) for row in rows]) for field in schema], schema=schema)
+    except _arrow().ArrowException as error:
+        raise ValueError(f"{records[0].origin} and the next {len(records) - 1}: {_one_line(error)}") from None
+
+
+def write(path: str, records: Iterable[Record], content: str, stream: bool) -> int:
+    """Write records of one kind as Parquet, or as an Arrow stream where `stream`; return how many.
+
+    Examples are written without padding.  Parquet pages carry checksums, so that damage shows when they are read.
+    """
+    arrow, parquet, count, waiting = _arrow(), _parquet(), 0, []
+    records = iter(records)
+    first = next(records, None)
+    if first is None:
+        raise ValueError(f"{path}: nothing to write, the source has no record")
+    schema = _fields(content, first)
+    with replacing(path) as temporary:
+        writer = arrow.ipc.new_stream(temporary, schema) if stream else parquet.ParquetWriter(
+            temporary, schema, write_page_checksum=True)
+        with writer:
+            waiting.append(first)
+            for record in records:
+                waiting.append(record)
+                if len(waiting) == ROWS:
+                    writer.write_batch(_batch(schema, content, waiting))
+                    count += len(waiting)
+                    waiting = []
+            if waiting:
+                writer.write_batch(_batch(schema, content, waiting))
+                count += len(waiting)
+    return count

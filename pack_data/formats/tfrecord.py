@@ -1,0 +1,266 @@
+"""TFRecord files of tf.train.Example: frames with both checksums always checked, records by field name and type.
+
+A frame, little endian: uint64 length; uint32 masked CRC32C of those 8 bytes; data; uint32 masked CRC32C of the data;
+masked = rotate_right(crc, 15) + 0xa282ead8 mod 2**32 (tensorflow.org, TFRecord guide).  The data is a tf.train.Example
+message, whose schema is built here at run time.  A file may be gzipped, whatever its name.
+"""
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+import zlib
+from functools import lru_cache
+from typing import BinaryIO, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+
+from pack_data.formats.records import BadRecords, Origin, RecordError, library, replacing
+
+HEADER = struct.Struct("<QI")
+CHECKSUM = struct.Struct("<I")
+GZIP_MAGIC = b"\x1f\x8b"
+LARGEST_MESSAGE = 2**31 - 1  # what a protobuf message may have
+CHUNK = 1 << 16
+
+Feature = Union[np.ndarray, List[bytes]]  # int64 [n], float32 [n], or byte strings
+
+
+class _Plain:
+    """The bytes of an ordinary file."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._left = os.fstat(file.fileno()).st_size
+        self.broken: Optional[str] = None
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+class _Gunzip:
+    """The bytes of a gzipped file as far as they can be had; `broken` then says what is wrong behind them.
+
+    `gzip.GzipFile` loses what it decompressed in the same read before the damage; a record there would be lost too.
+    """
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._inflate = zlib.decompressobj(wbits=31)
+        self._started = False  # whether the current member has had any bytes
+        self._buffer = bytearray()
+        self._ended = False
+        self.broken: Optional[str] = None
+
+    def read(self, size: int) -> bytes:
+        while len(self._buffer) < size and not self._ended:
+            chunk = self._file.read(CHUNK)
+            if chunk:
+                self._feed(chunk)
+            else:
+                self._ended = True
+                if self._started and not self._inflate.eof:
+                    self.broken = "the gzip stream is cut short"
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+    def _feed(self, chunk: bytes) -> None:
+        while chunk:
+            if self._inflate.eof:  # another member follows, or zeros that some tools pad with
+                chunk = chunk.lstrip(b"\0")
+                if not chunk:
+                    return
+                self._inflate, self._started = zlib.decompressobj(wbits=31), False
+            before = self._inflate.copy()
+            self._started = True
+            try:
+                self._buffer += self._inflate.decompress(chunk)
+            except zlib.error as error:
+                self._salvage(before, chunk)
+                self._ended, self.broken = True, f"the gzip stream is damaged ({error})"
+                return
+            chunk = self._inflate.unused_data
+
+    def _salvage(self, inflate: object, chunk: bytes) -> None:
+        for at in range(len(chunk)):
+            try:
+                self._buffer += inflate.decompress(chunk[at:at + 1])
+            except zlib.error:
+                return
+
+
+@lru_cache(maxsize=None)
+def _crc32c():
+    return library("google_crc32c", "google-crc32c").value
+
+
+def masked_crc(data: bytes) -> int:
+    crc = _crc32c()(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
+    """The data of each frame of a file whose two checksums hold.
+
+    A damaged record is one bad record, and so is the torn one at the end of a file that was cut.  A damaged length or
+    gzip stream is always an error, raised after every record before it was yielded: where the next record begins
+    cannot be known, so nobody could say how many are lost.
+    """
+    with open(path, "rb") as file:
+        packed = file.read(2) == GZIP_MAGIC
+        file.seek(0)
+        source = _Gunzip(file) if packed else _Plain(file)
+        number, position = 0, 0
+        while True:
+            origin = Origin(path, number)
+            header = source.read(HEADER.size)
+            if len(header) == HEADER.size:
+                length, checksum = HEADER.unpack(header)
+                if masked_crc(header[:8]) != checksum:
+                    bad.stop(origin, f"the checksum of its length is wrong, at byte {position}: the {number} records before "
+                                     "it were read, where the next begins cannot be known (repair or cut the file there)")
+                if length > LARGEST_MESSAGE:
+                    bad.stop(origin, f"says it has {length} bytes, at byte {position}: no message is that large")
+                body = source.read(length + CHECKSUM.size)
+            if len(header) < HEADER.size or len(body) < length + CHECKSUM.size:
+                if source.broken and "damaged" in source.broken:
+                    bad.stop(origin, f"{source.broken}: the {number} records before it were read, nothing behind it can be")
+                if header or source.broken:
+                    bad.add(origin, source.broken or f"the file is cut short in this record, which begins at byte {position}")
+                return
+            if masked_crc(body[:length]) != CHECKSUM.unpack(body[length:])[0]:
+                bad.add(origin, f"the checksum of its data is wrong, at byte {position}")
+            else:
+                yield origin, body[:length]
+            number += 1
+            position += HEADER.size + length + CHECKSUM.size
+
+
+def write_frames(path: str, messages: Iterable[bytes]) -> int:
+    """Write messages as one TFRecord file, gzipped where the name ends in .gz, and return how many."""
+    count = 0
+    with replacing(path) as temporary:
+        # A fixed time and no name in the gzip header: same records, same bytes.
+        with open(temporary, "wb") as raw:
+            file = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) if path.endswith(".gz") else raw
+            for message in messages:
+                length = struct.pack("<Q", len(message))
+                file.write(length + CHECKSUM.pack(masked_crc(length)) + message + CHECKSUM.pack(masked_crc(message)))
+                count += 1
+            if file is not raw:
+                file.close()
+    return count
+
+
+# ---- tf.train.Example --------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=None)
+def message_class():
+    """The message class of tf.train.Example, in a descriptor pool of its own so that TensorFlow may be loaded as well."""
+    descriptor = library("google.protobuf.descriptor_pb2", "protobuf")
+    pool = library("google.protobuf.descriptor_pool", "protobuf").DescriptorPool()
+    factory = library("google.protobuf.message_factory", "protobuf")
+    kind = descriptor.FieldDescriptorProto
+    one, many = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED
+    file = descriptor.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
+    lists = (("BytesList", kind.TYPE_BYTES), ("FloatList", kind.TYPE_FLOAT), ("Int64List", kind.TYPE_INT64))
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, (name, value) in enumerate(lists, 1):
+        file.message_type.add(name=name).field.add(name="value", number=1, label=many, type=value)
+        feature.field.add(
+            name=f"{name[:-4].lower()}_list", number=number, label=one, type=kind.TYPE_MESSAGE,
+            type_name=f".tensorflow.{name}", oneof_index=0)
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, label=one, type=kind.TYPE_STRING)
+    entry.field.add(name="value", number=2, label=one, type=kind.TYPE_MESSAGE, type_name=".tensorflow.Feature")
+    features.field.add(
+        name="feature", number=1, label=many, type=kind.TYPE_MESSAGE, type_name=".tensorflow.Features.FeatureEntry")
+    file.message_type.add(name="Example").field.add(
+        name="features", number=1, label=one, type=kind.TYPE_MESSAGE, type_name=".tensorflow.Features")
+    pool.AddSerializedFile(file.SerializeToString())
+    return factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
+
+
+def parse(data: bytes) -> Dict[str, Feature]:
+    """The features of one message: int64 or float32 arrays, or lists of bytes.  Raises RecordError."""
+    decode_error = library("google.protobuf.message", "protobuf").DecodeError
+    try:
+        message = message_class().FromString(data)
+    except decode_error as error:
+        raise RecordError(f"is no tf.train.Example ({error})") from None
+    features: Dict[str, Feature] = {}
+    for name, feature in message.features.feature.items():
+        kind = feature.WhichOneof("kind")
+        if kind == "int64_list":
+            features[name] = np.array(feature.int64_list.value, np.int64)
+        elif kind == "float_list":
+            features[name] = np.array(feature.float_list.value, np.float32)
+        else:
+            features[name] = list(feature.bytes_list.value)
+    return features
+
+
+def message(features: Mapping[str, Feature]) -> bytes:
+    """One message, its features in the order of their names.
+
+    int64 for integers, float for floating-point numbers, bytes for text and bytes: arrays, lists or single values, also
+    as Arrow scalars; None is a feature without values.  Raises RecordError for anything else.
+    """
+    example = message_class()()
+    for name in sorted(features):
+        feature = example.features.feature[name]
+        values = _listed(name, features[name])
+        if values.dtype.kind in "iub":
+            feature.int64_list.value.extend(values.tolist())
+        elif values.dtype.kind == "f":
+            feature.float_list.value.extend(values.tolist())
+        else:
+            feature.bytes_list.value.extend(values.tolist())
+    return example.SerializeToString(deterministic=True)
+
+
+def _listed(name: str, value: object) -> np.ndarray:
+    """Integers, floats, or an object array of bytes, one-dimensional."""
+    if hasattr(value, "as_py"):
+        value = value.as_py()
+    if value is None:
+        value = []
+    values = value if isinstance(value, (list, np.ndarray)) else [value]
+    if len(values) and all(isinstance(item, (bytes, str)) for item in values) or not len(values) and isinstance(values, list):
+        listed = np.empty(len(values), object)
+        listed[:] = [item.encode() if isinstance(item, str) else item for item in values]
+        return listed
+    listed = np.asarray(values)
+    if listed.ndim != 1 or listed.dtype.kind not in "iubf":
+        raise RecordError(f"{name} is neither numbers nor text; a TFRecord cannot hold it")
+    return listed
+
+
+class Field(NamedTuple):
+    """A feature that a format demands."""
+
+    name: str
+    kind: str  # "int64", "float", or "number" where files in use have either
+
+
+def demand(features: Mapping[str, Feature], fields: Iterable[Field]) -> None:
+    """Raise RecordError unless every field is there with its type."""
+    for field in fields:
+        if field.name not in features:
+            raise RecordError(f"has no feature {field.name}; it has {', '.join(sorted(features)[:12]) or 'none'}")
+        values = features[field.name]
+        found = "bytes" if isinstance(values, list) else ("float" if values.dtype.kind == "f" else "int64")
+        if found != field.kind and not (field.kind == "number" and found != "bytes"):
+            raise RecordError(f"{field.name} is a list of {found}, must be {field.kind}")
+
+
+def foreign_features(features: Mapping[str, Feature], known: Iterable[str]) -> Dict[str, Feature]:
+    known = set(known)
+    return {name: values for name, values in features.items() if name not in known}

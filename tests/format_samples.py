@@ -1,0 +1,129 @@
+"""Examples and files for the tests of the formats; the TFRecord encoder here shares no code with the package."""
+import struct
+
+import numpy as np
+
+from pack_data.sequences import Example
+
+
+def example(length=7, first=4, positions=(2, 5), label=1, seed=0):
+    rng = np.random.default_rng(seed)
+    return Example(
+        input_ids=rng.integers(1, 30000, length).tolist(),
+        first_segment_length=first,
+        masked_lm_positions=list(positions),
+        masked_lm_ids=rng.integers(1, 30000, len(positions)).tolist(),
+        next_sentence_label=label)
+
+
+def random_examples(rng, count, longest=24, most_predictions=4):
+    """Examples of 5 to `longest` tokens; position 0 ([CLS]) is never masked."""
+    made = []
+    for _ in range(count):
+        length = int(rng.integers(5, longest + 1))
+        predictions = int(rng.integers(1, min(most_predictions, length - 1) + 1))
+        made.append(Example(
+            input_ids=rng.integers(1, 30522, length).tolist(),
+            first_segment_length=int(rng.integers(2, length)),
+            masked_lm_positions=sorted((rng.permutation(length - 1)[:predictions] + 1).tolist()),
+            masked_lm_ids=rng.integers(1, 30522, predictions).tolist(),
+            next_sentence_label=int(rng.integers(2))))
+    return made
+
+
+def mlperf_row(given, S, P):
+    """The features of an unpacked record, as plain lists."""
+    n, p = len(given.input_ids), len(given.masked_lm_ids)
+    return {
+        "input_ids": given.input_ids + [0] * (S - n),
+        "input_mask": [1] * n + [0] * (S - n),
+        "segment_ids": [0] * given.first_segment_length + [1] * (n - given.first_segment_length) + [0] * (S - n),
+        "masked_lm_positions": given.masked_lm_positions + [0] * (P - p),
+        "masked_lm_ids": given.masked_lm_ids + [0] * (P - p),
+        "masked_lm_weights": [1.0] * p + [0.0] * (P - p),
+        "next_sentence_labels": [given.next_sentence_label],
+    }
+
+
+# ---- protobuf wire format and TFRecord frames by hand ------------------------------------------------------------
+
+
+def varint(value):
+    value &= 2**64 - 1
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes(out) + bytes([value])
+
+
+def field(number, data):
+    """A length-delimited field (wire type 2)."""
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def tf_example(features):
+    """tf.train.Example: floats make a float_list (2), integers an int64_list (3), bytes a bytes_list (1)."""
+    entries = b""
+    for name, values in features.items():
+        if values and isinstance(values[0], bytes):
+            feature = field(1, b"".join(field(1, value) for value in values))
+        elif values and isinstance(values[0], float):
+            feature = field(2, field(1, struct.pack(f"<{len(values)}f", *values)))
+        else:
+            feature = field(3, field(1, b"".join(varint(value) for value in values)))
+        entries += field(1, field(1, name.encode()) + field(2, feature))
+    return field(1, entries)
+
+
+def feature_kinds(data):
+    """name -> number of the list (1 bytes, 2 float, 3 int64), read from the wire format."""
+
+    def fields(buffer):
+        at = 0
+
+        def number():
+            nonlocal at
+            value = shift = 0
+            while True:
+                byte = buffer[at]
+                at += 1
+                value |= (byte & 127) << shift
+                shift += 7
+                if byte < 128:
+                    return value
+
+        while at < len(buffer):
+            key = number()
+            assert key & 7 == 2
+            size = number()
+            yield key >> 3, buffer[at:at + size]
+            at += size
+
+    (_, features), = fields(data)
+    kinds = {}
+    for _, entry in fields(features):
+        parts = dict(fields(entry))
+        kinds[parts[1].decode()] = next(fields(parts[2]))[0]
+    return kinds
+
+
+def frame(data):
+    import google_crc32c
+
+    def checksum(value):
+        crc = google_crc32c.value(value)
+        return struct.pack("<I", ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) % 2**32)
+
+    length = struct.pack("<Q", len(data))
+    return length + checksum(length) + data + checksum(data)
+
+
+def unframe(data):
+    """The messages of a file, without a look at the checksums."""
+    messages = []
+    while data:
+        size, = struct.unpack("<Q", data[:8])
+        messages.append(data[12:12 + size])
+        data = data[16 + size:]
+    return messages

@@ -1,0 +1,358 @@
+"""TFRecord: frames and checksums, the three formats kept in them, and what damage does."""
+import gzip
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
+pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
+
+from pack_data.formats import mlperf_tfrecord, packed_tfrecord, tfrecord
+from pack_data.formats.detect import open_source
+from pack_data.formats.records import BadRecords, Origin, Record, Shape, pack_from_examples
+from pack_data.packs import FIELDS
+from tests.format_samples import example, feature_kinds, frame, mlperf_row, random_examples, tf_example, unframe
+
+S, P, D = 24, 4, 3
+
+
+def write(path, *messages):
+    path.write_bytes(b"".join(frame(message) for message in messages))
+    return str(path)
+
+
+def values(path, **options):
+    return [record.value for record in open_source(path, **options).read()]
+
+
+# ---- frames ------------------------------------------------------------------------------------------------------
+
+
+def test_the_checksum_is_the_published_one(tmp_path):
+    """CRC32C of "123456789" is e3069283 (RFC 3720 gives the polynomial; the value is its usual check); masked by hand:
+    rotated right by 15 it is 2507c60d, plus a282ead8 is c78ab0e5."""
+    assert tfrecord.masked_crc(b"123456789") == 0xC78AB0E5
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.booleans())
+def test_frames_round_trip(tmp_path_factory, messages, zipped):
+    path = str(tmp_path_factory.mktemp("frames") / ("a.tfrecord.gz" if zipped else "a.tfrecord"))
+    assert tfrecord.write_frames(path, messages) == len(messages)
+    assert [data for _, data in tfrecord.read_frames(path, BadRecords())] == messages
+    raw = open(path, "rb").read()
+    assert (gzip.decompress(raw) if zipped else raw) == b"".join(frame(message) for message in messages)
+
+
+def test_gzip_members_one_after_another_are_one_file(tmp_path):
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(frame(b"one") + frame(b"two")[:5]) + gzip.compress(frame(b"two")[5:]) + b"\0" * 512)
+    assert [data for _, data in tfrecord.read_frames(str(path), BadRecords())] == [b"one", b"two"]
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    rows = [Record(Origin("", 0), example(), {"note": [b"x"], "a": np.arange(3)})]
+    for name in ("a.tfrecord.gz", "b.tfrecord.gz"):
+        mlperf_tfrecord.write(str(tmp_path / name), rows, Shape(S, P))
+    assert (tmp_path / "a.tfrecord.gz").read_bytes() == (tmp_path / "b.tfrecord.gz").read_bytes()
+
+
+def test_a_failed_write_leaves_the_former_file(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(b"former")
+
+    def broken():
+        yield b"one"
+        raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        tfrecord.write_frames(str(path), broken())
+    assert path.read_bytes() == b"former"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.tfrecord"]
+
+
+# ---- damage ------------------------------------------------------------------------------------------------------
+
+
+def test_a_flipped_bit_in_the_data_is_one_bad_record(tmp_path):
+    messages = [tf_example(mlperf_row(example(seed=n), S, P)) for n in range(3)]
+    raw = bytearray(b"".join(map(frame, messages)))
+    raw[len(frame(messages[0])) + 40] ^= 4
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(raw)
+    with pytest.raises(ValueError, match=r"a\.tfrecord: record 1: the checksum of its data is wrong, at byte \d+ .*--skip-bad"):
+        values(path)
+    source = open_source(path, skip_bad=1)
+    assert [record.origin.record for record in source.read()] == [0, 2]
+    assert source.bad.count == 1 and "record 1" in source.report()
+
+
+def test_a_flipped_length_ends_the_file_whatever_may_be_skipped(tmp_path):
+    messages = [tf_example(mlperf_row(example(seed=n), S, P)) for n in range(3)]
+    raw = bytearray(b"".join(map(frame, messages)))
+    raw[len(frame(messages[0]))] ^= 1
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(raw)
+    got = []
+    with pytest.raises(ValueError, match="record 1: the checksum of its length is wrong.*1 records before it were read.*cannot be known"):
+        for record in open_source(path, skip_bad=1000).read():
+            got.append(record.value)
+    assert got == [example(seed=0)]
+
+
+def test_an_absurd_length_is_refused_before_memory_is_taken(tmp_path):
+    length = struct.pack("<Q", 2**60)
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(length + struct.pack("<I", tfrecord.masked_crc(length)) + b"x" * 30)
+    with pytest.raises(ValueError, match="record 0: says it has 1152921504606846976 bytes"):
+        list(tfrecord.read_frames(str(path), BadRecords(9)))
+
+
+def test_more_bad_records_than_allowed_are_counted_in_the_message(tmp_path):
+    path = write(tmp_path / "a.tfrecord", b"junk", b"junk", tf_example(mlperf_row(example(), S, P)))
+    with pytest.raises(ValueError, match="record 1: .*2 bad records, --skip-bad 1 allows fewer"):
+        values(path, skip_bad=1)
+    assert values(path, skip_bad=2) == [example()]
+
+
+@given(st.integers(0, 2**32), st.sampled_from(["cut", "flip", "gzip cut", "gzip flip"]))
+def test_damage_anywhere_loses_no_record_before_it(tmp_path_factory, seed, damage):
+    """Whatever is cut or flipped: every record that lies whole before the damage comes out, nothing false does, and what
+    is said is one line."""
+    rng = np.random.default_rng(seed)
+    examples = random_examples(rng, 6, S, P)
+    frames = [frame(tf_example(mlperf_row(each, S, P))) for each in examples]
+    raw = b"".join(frames)
+    place = int(rng.integers(len(raw)))
+    stored = raw
+    if damage.startswith("gzip"):
+        stored = gzip.compress(raw)
+        place = int(rng.integers(10, len(stored)))  # behind the gzip header
+    if damage.endswith("cut"):
+        stored = stored[:place]
+    else:
+        stored = stored[:place] + bytes([stored[place] ^ 1 << int(rng.integers(8))]) + stored[place + 1:]
+    path = tmp_path_factory.mktemp("damage") / "a.tfrecord"
+    path.write_bytes(stored)
+    got = []
+    try:
+        for record in open_source(path, format="mlperf_tfrecord", skip_bad=1).read():
+            got.append((record.origin.record, record.value))
+    except ValueError as error:
+        assert "\n" not in str(error) and "a.tfrecord" in str(error)
+    assert all(value == examples[number] for number, value in got)
+    if not damage.startswith("gzip"):
+        whole = int(np.searchsorted(np.cumsum([len(each) for each in frames]), place, side="right"))
+        assert [number for number, _ in got[:whole]] == list(range(whole))
+
+
+def test_a_cut_gzip_stream_gives_all_that_was_in_it(tmp_path):
+    """Uncompressed gzip blocks, so that the records' place in the stream is known: cut behind the third, three come out."""
+    examples = random_examples(np.random.default_rng(1), 5, S, P)
+    frames = [frame(tf_example(mlperf_row(each, S, P))) for each in examples]
+    raw = b"".join(frames)
+    stored = gzip.compress(raw, 0)
+    at = stored.index(frames[3]) + 3
+    path = tmp_path / "a.tfrecord.gz"
+    path.write_bytes(stored[:at])
+    assert values(path, skip_bad=1) == examples[:3]
+    with pytest.raises(ValueError, match="record 3: the gzip stream is cut short"):
+        values(path)
+
+
+# ---- MLPerf ------------------------------------------------------------------------------------------------------
+
+
+def test_an_unpacked_record_made_by_hand(tmp_path):
+    """[CLS] 11 [MASK] [SEP] 12 [SEP] in 8 slots, the third token masked."""
+    path = write(tmp_path / "a.tfrecord", tf_example({
+        "input_ids": [101, 11, 103, 102, 12, 102, 0, 0], "input_mask": [1, 1, 1, 1, 1, 1, 0, 0],
+        "segment_ids": [0, 0, 0, 0, 1, 1, 0, 0], "masked_lm_positions": [2, 0], "masked_lm_ids": [77, 0],
+        "masked_lm_weights": [1.0, 0.0], "next_sentence_labels": [1]}))
+    assert values(path) == [([101, 11, 103, 102, 12, 102], 4, [2], [77], 1)]
+    assert open_source(path).format == "mlperf_tfrecord"
+    assert open_source(path).shape() == Shape(8, 2, None)
+
+
+def test_what_is_written_has_the_exact_names_types_and_values(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    given_example = example()
+    mlperf_tfrecord.write(str(path), [Record(Origin("", 0), given_example)], Shape(S, P))
+    data, = unframe(path.read_bytes())
+    row = mlperf_row(given_example, S, P)
+    assert feature_kinds(data) == {name: 2 if name == "masked_lm_weights" else 3 for name in row}
+    assert {name: array.tolist() for name, array in tfrecord.parse(data).items()} == row
+
+
+@pytest.mark.parametrize("change, reason", [
+    ({"input_ids": [1.0] * S}, "input_ids is a list of float, must be int64"),
+    ({"masked_lm_weights": [1] * 2 + [0] * 2}, "masked_lm_weights is a list of int64, must be float"),
+    ({"masked_lm_weights": [1.0] * 3}, "masked_lm_weights has 3 values and masked_lm_positions 4"),
+    ({"masked_lm_weights": [0.5, 1.0, 0.0, 0.0]}, "masked_lm_weights is not ones followed by zeros"),
+    ({"input_ids": [-5] + [1] * 6 + [0] * 17}, "input_ids holds -5 at index 0"),
+    ({"input_ids": [2**40] + [1] * 6 + [0] * 17}, "input_ids holds 1.09951e+12 at index 0"),
+    ({"input_ids": [1] * 7}, "segment_ids has 24 values and input_ids 7"),
+    ({"input_ids": [1] * 8 + [0] * 16}, "behind the last real token or prediction is not 0"),
+    ({"input_mask": [0] * S}, "input_mask is 0 everywhere"),
+    ({"input_mask": [1] * 3 + [2] * 4 + [0] * 17}, "is this a packed file"),
+    ({"segment_ids": [1] * 7 + [0] * 16 + [1]}, "a value behind"),
+    ({"segment_ids": [0, 1, 0, 1] + [1] * 3 + [0] * 17}, "segment_ids is not zeros followed by ones"),
+    ({"segment_ids": [0, 0, 0, 0, 2, 2, 2] + [0] * 17}, "segment_ids holds 2 at index 4, must be 0 to 1"),
+    ({"masked_lm_positions": [2, 7, 0, 0]}, "masked_lm_positions holds 7 at index 1, the sequence has 7 tokens"),
+    ({"masked_lm_positions": [2, 2, 0, 0]}, "names one position twice"),
+    ({"masked_lm_ids": [5, 6, 7, 0]}, "a value behind"),
+    ({"next_sentence_labels": [2]}, "next_sentence_labels holds 2, must be 0 or 1"),
+    ({"next_sentence_labels": [0, 0]}, "next_sentence_labels has 2 values, must have 1"),
+    ({"next_sentence_labels": []}, "next_sentence_labels is a list of bytes|has 0 values"),
+])
+def test_a_bad_record_is_named_with_its_reason(tmp_path, change, reason):
+    row = {**mlperf_row(example(), S, P), **change}
+    path = write(tmp_path / "a.tfrecord", tf_example(mlperf_row(example(), S, P)), tf_example(row))
+    with pytest.raises(ValueError, match=f"a.tfrecord: record 1: .*({reason})".replace("+", r"\+")):
+        values(path)
+    assert values(path, skip_bad=1) == [example()]
+
+
+def test_a_missing_feature_is_named(tmp_path):
+    row = mlperf_row(example(), S, P)
+    del row["segment_ids"]
+    path = write(tmp_path / "a.tfrecord", tf_example(row))
+    with pytest.raises(ValueError, match="record 0: has no feature segment_ids"):
+        values(path, format="mlperf_tfrecord")
+    with pytest.raises(ValueError, match="no format known here"):
+        open_source(path)
+
+
+@given(st.integers(0, 2**32), st.booleans())
+def test_examples_round_trip(tmp_path_factory, seed, zipped):
+    examples = random_examples(np.random.default_rng(seed), 5, S, P)
+    path = str(tmp_path_factory.mktemp("mlperf") / f"a.tfrecord{'.gz' if zipped else ''}")
+    mlperf_tfrecord.write(path, [Record(Origin("", 0), each) for each in examples], Shape(S, P))
+    assert values(path) == examples
+
+
+def test_foreign_features_come_along_with_their_types(tmp_path):
+    foreign = {"document": [b"Anarchism", b"x"], "score": [0.5], "line": [3, 4]}
+    path = write(tmp_path / "a.tfrecord", tf_example({**mlperf_row(example(), S, P), **foreign}))
+    record, = open_source(path).read()
+    again = str(tmp_path / "b.tfrecord")
+    mlperf_tfrecord.write(again, [record], Shape(S, P))
+    second, = open_source(again).read()
+    for name, expected in foreign.items():
+        assert list(second.foreign[name]) == expected
+    assert feature_kinds(unframe(open(again, "rb").read())[0])["score"] == 2
+
+
+def test_a_row_too_short_for_an_example_says_what_to_do(tmp_path):
+    records = [Record(Origin("src", 9), example())]
+    with pytest.raises(ValueError, match=r"src: record 9: 7 tokens, a row holds 6 \(--max-sequence-length\)"):
+        mlperf_tfrecord.write(str(tmp_path / "a.tfrecord"), records, Shape(6, 4))
+    with pytest.raises(ValueError, match="record 9: 2 predictions, a row holds 1"):
+        mlperf_tfrecord.write(str(tmp_path / "a.tfrecord"), records, Shape(8, 1))
+    assert not list(tmp_path.iterdir())
+
+
+# ---- packed ------------------------------------------------------------------------------------------------------
+
+# Two sequences in a row of 10: [CLS] 11 [SEP] 12 [SEP], [CLS] 21 22 [SEP]; slots 1, 6 and 7 are masked.
+PACKED = {
+    "input_ids": [101, 103, 102, 12, 102, 101, 103, 103, 102, 0],
+    "input_mask": [1, 1, 1, 1, 1, 2, 2, 2, 2, 0],
+    "segment_ids": [0, 0, 0, 1, 1, 0, 0, 0, 1, 0],
+    "positions": [0, 1, 2, 3, 4, 0, 1, 2, 3, 0],
+    "masked_lm_positions": [1, 6, 7, 0, 0],
+    "masked_lm_ids": [11, 21, 22, 0, 0],
+    "masked_lm_weights": [1.0, 2.0, 2.0, 0.0, 0.0],
+    "next_sentence_positions": [0, 5, 0],
+    "next_sentence_labels": [1, 0, 0],
+    "next_sentence_weights": [1.0, 1.0, 0.0],
+}
+UNPACKED = [([101, 103, 102, 12, 102], 3, [1], [11], 1), ([101, 103, 103, 102], 3, [1, 2], [21, 22], 0)]
+# The same two with every [CLS] at the end of the row, sequence k at slot -k, and labels in the order of the row.
+CLS_LAST = {
+    "packed_input_ids": [103, 102, 12, 102, 103, 103, 102, 0, 101, 101],
+    "packed_input_mask": [1, 1, 1, 1, 2, 2, 2, 0, 2, 1],
+    "packed_segment_ids": [0, 0, 1, 1, 0, 0, 1, 0, 0, 0],
+    "packed_position_ids": [1, 2, 3, 4, 1, 2, 3, 0, 0, 0],
+    "packed_masked_lm_positions": [0, 4, 5, 0],
+    "packed_masked_lm_ids": [11, 21, 22, 0],
+    "packed_masked_lm_mask": [1.0, 2.0, 2.0, 0.0],
+    "packed_next_sentence_labels": [0, 0, 1],
+    "packed_next_sentence_mask": [0.0, 1.0, 1.0],
+}
+
+
+def test_a_pack_made_by_hand(tmp_path):
+    path = write(tmp_path / "a.tfrecord", tf_example(PACKED))
+    source = open_source(path)
+    assert (source.format, source.kind, source.shape()) == ("packed_tfrecord", "packs", Shape(10, 5, 3))
+    record, = source.read()
+    assert {name: array.tolist() for name, array in record.value.items()} == PACKED
+    assert [record.value for record in source.examples()] == UNPACKED
+
+
+def test_a_pack_with_cls_at_the_end_is_the_same_pack(tmp_path):
+    path = write(tmp_path / "a.tfrecord", tf_example(CLS_LAST))
+    source = open_source(path)
+    assert (source.format, source.kind, source.shape()) == ("cls_last_tfrecord", "packs", Shape(10, 5, 3))
+    record, = source.read()
+    assert {name: array.tolist() for name, array in record.value.items()} == PACKED
+    assert [record.value for record in source.examples()] == UNPACKED
+
+
+def test_a_full_row_with_cls_at_the_end_has_no_padding_before_it(tmp_path):
+    """One sequence of 5 in a row of 5 with room for 3: [CLS] is the last slot, the two before it hold tokens."""
+    path = write(tmp_path / "a.tfrecord", tf_example({
+        "packed_input_ids": [11, 102, 12, 102, 101], "packed_input_mask": [1] * 5, "packed_segment_ids": [0, 0, 1, 1, 0],
+        "packed_position_ids": [1, 2, 3, 4, 0], "packed_masked_lm_positions": [2, 0, 0], "packed_masked_lm_ids": [9, 0, 0],
+        "packed_masked_lm_mask": [1, 0, 0], "packed_next_sentence_labels": [0, 0, 1], "packed_next_sentence_mask": [0, 0, 1]}))
+    assert [record.value for record in open_source(path).examples()] == [([101, 11, 102, 12, 102], 3, [3], [9], 1)]
+
+
+def test_written_packs_have_the_exact_names_and_types(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    record, = open_source(write(tmp_path / "in.tfrecord", tf_example({**PACKED, "shard": [7]}))).read()
+    packed_tfrecord.write(str(path), [record], Shape())
+    data, = unframe(path.read_bytes())
+    kinds = {name: 2 if name in ("masked_lm_weights", "next_sentence_weights") else 3 for name in PACKED}
+    assert feature_kinds(data) == {**kinds, "shard": 3}
+    assert {name: tfrecord.parse(data)[name].tolist() for name in PACKED} == PACKED
+
+
+@pytest.mark.parametrize("change, reason", [
+    ({"positions": [0, 1, 2, 3, 4, 5, 6, 7, 8, 0]}, "positions of sequence 2 are not 0 to 3"),
+    ({"input_mask": [1, 1, 1, 1, 1, 3, 3, 3, 3, 0]}, "masked_lm_weights says sequence 2 at index 1, input_mask says 3"),
+    ({"input_mask": [1] * 5 + [4] * 4 + [0], "masked_lm_weights": [1.0, 4.0, 4.0, 0.0, 0.0]}, "sequence number 4, next_sentence_weights has room for 3"),
+    ({"next_sentence_weights": [1.0, 0.0, 0.0], "next_sentence_labels": [1, 0, 0]}, "numbers 2 sequences, next_sentence_weights has 1"),
+    ({"next_sentence_positions": [0, 6, 0]}, "does not name slot 5, where sequence 2 begins"),
+    ({"next_sentence_positions": [0, 10, 0]}, "outside the row"),
+    ({"next_sentence_weights": [1.0, 1.5, 0.0]}, "next_sentence_weights holds a number that is not whole"),
+    ({"next_sentence_labels": [1, 0, 1]}, "next_sentence_labels is not 0 where"),
+    ({"masked_lm_positions": [1, 6, 10, 0, 0]}, "masked_lm_positions holds 10 at index 2, the row has 10 slots"),
+    ({"masked_lm_positions": [1, 6, 4, 0, 0]}, "says sequence 2 at index 2, input_mask says 1"),
+    ({"masked_lm_ids": [11, 21, 22, 5, 0]}, "is not 0 where masked_lm_weights is 0"),
+    ({"masked_lm_ids": [11, 21, 22, 0]}, "fields of one length differ"),
+    ({"segment_ids": [0, 0, 1, 0, 1, 0, 0, 0, 1, 0]}, "segment_ids of sequence 1 is not zeros followed by ones"),
+    ({"input_ids": [101, 103, 102, 12, 102, 101, 103, 103, 102, 9]}, "input_ids is not 0 where input_mask says padding"),
+    ({name: [0] * len(PACKED[name]) if "weights" not in name else [0.0] * len(PACKED[name]) for name in PACKED}, "a pack needs at least one"),
+])
+def test_a_bad_pack_is_named_with_its_reason(tmp_path, change, reason):
+    path = write(tmp_path / "a.tfrecord", tf_example(PACKED), tf_example({**PACKED, **change}))
+    with pytest.raises(ValueError, match=f"a.tfrecord: record 1: .*{reason}"):
+        values(path)
+    assert len(values(path, skip_bad=1)) == 1
+
+
+@given(st.integers(0, 2**32))
+def test_packs_round_trip_and_fall_apart_into_their_examples(tmp_path_factory, seed):
+    rng = np.random.default_rng(seed)
+    packs = [random_examples(rng, int(rng.integers(1, D + 1)), S // D, P) for _ in range(4)]
+    path = str(tmp_path_factory.mktemp("packed") / "a.tfrecord")
+    made = [pack_from_examples(pack, Shape(S, P * D, D)) for pack in packs]
+    packed_tfrecord.write(path, [Record(Origin("", 0), pack) for pack in made], Shape())
+    source = open_source(path)
+    for record, pack in zip(source.read(), made):
+        assert all(np.array_equal(record.value[name], pack[name]) for name in FIELDS)
+    assert [record.value for record in source.examples()] == [each for pack in packs for each in pack]
