@@ -1,0 +1,164 @@
+"""A proof that no packing has fewer packs, checked without trusting the solver that found it: `python -m pack_data.certificate`.
+
+Give every sequence length a price.  If no pack that obeys the limits is worth more than 1, then a packing needs at least
+as many packs as all sequences together are worth: weak duality of the cutting-stock programme (Gilmore and Gomory,
+"A linear programming approach to the cutting-stock problem", 1961).  Prices are whole numbers over one common
+denominator, so the check is exact: it finds the most valuable pack by dynamic programming over whole numbers.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.command import ArgumentParser, run_main
+
+if TYPE_CHECKING:
+    from pack_data.packing import Packing
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Prices by length; a length that is not listed is worth nothing."""
+
+    max_sequence_length: int  # S
+    max_sequences_per_pack: Optional[int]  # D, None = unlimited
+    lengths: Tuple[int, ...]  # ascending, each at most S
+    prices: Tuple[int, ...]  # price of lengths[i] in units of 1 / denominator, at least 0
+    denominator: int  # what no pack may be worth more than
+
+    def to_json(self) -> Dict[str, Any]:
+        return {
+            "max_sequence_length": self.max_sequence_length,
+            "max_sequences_per_pack": self.max_sequences_per_pack,
+            "lengths": list(self.lengths),
+            "prices": list(self.prices),
+            "denominator": self.denominator,
+        }
+
+    @classmethod
+    def from_json(cls, value: Dict[str, Any]) -> Certificate:
+        """Inverse of `to_json`; raises ValueError unless the value has that form."""
+        try:
+            S, D, denominator = value["max_sequence_length"], value["max_sequences_per_pack"], value["denominator"]
+            lengths, prices = tuple(value["lengths"]), tuple(value["prices"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"certificate: no field {error}; it is what the optimal packer stores") from None
+        numbers = (S, denominator, *lengths, *prices, *(() if D is None else (D,)))
+        if not all(type(number) is int for number in numbers):
+            raise ValueError("certificate: lengths, prices and limits are whole numbers; make the recipe again")
+        if S < 1 or denominator < 1 or (D is not None and D < 1) or min(prices, default=0) < 0:
+            raise ValueError("certificate: limits and denominator are at least 1, prices at least 0; make the recipe again")
+        if len(lengths) != len(prices) or not all(a < b for a, b in zip((0, *lengths), (*lengths, S + 1))):
+            raise ValueError(f"certificate: it needs one price for each length, lengths ascending in 1..{S}; make the recipe again")
+        return cls(S, D, lengths, prices, denominator)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What `prove` established."""
+
+    best_pack_value: int  # of all packs within the limits, in units of 1 / denominator
+    worth: Fraction  # of all sequences, in packs
+    lower_bound: int  # packs that any packing needs
+
+
+def best_pack_value(lengths: Sequence[int], prices: Sequence[int], max_sequence_length: int, max_sequences_per_pack: Optional[int]) -> int:
+    """Price of the most valuable pack: at most D sequences, of these lengths and prices, of at most S tokens together.
+
+    A dynamic programme over (sequences, tokens) in int64; ValueError where a pack could be worth 2^62 or more.
+    """
+    kept_lengths, kept_prices, dearest = [], [], 0
+    for length, price in sorted(zip(lengths, prices)):
+        if price > dearest:  # otherwise a shorter sequence is worth as much and can always stand in for it
+            kept_lengths.append(length)
+            kept_prices.append(price)
+            dearest = price
+    if not kept_lengths:
+        return 0
+    room = max_sequence_length // kept_lengths[0]
+    depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
+    if depth * dearest >= 2**62:
+        raise ValueError(f"certificate: prices up to {dearest} at depth {depth} do not fit 64-bit arithmetic; make the recipe again")
+    S = max_sequence_length
+    if depth == room:  # the limit on sequences never binds: one table over tokens will do
+        length_array, price_array = np.array(kept_lengths), np.array(kept_prices, np.int64)
+        fitting = np.searchsorted(length_array, np.arange(S + 1), side="right")
+        worth = np.zeros(S + 1, np.int64)
+        for tokens in range(kept_lengths[0], S + 1):
+            n = fitting[tokens]
+            worth[tokens] = (worth[tokens - length_array[:n]] + price_array[:n]).max()
+        return int(worth.max())
+    worth = np.zeros(S + 1, np.int64)  # worth[c]: the best with at most the sequences so far and c tokens
+    for _ in range(depth):
+        deeper = worth.copy()
+        for length, price in zip(kept_lengths, kept_prices):
+            np.maximum(deeper[length:], worth[: S + 1 - length] + price, out=deeper[length:])
+        worth = deeper
+    return int(worth[S])
+
+
+def prove(certificate: Certificate, counts: np.ndarray) -> Proof:
+    """Checks the certificate and derives the bound for counts, int [S + 1]: sequences of each length.
+
+    Raises ValueError where some pack is worth more than the certificate's denominator.
+    """
+    best = best_pack_value(
+        certificate.lengths, certificate.prices, certificate.max_sequence_length, certificate.max_sequences_per_pack)
+    if best > certificate.denominator:
+        raise ValueError(
+            f"certificate: a pack within the limits is worth {best}/{certificate.denominator}, more than 1, so the prices "
+            "prove nothing; make the recipe again")
+    worth = sum(int(counts[length]) * price for length, price in zip(certificate.lengths, certificate.prices))
+    return Proof(best, Fraction(worth, certificate.denominator), -(-worth // certificate.denominator))
+
+
+def prove_packing(packing: Packing) -> Proof:
+    """Proves the bound that a packing claims for what it places; raises ValueError where it cannot."""
+    certificate = packing.certificate
+    if certificate is None:
+        raise ValueError(f"the {packing.algorithm} recipe has no certificate; the optimal packer writes one")
+    for limit in ("max_sequence_length", "max_sequences_per_pack"):
+        ours, theirs = getattr(packing, limit), getattr(certificate, limit)
+        if ours != theirs:
+            raise ValueError(f"certificate: it is for {limit} {theirs}, the recipe for {ours}; make the recipe again")
+    proof = prove(certificate, packing.placed())
+    if packing.lower_bound != proof.lower_bound:
+        raise ValueError(
+            f"certificate: it proves a lower bound of {proof.lower_bound}, the recipe claims {packing.lower_bound}; "
+            "make the recipe again")
+    return proof
+
+
+def statement(packing: Packing, proof: Proof) -> str:
+    """The proof in words."""
+    depth = packing.max_sequences_per_pack
+    most = "" if depth is None else f" at most {depth} sequences and"
+    verdict = "no packing has fewer" if packing.packs == proof.lower_bound else (
+        f"the best possible has at most {packing.packs - proof.lower_bound:,} fewer")
+    return (
+        f"proved in exact arithmetic: with the {len(packing.certificate.lengths):,} prices stored, no pack of{most} "
+        f"{packing.max_sequence_length} slots is worth more than 1, all {packing.sequences:,} sequences are worth "
+        f"{float(proof.worth):,.3f}, so at least {proof.lower_bound:,} packs are needed; this recipe makes "
+        f"{packing.packs:,}: {verdict}")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    from pack_data.packing import Packing
+
+    parser = ArgumentParser(
+        prog="python -m pack_data.certificate", description="Proves again the lower bound of a recipe that the optimal packer wrote.")
+    parser.add_argument("recipe", help="a recipe, written with `python -m pack_data.optimal --out`")
+    args = parser.parse_args(argv)
+    packing = Packing.load(args.recipe)
+    try:
+        proof = prove_packing(packing)
+    except ValueError as error:
+        raise ValueError(f"{args.recipe}: {error}") from None
+    print(statement(packing, proof))
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

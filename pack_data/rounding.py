@@ -1,0 +1,131 @@
+"""From a fractional packing to whole packs: round down, pack what remains by the same means, and so on."""
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from pack_data.column_generation import Relaxation, relax
+from pack_data.fit_decreasing import fit_decreasing
+from pack_data.histogram import LengthHistogram
+
+Packs = List[Tuple[Tuple[int, ...], int]]  # (lengths of a pack, packs like it)
+
+
+def fill(strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray) -> Tuple[Packs, np.ndarray]:
+    """Puts sequences into slots: each into a slot of its length or, where none is free, the next longer one.
+
+    strategies int [n, depth] slot lengths (0 = no slot), repeats int [n], counts int [S + 1] sequences to place.
+    Returns the packs made, slots that found no sequence left out, and the counts of what found no slot.
+    """
+    left = counts.copy()
+    used = repeats > 0
+    strategies, repeats = strategies[used], repeats[used]
+    rows, columns = np.nonzero(strategies)
+    slot_lengths = strategies[rows, columns]
+    order = np.argsort(-slot_lengths, kind="stable")
+    slots = list(zip(slot_lengths[order].tolist(), rows[order].tolist(), columns[order].tolist()))
+    runs: Dict[Tuple[int, int], List[Tuple[int, int]]] = {}  # (row, column) -> (length, packs) in turn
+    free: List[List[int]] = []  # [row, column, packs], the shortest slot last
+    next_slot = 0
+    for length in np.flatnonzero(left)[::-1].tolist():
+        while next_slot < len(slots) and slots[next_slot][0] >= length:
+            _, row, column = slots[next_slot]
+            free.append([row, column, int(repeats[row])])
+            next_slot += 1
+        wanted = int(left[length])
+        while wanted and free:
+            row, column, packs = free[-1]
+            placed = min(packs, wanted)
+            runs.setdefault((row, column), []).append((length, placed))
+            wanted -= placed
+            if placed == packs:
+                free.pop()
+            else:
+                free[-1][2] -= placed
+        left[length] = wanted
+    contents: List[List[List[Tuple[int, int]]]] = [[] for _ in repeats]
+    for (row, _), run in runs.items():
+        contents[row].append(run)
+    packs_made: Packs = []
+    for row, total in enumerate(repeats.tolist()):
+        packs_made += _merge(contents[row], total)
+    return packs_made, left
+
+
+def _merge(runs: List[List[Tuple[int, int]]], total: int) -> Packs:
+    """Runs of lengths, one list for each slot of `total` equal packs, as packs; a run that ends early leaves its slot empty."""
+    if all(len(run) == 1 and run[0][1] == total for run in runs):
+        return [(tuple(run[0][0] for run in runs), total)] if runs else []
+    ends = {0, total}
+    steps = []
+    for run in runs:
+        bounds = np.cumsum([count for _, count in run])
+        ends.update(bounds.tolist())
+        steps.append((bounds, [length for length, _ in run]))
+    marks = sorted(ends)
+    packs: Packs = []
+    for start, stop in zip(marks, marks[1:]):
+        held = []
+        for bounds, lengths in steps:
+            index = int(np.searchsorted(bounds, start, side="right"))
+            if index < len(lengths):
+                held.append(lengths[index])
+        if held:
+            packs.append((tuple(held), stop - start))
+    return packs
+
+
+def whole_packs(
+    relaxation: Relaxation, counts: np.ndarray, max_sequences_per_pack: int, target: int,
+    progress: Callable[[int], None] = lambda left: None,
+) -> Packs:
+    """Packs `counts` int [S + 1] along a fractional packing of it; stops as soon as `target` packs do."""
+    S = len(counts) - 1
+    left, made, total = counts, [], 0
+    best: Optional[Packs] = None
+    best_total = 0
+    pool = relaxation.strategies
+    take = np.floor(relaxation.packs + 1e-6).astype(np.int64)
+    while True:
+        packs, left = fill(relaxation.strategies, take, left)
+        made = made + packs
+        total += sum(count for _, count in packs)
+        progress(int(left.sum()))
+        rest = fit_decreasing(LengthHistogram(left), max_sequences_per_pack, lambda free: np.argsort(free, kind="stable"))
+        complete = total + sum(count for _, count in rest)
+        if best is None or complete < best_total:
+            best, best_total = made + rest, complete
+        if best_total <= target or not left.any():
+            return best
+        lengths = np.flatnonzero(left)
+        shorter = np.zeros(S + 1, np.int64)
+        shorter[lengths] = lengths
+        seeds = np.maximum.accumulate(shorter)[pool]  # the strategies so far, on the lengths that remain
+        relaxation = relax(
+            lengths, left[lengths], S, max(1, min(max_sequences_per_pack, S // int(lengths[0]))), seeds=seeds,
+            good_enough=target - total, rounds=30)
+        take = _round(relaxation, left)
+
+
+def _round(relaxation: Relaxation, counts: np.ndarray) -> np.ndarray:
+    """Whole packs to make of a fractional packing: rounded down, and about half of the rest where that is too little."""
+    packs = relaxation.packs
+    take = np.floor(packs + 1e-6).astype(np.int64)
+    fraction = packs - take
+    wanted = max(1, int(0.5 * packs.sum()))
+    left = counts - np.bincount(
+        relaxation.strategies.ravel(), np.repeat(take, relaxation.strategies.shape[1]), minlength=len(counts)).astype(np.int64)
+    total = int(take.sum())
+    for index in np.argsort(-fraction, kind="stable").tolist():
+        if total >= wanted:
+            break
+        strategy = relaxation.strategies[index]
+        needed = np.bincount(strategy[strategy > 0], minlength=len(counts))
+        if (needed <= left).all():
+            left = left - needed
+            take[index] += 1
+            total += 1
+    if not total:  # a strategy with more slots of a length than there are sequences; `fill` puts shorter ones there
+        take[int(np.argmax(fraction))] = 1
+    return take
