@@ -6,7 +6,7 @@ from typing import Callable, Optional, Tuple
 
 from pack_data.packing import Packing
 
-PACKERS: Tuple[str, ...] = ("none", "greedy", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp")
+PACKERS: Tuple[str, ...] = ("none", "greedy", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp", "optimal")
 
 # NNLSHP lists every strategy that fills a pack exactly, S^(depth-1) of them: the paper ran out of memory beyond depth 3.
 _DEEPEST = {"nnlshp": 3}
