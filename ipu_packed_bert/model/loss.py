@@ -44,8 +44,9 @@ class SequenceLosses(NamedTuple):
 
 def cross_entropy(logits_BKC, labels_BK) -> torch.Tensor:
     """Unreduced, [B, K]; at least in float32, whatever the type of the logits."""
-    precise_BKC = logits_BKC.to(torch.promote_types(logits_BKC.dtype, torch.float32))
-    losses = F.cross_entropy(precise_BKC.flatten(0, 1), labels_BK.to(torch.int64).flatten(), reduction="none")
+    if logits_BKC.dtype in (torch.float16, torch.bfloat16):
+        logits_BKC = logits_BKC.to(torch.float32)
+    losses = F.cross_entropy(logits_BKC.flatten(0, 1), labels_BK.to(torch.int64).flatten(), reduction="none")
     return losses.view(labels_BK.shape)
 
 
