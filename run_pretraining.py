@@ -54,6 +54,9 @@ def main(argv=None):
     from ipu_packed_bert.train import train
 
     checkpoint = load_checkpoint(newest_checkpoint(Path(args.resume, CHECKPOINTS))) if args.resume else None
+    if checkpoint and checkpoint.step >= config.run.steps:
+        print("{} has made its {:,} updates already; --steps N continues it".format(args.resume, checkpoint.step))
+        return 0
     choice = choose_engine(config)
     config = for_this_machine(config, choice)
     with contextlib.ExitStack() as opened:
@@ -117,11 +120,11 @@ def print_batch(config, factor, batches):
     accumulation = config.accumulation(factor.value)
     divided = "" if accumulation == config.batch.gradient_accumulation else " ({} / {:.3f}, rounded up)".format(
         config.batch.gradient_accumulation, factor.value)
-    print("packing   factor {:.3f} from {}".format(factor.value, factor.source))
-    print("batch     {:,} packs, about {:,.0f} sequences an update: {} replicas x {} accumulation{} x {} packs; "
+    print("packing   factor {:.3f}, from {}".format(factor.value, factor.source))
+    print("batch     {:,} packs, about {:,.0f} sequences an update = micro-batch {} x accumulation {}{} x replicas {}; "
           "{:,} updates an epoch".format(
-              batches.packs_per_update, config.expected_sequences_per_update(factor.value), config.placement.replicas,
-              accumulation, divided, config.batch.micro_batch, batches.updates_per_epoch))
+              batches.packs_per_update, config.expected_sequences_per_update(factor.value), config.batch.micro_batch,
+              accumulation, divided, config.placement.replicas, batches.updates_per_epoch))
 
 
 def run(argv):

@@ -302,12 +302,13 @@ def load_config(path: Union[str, Path], overrides: Sequence[str] = ()) -> Config
 
     Raises
     ------
-    ConfigError : with every problem found.  OSError : if the file cannot be read.
+    ConfigError : with every problem found.
     """
-    text = Path(path).read_text(encoding="utf-8")
     try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("{}: cannot be read ({})".format(path, error.strerror)) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError("{}: not valid YAML: {}".format(path, " ".join(str(error).split()))) from None
     return config_from_tree(tree, str(path), overrides)
 

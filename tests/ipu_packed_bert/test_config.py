@@ -1,0 +1,189 @@
+"""Settings: what is read, what is refused and in which words, and the arithmetic that follows from them."""
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipu_packed_bert.config import (
+    SECTIONS, BatchConfig, Config, ConfigError, OptimizerConfig, PlacementConfig, check_accumulation, config_from_tree,
+    load_config)
+from tests.tiny_runs import tiny_settings
+
+
+def problems(tree, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        config_from_tree(tree, "a.yml", overrides)
+    lines = str(caught.value).split("\n")
+    if len(lines) == 1:
+        assert lines[0].startswith("a.yml: ")
+        return [lines[0][len("a.yml: "):]]
+    assert lines[0] == "a.yml: {} problems".format(len(lines) - 1)
+    return [line.strip() for line in lines[1:]]
+
+
+def test_an_empty_file_is_the_defaults():
+    assert config_from_tree(None, "a.yml") == Config()
+
+
+def test_five_mistakes_are_five_lines_with_key_value_and_rule(tmp_path):
+    path = tmp_path / "five.yml"
+    path.write_text("""
+model: {num_layer: 12, hidden_size: 770, num_heads: 12}
+optimizer: {learning_rate: 6e-3, beta1: 1.5}
+placement: {replicas: 3}
+""")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value).split("\n") == [
+        "{}: 5 problems".format(path),
+        "  model.num_layer is not a setting; did you mean model.num_layers?",
+        "  optimizer.learning_rate is '6e-3'; YAML reads that as a text; write 6.0e-3",
+        "  optimizer.beta1 is 1.5; must be at least 0 and below 1",
+        "  model.hidden_size is 770; must be a multiple of model.num_heads, 12",
+        "  placement.replicas x placement.ipus_per_replica is 3 x 1 = 3; must be a power of two",
+    ]
+
+
+@pytest.mark.parametrize("tree, words", [
+    ({"modle": {}}, "modle is not a setting; did you mean model?"),
+    ({"model": 3}, "model is 3; must hold settings"),
+    ({"model": {"num_layers": "12"}}, "model.num_layers is '12'; must be a whole number"),
+    ({"model": {"num_layers": 12.0}}, "model.num_layers is 12.0; must be a whole number"),
+    ({"model": {"num_layers": True}}, "model.num_layers is True; must be a whole number"),
+    ({"model": {"num_layers": None}}, "model.num_layers is None; must be a whole number"),
+    ({"model": {"num_layers": 0}}, "model.num_layers is 0; must be at least 1"),
+    ({"model": {"hidden_dropout": 1.0}}, "model.hidden_dropout is 1.0; must be at least 0 and below 1"),
+    ({"model": {"layer_norm_eps": float("nan")}}, "model.layer_norm_eps is nan; must be finite"),
+    ({"optimizer": {"learning_rate": "1.0e5"}}, "YAML reads that as a text; write 1.0e+5"),
+    ({"optimizer": {"name": "sgd"}}, "optimizer.name is 'sgd'; must be one of lamb, adamw"),
+    ({"loss": {"next_sentence": "yes please"}}, "loss.next_sentence is 'yes please'; must be true or false"),
+    ({"data": {"packer": "magic"}}, "data.packer is 'magic'; must be one of none, "),
+    ({"data": {"directory": 3}}, "data.directory is 3; must be a text"),
+    ({"data": {"packer": "none"}}, "must be 1 where data.packer is none"),
+    ({"data": {"max_sequences_per_pack": 4}}, "data.max_sequences_per_pack is 4; too deep for data.packer nnlshp"),
+    ({"data": {"max_sequence_length": 1024}}, "must be at most model.max_position_embeddings, 512"),
+    ({"data": {"vocabulary_size": 40000}}, "data.vocabulary_size is 40000; must be at most model.vocabulary_size, 30522"),
+    ({"placement": {"layers_per_ipu": 12}}, "placement.layers_per_ipu is 12; must be a list such as [3, 7]"),
+    ({"placement": {"layers_per_ipu": [7]}}, "placement.layers_per_ipu places 7 layers, model.num_layers is 12; change one of them"),
+    ({"placement": {"layers_per_ipu": [6, 6]}}, "placement.layers_per_ipu has 2 values; must have one for each of the 1 IPUs"),
+    ({"placement": {"available_memory_proportion": [1.2]}}, "each must be above 0 and at most 1"),
+    ({"placement": {"available_memory_proportion": [0.1, 0.1]}}, "available_memory_proportion has 2 values"),
+    ({"placement": {"embedding_serialization_factor": 4}}, "must divide model.vocabulary_size, 30522"),
+    ({"placement": {"replicas": 128}}, "must be at most 64 in one program"),
+    ({"placement": {"replicated_tensor_sharding": True}}, "must be false with one replica"),
+    ({"engine": {"ipu_model": True, "offline_export": "x.poptorch"}}, "must be false where engine.offline_export"),
+    ({"run": {"evaluate_every": 5}}, "needs run.evaluation_fraction above 0"),
+    ({"without_ipus": 3}, "without_ipus is 3; must hold sections of settings"),
+    ({"without_ipus": {"batch": {"micro_batches": 3}}},
+     "without_ipus.batch.micro_batches is not a setting; did you mean batch.micro_batch?"),
+    ({"without_ipus": {"batch": {"micro_batch": 0}}}, "without_ipus.batch.micro_batch is 0; must be at least 1"),
+    ({"without_ipus": {"model": {"num_layers": 3}}},
+     "without_ipus: placement.layers_per_ipu places 12 layers, model.num_layers is 3; change one of them"),
+    ([1, 2], "holds list, not sections of settings"),
+])
+def test_what_is_refused_and_why(tree, words):
+    found = problems(tree)
+    assert len(found) == 1 and words in found[0], found
+
+
+def test_a_broken_setting_is_not_reported_again_by_its_consequences():
+    assert len(problems({"model": {"num_layers": "many"}, "placement": {"layers_per_ipu": [4]}})) == 1
+
+
+def test_four_ipus_need_an_accumulation_of_nine():
+    tree = {"placement": {"ipus_per_replica": 4, "layers_per_ipu": [3, 3, 3, 3], "available_memory_proportion": [0.2] * 4},
+            "batch": {"gradient_accumulation": 8}}
+    assert problems(tree) == ["batch.gradient_accumulation is 8; must be at least the 9 stages of the training pipeline"]
+    tree["batch"]["gradient_accumulation"] = 16
+    config = config_from_tree(tree, "a.yml")
+    check_accumulation(config, 1.99)                        # ceil(16 / 1.99) = 9
+    with pytest.raises(ConfigError, match="8 with a packing factor of 2.000; must be at least the 9 stages"):
+        check_accumulation(config, 2.0)
+
+
+@pytest.mark.parametrize("layers, stages", [([12], 1), ([6, 6], 5), ([3, 3, 3, 3], 9), ([0, 4, 4, 4], 9), ([12, 0, 0, 0], 1)])
+def test_pipeline_stages(layers, stages):
+    # One IPU: one stage. Else the first IPU has two forward stages, embeddings and heads, and each later one that holds
+    # layers has one: f = 3 with two IPUs, 5 with four; training has 2 f - 1.
+    assert Config(placement=PlacementConfig(ipus_per_replica=len(layers), layers_per_ipu=tuple(layers))).pipeline_stages == stages
+
+
+def test_overrides_win_over_the_file_and_over_without_ipus():
+    tree = {"batch": {"micro_batch": 2}, "without_ipus": {"batch": {"micro_batch": 4, "gradient_accumulation": 8}}}
+    plain = config_from_tree(tree, "a.yml")
+    assert plain.batch.micro_batch == 2
+    applied, changes = plain.applied_without_ipus()
+    assert applied.batch == BatchConfig(micro_batch=4, gradient_accumulation=8) and applied.without_ipus == ()
+    assert [tuple(change) for change in changes] == [("batch.micro_batch", 2, 4), ("batch.gradient_accumulation", 2048, 8)]
+
+    given = config_from_tree(tree, "a.yml", ["batch.micro_batch=3"])
+    assert given.batch.micro_batch == 3
+    assert given.applied_without_ipus()[0].batch == BatchConfig(micro_batch=3, gradient_accumulation=8)
+    within = config_from_tree(tree, "a.yml", ["without_ipus.batch.micro_batch=5"])
+    assert within.applied_without_ipus()[0].batch.micro_batch == 5
+    assert config_from_tree(tree, "a.yml", ["without_ipus=null"]).without_ipus == ()
+
+
+@pytest.mark.parametrize("override, words", [
+    ("run.steps", "must read section.key=value"), ("run.steps=[", "the value is not valid YAML"),
+    ("run.step=3", "--set run.step is not a setting; did you mean run.steps?"), ("steps=3", "--set steps is not a setting"),
+    ("run.steps=3e2", "--set run.steps is '3e2'; must be a whole number"), ("without_ipus=3", "only be switched off, with null"),
+    ("model=3", "--set model is 3; must hold settings"),
+])
+def test_wrong_overrides(override, words):
+    assert words in problems({}, override)[0]
+
+
+def test_lists_and_null_can_be_overridden():
+    config = config_from_tree({}, "a.yml", ["placement.layers_per_ipu=[12]", "data.packer=spfhp", "data.max_sequences_per_pack=null"])
+    assert config.placement.layers_per_ipu == (12,) and config.data.max_sequences_per_pack is None
+
+
+def test_yaml_of_a_config_is_that_config():
+    tree = {**tiny_settings(), "without_ipus": {"placement": {"layers_per_ipu": [2]}, "run": {"steps": 3}}}
+    config = config_from_tree(tree, "a.yml")
+    assert config_from_tree(yaml.safe_load(config.to_yaml()), "b.yml") == config
+    assert set(yaml.safe_load(config.to_yaml())) == set(SECTIONS) | {"without_ipus"}
+
+
+@pytest.mark.parametrize("accumulation, factor, packed", [
+    # Published: the accumulation of the unpacked configuration and its packing factor -> with packs.
+    (512, 1.17, 438), (512, 1.7, 302), (512, 2.0, 256), (2048, 1.17, 1751), (2048, 1.7, 1205), (2048, 2.0, 1024)])
+def test_published_accumulations(accumulation, factor, packed):
+    config = Config(batch=BatchConfig(micro_batch=2, gradient_accumulation=accumulation), placement=PlacementConfig(replicas=4))
+    assert config.accumulation(factor) == packed
+    assert config.micro_batches_per_update(factor) == 4 * packed
+    assert config.packs_per_update(factor) == 8 * packed
+    assert config.expected_sequences_per_update(factor) == pytest.approx(8 * packed * factor)
+
+
+@given(st.integers(1, 5000), st.floats(1.0, 20.0))
+def test_a_packed_update_expects_at_least_the_unpacked_sequences_and_less_than_a_micro_batch_per_replica_more(value, factor):
+    config = Config(batch=BatchConfig(micro_batch=3, gradient_accumulation=value), placement=PlacementConfig(replicas=4))
+    unpacked = value * 3 * 4
+    assert unpacked <= config.expected_sequences_per_update(factor) * (1 + 1e-12)
+    assert config.expected_sequences_per_update(factor) < (unpacked + 3 * 4 * factor) * (1 + 1e-12)
+
+
+def test_adjustments_of_section_3_3():
+    def config(adjustment):
+        return Config(optimizer=OptimizerConfig(packing_adjustment=adjustment), batch=BatchConfig(gradient_accumulation=10))
+
+    assert config("accumulation").accumulation(2.0) == 5 and config("accumulation").betas(2.0) == (0.9, 0.999)
+    assert config("betas").accumulation(2.0) == 10 and config("betas").betas(2.0) == pytest.approx((0.81, 0.998001))
+    assert config("none").accumulation(2.0) == 10 and config("none").betas(2.0) == (0.9, 0.999)
+
+
+@given(st.integers(1, 9), st.floats(1.0, 16.0))
+def test_least_accumulation_fills_the_pipeline_and_no_more(later, factor):
+    layers = (0,) + (1,) * later
+    config = Config(placement=PlacementConfig(ipus_per_replica=later + 1, layers_per_ipu=layers)).with_least_accumulation(factor)
+    assert config.accumulation(factor) == config.pipeline_stages == 2 * (later + 2) - 1
+
+
+def test_loads_without_torch():
+    code = "import sys, ipu_packed_bert.config, ipu_packed_bert.data; sys.exit('torch' in sys.modules or 'poptorch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,106 @@
+"""Every committed configuration: complete, in range, and what its name says."""
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ipu_packed_bert.config import SECTIONS, load_config
+
+FOLDER = Path(__file__).resolve().parents[2] / "configs"
+PATHS = sorted(FOLDER.glob("*"))
+NAME = re.compile(
+    r"(?P<packing>packed|unpacked)_(?:(?P<phase>phase1|phase2)(?:_(?P<length>\d+))?(?P<base>_base)?_(?P<machine>pod16|pod4)"
+    r"|(?P<small>small_ipu1|host))\.yml")
+
+# Published Graphcore configurations for POD16 (graphcore/examples, nlp/bert/pytorch): micro-batch, accumulation, steps,
+# peak learning rate, warm-up share, loss scale, first and other memory proportions, parts of the table.
+PUBLISHED = {
+    ("base", 128): (32, 512, 7038, 6.0e-3, 0.28, 16384.0, 0.25, 0.25, 1),
+    ("base", 384): (8, 512, 2137, 2.828e-3, 0.128, 128.0, 0.25, 0.25, 1),
+    ("base", 512): (8, 512, 2137, 2.828e-3, 0.128, 128.0, 0.25, 0.25, 2),
+    ("large", 128): (8, 2048, 7038, 6.0e-3, 0.28, 4096.0, 0.15, 0.25, 2),
+    ("large", 384): (2, 2048, 2137, 2.828e-3, 0.128, 8192.0, 0.15, 0.25, 2),
+    ("large", 512): (2, 2048, 2137, 2.828e-3, 0.128, 8192.0, 0.10, 0.15, 2),
+}
+# hidden, layers, heads, intermediate, layers per IPU
+SIZES = {"base": (768, 12, 12, 3072, (0, 4, 4, 4)), "large": (1024, 24, 16, 4096, (3, 7, 7, 7))}
+MASKS = {128: 20, 384: 56, 512: 76}
+
+
+def test_all_that_were_asked_for_are_there():
+    sizes = ["{}_{}{}_pod16.yml".format(packing, phase, base) for packing in ("packed", "unpacked")
+             for phase in ("phase1", "phase2", "phase2_384") for base in ("", "_base")]
+    others = ["packed_phase2_pod4.yml", "unpacked_phase2_pod4.yml", "packed_small_ipu1.yml", "packed_host.yml", "unpacked_host.yml"]
+    assert {path.name for path in PATHS} >= set(sizes + others)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_complete_and_what_the_name_says(path):
+    name = NAME.fullmatch(path.name)
+    assert name, "a name says packed or unpacked, phase or host, size and machine"
+    config = load_config(path)
+
+    settings = yaml.safe_load(path.read_text())
+    stated = {(section, key) for section in SECTIONS for key in settings[section]}
+    assert stated == {(section, key) for section, values in config.as_dict().items() if section in SECTIONS for key in values}
+
+    packed = name["packing"] == "packed"
+    assert config.packed == packed
+    assert (config.data.packer, config.data.max_sequences_per_pack) == (("nnlshp", 3) if packed else ("none", 1))
+    assert "packed" in path.read_text().split("\n")[0]
+    assert config.data.max_predictions_per_sequence == MASKS[config.data.max_sequence_length]
+    # A packed and an unpacked run, or two lengths, must never share a folder.
+    for each in (config, config.applied_without_ipus()[0]):
+        words = each.data.directory.replace("/", "_").split("_")
+        assert ("packed" if packed else "unpacked") in words and str(each.data.max_sequence_length) in words
+
+    if name["machine"] is None:
+        assert config.ipus == 1
+        assert bool(config.without_ipus) == (name["small"] == "small_ipu1")
+        assert config.engine.kind == ("host" if name["small"] == "host" else "auto")
+        return
+    length = 128 if name["phase"] == "phase1" else int(name["length"] or 512)
+    size = "base" if name["base"] else "large"
+    assert config.data.max_sequence_length == length
+    replicas = {"pod16": 4, "pod4": 1}[name["machine"]]
+    assert (config.placement.replicas, config.placement.ipus_per_replica) == (replicas, 4)
+    micro, accumulation, steps, rate, warmup, scale, first, others, parts = PUBLISHED[size, length]
+    assert (config.model.hidden_size, config.model.num_layers, config.model.num_heads, config.model.intermediate_size,
+            config.placement.layers_per_ipu) == SIZES[size]
+    # One pipeline has the batch of four by four times the accumulation.
+    assert (config.batch.micro_batch, config.batch.gradient_accumulation * replicas) == (micro, accumulation * 4)
+    assert config.packs_per_update(1.0) == {128: 65536}.get(length, 16384)
+    assert config.run.steps == steps
+    assert (config.optimizer.learning_rate, config.optimizer.warmup_fraction) == (rate, warmup)
+    assert config.optimizer.name == "lamb" and config.optimizer.bias_correction == (size == "large")
+    assert config.engine.loss_scaling == scale
+    assert config.placement.available_memory_proportion == (first, others, others, others)
+    assert config.placement.embedding_serialization_factor == parts
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if "_pod" in path.name or "_ipu" in path.name], ids=lambda path: path.name)
+def test_without_ipus_it_is_the_same_run_in_small(path):
+    config = load_config(path)
+    small, changes = config.applied_without_ipus()
+    assert {change.key for change in changes} >= {"model.hidden_size", "batch.gradient_accumulation", "run.steps"}
+    # Same packing, same loss, same kind of optimiser: only sizes, speed and data differ.
+    assert (small.data.max_sequence_length, small.data.packer, small.data.max_sequences_per_pack) == (
+        config.data.max_sequence_length, config.data.packer, config.data.max_sequences_per_pack)
+    assert small.loss == config.loss and small.optimizer.name == config.optimizer.name
+    assert small.data.corpus == "embedded" and small.ipus == 1 and small.run.steps <= 200
+    assert small.data.directory != config.data.directory
+
+
+def test_packed_and_unpacked_differ_only_in_packing():
+    pairs = [(FOLDER / ("un" + path.name), path) for path in PATHS if path.name.startswith("packed")]
+    compared = 0
+    for unpacked, packed in pairs:
+        if unpacked.exists():
+            first, second = load_config(unpacked).as_dict(), load_config(packed).as_dict()
+            for tree in (first, second, first.get("without_ipus", {}), second.get("without_ipus", {})):
+                for key in ("directory", "packer", "max_sequences_per_pack"):
+                    tree.get("data", {}).pop(key, None)
+            assert first == second
+            compared += 1
+    assert compared == 8
