@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import re
+import zipfile
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Union
 
@@ -55,6 +56,10 @@ def save_checkpoint(folder: Union[str, Path], checkpoint: Checkpoint, *, keep: i
 def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
     """Read a checkpoint; ValueError in one line if it is damaged or of something else."""
     try:
+        with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums that torch.save wrote
+            broken = archive.testzip()
+        if broken:
+            raise RuntimeError("checksum of {} differs".format(broken))
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise

@@ -1,0 +1,177 @@
+"""Global batches: every pack once an epoch, nothing dropped, the held-out ones apart, the same again after a resumption."""
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipu_packed_bert.config import config_from_tree
+from ipu_packed_bert.loader import GlobalBatches
+from pack_data.packs import FIELDS
+from pack_data.store import PackStore
+from tests.packed_examples import with_scales
+from tests.tiny_runs import tiny_data, tiny_settings
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with PackStore.open(tiny_data(tmp_path_factory.mktemp("loader") / "data", sequences=90)) as store:
+        yield store
+
+
+def configured(*overrides):
+    return config_from_tree(tiny_settings(), "tiny.yml", overrides)
+
+
+def opened(store, *overrides, factor=2.0, **options):
+    return GlobalBatches(store, configured(*overrides), packing_factor=factor, **options)
+
+
+def packs_in(batch):
+    """The real packs of a batch as bytes, which tell them apart; packs of random tokens are all different."""
+    return [row.tobytes() for row in batch["input_ids"] if row.any()]
+
+
+def all_packs(store):
+    return packs_in(store.batch(np.arange(len(store))))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5])
+def test_an_epoch_shows_every_training_pack_once_and_no_other(store, fraction):
+    batches = opened(store, "run.evaluation_fraction={}".format(fraction), "run.evaluate_every=0")
+    held_out = [pack for batch in batches.held_out() for pack in packs_in(batch)]
+    assert len(held_out) == round(fraction * len(store))
+    everything = Counter(all_packs(store))
+    assert max(everything.values()) == 1
+    orders = []
+    for epoch in range(3):
+        seen = []
+        for number in range(batches.updates_per_epoch):
+            assert batches.position.epoch == epoch
+            seen += packs_in(next(batches))
+        assert Counter(seen) == everything - Counter(held_out)
+        orders.append(seen)
+    assert batches.position == (3, 0)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    batches.close()
+
+
+def test_the_last_batch_is_filled_with_empty_packs(store):
+    batches = opened(store, "run.evaluation_fraction=0", "run.evaluate_every=0", "batch.gradient_accumulation=20")
+    rest = len(store) % batches.packs_per_update
+    assert 0 < rest and batches.updates_per_epoch > 1
+    for _ in range(batches.updates_per_epoch):
+        batch = next(batches)
+    assert all(len(batch[name]) == batches.packs_per_update for name in batch)
+    for name in FIELDS:
+        assert batch[name].dtype == np.int32 and not batch[name][rest:].any() and batch["input_ids"][rest - 1].any()
+    assert batch["mlm_scale"].dtype == np.float32 and len(set(batch["mlm_scale"])) == 1
+    batches.close()
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+def test_scales_normalise_over_the_whole_update(store, normalisation):
+    batches = opened(store, "loss.normalisation=" + normalisation, "placement.replicas=2")
+    for _ in range(batches.updates_per_epoch):              # the last one has empty packs
+        batch = next(batches)
+        expected = with_scales(batch, micro_batches=batches.micro_batches_per_update, normalisation=normalisation)
+        assert batches.micro_batches_per_update * 2 == batches.packs_per_update == len(batch["input_ids"])
+        for name in ("mlm_scale", "nsp_scale"):
+            np.testing.assert_array_equal(batch[name], expected[name])
+    batches.close()
+
+
+def test_an_update_larger_than_the_data_set_is_an_epoch(store):
+    batches = opened(store, "batch.gradient_accumulation=500")
+    assert batches.updates_per_epoch == 1
+    first, second = next(batches), next(batches)
+    assert Counter(packs_in(first)) == Counter(packs_in(second))
+    assert batches.position == (2, 0)
+    batches.close()
+
+
+@given(updates=st.integers(0, 40), ahead=st.integers(1, 4))
+def test_resumed_anywhere_the_next_batches_are_the_same(store, updates, ahead):
+    undisturbed, stopped = opened(store, prefetch=ahead), opened(store)
+    for _ in range(updates):
+        next(undisturbed)
+        next(stopped)
+    state = stopped.state()                                 # what was decoded ahead is not counted as used
+    stopped.close()
+    assert all(type(value) is int for value in state.values())
+    resumed = opened(store, prefetch=ahead)
+    resumed.load_state(state)
+    assert resumed.position == undisturbed.position
+    for _ in range(3):
+        for name, values in next(undisturbed).items():
+            np.testing.assert_array_equal(values, resumed._load(resumed._packs_from(resumed.position)[0])[name])
+        next(resumed)
+    undisturbed.close()
+    resumed.close()
+
+
+def test_the_first_batch_can_be_looked_at_without_using_it(store):
+    batches = opened(store)
+    looked, used = batches.first(), next(batches)
+    for name in used:
+        np.testing.assert_array_equal(looked[name], used[name])
+    batches.close()
+
+
+def test_order_and_held_out_packs_follow_from_the_seed(store):
+    def packs(seed):
+        batches = opened(store, "run.seed={}".format(seed))
+        found = (batches.held_out_packs.tolist(), [packs_in(next(batches)) for _ in range(3)])
+        batches.close()
+        return found
+
+    assert packs(1) == packs(1)
+    assert packs(1)[0] != packs(2)[0] and packs(1)[1] != packs(2)[1]
+
+
+def test_several_processes_share_an_update(store):
+    whole = opened(store, "placement.replicas=4")
+    parts = [opened(store, "placement.replicas=4", share=(part, 4)) for part in range(4)]
+    for _ in range(5):
+        expected, shares = next(whole), [next(part) for part in parts]
+        for name in expected:
+            np.testing.assert_array_equal(expected[name], np.concatenate([share[name] for share in shares]))
+    for each in [whole] + parts:
+        each.close()
+    with pytest.raises(ValueError, match="do not divide among 5 processes"):
+        opened(store, share=(0, 5))
+
+
+@pytest.mark.parametrize("override, words", [("run.seed=6", "run.seed 5, it is 6 now"),
+                                             ("batch.micro_batch=1", "packs per update 4, it is 2 now"),
+                                             ("run.evaluation_fraction=0.3", "the number of training packs")])
+def test_a_state_of_another_run_is_refused(store, override, words):
+    first, other = opened(store), opened(store, override)
+    with pytest.raises(ValueError, match=words):
+        other.load_state(first.state())
+    first.close()
+    other.close()
+
+
+def test_what_goes_wrong_in_the_thread_reaches_the_loop(store):
+    class Broken:
+        def __len__(self):
+            return len(store)
+
+        def batch(self, packs):
+            raise OSError("packs-00001.npy: input/output error")
+
+    batches = opened(Broken())
+    with pytest.raises(OSError, match="input/output error"):
+        next(batches)
+    batches.close()
+
+
+def test_a_data_set_without_packs_is_refused():
+    class Empty:
+        def __len__(self):
+            return 0
+
+    with pytest.raises(ValueError, match="no packs to train on"):
+        opened(Empty())
