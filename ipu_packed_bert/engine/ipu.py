@@ -1,0 +1,549 @@
+"""IPU engine: the packed BERT on Graphcore IPUs through PopTorch 3.4.  The only module that imports the SDK.
+
+The network stays the plain one of `model/`; what the device needs differently is put into an instance of it here
+(:func:`adapt`), blocks and stages come from `placement.py`, and PopTorch makes one program of forward pass, backward
+pass and update.  A call of that program takes a whole global batch: rows per call = micro-batch x gradient accumulation
+x replicas.  Gradients are reduced by their mean over those micro-batches, for which the loss is scaled (`model/loss.py`).
+"""
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+import poptorch
+import torch
+from torch import nn
+
+from ipu_packed_bert.config import Config, check_accumulation
+from ipu_packed_bert.engine.base import Batch, Engine, StepResult, build_model, count, micro_batches
+from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
+from ipu_packed_bert.optim import parameter_groups
+from ipu_packed_bert.placement import Placement, place
+
+OLDEST = (3, 1)  # names used here exist since PopTorch 3.1; 3.4 is what they are checked against
+
+if tuple(int(part) for part in re.findall(r"\d+", poptorch.__version__)[:2]) < OLDEST:
+    raise ImportError(f"PopTorch {poptorch.__version__} is too old, 3.4 is wanted")
+
+TYPES = {"float16": torch.float16, "float32": torch.float32}
+
+
+# ------------------------------------------------------------------------------------------------------------ devices
+
+
+class Device(NamedTuple):
+    kind: str  # "ipu": hardware, or a program compiled for it; "ipu_model": the simulated one
+    reason: str  # one line for people
+    offline: bool = False
+
+
+def find_device(config: Config) -> Optional[Device]:
+    """The device that `config` can have on this machine, None without one.
+
+    A simulated device that was asked for, by `engine.ipu_model` or POPTORCH_IPU_MODEL=1, wins over hardware; one that
+    nobody asked for is taken only where `engine.kind` is auto.
+    """
+    if config.engine.offline_export is not None:
+        return Device("ipu", f"no device: compiles for {_ipus(config)} into {config.engine.offline_export}", offline=True)
+    if config.engine.ipu_model or os.environ.get("POPTORCH_IPU_MODEL") == "1":
+        return Device("ipu_model", "Poplar IPU Model, as asked for: simulated, slow, without cycle counts")
+    if poptorch.ipuHardwareIsAvailable(config.ipus):
+        return Device("ipu", f"IPU hardware: {_ipus(config)}")
+    if config.engine.kind == "auto":
+        return Device("ipu_model", f"Poplar IPU Model: {_ipus(config)} are not attached")
+    return None
+
+
+def _ipus(config: Config) -> str:
+    placement = config.placement
+    return f"{config.ipus} IPUs ({placement.replicas} x {placement.ipus_per_replica})"
+
+
+class Instance(NamedTuple):
+    """This process among those that poprun started; a process has `replicas` of the run's replicas."""
+
+    index: int
+    instances: int
+    replicas: int
+    distributed: bool
+
+
+def find_instance(config: Config) -> Instance:
+    """Raises ValueError where poprun was asked for another number of replicas than the configuration."""
+    replicas = config.placement.replicas
+    try:
+        import popdist
+    except ImportError:
+        return Instance(0, 1, replicas, False)
+    if not popdist.isPopdistEnvSet():
+        return Instance(0, 1, replicas, False)
+    if popdist.getNumTotalReplicas() != replicas:
+        raise ValueError(
+            f"poprun has {popdist.getNumTotalReplicas()} replicas, placement.replicas is {replicas}; the loss of an update"
+            " is normalised over all of them, so give poprun --num-replicas the configured number"
+        )
+    return Instance(popdist.getInstanceIndex(), popdist.getNumInstances(), popdist.getNumLocalReplicas(), True)
+
+
+# -------------------------------------------------------------------------------------------- what the device changes
+
+
+class OneHotSlots(nn.Module):
+    """As `model.packed.GatherSlots`, as a matrix product: cheaper than a gather on the IPU, above all backwards."""
+
+    def __init__(self, max_sequence_length: int):
+        super().__init__()
+        # A buffer, because a tensor made in the forward pass would be a constant captured from the host.
+        self.register_buffer("slots", torch.arange(max_sequence_length, dtype=torch.int32), persistent=False)
+
+    def forward(self, hidden_BSH, slots_BK) -> torch.Tensor:
+        chosen_BKS = (slots_BK.unsqueeze(2) == self.slots).to(hidden_BSH.dtype)
+        return torch.matmul(chosen_BKS, hidden_BSH)
+
+
+class SerialisedProduct(nn.Module):
+    """As `model.bert.VocabularyProduct`, in `factor` parts of the vocabulary, one after the other in the same memory."""
+
+    def __init__(self, factor: int):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, hidden_BPH, table_VH, bias_V) -> torch.Tensor:
+        rows, slots, hidden = hidden_BPH.shape
+        product = poptorch.serializedMatMul(
+            hidden_BPH.reshape(rows * slots, hidden),
+            table_VH.t(),
+            poptorch.MatMulSerializationMode.OutputChannels,
+            self.factor,
+        )
+        return (product + bias_V).view(rows, slots, table_VH.shape[0])
+
+
+def checkpoint(module: nn.Module, inputs: Tuple, output: torch.Tensor) -> torch.Tensor:
+    """Forward hook: keep this output, recompute what led to it when gradients need it."""
+    return poptorch.recomputationCheckpoint(output)
+
+
+def adapt(network: PackedBertForPreTraining, config: Config) -> None:
+    """Put the pieces of this module into a network, in place; names, shapes and values of its weights stay."""
+    slots = config.data.max_sequence_length
+    network.masked_lm_slots = OneHotSlots(slots)
+    network.next_sentence_slots = OneHotSlots(slots)
+    if config.placement.embedding_serialization_factor > 1:
+        network.cls.predictions.product = SerialisedProduct(config.placement.embedding_serialization_factor)
+    if config.engine.recompute_layers:
+        for layer in network.bert.encoder.layer:
+            layer.register_forward_hook(checkpoint)
+
+
+def begin_blocks(network: PackedBertForPreTraining, placement: Placement) -> None:
+    """Mark in a network where the blocks of `placement` begin, in place."""
+    for block in placement.blocks:
+        poptorch.BeginBlock(network.get_submodule(block.module), block.name, ipu_id=block.ipu)
+
+
+class Program(nn.Module):
+    """What PopTorch compiles: the network, with its loss named as the one that gradients come from."""
+
+    def __init__(self, network: PackedBertForPreTraining):
+        super().__init__()
+        self.network = network
+
+    def forward(self, *fields) -> Tuple[torch.Tensor, ...]:
+        output = self.network(*fields)
+        # The loss is a sum of two, so it must be named; it is a scalar already.
+        loss = poptorch.identity_loss(output.loss, reduction="none")
+        return loss, output.mlm_loss, output.nsp_loss, output.mlm_correct, output.nsp_correct
+
+
+def build_program(config: Config) -> Program:
+    """The network as PopTorch gets it, with its initial weights."""
+    network = build_model(config, attention="eager")
+    adapt(network, config)
+    begin_blocks(network, place(config))
+    if config.engine.half_weights:
+        network.half()
+    return Program(network)
+
+
+# ------------------------------------------------------------------------------------------- options and optimiser
+
+
+def common_options(config: Config, device: Device, instance: Instance, *, name: str) -> "poptorch.Options":
+    """What training and evaluation share."""
+    engine, placement = config.engine, config.placement
+    if instance.distributed:
+        import popdist.poptorch
+
+        # Takes the replicas of this process, and which devices they are, from poprun.
+        options = popdist.poptorch.Options(ipus_per_replica=placement.ipus_per_replica)
+        options.showCompilationProgressBar(instance.index == 0)
+    else:
+        options = poptorch.Options()
+        options.replicationFactor(placement.replicas)
+    options.modelName(name)
+    options.randomSeed(config.run.seed)
+    # One value for each replica, summed over the micro-batches of the call.
+    options.outputMode(poptorch.OutputMode.Sum)
+    options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
+    options.setAvailableMemoryProportion(
+        {f"IPU{ipu}": share for ipu, share in enumerate(placement.available_memory_proportion)}
+    )
+    options.Precision.setPartialsType(torch.float16 if engine.half_partials else torch.float32)
+    options.enableSyntheticData(engine.synthetic_data)
+    if device.offline:
+        options.useOfflineIpuTarget(ipu_version=2)
+    if device.kind == "ipu_model":
+        options.useIpuModel(True)
+    elif engine.executable_cache is not None:
+        options.enableExecutableCaching(engine.executable_cache)
+    if engine.profile_directory is not None:
+        options.enableProfiling(engine.profile_directory)
+    return options
+
+
+def training_options(config: Config, device: Device, instance: Instance, *, accumulation: int) -> "poptorch.Options":
+    """Options of the training program: one update a call."""
+    engine, placement = config.engine, config.placement
+    options = common_options(config, device, instance, name="training")
+    options.deviceIterations(config.batch.device_iterations)
+    options.Training.gradientAccumulation(accumulation)
+    options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)
+    options.Training.setAutomaticLossScaling(engine.automatic_loss_scaling)
+    options.Precision.enableStochasticRounding(engine.stochastic_rounding)
+    options.logCycleCount(engine.log_cycles and device.kind == "ipu" and not device.offline)
+    options.TensorLocations.setOptimizerLocation(
+        poptorch.TensorLocationSettings()
+        .useOnChipStorage(not placement.optimizer_state_off_chip)
+        .useReplicatedTensorSharding(placement.replicated_tensor_sharding)
+    )
+    if placement.ipus_per_replica > 1:
+        _tune_backend(options)
+    return options
+
+
+def _tune_backend(options: "poptorch.Options") -> None:
+    """Backend settings of Graphcore's published BERT pre-training (graphcore/examples, nlp/bert/pytorch)."""
+    # Gradient accumulators never leave the device.
+    options._Popart.set("disableGradAccumulationTensorStreams", True)
+    # Load and store of the optimiser state overlap with other updates as far as memory allows; the first IPU holds the
+    # embedding table and has no memory for it.
+    options._Popart.set("accumulateOuterFragmentSettings.schedule", 3)  # OverlapMemoryOptimized
+    options._Popart.set("accumulateOuterFragmentSettings.excludedVirtualGraphs", ["0"])
+    options._Popart.set("subgraphCopyingStrategy", 1)  # JustInTime
+    options._Popart.set("scheduleNonWeightUpdateGradientConsumersEarly", True)
+    # One gradient accumulator for the table that both the embedding and the vocabulary projection use.
+    options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True, "UpdateInplacePrioritiesForIpu": True})
+    options._Popart.setEngineOptions({"opt.useAutoloader": "true", "target.syncReplicasIndependently": "true"})
+
+
+def evaluation_options(config: Config, device: Device, instance: Instance, *, iterations: int) -> "poptorch.Options":
+    """Options of the evaluation program; the micro-batches of a call are device iterations, since nothing accumulates."""
+    options = common_options(config, device, instance, name="evaluation")
+    options.deviceIterations(iterations)
+    options.Precision.enableStochasticRounding(False)
+    return options
+
+
+def build_optimizer(program: Program, config: Config, *, betas: Tuple[float, float]) -> torch.optim.Optimizer:
+    """PopTorch's LAMB or AdamW with the parameter groups of every engine; constants are compiled in, the rate is not."""
+    settings, engine = config.optimizer, config.engine
+    groups = parameter_groups(program.network.named_parameters(), weight_decay=settings.weight_decay)
+    shared = dict(
+        lr=settings.learning_rate,
+        betas=betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        bias_correction=settings.bias_correction,
+        # Automatic scaling starts from 1 and finds its own factor.
+        loss_scaling=1.0 if engine.automatic_loss_scaling else engine.loss_scaling,
+        accum_type=TYPES[engine.gradient_accumulator_type],
+        first_order_momentum_accum_type=TYPES[engine.first_moment_type],
+        second_order_momentum_accum_type=torch.float32,
+    )
+    if settings.name == "adamw":
+        groups = [{name: value for name, value in group.items() if name != "max_weight_norm"} for group in groups]
+        optimizer = poptorch.optim.AdamW(groups, **shared)
+    else:
+        optimizer = poptorch.optim.LAMB(groups, max_weight_norm=settings.max_weight_norm, **shared)
+        optimizer.variable_attrs.markAsConstant("max_weight_norm")
+    optimizer.variable_attrs.markAsConstant("weight_decay")
+    return optimizer
+
+
+# ------------------------------------------------------------------------------------------------------------- engine
+
+
+class IpuEngine(Engine):
+    """PopTorch programs for training and evaluation, one of each at most."""
+
+    def __init__(self, config: Config, schema, *, packing_factor: float):
+        check(config, schema, packing_factor=packing_factor)
+        device = find_device(config)
+        if device is None:
+            raise ValueError(f"no IPU: {_ipus(config)} are not attached; see gc-info -l, or use --engine host")
+        self.config = config
+        self.device = device
+        self.instance = find_instance(config)
+        self.accumulation = config.accumulation(packing_factor)
+        self._program = build_program(config)
+        self._network = self._program.network
+        self._optimizer = build_optimizer(self._program, config, betas=config.betas(packing_factor))
+        self._training = poptorch.trainingModel(
+            self._program,
+            options=training_options(config, device, self.instance, accumulation=self.accumulation),
+            optimizer=self._optimizer,
+        )
+        self._evaluation = None
+        self._evaluation_iterations = None
+        self._updates = 0
+        self._waiting: Optional[Dict[str, Any]] = None  # optimiser state for a program not yet compiled
+        self._waiting_rng: Optional[List[int]] = None
+
+    @property
+    def description(self) -> str:
+        engine = self.config.engine
+        weights = "half" if engine.half_weights else "float32"
+        return f"{self.device.reason}; {weights} weights, {len(place(self.config).stages)} forward stages"
+
+    @property
+    def compilations(self) -> Dict[str, int]:
+        return {
+            "training": int(self._training.isCompiled()),
+            "evaluation": int(self._evaluation is not None and self._evaluation.isCompiled()),
+        }
+
+    def compile(self, batch: Batch) -> None:
+        if self._training.isCompiled():
+            return
+        tensors = self._tensors(batch, self.accumulation)
+        self._network.train()
+        if self.device.offline:
+            self._training.compileAndExport(self.config.engine.offline_export, *tensors, export_model=False)
+            return
+        self._training.compile(*tensors)
+        self._restore()
+
+    def step(self, batch: Batch, learning_rate: float) -> StepResult:
+        if self.device.offline:
+            raise ValueError(
+                f"nothing runs on an offline target; the program is in {self.config.engine.offline_export},"
+                " drop engine.offline_export to train"
+            )
+        self.compile(batch)
+        tensors = self._tensors(batch, self.accumulation)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._training.setOptimizer(self._optimizer)
+        started = time.perf_counter()
+        outputs = self._training(*tensors)
+        seconds = time.perf_counter() - started
+        self._updates += 1
+        return self._result(outputs, batch, self.accumulation, seconds, self.cycles())
+
+    def evaluate(self, batch: Batch) -> StepResult:
+        iterations = self._iterations(batch)
+        tensors = self._tensors(batch, iterations)
+        if self._training.isCompiled() and self._training.isAttachedToDevice():
+            # Both programs want the same IPUs. Detaching copies weights and optimiser state to the host.
+            self._training.detachFromDevice()
+        self._network.eval()
+        try:
+            if self._evaluation is None:
+                options = evaluation_options(self.config, self.device, self.instance, iterations=iterations)
+                self._evaluation = poptorch.inferenceModel(self._program, options=options)
+                self._evaluation_iterations = iterations
+            started = time.perf_counter()
+            outputs = self._evaluation(*tensors)
+            seconds = time.perf_counter() - started
+            self._evaluation.detachFromDevice()
+        finally:
+            self._network.train()
+        return self._result(outputs, batch, iterations, seconds, None)
+
+    def cycles(self) -> Optional[int]:
+        if not self.config.engine.log_cycles or self.device.kind != "ipu" or not self._updates:
+            return None
+        return int(self._training.cycleCount())
+
+    def close(self) -> None:
+        for program in (self._evaluation, self._training):
+            if program is not None and program.isCompiled():
+                program.destroy()
+
+    # -- batches ------------------------------------------------------------------------------------------------------
+
+    @property
+    def share(self) -> Tuple[int, int]:
+        """(index, parts): which part of each global batch this process reads; `loader.GlobalBatches` takes it."""
+        return self.instance.index, self.instance.instances
+
+    def _tensors(self, batch: Batch, micro_batches_per_replica: int) -> Tuple[torch.Tensor, ...]:
+        """This process's rows of a global batch, as PopTorch takes them: replica first, then time.
+
+        Replica r finds at time t the micro-batch r x accumulation + t, so the batch is passed on as it is. An update
+        sums over all its rows: their order decides nothing.
+        """
+        found = micro_batches(batch, self.config.batch.micro_batch)
+        wanted = micro_batches_per_replica * self.instance.replicas
+        if found != wanted:
+            raise ValueError(
+                f"the batch holds {found} micro-batches, the program takes {wanted}"
+                f" ({micro_batches_per_replica} x {self.instance.replicas} replicas); fill it with empty packs"
+            )
+        return tuple(torch.from_numpy(np.ascontiguousarray(batch[name])) for name in BATCH_FIELDS)
+
+    def _iterations(self, batch: Batch) -> int:
+        """Micro-batches of an evaluation batch for each replica. Raises ValueError if they cannot be the program's."""
+        found = micro_batches(batch, self.config.batch.micro_batch)
+        iterations, rest = divmod(found, self.instance.replicas)
+        stages = len(place(self.config).stages)
+        if rest or iterations < stages:
+            raise ValueError(
+                f"the evaluation batch holds {found} micro-batches; it needs a multiple of the"
+                f" {self.instance.replicas} replicas, and {stages} (the pipeline's stages) or more for each; fill it with"
+                " empty packs"
+            )
+        if self._evaluation_iterations not in (None, iterations):
+            raise ValueError(
+                f"the evaluation batch holds {found} micro-batches, the compiled program takes"
+                f" {self._evaluation_iterations * self.instance.replicas}; fill it with empty packs"
+            )
+        return iterations
+
+    def _result(self, outputs, batch: Batch, times: int, seconds: float, cycles: Optional[int]) -> StepResult:
+        # One value a replica, or a scalar where there is one: sums over micro-batches either way.
+        loss, mlm_loss, nsp_loss, mlm_correct, nsp_correct = (float(output.to(torch.float64).sum()) for output in outputs)
+        micro, counts = times * self.instance.replicas, count(batch)
+        return StepResult(
+            loss=loss / micro,
+            mlm_loss=mlm_loss / micro,
+            nsp_loss=nsp_loss / micro,
+            mlm_accuracy=mlm_correct / max(1, counts.masked_tokens),
+            nsp_accuracy=nsp_correct / max(1, counts.sequences),
+            seconds=seconds,
+            cycles=cycles,
+        )
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def state(self) -> Dict[str, Any]:
+        running = self._training.isCompiled() and not self.device.offline
+        if running and self._training.isAttachedToDevice():
+            self._training.copyWeightsToHost()
+        parameters = {name: tensor.detach().to(torch.float32, copy=True) for name, tensor in self._network.named_parameters()}
+        state = {"model": parameters}
+        if not running:
+            zeros = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
+            state["optimizer"] = self._waiting or {
+                "step": 0,
+                "exp_avg": zeros,
+                "exp_avg_sq": {name: tensor.clone() for name, tensor in zeros.items()},
+            }
+            return state
+        state["optimizer"] = {"step": self._updates, **moments(self._optimizer.state_dict()["ipu_state"], parameters)}
+        state["ipu_random"] = torch.tensor(self._training.rng_state, dtype=torch.int64)
+        return state
+
+    def load_state(self, state: Dict[str, Any]) -> None:
+        parameters = dict(self._network.named_parameters())
+        for part, tensors in (("model", state["model"]), *((m, state["optimizer"][m]) for m in ("exp_avg", "exp_avg_sq"))):
+            _same_shapes(part, tensors, parameters)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(state["model"][name])
+        self._updates = int(state["optimizer"]["step"])
+        self._waiting = state["optimizer"]
+        self._waiting_rng = state["ipu_random"].tolist() if "ipu_random" in state else None
+        if self._training.isCompiled() and not self.device.offline:
+            if self._training.isAttachedToDevice():
+                self._training.copyWeightsToDevice()
+            self._restore()
+
+    def _restore(self) -> None:
+        """Hand the optimiser state that waits to the compiled program."""
+        if self._waiting is not None:
+            held = self._optimizer.state_dict()
+            fill(held["ipu_state"], self._waiting)
+            self._optimizer.load_state_dict(held)
+            self._waiting = None
+        if self._waiting_rng is not None:
+            self._training.rng_state = self._waiting_rng
+            self._waiting_rng = None
+
+
+def check(config: Config, schema, *, packing_factor: float) -> None:
+    """What only the engine can know before it compiles. Raises ValueError, in one line each."""
+    check_accumulation(config, packing_factor)
+    data = config.data
+    if schema.max_sequence_length != data.max_sequence_length:
+        raise ValueError(
+            f"{config.path}: data.max_sequence_length is {data.max_sequence_length}, the data set's packs have"
+            f" {schema.max_sequence_length} slots; build it again or change the configuration"
+        )
+    depth = data.max_sequences_per_pack
+    if depth is not None and schema.max_sequences_per_pack > depth:
+        raise ValueError(
+            f"{config.path}: data.max_sequences_per_pack is {depth}, the data set's packs hold up to"
+            f" {schema.max_sequences_per_pack} sequences; build it again or change the configuration"
+        )
+    if config.batch.device_iterations != 1:
+        raise ValueError(
+            f"{config.path}: batch.device_iterations is {config.batch.device_iterations}; must be 1 on IPUs, where a step"
+            " is one call and one weight update"
+        )
+
+
+# PopART's names of an optimiser's tensors: a prefix, three underscores and the weight's name in the compiled model.
+_MOMENTS = {"Accl1": "exp_avg", "Accl2": "exp_avg_sq"}
+
+
+def _weight_of(key: str, names: Iterable[str]) -> Tuple[str, Optional[str]]:
+    """"Accl1___model.network.bert.x" -> ("Accl1", "bert.x"); None where the rest ends in no parameter's name."""
+    prefix, _, path = key.partition("___")
+    parts = path.split(".")
+    candidates = (".".join(parts[first:]) for first in range(len(parts)))
+    return prefix, next((name for name in candidates if name in names), None)
+
+
+def moments(device: Dict[str, torch.Tensor], parameters: Dict[str, torch.Tensor]) -> Dict[str, Dict[str, torch.Tensor]]:
+    """The device's optimiser tensors -> {"exp_avg": {name: float32}, "exp_avg_sq": {name: float32}}."""
+    found: Dict[str, Dict[str, torch.Tensor]] = {moment: {} for moment in _MOMENTS.values()}
+    for key, tensor in device.items():
+        prefix, name = _weight_of(key, parameters)
+        if prefix in _MOMENTS and name is not None:
+            found[_MOMENTS[prefix]][name] = tensor.detach().to(torch.float32, copy=True).reshape(parameters[name].shape)
+    for moment, tensors in found.items():
+        missing = sorted(set(parameters) - set(tensors))
+        if missing:
+            raise ValueError(
+                f"the device returned no {moment} of {missing[0]} and {len(missing) - 1} others, so the optimiser's state"
+                f" cannot be saved; it has {sorted(device)[:3]} ..."
+            )
+    return found
+
+
+def fill(device: Dict[str, torch.Tensor], state: Dict[str, Any]) -> None:
+    """Overwrite the device's optimiser tensors with an engine-neutral state, in place."""
+    for key, tensor in list(device.items()):
+        prefix, name = _weight_of(key, state["exp_avg"])
+        if name is None:
+            continue
+        if prefix in _MOMENTS:
+            device[key] = state[_MOMENTS[prefix]][name].to(tensor.dtype).reshape(tensor.shape).clone()
+        elif prefix == "Step":
+            device[key] = torch.full_like(tensor, state["step"])
+
+
+def _same_shapes(part: str, tensors: Dict[str, torch.Tensor], parameters: Dict[str, torch.Tensor]) -> None:
+    wanted = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = sorted(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
+    if wrong:
+        raise ValueError(
+            f"{part} of {wrong[0]} is {found.get(wrong[0])} in the checkpoint, {wanted.get(wrong[0])} in the model"
+            f" ({len(wrong)} differ); load it into the model it was saved from"
+        )

@@ -1,0 +1,63 @@
+"""Which block of the network sits on which IPU of a replica, as data; an engine applies it from outside the model.
+
+Embeddings and heads share the first IPU, because the vocabulary projection uses the embedding table and tied weights
+must not be on two IPUs; the encoder's layers follow `placement.layers_per_ipu`.  A pipeline stage is a run of blocks
+on one IPU, so four IPUs make five forward stages (0, 1, 2, 3 and 0 again) and nine in training: every stage but the
+last also runs backwards.
+"""
+from __future__ import annotations
+
+from itertools import groupby
+from typing import NamedTuple, Tuple
+
+from ipu_packed_bert.config import Config
+
+
+class Block(NamedTuple):
+    """From the first operator of `module` on, everything runs on `ipu`, until the next block begins."""
+
+    name: str
+    module: str  # path inside the network
+    ipu: int
+
+
+class Stage(NamedTuple):
+    """Blocks that follow one another on one IPU."""
+
+    ipu: int
+    blocks: Tuple[Block, ...]
+
+
+class Placement(NamedTuple):
+    """One replica: its blocks in the order of the forward pass."""
+
+    blocks: Tuple[Block, ...]
+    ipus: int
+
+    @property
+    def stages(self) -> Tuple[Stage, ...]:
+        """Stages of the forward pass."""
+        return tuple(Stage(ipu, tuple(blocks)) for ipu, blocks in groupby(self.blocks, key=lambda block: block.ipu))
+
+    @property
+    def training_stages(self) -> int:
+        """Stages of the training pipeline; gradient accumulation must be at least this."""
+        return 2 * len(self.stages) - 1
+
+    def on(self, ipu: int) -> Tuple[Block, ...]:
+        return tuple(block for block in self.blocks if block.ipu == ipu)
+
+
+def place(config: Config) -> Placement:
+    """The placement that a checked configuration asks for."""
+    blocks = [Block("embeddings", "bert.embeddings", 0)]
+    layer = 0
+    for ipu, layers in enumerate(config.placement.layers_per_ipu):
+        for _ in range(layers):
+            blocks.append(Block(f"layer {layer}", f"bert.encoder.layer.{layer}", ipu))
+            layer += 1
+    blocks.append(Block("masked language model", "cls.predictions", 0))
+    if config.loss.next_sentence:
+        blocks.append(Block("pooler", "bert.pooler", 0))
+        blocks.append(Block("next sentence", "cls.seq_relationship", 0))
+    return Placement(tuple(blocks), config.placement.ipus_per_replica)

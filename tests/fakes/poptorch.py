@@ -1,0 +1,965 @@
+"""A stand-in for PopTorch 3.4 that trains on the CPU what PopTorch would train on IPUs.
+
+It is an implementation, not a recording: a combined batch is cut into replicas, iterations and micro-batches, gradients
+are accumulated in the type asked for and reduced, an optimiser updates weights that live on the device (the host's copy
+is stale until it is copied back), and the rules of PopTorch that an application meets are errors here.  Names and
+signatures are those of the published interface (tests/data/poptorch_api.json); a test compares them.
+
+What it cannot show: memory, speed, the compiler's own limits, half precision as the IPU rounds it, and gelu, which the
+IPU computes by the tanh form.  Where it and PopTorch differ, PopTorch is right.
+"""
+import enum as _enum
+import math as _math
+import pickle as _pickle
+import queue as _queue
+import re as _re
+import threading as _threading
+import time as _time
+from pathlib import Path as _Path
+
+import torch as _torch
+from torch.func import functional_call as _functional_call
+
+from tests.fakes import poptorch_optim as optim
+from tests.fakes.lowering import API as _API, Recorder as _Recorder
+
+__version__ = _API["poptorch_version"]
+
+
+class Error(Exception):
+    pass
+
+
+class RecoverableError(Error):
+    pass
+
+
+class UnrecoverableError(Error):
+    pass
+
+
+class _Machine:
+    """The computer the stand-in pretends to run on."""
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self, ipus=16):
+        self.ipus = ipus                      # 0: no hardware
+        self.attached = 0                     # IPUs in use
+        self.compilations = []                # one entry for each program made: "training" or "inference"
+
+
+_machine = _Machine()
+
+
+# ---------------------------------------------------------------------------------------------------------- enums
+
+class OutputMode(_enum.IntEnum):
+    Final = 0
+    EveryN = 1
+    All = 2
+    Sum = 3
+    Default = 4
+
+
+class ReductionType(_enum.IntEnum):
+    Sum = 0
+    Mean = 1
+    NoReduction = 2
+
+
+class MeanReductionStrategy(_enum.IntEnum):
+    Running = 0
+    Post = 1
+    PostAndLoss = 2
+
+
+class AutoStage(_enum.IntEnum):
+    SameAsIpu = 0
+    AutoIncrement = 1
+
+
+class ConnectionType(_enum.IntEnum):
+    Always = 0
+    OnDemand = 1
+    Never = 2
+
+
+class MatMulSerializationMode(_enum.Enum):
+    InputChannels = "input_channels"
+    ReducingDim = "reducing_dim"
+    OutputChannels = "output_channels"
+    Disabled = "none"
+
+
+class SharingStrategy(_enum.IntEnum):
+    SharedMemory = 0
+    FileSystem = 1
+    Fork = 2
+    ForkServer = 3
+
+
+# -------------------------------------------------------------------------------------------------------- options
+
+def _positive(value, name):
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError("{} must be a whole number above 0, not {!r}".format(name, value))
+    return value
+
+
+def _of(kind, value, name):
+    if not isinstance(value, kind):
+        raise ValueError("{} must be {}, not {!r}".format(name, getattr(kind, "__name__", kind), value))
+    return value
+
+
+class _Settings:
+    """A set of options; frozen with the Options object it belongs to."""
+
+    def __init__(self, owner=None):
+        self.__dict__["_owner"] = owner if owner is not None else self
+        self.__dict__["_values"] = {}
+        self.__dict__["_frozen"] = False
+
+    def _set(self, **values):
+        if self._owner._frozen:
+            raise AttributeError("Can't modify frozen Options: a model or a DataLoader has taken them")
+        self._values.update(values)
+        return self
+
+    def __setattr__(self, name, value):
+        raise AttributeError("{} has no option {}".format(type(self).__name__, name))
+
+
+class TensorLocationSettings(_Settings):
+    def __init__(self):
+        super().__init__()
+
+    def minElementsForOffChip(self, min_elements):
+        return self._set(min_elements_for_off_chip=_of(int, min_elements, "min_elements"))
+
+    def minElementsForReplicatedTensorSharding(self, min_elements):
+        return self._set(min_elements_for_replicated_tensor_sharding=_of(int, min_elements, "min_elements"))
+
+    def useOnChipStorage(self, use=True):
+        return self._set(on_chip=_of(bool, use, "use"))
+
+    def useReplicatedTensorSharding(self, use=True):
+        return self._set(sharding=_of(bool, use, "use"))
+
+
+class _TensorLocationOptions(_Settings):
+    def setOptimizerLocation(self, location):
+        return self._set(optimizer=dict(_of(TensorLocationSettings, location, "location")._values))
+
+    def setAccumulatorLocation(self, location):
+        return self._set(accumulator=dict(_of(TensorLocationSettings, location, "location")._values))
+
+    def setWeightLocation(self, location):
+        return self._set(weight=dict(_of(TensorLocationSettings, location, "location")._values))
+
+    def setActivationLocation(self, location):
+        return self._set(activation=dict(_of(TensorLocationSettings, location, "location")._values))
+
+
+class _DistributedOptions(_Settings):
+    def disable(self):
+        return self._set(processes=1, process=0)
+
+    def configureProcessId(self, process_id, num_processes):
+        return self._set(process=process_id, processes=num_processes)
+
+    @property
+    def processId(self):
+        return self._values.get("process", 0)
+
+    @property
+    def numProcesses(self):
+        return self._values.get("processes", 1)
+
+
+class _PopartOptions(_Settings):
+    """Settings of the backend by name; a name it does not know, or a value of another type, is an error."""
+
+    def set(self, key, value):
+        known = _API["backend_options"]
+        kinds = {"bool": bool, "uint64": int, "double": float, "string": str, "container": (list, dict)}
+        for kind, names in known.items():
+            if key in names:
+                expected = kinds.get(kind, int)
+                if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+                    raise RuntimeError("backend option {} takes {}, not {!r}".format(key, kind, value))
+                return self._set(**{key: value})
+        raise RuntimeError("unknown backend option {}".format(key))
+
+    def setEngineOptions(self, engine_options):
+        for key, value in engine_options.items():
+            _of(str, key, "engine option"), _of(str, value, key)
+        return self._set(engineOptions=dict(engine_options))
+
+    def setPatterns(self, patterns, level=2):
+        for key, value in patterns.items():
+            _of(str, key, "pattern"), _of(bool, value, key)
+        return self._set(patterns=dict(patterns))
+
+
+class _PrecisionOptions(_Settings):
+    def __init__(self, popart_options):
+        super().__init__(popart_options._owner)
+
+    def enableStochasticRounding(self, enabled):
+        return self._set(stochastic_rounding=_of(bool, enabled, "enabled"))
+
+    def enableFloatingPointExceptions(self, enabled):
+        return self._set(floating_point_exceptions=_of(bool, enabled, "enabled"))
+
+    def setPartialsType(self, dtype):
+        if dtype not in (_torch.float16, _torch.float32):
+            raise ValueError("partials are float16 or float32, not {}".format(dtype))
+        return self._set(partials=dtype)
+
+
+class _TrainingOptions(_Settings):
+    def __init__(self, popart_options):
+        super().__init__(popart_options._owner)
+        self._values.update(accumulation=1, reduction=ReductionType.Mean, strategy=MeanReductionStrategy.Post)
+
+    def gradientAccumulation(self, gradient_accumulation):
+        return self._set(accumulation=_positive(gradient_accumulation, "gradientAccumulation"))
+
+    def accumulationAndReplicationReductionType(self, reduction_type):
+        return self._set(reduction=_of(ReductionType, reduction_type, "reduction_type"))
+
+    def setMeanAccumulationAndReplicationReductionStrategy(self, mean_reduction_strategy):
+        return self._set(strategy=_of(MeanReductionStrategy, mean_reduction_strategy, "strategy"))
+
+    def setAutomaticLossScaling(self, enabled):
+        return self._set(automatic_loss_scaling=_of(bool, enabled, "enabled"))
+
+
+class Options(_Settings):
+    def __init__(self):
+        super().__init__()
+        self._values.update(device_iterations=1, replication_factor=1, output_mode=OutputMode.Default, period=1,
+                            auto_round=False, connection=ConnectionType.Always, strategy=None, memory={})
+        popart = _PopartOptions(self)
+        self.__dict__.update(
+            _popart=popart, _precision=_PrecisionOptions(popart), _training=_TrainingOptions(popart),
+            _locations=_TensorLocationOptions(self), _distributed=_DistributedOptions(self))
+
+    TensorLocations = property(lambda self: self._locations)
+    Distributed = property(lambda self: self._distributed)
+    Precision = property(lambda self: self._precision)
+    Training = property(lambda self: self._training)
+    _Popart = property(lambda self: self._popart)
+
+    def deviceIterations(self, device_iterations):
+        return self._set(device_iterations=_positive(device_iterations, "deviceIterations"))
+
+    def replicationFactor(self, replication_factor):
+        return self._set(replication_factor=_positive(replication_factor, "replicationFactor"))
+
+    def setExecutionStrategy(self, strategy):
+        if isinstance(strategy, AutoStage):
+            strategy = PipelinedExecution(strategy)
+        return self._set(strategy=_of(PipelinedExecution, strategy, "strategy"))
+
+    def setAvailableMemoryProportion(self, available_memory_proportion):
+        for key, value in available_memory_proportion.items():
+            if not _re.fullmatch(r"IPU\d+", key):
+                raise ValueError("keys are IPU0, IPU1, ..., not {!r}".format(key))
+            if not 0.0 <= value <= 1.0:
+                raise ValueError("{}: {} is not in 0..1".format(key, value))
+        return self._set(memory=dict(available_memory_proportion))
+
+    def autoRoundNumIPUs(self, auto_round_num_ipus=True):
+        return self._set(auto_round=_of(bool, auto_round_num_ipus, "auto_round_num_ipus"))
+
+    def outputMode(self, output_mode, output_return_period=None):
+        _of(OutputMode, output_mode, "output_mode")
+        if (output_mode == OutputMode.EveryN) != (output_return_period is not None):
+            raise ValueError("EveryN, and only it, takes a return period")
+        return self._set(output_mode=output_mode, period=output_return_period or 1)
+
+    def defaultOutputMode(self):
+        return self._values["output_mode"] == OutputMode.Default
+
+    def randomSeed(self, random_seed):
+        return self._set(random_seed=_of(int, random_seed, "random_seed"))
+
+    def enableSyntheticData(self, enabled):
+        return self._set(synthetic_data=_of(bool, enabled, "enabled"))
+
+    def logCycleCount(self, log_cycle_count):
+        return self._set(cycles=_of(bool, log_cycle_count, "log_cycle_count"))
+
+    def enableProfiling(self, profile_dir=None):
+        return self._set(profile_dir=profile_dir)
+
+    def enableExecutableCaching(self, path):
+        return self._set(cache=_of(str, path, "path"))
+
+    def modelName(self, name):
+        return self._set(name=_of(str, name, "name"))
+
+    def showCompilationProgressBar(self, show=True):
+        return self._set(progress=_of(bool, show, "show"))
+
+    def useIpuModel(self, use_model):
+        if use_model and "offline" in self._values:
+            raise Error("the IPU Model and an offline target exclude each other")
+        return self._set(ipu_model=_of(bool, use_model, "use_model"))
+
+    def useOfflineIpuTarget(self, ipu_version=2):
+        if self._values.get("ipu_model"):
+            raise Error("the IPU Model and an offline target exclude each other")
+        return self._set(offline=ipu_version, connection=ConnectionType.Never)
+
+    def connectionType(self, connection_type):
+        return self._set(connection=_of(ConnectionType, connection_type, "connection_type"))
+
+    def clone(self):
+        other = Options()
+        for part in ("_popart", "_precision", "_training", "_locations", "_distributed"):
+            getattr(other, part)._values.update(getattr(self, part)._values)
+        other._values.update(self._values)
+        return other
+
+    def _freeze(self):
+        self.__dict__["_frozen"] = True
+
+
+class PipelinedExecution:
+    def __init__(self, *args):
+        if len(args) != 1 or not isinstance(args[0], AutoStage):
+            raise ValueError("the stand-in numbers stages by AutoStage only")
+        self._auto_stage = args[0]
+
+
+# --------------------------------------------------------------------------------------------- what a graph may say
+
+class _Graph:
+    """What is being traced: blocks in the order they begin, losses, checkpoints."""
+
+    def __init__(self, first_ipu=0):
+        self.blocks, self.losses, self.checkpoints, self.serialised = [], [], 0, []
+
+    @property
+    def ipu(self):
+        return self.blocks[-1][1] if self.blocks else 0
+
+    def stages(self, strategy):
+        """IPU of each forward stage: a stage is a run of blocks on one IPU."""
+        runs = []
+        for _, ipu in self.blocks or [(None, 0)]:
+            if not runs or runs[-1] != ipu:
+                runs.append(ipu)
+        if strategy is not None and strategy._auto_stage == AutoStage.SameAsIpu and len(set(runs)) < len(runs):
+            raise Error("AutoStage.SameAsIpu: stage {} returns to an IPU that an earlier stage left".format(len(runs)))
+        return runs
+
+
+_graph = None
+
+
+def isRunningOnIpu():
+    return _graph is not None
+
+
+class Block(_torch.nn.Module):
+    def __init__(self, user_id=None, ipu_id=None):
+        super().__init__()
+        self.user_id, self.ipu_id = user_id, ipu_id
+
+    @staticmethod
+    def start(user_id=None, ipu_id=None):
+        if _graph is not None:
+            _graph.blocks.append((user_id, _graph.ipu if ipu_id is None else ipu_id))
+
+    def __enter__(self):
+        Block.start(self.user_id, self.ipu_id)
+
+    def __exit__(self, type, value, traceback):
+        pass
+
+
+def BeginBlock(layer_to_call, user_id=None, ipu_id=None):
+    _of(_torch.nn.Module, layer_to_call, "layer_to_call")
+    kind = type(layer_to_call)
+    if getattr(kind, "_begins_block", False):
+        raise Error("{} already begins a block".format(kind.__name__))
+
+    class _BlockModule(kind):
+        _begins_block = True
+
+        def __call__(self, *args, **kwargs):
+            Block.start(user_id, ipu_id)
+            return super().__call__(*args, **kwargs)
+
+    _BlockModule.__name__ = kind.__name__
+    layer_to_call.__class__ = _BlockModule
+    return layer_to_call
+
+
+def removeBlocks(module):
+    for part in module.modules():
+        if getattr(type(part), "_begins_block", False):
+            part.__class__ = type(part).__bases__[0]
+
+
+def identity_loss(x, reduction):
+    if reduction == "mean":
+        result = x.mean()
+    elif reduction == "sum":
+        result = x.sum()
+    elif reduction == "none":
+        if x.dim() and x.numel() != 1:
+            raise Error("a loss that is not reduced must be a scalar, not {}".format(list(x.shape)))
+        result = x * 1
+    else:
+        raise ValueError("reduction is mean, sum or none, not {!r}".format(reduction))
+    if _graph is not None:
+        _graph.losses.append(result)
+    return result
+
+
+def recomputationCheckpoint(*tensors):
+    if _graph is not None:
+        _graph.checkpoints += len(tensors)
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def serializedMatMul(lhs, rhs, mode, factor=0, keep_precision=False):
+    _of(MatMulSerializationMode, mode, "mode"), _of(bool, keep_precision, "keep_precision")
+    if lhs.dim() != 2 or rhs.dim() != 2:
+        raise Error("the stand-in serialises products of matrices; flatten {} x {}".format(
+            list(lhs.shape), list(rhs.shape)))
+    sizes = {MatMulSerializationMode.InputChannels: lhs.shape[0], MatMulSerializationMode.ReducingDim: lhs.shape[1],
+             MatMulSerializationMode.OutputChannels: rhs.shape[1]}
+    if _graph is not None:
+        _graph.serialised.append((mode, factor))
+    if mode == MatMulSerializationMode.Disabled:
+        return _torch.matmul(lhs, rhs)
+    if factor < 1 or sizes[mode] % factor:
+        raise Error("a factor of {} does not divide {}".format(factor, sizes[mode]))
+    width = sizes[mode] // factor
+    if mode == MatMulSerializationMode.OutputChannels:
+        return _torch.cat([_torch.matmul(lhs, part) for part in rhs.split(width, 1)], 1)
+    if mode == MatMulSerializationMode.InputChannels:
+        return _torch.cat([_torch.matmul(part, rhs) for part in lhs.split(width, 0)], 0)
+    return sum(_torch.matmul(a, b) for a, b in zip(lhs.split(width, 1), rhs.split(width, 0)))
+
+
+def set_available_memory(tensor, available_memory_proportion):
+    return tensor
+
+
+def ipuHardwareIsAvailable(num_ipus=1):
+    return _machine.ipus >= num_ipus
+
+
+def ipuHardwareVersion():
+    return 2 if _machine.ipus else -1
+
+
+def setLogLevel(level):
+    pass
+
+
+# ------------------------------------------------------------------------------------------------------ optimisers
+
+_GLOBAL_CONSTANTS = ("bias_correction", "accum_type", "first_order_momentum_accum_type",
+                     "second_order_momentum_accum_type")
+_GROUP_ATTRIBUTES = ("lr", "betas", "eps", "weight_decay", "max_weight_norm")
+
+
+def _snapshot(optimizer):
+    """What the device knows of an optimiser: taken when it is set, never read from the host's object later."""
+    if not isinstance(optimizer, optim.Optimizer):
+        raise Error("the stand-in takes optimisers of poptorch.optim, not {}".format(type(optimizer).__name__))
+    groups = [{name: group[name] for name in _GROUP_ATTRIBUTES if name in group} for group in optimizer.param_groups]
+    shared = {name: getattr(optimizer, name) for name in _GLOBAL_CONSTANTS + ("loss_scaling",)}
+    constants = {(number, name): value for number, group in enumerate(groups) for name, value in group.items()
+                 if name != "lr" and optimizer.variable_attrs.isConstant(name)}
+    constants.update({name: shared[name] for name in _GLOBAL_CONSTANTS})
+    if optimizer.variable_attrs.isConstant("loss_scaling"):
+        constants["loss_scaling"] = shared["loss_scaling"]
+    return {"groups": groups, "shared": shared, "constants": constants, "type": type(optimizer)}
+
+
+# --------------------------------------------------------------------------------------------------------- executor
+
+def trainingModel(model, options=None, optimizer=None):
+    if optimizer is None:
+        raise Error("the stand-in wants an optimiser; PopTorch would take SGD at 0.01")
+    return PoplarExecutor(model, options, True, __version__, optimizer)
+
+
+def inferenceModel(model, options=None):
+    return PoplarExecutor(model.model if isinstance(model, PoplarExecutor) else model, options, False, __version__)
+
+
+_NARROWED = {_torch.int64: _torch.int32, _torch.float64: _torch.float32}
+
+
+def _narrow(tensor):
+    """int64 and float64 do not exist on the device."""
+    return tensor.to(_NARROWED.get(tensor.dtype, tensor.dtype))
+
+
+def _scalars(outputs):
+    return [outputs] if isinstance(outputs, _torch.Tensor) else list(outputs)
+
+
+class PoplarExecutor:
+    def __init__(self, model, options, training, poptorch_version, optimizer=None, user_model=None):
+        _of(_torch.nn.Module, model, "model")
+        options = options if options is not None else Options()
+        if options.defaultOutputMode():
+            options.outputMode(OutputMode.Final if training else OutputMode.All)
+        if not training and options.Training._values["accumulation"] != 1:
+            raise AssertionError("Gradient accumulation should be left to its default value (1) for inference")
+        for name, buffer in model.named_buffers():
+            if type(buffer) is not _torch.Tensor:
+                raise Error("buffer {} must be a plain torch.Tensor".format(name))
+        options._freeze()
+        self._model, self._options, self._training = model, options, training
+        self._values = {**options._values, **options.Training._values, "strategy_": options._values["strategy"]}
+        self._compiled = self._attached = False
+        self._device = None                       # parameters and buffers on the device
+        self._moments = {}
+        self._optimizer = self._device_optimizer = None
+        self._state_is_fresh = False
+        self._cycles = None
+        if optimizer is not None:
+            self.setOptimizer(optimizer)
+
+    model = property(lambda self: self._model)
+    options = property(lambda self: self._options)
+
+    @property
+    def rng_state(self):
+        if not self._compiled:
+            raise Error("Model has not been compiled or has been destroyed.")
+        return [self._values.get("random_seed", 0)] + self._rng.tolist()
+
+    @rng_state.setter
+    def rng_state(self, state):
+        if not self._compiled:
+            raise Error("Model has not been compiled or has been destroyed.")
+        self._rng = _torch.tensor(state[1:], dtype=_torch.uint8)
+
+    # -- optimiser ----------------------------------------------------------------------------------------------
+
+    def setOptimizer(self, optimizer):
+        snapshot = _snapshot(optimizer)
+        if self._compiled and snapshot["constants"] != self._device_optimizer["constants"]:
+            changed = [name for name, value in snapshot["constants"].items()
+                       if self._device_optimizer["constants"].get(name) != value]
+            raise Error("constant optimiser attributes changed after compilation: {}".format(changed))
+        if optimizer is not self._optimizer and self._compiled:
+            optimizer._to_device = True
+        self._optimizer, self._device_optimizer = optimizer, snapshot
+        optimizer._executor = self
+
+    def _read_optimizer_state(self, optimizer):
+        if not self._compiled or self._values["connection"] == ConnectionType.Never or optimizer._to_device:
+            return
+        state = {}
+        for name, moments in self._moments.items():
+            # "model." is the wrapper in which PopTorch puts model and optimiser.
+            state["Accl1___model." + name] = moments["first"].clone()
+            state["Accl2___model." + name] = moments["second"].clone()
+            if self._device_optimizer["shared"]["bias_correction"]:
+                state["Step___model." + name] = _torch.tensor([float(moments["step"])])
+        rates = self._device_optimizer["groups"]
+        optimizer._state_dict = {
+            "ipu_state": state,
+            "ipu_param": {"lossScaling_FLOAT": _torch.tensor(self._device_optimizer["shared"]["loss_scaling"]),
+                          **{"learningRate___group{}".format(n): _torch.tensor(g["lr"]) for n, g in enumerate(rates)}}}
+
+    def _write_optimizer_state(self):
+        if self._optimizer is None or not self._optimizer._to_device:
+            return
+        state = self._optimizer._state_dict["ipu_state"]
+        if state is not None:
+            for name, moments in self._moments.items():
+                for prefix, key in (("Accl1___model.", "first"), ("Accl2___model.", "second")):
+                    if prefix + name in state:                # a missing one is ignored, with a warning
+                        given = state[prefix + name]
+                        if given.shape != moments[key].shape or given.dtype != moments[key].dtype:
+                            raise Error("{}{}: {} {} does not fit".format(prefix, name, given.dtype, list(given.shape)))
+                        moments[key] = given.clone()
+                if "Step___model." + name in state:
+                    moments["step"] = int(state["Step___model." + name])
+        self._optimizer._to_device = False
+
+    # -- compilation --------------------------------------------------------------------------------------------
+
+    def compile(self, *args, **kwargs):
+        if not self._compiled:
+            self._compile(self._bind(args, kwargs))
+
+    def compileAndExport(self, filename, *args, export_model=True, **kwargs):
+        self.compile(*args, **kwargs)
+        _Path(filename).parent.mkdir(parents=True, exist_ok=True)
+        with open(filename, "wb") as file:
+            _pickle.dump({"poptorch": __version__, "shapes": self._shapes}, file)
+
+    def save(self, filename, export_model=True, save_rng_state=True):
+        if not self._compiled:
+            raise Error("Model has not been compiled or has been destroyed.")
+        self.compileAndExport(filename, *self._sample, export_model=export_model)
+
+    def _bind(self, args, kwargs):
+        import inspect
+        bound = inspect.signature(self._model.forward).bind(*args, **kwargs)
+        tensors = list(bound.args)
+        if bound.kwargs:
+            raise Error("keyword-only arguments do not reach the device")
+        for name, tensor in zip(bound.arguments, tensors):
+            if not isinstance(tensor, _torch.Tensor):
+                raise TypeError("argument {} is {}; inputs are tensors".format(name, type(tensor).__name__))
+            if tensor.dtype == _torch.bfloat16 or tensor.dtype.is_complex:
+                raise Error("argument {}: {} does not exist on the device".format(name, tensor.dtype))
+        return [_narrow(tensor.detach()) for tensor in tensors]
+
+    @property
+    def _combined(self):
+        values = self._values
+        return values["device_iterations"] * values["replication_factor"] * values["accumulation"]
+
+    def _compile(self, inputs):
+        values = self._values
+        for tensor in inputs:
+            rows = tensor.shape[0] if tensor.dim() else 1
+            if rows % self._combined:
+                raise AssertionError(
+                    "Invalid batch dimension: {} rows are not a multiple of deviceIterations({}) * replicationFactor({}) * "
+                    "gradientAccumulation({}) = {}".format(rows, values["device_iterations"],
+                                                           values["replication_factor"], values["accumulation"],
+                                                           self._combined))
+        offline = values["connection"] == ConnectionType.Never
+        self._mode = self._model.training
+        self._device = {name: tensor.detach().clone() for name, tensor in self._named()}
+        graph, outputs = self._trace([t.narrow(0, 0, t.shape[0] // self._combined) for t in inputs])
+        self._check_graph(graph, outputs)
+        self._shapes = [(tuple(t.shape), t.dtype) for t in inputs]
+        self._sample = inputs
+        self._graph_ = graph
+        self._rng = _torch.Generator().manual_seed(values.get("random_seed", 0)).get_state()
+        self._compiled = True
+        if self._training:
+            shared = self._device_optimizer["shared"]
+            self._groups = {}
+            names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+            for number, group in enumerate(self._optimizer.param_groups):
+                for parameter in group["params"]:
+                    name = names[id(parameter)]
+                    if name in self._groups:
+                        raise Error("{} is in two parameter groups".format(name))
+                    self._groups[name] = number
+                    self._moments[name] = {
+                        "first": _torch.zeros(parameter.shape, dtype=shared["first_order_momentum_accum_type"]),
+                        "second": _torch.zeros(parameter.shape, dtype=shared["second_order_momentum_accum_type"]),
+                        "step": 0}
+        _machine.compilations.append("training" if self._training else "inference")
+        if not offline:
+            self.attachToDevice()
+
+    def _named(self):
+        yield from self._model.named_parameters()
+        yield from self._model.named_buffers()
+
+    def _trace(self, micro_batch):
+        """Run the model once under the rules of a graph; weights and random state are left as they were."""
+        addresses = {name: tensor.data_ptr() for name, tensor in self._named()}
+        graph = _Graph()
+        recorder = _Recorder([*micro_batch, *self._device.values()], current_ipu=lambda: graph.ipu)
+        with _torch.random.fork_rng(devices=[]):
+            outputs = self._run(micro_batch, graph, recorder)
+        graph.operators = recorder.operators
+        for name, tensor in self._named():
+            if addresses.get(name) != tensor.data_ptr():
+                raise Error("{} is reassigned in forward; buffers are updated in place".format(name))
+        return graph, outputs
+
+    def _run(self, micro_batch, graph, recorder=None, weights=None):
+        global _graph
+        previous, _graph = _graph, graph
+        was_training = self._model.training
+        try:
+            self._model.train(self._mode)
+            if recorder is None:
+                return _functional_call(self._model, weights or self._device, tuple(micro_batch))
+            with recorder:
+                return _functional_call(self._model, weights or self._device, tuple(micro_batch))
+        finally:
+            _graph = previous
+            self._model.train(was_training)
+
+    def _check_graph(self, graph, outputs):
+        values = self._values
+        for output in _scalars(outputs):
+            if not isinstance(output, _torch.Tensor):
+                raise TypeError("outputs are tensors, not {}".format(type(output).__name__))
+        if self._training and len(graph.losses) != 1:
+            raise Error("a training model has exactly one final loss, this one has {}; see identity_loss".format(
+                len(graph.losses)))
+        stages = graph.stages(values["strategy_"])
+        self._stages = stages
+        if len(stages) > 1:
+            if self._training:
+                needed, have, what = 2 * len(stages) - 1, values["accumulation"], "gradientAccumulation"
+            else:
+                needed, have, what = len(stages), values["device_iterations"], "deviceIterations"
+            if have < needed:
+                raise Error("{} is {}; a pipeline of {} stages needs at least {}".format(what, have, len(stages), needed))
+        used = (max(stages) + 1) * values["replication_factor"]
+        if used & (used - 1):
+            if not values["auto_round"]:
+                raise Error("{} IPUs are no power of two; see autoRoundNumIPUs".format(used))
+            used = 1 << used.bit_length()
+        if used > 64:
+            raise Error("a program has at most 64 IPUs, not {}".format(used))
+        self._ipus = used
+        homes = {}
+        parameters = {id(tensor): name for name, tensor in self._device.items()}
+        for operator in graph.operators:
+            for tensor in operator.inputs:
+                name = parameters.get(id(tensor))
+                if name is not None and homes.setdefault(name, operator.ipu) != operator.ipu:
+                    raise Error("{} is used on IPU {} and on IPU {}; tied weights share one".format(
+                        name, homes[name], operator.ipu))
+        self._homes = homes
+
+    # -- device -------------------------------------------------------------------------------------------------
+
+    def isCompiled(self):
+        return self._compiled
+
+    def isAttachedToDevice(self):
+        return self._attached
+
+    def attachToDevice(self):
+        if self._attached:
+            return
+        if not self._values.get("ipu_model"):
+            if _machine.attached + self._ipus > _machine.ipus:
+                raise Error("no device: {} IPUs wanted, {} of {} in use".format(
+                    self._ipus, _machine.attached, _machine.ipus))
+            _machine.attached += self._ipus
+        self._attached = True
+        self.copyWeightsToDevice()
+        if self._optimizer is not None and self._optimizer.has_state():
+            self._optimizer._to_device = True
+
+    def detachFromDevice(self):
+        if not self._attached:
+            raise Error("Cannot detach: not attached to a device")
+        if self._training:
+            self.copyWeightsToHost()
+            self._read_optimizer_state(self._optimizer)
+        if not self._values.get("ipu_model"):
+            _machine.attached -= self._ipus
+        self._attached = False
+
+    def copyWeightsToHost(self):
+        if not self._compiled:
+            raise Error("Model has not been compiled or has been destroyed.")
+        with _torch.no_grad():
+            for name, tensor in self._named():
+                tensor.copy_(self._device[name])
+
+    def copyWeightsToDevice(self):
+        if not self._compiled:
+            raise Error("Model has not been compiled or has been destroyed.")
+        self._device = {name: tensor.detach().clone() for name, tensor in self._named()}
+
+    def destroy(self):
+        if self._attached:
+            self.detachFromDevice()
+        self._compiled = False
+
+    # -- execution ----------------------------------------------------------------------------------------------
+
+    def cycleCount(self):
+        if not self._values.get("cycles"):
+            raise Error("Cycle count logging is disabled. Please set option logCycleCount to True to enable.")
+        if self._values.get("ipu_model") or self._values["connection"] == ConnectionType.Never:
+            raise Error("cycles are counted on hardware only")
+        if self._cycles is None:
+            raise Error("Please run the model at least once before obtaining cycle count.")
+        return self._cycles
+
+    def __call__(self, *args, **kwargs):
+        if self._values["connection"] == ConnectionType.Never:
+            raise AssertionError("Trying to run a model on an offline device (ConnectionType.Never)")
+        inputs = self._bind(args, kwargs)
+        if not self._compiled:
+            self._compile(inputs)
+        found = [(tuple(t.shape), t.dtype) for t in inputs]
+        if found != self._shapes:
+            raise Error("compiled for {}, called with {}".format(self._shapes, found))
+        if not self._attached:
+            self.attachToDevice()
+        if not self._training:
+            self.copyWeightsToDevice()            # PopTorch: done where the training model's weights are newer
+        self._write_optimizer_state()
+        if self._values.get("synthetic_data"):
+            inputs = [_torch.randn(t.shape).to(t.dtype) if t.is_floating_point() else _torch.zeros_like(t) for t in inputs]
+
+        started = _time.perf_counter()
+        with _torch.random.fork_rng(devices=[]):
+            _torch.set_rng_state(self._rng)
+            produced = [self._iteration(self._rows(inputs, number))
+                        for number in range(self._values["device_iterations"])]
+            self._rng = _torch.get_rng_state()
+        self._cycles = int((_time.perf_counter() - started) * 1.33e9)
+        return self._collect(produced)
+
+    def _rows(self, inputs, iteration):
+        """[replica][time] -> micro-batch.  Rows lie replica first, then time."""
+        values = self._values
+        replicas, accumulation = values["replication_factor"], values["accumulation"]
+        shaped = [t.reshape(replicas, values["device_iterations"], accumulation, -1, *t.shape[1:]) for t in inputs]
+        return [[[t[replica, iteration, time] for t in shaped] for time in range(accumulation)]
+                for replica in range(replicas)]
+
+    def _iteration(self, rows):
+        outputs = [[None] * len(times) for times in rows]
+        if not self._training:
+            with _torch.no_grad():
+                for replica, times in enumerate(rows):
+                    for time, micro_batch in enumerate(times):
+                        outputs[replica][time] = self._keep(self._run(micro_batch, _Graph()))
+            return outputs
+
+        shared, values = self._device_optimizer["shared"], self._values
+        weights = {name: tensor.detach().requires_grad_(name in self._moments) for name, tensor in self._device.items()}
+        reduced = {name: 0.0 for name in self._moments}
+        for replica, times in enumerate(rows):
+            sums = {name: _torch.zeros(weights[name].shape, dtype=shared["accum_type"]) for name in self._moments}
+            for time, micro_batch in enumerate(times):
+                graph = _Graph()
+                result = self._run(micro_batch, graph, weights=weights)
+                outputs[replica][time] = self._keep(result)
+                wanted = list(self._moments)
+                gradients = _torch.autograd.grad(
+                    graph.losses[0] * shared["loss_scaling"], [weights[name] for name in wanted], allow_unused=True)
+                for name, gradient in zip(wanted, gradients):
+                    if gradient is not None:
+                        sums[name] += gradient.to(shared["accum_type"])
+            for name in self._moments:
+                reduced[name] = reduced[name] + sums[name].to(_torch.float32)
+        divisor = shared["loss_scaling"]
+        if values["reduction"] == ReductionType.Mean:
+            divisor *= values["accumulation"] * values["replication_factor"]
+        with _torch.no_grad():
+            for name, gradient in reduced.items():
+                self._update(name, gradient / divisor)
+        return outputs
+
+    def _update(self, name, gradient):
+        """LAMB and AdamW as PopTorch's reference gives them, on one tensor."""
+        group = self._device_optimizer["groups"][self._groups[name]]
+        moments, weight = self._moments[name], self._device[name]
+        moments["step"] += 1
+        beta1, beta2 = group["betas"]
+        first = moments["first"].float().mul(beta1).add(gradient, alpha=1.0 - beta1)
+        second = moments["second"].float().mul(beta2).addcmul(gradient, gradient, value=1.0 - beta2)
+        moments["first"], moments["second"] = first.to(moments["first"].dtype), second.to(moments["second"].dtype)
+        corrected = self._device_optimizer["shared"]["bias_correction"]
+        c1 = 1.0 - beta1 ** moments["step"] if corrected else 1.0
+        c2 = 1.0 - beta2 ** moments["step"] if corrected else 1.0
+        precise = weight.float()
+        update = (first / c1) / (second.sqrt() / _math.sqrt(c2) + group["eps"]) + group["weight_decay"] * precise
+        trust = 1.0
+        if issubclass(self._device_optimizer["type"], optim.LAMB):
+            norm, length = min(float(precise.norm()), group["max_weight_norm"]), float(update.norm())
+            trust = norm / length if norm > 0 and length > 0 else 1.0
+        self._device[name] = (precise - group["lr"] * trust * update).to(weight.dtype)
+
+    def _keep(self, outputs):
+        return [_narrow(output.detach()) for output in _scalars(outputs)]
+
+    def _collect(self, produced):
+        """Outputs by the output mode: [iteration][replica][time] -> one tensor for each output."""
+        mode = self._values["output_mode"]
+        replicas = self._values["replication_factor"]
+        collected = []
+        for index in range(len(produced[0][0][0])):
+            series = [[times[time][index] for iteration in produced for times in [iteration[replica]]
+                       for time in range(len(times))] for replica in range(replicas)]
+            if mode == OutputMode.All:
+                kept = [tensor for replica in series for tensor in replica]
+            elif mode == OutputMode.Sum:
+                kept = [_torch.stack(replica).sum(0) for replica in series]
+            elif mode == OutputMode.EveryN:
+                kept = [tensor for replica in series for tensor in replica[self._values["period"] - 1::self._values["period"]]]
+            else:
+                kept = [replica[-1] for replica in series]
+            if kept[0].dim():
+                collected.append(_torch.cat(kept))
+            else:
+                collected.append(_torch.stack(kept) if len(kept) > 1 else kept[0])
+        return tuple(collected) if len(collected) > 1 else collected[0]
+
+
+# -------------------------------------------------------------------------------------------------------- data
+
+class AsynchronousDataAccessor:
+    """Reads ahead; here in a thread, PopTorch's in a process of its own with shared memory."""
+
+    def __init__(self, dataset, buffer_size=3, miss_sleep_time_in_ms=0.1, load_indefinitely=True, early_preload=False,
+                 sharing_strategy=SharingStrategy.ForkServer, rebatched_size=None):
+        if sharing_strategy in (SharingStrategy.ForkServer, SharingStrategy.SharedMemory):
+            _pickle.dumps(dataset)            # it travels to the other process
+        self._dataset, self._stop = dataset, _threading.Event()
+        self._ready = _queue.Queue(buffer_size)
+        self._indefinitely = load_indefinitely
+        self._thread = _threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _put(self, item):
+        while not self._stop.is_set():
+            try:
+                self._ready.put(item, timeout=0.05)
+                return True
+            except _queue.Full:
+                continue
+        return False
+
+    def _read(self):
+        while not self._stop.is_set():
+            shapes = None
+            for item in self._dataset:
+                if not isinstance(item, (tuple, list)) or not all(isinstance(t, _torch.Tensor) for t in item):
+                    self._put(TypeError("the accessor moves tuples of tensors"))
+                    return
+                if shapes is None:
+                    shapes = [t.shape for t in item]
+                if [t.shape for t in item] != shapes:
+                    self._put(Error("batches must keep their shapes"))
+                    return
+                if not self._put(tuple(t.clone() for t in item)):
+                    return
+            if not self._put(StopIteration()) or not self._indefinitely:
+                return
+
+    def terminate(self):
+        self._stop.set()
+        self._thread.join()
+
+    def __len__(self):
+        return len(self._dataset)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        item = self._ready.get()
+        if isinstance(item, Exception):
+            raise item
+        return item

@@ -1,0 +1,58 @@
+"""A Poplar SDK for the length of a test: ``import poptorch`` finds the stand-in, engine/ipu.py loads anew."""
+import contextlib
+import os
+import sys
+import types
+
+from tests.fakes import poptorch as stand_in
+
+_ENGINE = "ipu_packed_bert.engine.ipu"
+
+
+def fake_popdist(*, index: int, instances: int, replicas: int):
+    """popdist in a process that poprun started: number `index` of `instances`, `replicas` in all."""
+
+    def options(ipus_per_replica=1):
+        made = stand_in.Options()
+        made.replicationFactor(replicas // instances)
+        made.Distributed.configureProcessId(index, instances)
+        return made
+
+    popdist = types.ModuleType("popdist")
+    popdist.isPopdistEnvSet = lambda: True
+    popdist.getInstanceIndex = lambda: index
+    popdist.getNumInstances = lambda: instances
+    popdist.getNumTotalReplicas = lambda: replicas
+    popdist.getNumLocalReplicas = lambda: replicas // instances
+    popdist.poptorch = types.ModuleType("popdist.poptorch")
+    popdist.poptorch.Options = options
+    return popdist
+
+
+@contextlib.contextmanager
+def installed(*, ipus: int = 16, popdist=None):
+    """Yields (engine module, stand-in) on a machine with `ipus` IPUs; everything is as before afterwards."""
+    import ipu_packed_bert.engine as package
+
+    names = ("poptorch", "poptorch.optim", "popdist", "popdist.poptorch", _ENGINE)
+    before = {name: sys.modules.pop(name, None) for name in names}
+    variable = os.environ.pop("POPTORCH_IPU_MODEL", None)
+    attribute = package.__dict__.pop("ipu", None)
+    sys.modules["poptorch"], sys.modules["poptorch.optim"] = stand_in, stand_in.optim
+    if popdist is not None:
+        sys.modules["popdist"], sys.modules["popdist.poptorch"] = popdist, popdist.poptorch
+    stand_in._machine.reset(ipus)
+    try:
+        from ipu_packed_bert.engine import ipu
+
+        yield ipu, stand_in
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+        package.__dict__.pop("ipu", None)
+        if attribute is not None:
+            package.ipu = attribute
+        if variable is not None:
+            os.environ["POPTORCH_IPU_MODEL"] = variable
