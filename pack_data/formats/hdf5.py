@@ -52,7 +52,7 @@ def _columns(path: str, file) -> Dict[str, object]:
     """Every one- or two-dimensional data set of the file's root with as many rows as input_ids.  Raises ValueError."""
     h5py = library("h5py", "h5py")
     try:
-        found = {name: file[name] for name in file if isinstance(file[name], h5py.Dataset)}
+        found = {name: file[name] for name in file if isinstance(name, str) and isinstance(file[name], h5py.Dataset)}
         shapes = {name: data.shape for name, data in found.items()}
     except DAMAGE as error:
         raise ValueError(f"{path}: HDF5 cannot list its data sets ({' '.join(str(error).split())})") from None

@@ -47,7 +47,7 @@ def _parquet():
 
 
 def _damage() -> Tuple[type, ...]:
-    return (_arrow().ArrowException, OSError)
+    return (_arrow().ArrowException, OSError, UnicodeDecodeError)  # the last for names and text
 
 
 def _one_line(error: BaseException) -> str:
@@ -65,9 +65,12 @@ def _schema(path: str):
     try:
         if magic.startswith(PARQUET_MAGIC):
             with _parquet().ParquetFile(path) as file:
-                return file.schema_arrow
-        with arrow.OSFile(path) as file:
-            return (arrow.ipc.open_file(file) if magic.startswith(FILE_MAGIC) else arrow.ipc.open_stream(file)).schema
+                schema = file.schema_arrow
+        else:
+            with arrow.OSFile(path) as file:
+                schema = (arrow.ipc.open_file(file) if magic.startswith(FILE_MAGIC) else arrow.ipc.open_stream(file)).schema
+        schema.names  # decoded only here
+        return schema
     except _damage() as error:
         raise ValueError(f"{path}: Arrow cannot open it ({_one_line(error)})") from None
 

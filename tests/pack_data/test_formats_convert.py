@@ -1,0 +1,230 @@
+"""Formats told from the content, folders of files, and conversions from end to end."""
+import numpy as np
+import pytest
+
+pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
+pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
+pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pyarrow)")
+
+import pyarrow as pa
+
+from pack_data import convert
+from pack_data.command import run_main
+from pack_data.formats import mlperf_tfrecord, packed_tfrecord, records
+from pack_data.formats.detect import files_of, open_source
+from pack_data.formats.records import Origin, Record, Shape, pack_from_examples
+from pack_data.packs import FIELDS, Column, PackSchema, SEQUENCE, SLOT, assemble
+from pack_data.sequences import Sequences
+from pack_data.store import PackStore, StoreWriter
+from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example
+
+S, P, D = 24, 4, 3
+
+
+def command(*arguments):
+    return run_main(convert.main, [str(argument) for argument in arguments])
+
+
+def wrapped(values):
+    return [Record(Origin("given", number), value) for number, value in enumerate(values)]
+
+
+def in_packs(examples):
+    """Every D examples of at most S / D tokens make a pack."""
+    return [pack_from_examples(examples[at:at + D], Shape(S, P * D, D)) for at in range(0, len(examples), D)]
+
+
+@pytest.fixture
+def examples():
+    return random_examples(np.random.default_rng(5), 10, S // D, P)
+
+
+@pytest.fixture
+def mlperf(tmp_path, examples):
+    path = tmp_path / "examples.tfrecord"
+    mlperf_tfrecord.write(str(path), wrapped(examples), Shape(S, P))
+    return path
+
+
+@pytest.fixture
+def packed(tmp_path, examples):
+    path = tmp_path / "packs.tfrecord"
+    packed_tfrecord.write(str(path), wrapped(in_packs(examples)), Shape())
+    return path
+
+
+def test_unpacked_to_packed_and_back_is_the_same_file(tmp_path, mlperf, examples):
+    """MLPerf TFRecord -> examples -> packs -> packed TFRecord -> store -> packed TFRecord -> MLPerf TFRecord."""
+    read = [record.value for record in open_source(mlperf).read()]
+    packed_tfrecord.write(str(tmp_path / "1.tfrecord"), wrapped(in_packs(read)), Shape())
+    assert command(tmp_path / "1.tfrecord", tmp_path / "store", "--to-format", "store") == 0
+    assert command(tmp_path / "store", tmp_path / "2.tfrecord") == 0
+    assert (tmp_path / "1.tfrecord").read_bytes() == (tmp_path / "2.tfrecord").read_bytes()
+    assert command(tmp_path / "2.tfrecord", tmp_path / "3.tfrecord", "--unpack", "--max-predictions-per-sequence", P) == 0
+    assert (tmp_path / "3.tfrecord").read_bytes() == mlperf.read_bytes()
+
+
+def test_through_every_format_and_back(tmp_path, packed):
+    names = ["1.parquet", "2.arrow", "3.tfrecord.gz", "4.parquet", "5.tfrecord"]
+    previous = packed
+    for name in names:
+        assert command(previous, tmp_path / name) == 0
+        previous = tmp_path / name
+    assert previous.read_bytes() == packed.read_bytes()
+
+
+def test_unpacked_width_is_that_of_one_sequence(tmp_path):
+    """A pack of depth 2 with P = 4 + 2 comes from sequences of at most 4 predictions."""
+    pack = pack_from_examples([example(), example(seed=1)], Shape(S, 6, 2))
+    packed_tfrecord.write(str(tmp_path / "a.tfrecord"), wrapped([pack]), Shape())
+    assert command(tmp_path / "a.tfrecord", tmp_path / "b.tfrecord", "--to-format", "mlperf_tfrecord") == 0
+    assert open_source(tmp_path / "b.tfrecord").shape() == Shape(S, 4, None)
+    assert [record.value for record in open_source(tmp_path / "b.tfrecord").read()] == [example(), example(seed=1)]
+
+
+def test_parquet_examples_need_the_widths_of_a_row(tmp_path, mlperf, capsys):
+    assert command(mlperf, tmp_path / "a.parquet") == 0
+    assert command(tmp_path / "a.parquet", tmp_path / "b.tfrecord") == 2
+    assert "--max-sequence-length" in capsys.readouterr().err
+    assert command(tmp_path / "a.parquet", tmp_path / "b.tfrecord", "--max-sequence-length", S, "--max-predictions-per-sequence", P) == 0
+    assert (tmp_path / "b.tfrecord").read_bytes() == mlperf.read_bytes()
+
+
+def test_a_folder_is_read_in_the_order_of_its_numbers(tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for number in (10, 9, 1):
+        data = b"".join(frame(tf_example(mlperf_row(example(seed=number * 2 + k), S, P))) for k in range(2))
+        (folder / f"part-{number}.tfrecord").write_bytes(data)
+        (folder / f"part-{number}.tfrecord.index").write_text("0 100")
+    (folder / "README.md").write_text("about")
+    assert [file.rsplit("/", 1)[1] for file in files_of(str(folder))] == ["part-1.tfrecord", "part-9.tfrecord", "part-10.tfrecord"]
+    got = list(open_source(folder).read())
+    assert [record.value for record in got] == [example(seed=n) for n in (2, 3, 18, 19, 20, 21)]
+    assert [record.origin.record for record in got] == [0, 1] * 3
+
+
+def test_mlperf_part_names_without_a_suffix_are_read(tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "part-00000-of-00500").write_bytes(frame(tf_example(mlperf_row(example(), S, P))))
+    assert open_source(folder).format == "mlperf_tfrecord"
+
+
+@pytest.mark.parametrize("name, content, reason", [
+    ("a.tfrecord", b"", "no record of this TFRecord"),
+    ("a.bin", b"", "the file is empty"),
+    ("a.bin", b"something else", "begins like none of the known formats"),
+    ("a.tfrecord", b"something else", "record 0: the checksum of its length is wrong"),
+    ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "gzip stream is damaged"),
+    ("a.parquet", b"PAR1", "Arrow cannot open it"),
+    ("a.arrow", b"\xff\xff\xff\xff", "Arrow cannot open it"),
+    ("a.hdf5", b"\x89HDF\r\n\x1a\n", "HDF5 cannot open it"),
+])
+def test_unreadable_files_are_named(tmp_path, capsys, name, content, reason):
+    (tmp_path / name).write_bytes(content)
+    assert command(tmp_path / name, tmp_path / "b.parquet") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert name in error and reason in error
+    assert not (tmp_path / "b.parquet").exists()
+
+
+@pytest.mark.parametrize("arguments, reason", [
+    (["missing.tfrecord", "b.parquet"], "no such file or folder"),
+    (["examples.tfrecord", "b.xyz"], "add --to-format"),
+    (["examples.tfrecord", "b.hdf5"], "HDF5 is only read"),
+    (["examples.tfrecord", "examples.tfrecord"], "is one of the files to read"),
+    (["examples.tfrecord", "b.tfrecord", "--to-format", "packed_tfrecord"], "pack_data.build --from"),
+    (["examples.tfrecord", "b.tfrecord", "--from-format", "packed_tfrecord"], "record 0: has no feature positions"),
+    (["examples.tfrecord", "b.parquet", "--columns", "input_ids"], "columns can be chosen in Parquet"),
+    (["examples.tfrecord", "b.parquet", "--skip-bad", "-1"], "is negative"),
+    (["empty", "b.parquet"], "no data file in this folder"),
+])
+def test_mistakes_are_one_line(tmp_path, mlperf, monkeypatch, capsys, arguments, reason):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    before = mlperf.read_bytes()
+    assert command(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and reason in error
+    assert mlperf.read_bytes() == before and not list(tmp_path.glob("b.*"))
+
+
+def test_skipped_records_are_listed_and_counted(tmp_path, capsys):
+    good = frame(tf_example(mlperf_row(example(), S, P)))
+    (tmp_path / "a.tfrecord").write_bytes(good + frame(b"junk") + good)
+    assert command(tmp_path / "a.tfrecord", tmp_path / "b.parquet", "--skip-bad", 2) == 0
+    out, err = capsys.readouterr()
+    assert ": 2 examples" in out
+    assert "skipped" in err and "record 1: is no tf.train.Example" in err and "1 bad records skipped of 2 allowed" in err
+
+
+def test_a_foreign_column_of_packs_stays_with_packs_and_is_named_when_they_are_taken_apart(tmp_path, examples, capsys):
+    rows = [Record(Origin("given", 0), pack, {"shard": np.array([number])}) for number, pack in enumerate(in_packs(examples))]
+    packed_tfrecord.write(str(tmp_path / "a.tfrecord"), rows, Shape())
+    assert command(tmp_path / "a.tfrecord", tmp_path / "b.parquet") == 0
+    assert pq.read_table(tmp_path / "b.parquet")["shard"].to_pylist() == [[number] for number in range(len(rows))]
+    assert command(tmp_path / "a.tfrecord", tmp_path / "c.parquet", "--unpack") == 0
+    assert "left out: shard" in capsys.readouterr().err
+    assert [record.value for record in open_source(tmp_path / "c.parquet").read()] == examples
+
+
+def test_packs_go_into_a_store_as_they_are(tmp_path, packed, examples):
+    assert command(packed, tmp_path / "store", "--to-format", "store") == 0
+    with PackStore.open(tmp_path / "store") as store:
+        batch = store.batch(np.arange(len(store)))
+        for row, pack in enumerate(in_packs(examples)):
+            assert all(np.array_equal(batch[name][row], pack[name]) for name in FIELDS)
+        assert store.manifest.sequences == len(examples)
+
+
+def test_token_sequences_come_out_of_their_store(tmp_path):
+    schema = PackSchema.of_tokens(8, 3, [Column("input_ids", SLOT, "<u2"), Column("labels", SLOT, "<i4"), Column("row", SEQUENCE, "<u4")])
+    sequences = Sequences.of_tokens([3, 2, 4], {"input_ids": np.arange(9), "labels": np.arange(9) - 4}, {"row": np.array([5, 6, 7])})
+    writer = StoreWriter(tmp_path / "store", schema)
+    writer.add(assemble(schema, sequences, np.array([0, 0, 1]), np.array([0, 1, 0]), 2))
+    writer.finish(algorithm="by hand").close()
+    assert command(tmp_path / "store", tmp_path / "a.parquet") == 0
+    assert pq.read_table(tmp_path / "a.parquet").to_pydict() == {
+        "input_ids": [[0, 1, 2], [3, 4], [5, 6, 7, 8]], "labels": [[-4, -3, -2], [-1, 0], [1, 2, 3, 4]], "row": [5, 6, 7]}
+
+
+def test_blocks_are_what_the_build_takes(tmp_path, mlperf, packed, examples):
+    for path in (mlperf, packed):
+        blocks = list(open_source(path).blocks(4))
+        assert [len(block) for block in blocks] == [4, 4, 2]
+        assert Sequences.concatenate(blocks).to_examples() == examples
+    pq.write_table(pa.table({"input_ids": [[1, 2], [3]], "labels": [[-100, 2], [3]]}), tmp_path / "a.parquet")
+    block, = open_source(tmp_path / "a.parquet").blocks()
+    assert block.lengths.tolist() == [2, 1]
+    assert {name: column.tolist() for name, column in block.tokens.items()} == {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}
+
+
+@pytest.mark.parametrize("name, needs", [("a.tfrecord", "google-crc32c"), ("a.parquet", "pyarrow"), ("a.hdf5", "h5py")])
+def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path, monkeypatch, capsys, name, needs):
+    from pack_data.formats import tfrecord
+
+    real = records.importlib.import_module
+
+    def without(module, *rest):
+        if module.split(".")[0] in ("google_crc32c", "google", "pyarrow", "h5py"):
+            raise ImportError(module)
+        return real(module, *rest)
+
+    heads = {"a.tfrecord": frame(b"x"), "a.parquet": b"PAR1", "a.hdf5": b"\x89HDF\r\n\x1a\n"}
+    (tmp_path / name).write_bytes(heads[name])
+    tfrecord._crc32c.cache_clear()
+    monkeypatch.setattr(records.importlib, "import_module", without)
+    assert command(tmp_path / name, tmp_path / "b.parquet") == 2
+    monkeypatch.undo()
+    assert capsys.readouterr().err == f"error: this file format needs the package {needs}: pip install 'ipu_packed_bert[formats]'\n"
+
+
+def test_reading_streams(tmp_path):
+    """The first record is there before the second is read: a broken second one does not hide it."""
+    (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), S, P))) + b"broken from here on.......")
+    reader = open_source(tmp_path / "a.tfrecord").read()
+    assert next(reader).value == example()
+    with pytest.raises(ValueError, match="record 1: the checksum of its length"):
+        next(reader)

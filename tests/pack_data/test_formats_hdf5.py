@@ -1,0 +1,154 @@
+"""HDF5: NVIDIA's unpacked examples, with fixed and variable rows, and packed rows without masked_lm_weights."""
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+h5py = pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
+
+from pack_data.formats.detect import open_source
+from pack_data.formats.records import Shape, pack_from_examples
+from pack_data.packs import FIELDS
+from tests.format_samples import example, mlperf_row, random_examples
+
+S, P, D = 24, 4, 3
+NARROW = ("input_mask", "segment_ids", "next_sentence_labels")
+
+
+def write_nvidia(path, rows, chunk=2):
+    names = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids")
+    with h5py.File(path, "w") as file:
+        for name in names:
+            data = np.array([row[name] for row in rows], np.int8 if name in NARROW else np.int32)
+            file.create_dataset(name, data=data, compression="gzip", chunks=(min(chunk, len(rows)), data.shape[1]))
+        file.create_dataset("next_sentence_labels", data=np.array([row["next_sentence_labels"][0] for row in rows], np.int8))
+    return str(path)
+
+
+def write_packed(path, packs):
+    with h5py.File(path, "w") as file:
+        for name in FIELDS:
+            if name != "masked_lm_weights":
+                kind = np.int8 if name in ("segment_ids", "next_sentence_labels") else np.int32
+                file.create_dataset(name, data=np.array([pack[name] for pack in packs], kind), compression="gzip")
+    return str(path)
+
+
+def values(path, **options):
+    return [record.value for record in open_source(path, **options).read()]
+
+
+def test_unpacked_rows_become_examples(tmp_path):
+    examples = random_examples(np.random.default_rng(0), 9, S, P)
+    source = open_source(write_nvidia(tmp_path / "a.hdf5", [mlperf_row(each, S, P) for each in examples]))
+    assert (source.format, source.kind, source.shape()) == ("hdf5", "examples", Shape(S, P, None))
+    assert [record.value for record in source.read()] == examples
+    assert [record.origin.record for record in source.read()] == list(range(9))
+
+
+def test_predictions_end_at_the_first_position_zero(tmp_path):
+    """All P slots used leaves no zero; none used is a row of zeros."""
+    full = example(positions=(1, 2, 3, 5))
+    none = example(positions=())
+    assert values(write_nvidia(tmp_path / "a.h5", [mlperf_row(full, S, P), mlperf_row(none, S, P)])) == [full, none]
+
+
+def test_rows_of_variable_length_with_and_without_mask(tmp_path):
+    examples = random_examples(np.random.default_rng(0), 4, S, P)
+    for masked in (True, False):
+        path = tmp_path / f"{masked}.hdf5"
+        with h5py.File(path, "w") as file:
+            for name, kind in (("input_ids", np.int32), ("segment_ids", np.int8), ("input_mask", np.int8),
+                               ("masked_lm_positions", np.int32), ("masked_lm_ids", np.int32)):
+                if name == "input_mask" and not masked:
+                    continue
+                data = file.create_dataset(name, (len(examples),), h5py.vlen_dtype(kind))
+                for number, each in enumerate(examples):
+                    data[number] = mlperf_row(each, len(each.input_ids), len(each.masked_lm_ids))[name]
+            file["next_sentence_labels"] = np.array([each.next_sentence_label for each in examples], np.int8)
+        assert values(path) == examples
+        assert open_source(path).shape() == Shape()
+
+
+def test_packed_rows_get_their_weights_back(tmp_path):
+    rng = np.random.default_rng(0)
+    groups = [random_examples(rng, 1 + number % D, S // D, P) for number in range(6)]
+    packs = [pack_from_examples(group, Shape(S, P * D, D)) for group in groups]
+    source = open_source(write_packed(tmp_path / "a.hdf5", packs))
+    assert (source.kind, source.shape()) == ("packs", Shape(S, P * D, D))
+    read = [record.value for record in source.read()]
+    assert len(read) == 6
+    for got, expected in zip(read, packs):
+        assert all(np.array_equal(got[name], expected[name]) for name in FIELDS)
+    assert [record.value for record in source.examples()] == [each for group in groups for each in group]
+
+
+def test_a_prediction_in_the_padding_is_named(tmp_path):
+    pack = pack_from_examples([example()], Shape(S, P, D))
+    broken = {**pack, "masked_lm_positions": np.array([2, 20, 0, 0])}
+    with pytest.raises(ValueError, match="a.hdf5: record 1: .* is not 0 where masked_lm_weights is 0"):
+        values(write_packed(tmp_path / "a.hdf5", [pack, broken]))
+    beyond = {**pack, "masked_lm_positions": np.array([2, 24, 0, 0])}
+    with pytest.raises(ValueError, match="b.hdf5: record 0: masked_lm_positions holds 24, the row has 24 slots"):
+        values(write_packed(tmp_path / "b.hdf5", [beyond]))
+
+
+def test_foreign_data_sets_come_along_row_by_row(tmp_path):
+    path = write_nvidia(tmp_path / "a.hdf5", [mlperf_row(example(seed=n), S, P) for n in range(3)])
+    with h5py.File(path, "a") as file:
+        file["document"] = np.array([4, 5, 6], np.int64)
+        file["version"] = np.array([1])  # not one value a row: about the file
+    assert [{name: int(value) for name, value in record.foreign.items()} for record in open_source(path).read()] == [
+        {"document": 4}, {"document": 5}, {"document": 6}]
+
+
+def test_files_that_are_not_what_they_should_be(tmp_path):
+    (tmp_path / "cut.hdf5").write_bytes(open(write_nvidia(tmp_path / "a.hdf5", [mlperf_row(example(), S, P)]), "rb").read()[:900])
+    with pytest.raises(ValueError, match="cut.hdf5: HDF5 cannot open it"):
+        open_source(tmp_path / "cut.hdf5")
+    with h5py.File(tmp_path / "less.hdf5", "w") as file:
+        file["input_ids"] = np.zeros((2, 3))
+    with pytest.raises(ValueError, match="less.hdf5: has no data set segment_ids; it has input_ids"):
+        open_source(tmp_path / "less.hdf5")
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        del file["masked_lm_ids"]
+        file["masked_lm_ids"] = np.zeros((2, P), np.int32)
+    with pytest.raises(ValueError, match=r"masked_lm_ids has shape \(2, 4\), input_ids \(1, 24\)"):
+        open_source(tmp_path / "a.hdf5")
+
+
+def test_a_damaged_block_costs_its_rows_only(tmp_path):
+    """Rows 4 and 5 share a gzipped block of input_ids; one flipped byte there, and the other eight rows come out."""
+    examples = random_examples(np.random.default_rng(0), 10, S, P)
+    path = write_nvidia(tmp_path / "a.hdf5", [mlperf_row(each, S, P) for each in examples])
+    with h5py.File(path, "r") as file:
+        block = file["input_ids"].id.get_chunk_info_by_coord((4, 0))
+    raw = bytearray(open(path, "rb").read())
+    raw[block.byte_offset + block.size // 2] ^= 0x55
+    open(path, "wb").write(raw)
+    with pytest.raises(ValueError, match="a.hdf5: record 4: HDF5 cannot read it"):
+        values(path)
+    source = open_source(path, skip_bad=2)
+    assert [record.origin.record for record in source.read()] == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert source.bad.count == 2
+
+
+@given(st.integers(0, 2**32))
+def test_damage_anywhere_never_gives_a_traceback_or_a_false_order(tmp_path_factory, seed):
+    """HDF5 keeps no checksum of rows, so a flipped bit may pass as a value; what comes out is in order and one line long."""
+    rng = np.random.default_rng(seed)
+    examples = random_examples(rng, 6, S, P)
+    path = write_nvidia(tmp_path_factory.mktemp("damage") / "a.hdf5", [mlperf_row(each, S, P) for each in examples])
+    raw = bytearray(open(path, "rb").read())
+    if rng.integers(2):
+        raw = raw[:int(rng.integers(8, len(raw)))]
+    else:
+        raw[int(rng.integers(8, len(raw)))] ^= 1 << int(rng.integers(8))
+    open(path, "wb").write(raw)
+    numbers = []
+    try:
+        for record in open_source(path, skip_bad=6).read():
+            numbers.append(record.origin.record)
+    except ValueError as error:
+        assert "\n" not in str(error) and "a.hdf5" in str(error)
+    assert numbers == sorted(set(numbers))
