@@ -1,0 +1,263 @@
+"""Non-negative least squares histogram-packing (paper section 3.1.2): `python -m pack_data.nnlshp`.
+
+Of all strategies of at most 3 lengths that fill a pack exactly, find the mixture x >= 0 whose counts A x come nearest to
+the histogram b, with a small weight on short lengths, which may serve as padding; round; give what is left over a pack
+each.  What the mixture uses too often was padding, and is taken out again.
+
+The paper's 28 s and its memory go into a dense solve.  The default solver here reaches the same minimum from the sparse
+columns: an interior-point method whose linear systems have the size of S, not of the strategies; then a vertex of the
+optimal face by linear programming, because the mixture of least strategies is the one that rounding hurts least.
+"""
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter, defaultdict
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.command import positive_int, progress_bar, run_main, run_packer
+from pack_data.histogram import LengthHistogram
+from pack_data.packing import Packing
+
+DEEPEST = 3
+LONGEST = 8192  # S^2 / 12 strategies and S x S matrices: 5.6 million and half a gigabyte each here
+SHORT = 8  # lengths up to this one are acceptable as padding
+
+Solver = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+def pack(
+    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], rounds: int = 1, solver: str = "fast",
+) -> Packing:
+    """Packs with strategies of at most 3 sequences.
+
+    rounds: 1 solves once and rounds to nearest, as the paper; more solve again for what is left (the MLPerf variant: 20).
+    solver: "fast", or "reference", the dense scipy.optimize.nnls.  Both reach the least residual; which of the many
+    mixtures that have it differs, so pack counts agree to about three digits.
+    """
+    if max_sequences_per_pack is None or max_sequences_per_pack > DEEPEST:
+        raise ValueError(
+            f"nnlshp packs at most {DEEPEST} sequences together, not "
+            f"{'any number' if max_sequences_per_pack is None else max_sequences_per_pack}; for deeper packs use optimal or spfhp")
+    if histogram.max_sequence_length > LONGEST:
+        raise ValueError(
+            f"nnlshp lists S^2 / 12 strategies, too many for max_sequence_length {histogram.max_sequence_length} "
+            f"(at most {LONGEST}); use optimal or spfhp")
+    if rounds < 1:
+        raise ValueError(f"rounds = {rounds}; at least one")
+    if solver not in _SOLVERS:
+        raise ValueError(f"no solver is called {solver!r}; there are {', '.join(_SOLVERS)}")
+    S = histogram.max_sequence_length
+    strategies = strategies_filling(S, max_sequences_per_pack)
+    weights = np.ones(S + 1)
+    weights[:SHORT + 1] = 0.09 if rounds == 1 else (SHORT / (2 * S)) ** 0.5
+    weights[0] = 0.0  # index 0 is the absent second or third length of a strategy
+
+    start = time.perf_counter()
+    mixture, remainder = _mix(histogram.counts, strategies, weights, rounds, _SOLVERS[solver])
+    repeats = {
+        tuple(length for length in strategies[index].tolist() if length): int(mixture[index])
+        for index in np.flatnonzero(mixture).tolist()
+    }
+    padding = _counts(strategies, mixture, S) + remainder - histogram.counts
+    packs = _without(repeats, padding)
+    packs.extend(((length,), int(remainder[length])) for length in np.flatnonzero(remainder).tolist())
+    return Packing.of("nnlshp", histogram, max_sequences_per_pack, packs, solve_seconds=time.perf_counter() - start)
+
+
+def strategies_filling(S: int, depth: int) -> np.ndarray:
+    """int32 [strategies, 3]: every way to fill S slots exactly with at most `depth` lengths, longest first, then zeros."""
+    blocks = [np.array([[S, 0, 0]])]
+    # third length 0: the pairs; third length 1 and more: the triples; a row's lengths never ascend
+    for third in range(0 if depth >= 2 else 1, S // 3 + 1 if depth >= 3 else 1):
+        second = np.arange(max(third, 1), (S - third) // 2 + 1)
+        blocks.append(np.stack([S - third - second, second, np.full_like(second, third)], axis=1))
+    return np.concatenate(blocks).astype(np.int32)
+
+
+def _counts(strategies: np.ndarray, repeats: np.ndarray, S: int) -> np.ndarray:
+    """A x: sequences of each length [S + 1] in a mixture, in the type of `repeats`; index 0 is 0."""
+    counts = np.zeros(S + 1, repeats.dtype)
+    used = np.flatnonzero(repeats)
+    for lengths in strategies[used].T:
+        np.add.at(counts, lengths, repeats[used])
+    counts[0] = 0
+    return counts
+
+
+def _mix(
+    counts: np.ndarray, strategies: np.ndarray, weights: np.ndarray, rounds: int, solve: Solver,
+) -> Tuple[np.ndarray, np.ndarray]:
+    """int64 [strategies], how often to make each; int64 [S + 1], the sequences that are then still without a pack."""
+    S = len(counts) - 1
+    mixture = np.zeros(len(strategies), np.int64)
+    left = counts.copy()
+    for _ in range(rounds):
+        if not left.any():
+            break
+        exact = solve(strategies, weights, left.astype(np.float64))
+        if rounds == 1:
+            whole = np.rint(exact).astype(np.int64)
+        else:
+            whole = np.where(exact < 2, np.rint(exact), np.floor(exact)).astype(np.int64)
+            if not whole.any():  # a small rest rounds to nothing: one pack along the steepest descent of the residual
+                whole[np.argmax((weights**2 * left)[strategies].sum(axis=1))] = 1
+        mixture += whole
+        left = np.maximum(left - _counts(strategies, whole, S), 0)  # used too often: padding, which needs no other place
+        if left.sum() < 100 < counts.sum():
+            break
+    return mixture, left
+
+
+def _without(repeats: Dict[Tuple[int, ...], int], padding: np.ndarray) -> List[Tuple[Tuple[int, ...], int]]:
+    """The packs without the padding sequences; padding [S + 1] counts them by length."""
+    remaining = Counter(repeats)
+    holders = defaultdict(set)
+    for strategy in remaining:
+        for length in strategy:
+            holders[length].add(strategy)
+    for length in np.flatnonzero(padding).tolist():
+        left = int(padding[length])
+        for strategy in sorted(holders[length]):
+            packs, inside = remaining[strategy], strategy.count(length)
+            # all of this length out of some packs, then the last few out of one pack more
+            whole, rest = divmod(min(left, packs * inside), inside)
+            for amount, taken in ((whole, inside), (1, rest)):
+                if amount and taken:
+                    kept = list(strategy)
+                    for _ in range(taken):
+                        kept.remove(length)
+                    remaining[strategy] -= amount
+                    remaining[tuple(kept)] += amount
+                    for other in kept:
+                        if other != length:
+                            holders[other].add(tuple(kept))
+            left -= whole * inside + rest
+            if not left:
+                break
+    return list(remaining.items())
+
+
+# ---- min |w (A x - b)| over x >= 0 -----------------------------------------------------------------------------------
+
+
+def solve_reference(strategies: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The solve of the paper: a dense matrix [S, strategies] in scipy.optimize.nnls (Lawson and Hanson)."""
+    from scipy.optimize import nnls
+
+    matrix = np.zeros((len(counts), len(strategies)))
+    for lengths in strategies.T:
+        np.add.at(matrix, (lengths, np.arange(len(strategies))), 1.0)
+    matrix *= weights[:, None]
+    with progress_bar(None, "nnls, dense: about 20 s at 512", shown=None if len(counts) > 256 else False):
+        # SciPy 1.12 to 1.14 give up after 3 x columns steps where older and newer versions do not
+        return nnls(matrix[1:], (weights * counts)[1:], maxiter=100 * len(strategies))[0]
+
+
+def solve_fast(strategies: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The same minimum from sparse columns: interior point, then a vertex among the mixtures with the same counts."""
+    scale = float((weights * counts).max())
+    inner, price = _interior_point(strategies, weights, counts / scale)
+    return scale * _vertex(strategies, inner, price, len(counts))
+
+
+def _interior_point(
+    strategies: np.ndarray, weights: np.ndarray, counts: np.ndarray,
+) -> Tuple[np.ndarray, np.ndarray]:
+    """x > 0 near the minimum of |d - M x| with M = w A, d = w b, |d| of about 1; and s = M^T (M x - d) > 0, its prices.
+
+    Mehrotra's predictor-corrector method on the optimality conditions  s = -M^T r,  r = d - M x,  x s = 0.  Eliminating
+    the steps in x and s leaves (I + M diag(x / s) M^T) dr = ..., an S x S system that is never singular.
+    """
+    from scipy.linalg import LinAlgError, cho_factor, cho_solve
+
+    size, number = len(counts), len(strategies)
+    columns = [np.ascontiguousarray(lengths, np.int64) for lengths in strategies.T]
+    pairs = [(columns[i] * size + columns[j], 0.5 if i == j else 1.0) for i in range(3) for j in range(i, 3)]
+    both_weights = np.outer(weights, weights)
+
+    def transposed(v: np.ndarray) -> np.ndarray:  # M^T v
+        v = weights * v
+        return v[columns[0]] + v[columns[1]] + v[columns[2]]
+
+    def times(u: np.ndarray) -> np.ndarray:  # M u
+        return weights * sum(np.bincount(column, u, size) for column in columns)
+
+    def gram(u: np.ndarray) -> np.ndarray:  # I + M diag(u) M^T
+        half = sum(share * np.bincount(pair, u, size * size) for pair, share in pairs).reshape(size, size)
+        matrix = (half + half.T) * both_weights
+        matrix[np.diag_indices(size)] += 1.0
+        return matrix
+
+    def longest_step(v: np.ndarray, dv: np.ndarray) -> float:  # keeps v + step dv >= 0
+        falling = dv < 0
+        return min(1.0, float(np.min(-v[falling] / dv[falling], initial=np.inf)))
+
+    d = weights * counts
+    x = np.full(number, size / number)
+    r = d - times(x)
+    s = np.maximum(-transposed(r), 0.01) + 0.1
+    with progress_bar(None, "nnls, interior point", shown=None if size > 1024 else False) as bar:
+        for _ in range(200):
+            dual = s + transposed(r)
+            primal = d - times(x) - r
+            gap = float(x @ s) / number
+            if gap * number < 1e-7 * float(r @ r) + 1e-16 and np.abs(dual).max() < 1e-11:
+                break
+            try:
+                factor = cho_factor(gram(x / s), overwrite_a=True, check_finite=False)
+            except LinAlgError:  # x / s spans more digits than a float has: this is as near to the minimum as it gets
+                break
+
+            def direction(target: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+                dr = cho_solve(factor, primal - times((target + x * dual) / s), check_finite=False)
+                ds = -dual - transposed(dr)
+                return (target - x * ds) / s, dr, ds
+
+            dx, dr, ds = direction(-x * s)
+            step = min(longest_step(x, dx), longest_step(s, ds))
+            predicted = float((x + step * dx) @ (s + step * ds)) / number
+            dx, dr, ds = direction((predicted / gap) ** 3 * gap - x * s - dx * ds)
+            step = 0.995 * min(longest_step(x, dx), longest_step(s, ds))
+            x, r, s = x + step * dx, r + step * dr, s + step * ds
+            bar.update()
+    return x, s
+
+
+def _vertex(strategies: np.ndarray, inner: np.ndarray, price: np.ndarray, size: int) -> np.ndarray:
+    """A mixture x >= 0 with the counts of `inner`, hence the same residual, that uses at most S strategies."""
+    from scipy.optimize import linprog
+    from scipy.sparse import csc_matrix
+
+    number = len(strategies)
+    rows, columns = strategies.T.ravel(), np.tile(np.arange(number), 3)
+    there = rows > 0
+    matrix = csc_matrix((np.ones(there.sum()), (rows[there] - 1, columns[there])), (size - 1, number))
+    counts = matrix @ inner
+    scale = 1e3 / counts.max()  # HiGHS works with absolute tolerances of 1e-7
+    found = linprog(1e3 * price, A_eq=matrix, b_eq=scale * counts, bounds=(0, None), method="highs-ds")
+    # Only the number of strategies is at stake, so where the programme fails numerically the interior mixture serves.
+    return np.maximum(found.x, 0.0) / scale if found.status == 0 else inner
+
+
+_SOLVERS: Dict[str, Solver] = {"fast": solve_fast, "reference": solve_reference}
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--rounds", type=positive_int, default=1, metavar="N",
+        help="solve again for what is left, N times at most: 1 is the paper (default), 20 the MLPerf variant")
+    parser.add_argument(
+        "--solver", choices=sorted(_SOLVERS), default="fast", help="'reference' is the dense solve of the paper, 20 to 30 s")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    return run_packer(
+        argv, pack, name="nnlshp", description="Non-negative least squares histogram-packing: strategies that fill a pack.",
+        add_options=_add_options, options=lambda args: {"rounds": args.rounds, "solver": args.solver})
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))
