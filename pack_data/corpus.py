@@ -16,6 +16,7 @@ import re
 import sysconfig
 import warnings
 import zlib
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Iterable, Iterator, List, NamedTuple, Tuple, Union
 
@@ -166,11 +167,16 @@ def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
         yield Document(name, part)
 
 
-def embedded_documents() -> Iterator[Document]:
+@lru_cache(maxsize=1)
+def embedded_documents() -> Tuple[Document, ...]:
     """The documentation inside this Python: one document for each standard-library module, one for each topic of pydoc.
 
     About 1.9 MB of English on any machine with Python; the text differs a little between Python versions.
     """
+    return tuple(_embedded())
+
+
+def _embedded() -> Iterator[Document]:
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     for path in sorted(root.rglob("*.py")):

@@ -25,8 +25,8 @@ from pack_data.sequences import digest
 
 MANIFEST = "manifest.json"
 VERSION = 1
-# Packs in one shard: about 22 MB at 512.
-PACKS_PER_SHARD = 16384
+# Packs in one shard: 11 MB at 512.
+PACKS_PER_SHARD = 8192
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,372 @@
+"""python -m pack_data.build: text in, a packed data set out.
+
+    documents -> examples (spilled) -> histogram -> packing -> assignment -> sorted by shard (spilled) -> shards -> manifest
+
+Every stage works on parts of a few megabytes and notes what is done in a folder beside the data set (OUT.building). So
+memory does not grow with the corpus, a build that was killed continues where it was, and the bytes do not depend on the
+number of workers. The data set that was in OUT stays readable until the new manifest takes its place.
+"""
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from pack_data.assignment import assign
+from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar, run_main
+from pack_data.corpus import EMBEDDED, Document, content_digest, documents
+from pack_data.examples import ExampleOptions, default_predictions
+from pack_data.histogram import PUBLISHED, LengthHistogram
+from pack_data.packers import PACKERS, get_packer
+from pack_data.packing import Packing
+from pack_data.packs import PackSchema, predictions_per_pack
+from pack_data.runner import DaskRunner, ProcessRunner, SerialRunner, available_cores
+from pack_data.spill import SpillFormat, Totals
+from pack_data.stages import (ExamplesTask, ShardTask, SortTask, SyntheticTask, examples_name, make_part, make_shard,
+                              make_synthetic_part, read_notes, save_array, shard_name, sort_part, sorted_name, write_json)
+from pack_data.store import Manifest, PackStore, StoredFile, commit, stored_file, write_atomically, write_table
+from pack_data.wordpiece import load_vocabulary, train_vocabulary
+
+# Characters, and documents at least, that make one part. The second segment of an example comes from the same part.
+PART_CHARACTERS, PART_DOCUMENTS = 1 << 20, 8
+SYNTHETIC_PART = 1 << 15
+# Token positions in one shard, so that a worker's memory does not depend on S.
+SLOTS_PER_SHARD = 1 << 22
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """One build. All but `out`, `workers` and `dask` decide the bytes of the data set."""
+
+    out: Union[str, Path]
+    corpus: Union[str, Path, None] = EMBEDDED
+    vocabulary: Union[str, Path, None] = None        # vocab.txt; None: train one of vocabulary_size on the corpus
+    vocabulary_size: int = 8192
+    lower_case: bool = True
+    max_sequence_length: int = 512
+    max_predictions_per_sequence: Optional[int] = None
+    packer: str = "nnlshp"
+    max_sequences_per_pack: Optional[int] = 3        # None: unlimited
+    recipe: Union[str, Path, None] = None            # a packing made before, instead of the packer
+    duplication_factor: int = 5
+    short_sequence_probability: float = 0.1
+    masked_lm_probability: float = 0.15
+    seed: int = 0
+    epoch: int = 0
+    json_field: str = "text"
+    document_separator: str = "file"
+    synthetic: Optional[str] = None                  # draw lengths from this histogram instead of reading a corpus
+    sequences: int = 1_000_000                       # how many, with `synthetic`
+    workers: Optional[int] = None                    # None: one a core
+    dask: Optional[str] = None
+
+    def example_options(self) -> ExampleOptions:
+        predictions = self.max_predictions_per_sequence
+        if predictions is None:
+            predictions = default_predictions(self.max_sequence_length, self.masked_lm_probability)
+        return ExampleOptions(self.max_sequence_length, predictions, self.duplication_factor, self.short_sequence_probability,
+                              self.masked_lm_probability, self.seed)
+
+    def deciding(self) -> Dict[str, Any]:
+        """The options that decide the bytes, as they go into the manifest; files stand there by content, not by path."""
+        left_out = {"out", "workers", "dask", "corpus", "vocabulary", "recipe", "synthetic" if self.synthetic is None else "",
+                    "sequences" if self.synthetic is None else ""}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
+
+
+def build(options: BuildOptions, progress: Optional[bool] = None) -> PackStore:
+    """Builds the data set, or continues a build that was killed, and opens it. ValueError, one line, for what cannot be.
+
+    progress: whether to show bars on stderr; None: where that is a terminal.
+    """
+    return _build(options, progress)[0]
+
+
+def _build(options: BuildOptions, progress: Optional[bool]) -> Tuple[PackStore, Packing]:
+    """The data set, and its packing with the time it took to solve (the recipe in the data set leaves that out)."""
+    options.example_options()
+    if options.recipe is None:
+        get_packer(options.packer)
+    with _work_folder(Path(options.out)) as work:
+        runner = _runner(options)
+        try:
+            return _Build(options, work, runner, progress).run()
+        finally:
+            runner.close()
+
+
+def _runner(options: BuildOptions) -> Any:
+    if options.dask is not None:
+        return DaskRunner(options.dask)
+    workers = available_cores() if options.workers is None else options.workers
+    return ProcessRunner(workers) if workers > 1 else SerialRunner()
+
+
+@contextmanager
+def _work_folder(out: Path) -> Iterator[Path]:
+    """OUT.building, held by one build at a time (the lock goes with the process), removed when the build is done."""
+    out.mkdir(parents=True, exist_ok=True)
+    work = out.with_name(out.name + ".building")
+    work.mkdir(exist_ok=True)
+    with open(work / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"{out}: another build is writing this data set; wait for it or choose another --out") from None
+        yield work
+        shutil.rmtree(work)
+
+
+class _Build:
+    def __init__(self, options: BuildOptions, work: Path, runner: Any, progress: Optional[bool]) -> None:
+        self.options, self.work, self.runner, self.progress = options, work, runner, progress
+        self.out = Path(options.out)
+        self.example_options = options.example_options()
+
+    def run(self) -> Tuple[PackStore, Packing]:
+        sources = self._plan()
+        vocabulary_size, vocabulary = self._vocabulary()
+        parts_schema = PackSchema.bert(self.options.max_sequence_length, 1, self.example_options.max_predictions_per_sequence,
+                                       vocabulary_size=vocabulary_size)
+        notes = self._examples(parts_schema, vocabulary_size)
+        packing, schema = self._packing(parts_schema, notes)
+        self._assignment(parts_schema, notes, packing)
+        shards = self._shards(parts_schema, schema, notes, packing)
+        made_with = {"options": self.options.deciding(), "sources": sources, "parts": len(notes),
+                     "documents": sum(note["documents"] for note in notes)}
+        return self._commit(schema, packing, notes, shards, made_with, vocabulary_size, vocabulary), packing
+
+    # ---- the plan: what is built, and whether a former build of the same was left half done -----------------------------
+
+    def _plan(self) -> List[List[str]]:
+        """Empties the work folder unless it belongs to this very build. Returns name and sha256 of what goes in."""
+        options = self.options
+        if options.synthetic is not None:
+            sources = [[f"synthetic {options.synthetic}", ""]]
+        else:
+            sources = [list(entry) for entry in content_digest(options.corpus)]
+        others = [hashlib.sha256(Path(path).read_bytes()).hexdigest() if path is not None else None
+                  for path in (options.vocabulary, options.recipe)]
+        plan = {"options": options.deciding(), "sources": sources, "others": others}
+        path = self.work / "plan.json"
+        if not path.exists() or json.loads(path.read_text()) != plan:
+            for item in self.work.iterdir():
+                if item.name != "lock":
+                    item.unlink()
+            write_json(path, plan)
+        return sources
+
+    # ---- text to examples -----------------------------------------------------------------------------------------------
+
+    def _documents(self) -> Iterator[Document]:
+        return documents(self.options.corpus, json_field=self.options.json_field, separator=self.options.document_separator)
+
+    def _vocabulary(self) -> Tuple[int, Optional[Path]]:
+        """The vocabulary's size and its file in the work folder."""
+        options, path = self.options, self.work / "vocab.txt"
+        if options.synthetic is not None:
+            return options.vocabulary_size, None
+        if not path.exists():
+            if options.vocabulary is not None:
+                load_vocabulary(options.vocabulary, options.lower_case)
+                content = Path(options.vocabulary).read_bytes()
+            else:
+                content = train_vocabulary(self._documents(), options.vocabulary_size, options.lower_case).text
+            write_atomically(path, content)
+        return len(load_vocabulary(path, options.lower_case)), path
+
+    def _examples(self, schema: PackSchema, vocabulary_size: int) -> List[Dict[str, Any]]:
+        options = self.options
+        if not (self.work / "examples.json").exists():
+            if options.synthetic is not None:
+                tasks, function, total = self._synthetic_tasks(schema, vocabulary_size), make_synthetic_part, options.sequences
+            else:
+                tasks, function, total = self._text_tasks(schema), make_part, None
+            with progress_bar(total, "examples", shown=self.progress, unit=" sequences") as bar:
+                bar.update(sum(note["totals"][0] for note in read_notes(self.work, "examples-*.json")))
+                for note in self.runner.map(function, tasks):
+                    bar.update(note["totals"][0])
+            write_json(self.work / "examples.json", {})
+        notes = read_notes(self.work, "examples-*.json")
+        if not sum(note["totals"][0] for note in notes):
+            raise ValueError(f"{options.corpus}: the corpus is empty: no text in {sum(note['documents'] for note in notes)} documents; nothing to pack")
+        return notes
+
+    def _missing(self, part: int) -> bool:
+        return not (self.work / f"{examples_name(part)}.json").exists()
+
+    def _text_tasks(self, schema: PackSchema) -> Iterator[ExamplesTask]:
+        part, waiting, characters = 0, [], 0      # type: int, List[Document], int
+        for document in self._documents():
+            waiting.append(document)
+            characters += sum(map(len, document.lines))
+            if characters >= PART_CHARACTERS and len(waiting) >= PART_DOCUMENTS:
+                if self._missing(part):
+                    yield self._text_task(part, waiting, schema)
+                part, waiting, characters = part + 1, [], 0
+        if waiting and self._missing(part):
+            yield self._text_task(part, waiting, schema)
+
+    def _text_task(self, part: int, waiting: Sequence[Document], schema: PackSchema) -> ExamplesTask:
+        return ExamplesTask(str(self.work.resolve()), part, tuple(waiting), self.options.lower_case, self.example_options, schema)
+
+    def _synthetic_tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[SyntheticTask]:
+        histogram = LengthHistogram.published(self.options.synthetic)
+        if histogram.longest > self.options.max_sequence_length:
+            raise ValueError(f"--synthetic {histogram.name} has sequences of {histogram.longest} tokens; take --max-sequence-length {histogram.max_sequence_length}")
+        weights = tuple(histogram.counts.tolist())
+        for part, first in enumerate(range(0, self.options.sequences, SYNTHETIC_PART)):
+            if self._missing(part):
+                yield SyntheticTask(str(self.work.resolve()), part, min(SYNTHETIC_PART, self.options.sequences - first), weights,
+                                    self.example_options, vocabulary_size, schema)
+
+    # ---- lengths to packing and assignment ------------------------------------------------------------------------------
+
+    def _packing(self, parts_schema: PackSchema, notes: Sequence[Dict[str, Any]]) -> Tuple[Packing, PackSchema]:
+        """The recipe, solved once, and the schema of its packs; both stay in the work folder."""
+        recipe, schema_file = self.work / "recipe.json", self.work / "schema.json"
+        if not schema_file.exists():
+            S = self.options.max_sequence_length
+            counts, masked = np.zeros(S + 1, dtype=np.int64), np.zeros(S + 1, dtype=np.int64)
+            for lengths, predictions in self._lengths(parts_schema, notes):
+                counts += np.bincount(lengths, minlength=S + 1)
+                np.maximum.at(masked, lengths, predictions)
+            packing = self._solve(LengthHistogram(counts, self.out.name))
+            packing.save(recipe)
+            depth = packing.max_sequences_per_pack or packing.largest_depth
+            needed = max(int(masked[list(strategy)].sum()) for strategy in packing.strategies)
+            P = predictions_per_pack(self.example_options.max_predictions_per_sequence, depth, needed)
+            write_json(schema_file, replace(parts_schema, max_sequences_per_pack=depth, max_predictions_per_pack=P).to_json())
+        return Packing.load(recipe), PackSchema.from_json(json.loads(schema_file.read_text()))
+
+    def _solve(self, histogram: LengthHistogram) -> Packing:
+        if self.options.recipe is not None:
+            packing = Packing.load(self.options.recipe)
+        else:
+            packing = get_packer(self.options.packer)(histogram, max_sequences_per_pack=self.options.max_sequences_per_pack)
+        packing.check(histogram)
+        return packing
+
+    def _lengths(self, schema: PackSchema, notes: Sequence[Dict[str, Any]]) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+        spill = SpillFormat.of(schema)
+        for note in notes:
+            yield spill.read_lengths(self.work / f"{examples_name(note['part'])}.bin", Totals(*note["totals"]))
+
+    def _assignment(self, parts_schema: PackSchema, notes: Sequence[Dict[str, Any]], packing: Packing) -> None:
+        done = self.work / "slot.npy"
+        if done.exists():
+            return
+        lengths = np.concatenate([lengths for lengths, _ in self._lengths(parts_schema, notes)])
+        assignment = assign(lengths, packing, (self.options.seed, self.options.epoch))
+        save_array(self.work / "pack.npy", assignment.pack)
+        save_array(done, assignment.slot)
+
+    # ---- sequences to packs ---------------------------------------------------------------------------------------------
+
+    def _shards(self, parts_schema: PackSchema, schema: PackSchema, notes: Sequence[Dict[str, Any]],
+                packing: Packing) -> List[Dict[str, Any]]:
+        work, per_shard = self.work, max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
+        count = -(-packing.packs // per_shard)
+        totals = [Totals(*note["totals"]) for note in notes]
+        firsts = np.cumsum([0] + [total.sequences for total in totals])
+        sort_tasks = [SortTask(str(work.resolve()), part, totals[part], int(firsts[part]), parts_schema, per_shard, count)
+                      for part in range(len(notes)) if not (work / f"{sorted_name(part)}.npy").exists()]
+        with progress_bar(len(notes), "sorting", shown=self.progress, unit=" parts") as bar:
+            bar.update(len(notes) - len(sort_tasks))
+            for _ in self.runner.map(sort_part, sort_tasks):
+                bar.update(1)
+        runs = np.stack([np.load(work / f"{sorted_name(part)}.npy") for part in range(len(notes))])
+
+        def shard_task(number: int) -> ShardTask:
+            between = tuple((totals[part], Totals(*runs[part, number].tolist()), Totals(*runs[part, number + 1].tolist()))
+                            for part in range(len(notes)))
+            return ShardTask(str(work.resolve()), str(self.out.resolve()), number, min(per_shard, packing.packs - number * per_shard),
+                             between, schema, per_shard)
+
+        with progress_bar(packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
+            done = {note["number"] for note in read_notes(work, "shard-*.json") if (self.out / note["file"]).exists()}
+            bar.update(sum(min(per_shard, packing.packs - number * per_shard) for number in done))
+            for note in self.runner.map(make_shard, (shard_task(number) for number in range(count) if number not in done)):
+                bar.update(note["packs"])
+        shards = read_notes(work, "shard-*.json")
+        if (sum(note["digest"] for note in shards) - sum(note["digest"] for note in notes)) % (1 << 64):
+            raise ValueError(f"{work}: the packs do not hold exactly the sequences that were made; the disk lost data, remove the folder and build again")
+        return shards
+
+    def _commit(self, schema: PackSchema, packing: Packing, notes: Sequence[Dict[str, Any]], shards: Sequence[Dict[str, Any]],
+                made_with: Dict[str, Any], vocabulary_size: int, vocabulary: Optional[Path]) -> PackStore:
+        files = ["recipe.json"]
+        # Solving takes another time in every build; the file is to be the same.
+        replace(packing, solve_seconds=0.0).save(self.out / files[0])
+        if vocabulary is not None:
+            files.append("vocab.txt")
+            write_atomically(self.out / "vocab.txt", vocabulary.read_bytes())
+        lengths = write_table(self.out, "lengths", schema.lengths_dtype,
+                              (np.load(self.work / f"{shard_name(note['number'])}.npy") for note in shards), packing.packs)
+        commit(self.out, Manifest(
+            schema=schema, sequences=packing.sequences, packs=packing.packs, tokens=packing.tokens,
+            histogram=tuple(packing.placed().tolist()), digest=sum(note["digest"] for note in notes) % (1 << 64),
+            shards=tuple(StoredFile(note["file"], note["bytes"], note["sha256"], note["packs"]) for note in shards),
+            lengths=lengths, algorithm=packing.algorithm, lower_bound=packing.lower_bound, lp_bound=packing.lp_bound,
+            seed=self.options.seed, max_predictions_per_sequence=self.example_options.max_predictions_per_sequence,
+            vocabulary_size=vocabulary_size, vocabulary_sha256=_sha256(vocabulary),
+            files=tuple(stored_file(self.out, name) for name in files), made_with=made_with))
+        return PackStore.open(self.out)
+
+
+def _sha256(path: Optional[Path]) -> str:
+    return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# ---- the command --------------------------------------------------------------------------------------------------------
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    default = BuildOptions(out="")
+    parser = ArgumentParser(prog="python -m pack_data.build", description="Packs text into a data set for BERT pre-training.")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the data set; one that is there stays readable until the new one is complete")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--corpus", metavar="PATH|embedded", help="text or JSONL (.gz, .xz), a file or a folder; 'embedded': the documentation inside this Python")
+    what.add_argument("--synthetic", choices=PUBLISHED, help="draw lengths from a published histogram, with random tokens")
+    parser.add_argument("--sequences", type=positive_int, default=default.sequences, metavar="N", help="how many, with --synthetic (default 1,000,000)")
+    parser.add_argument("--json-field", default=default.json_field, metavar="NAME", help="field of the text in JSONL (default text)")
+    parser.add_argument("--document-separator", choices=("file", "blank-line"), default="file", help="what a document is in a text file (default: the file)")
+    parser.add_argument("--vocabulary", metavar="FILE", help="vocab.txt; without it one is trained on the corpus and kept with the data")
+    parser.add_argument("--vocabulary-size", type=positive_int, default=default.vocabulary_size, metavar="N", help="when training one (default 8192)")
+    parser.add_argument("--keep-case", action="store_true", help="tell capitals apart (default: lower case, accents stripped)")
+    parser.add_argument("--max-sequence-length", type=positive_int, default=512, metavar="S", help="slots in a pack (default 512)")
+    parser.add_argument("--max-predictions-per-sequence", type=positive_int, metavar="M", help="masked tokens at most (default 20, 56, 76 at 128, 384, 512)")
+    parser.add_argument("--packer", choices=PACKERS, default=default.packer, help="default nnlshp")
+    parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D", help="packing depth, a number or 'unlimited' (default 3)")
+    parser.add_argument("--recipe", metavar="FILE", help="a packing that a packer wrote with --out for exactly these lengths, instead of --packer")
+    parser.add_argument("--duplication-factor", type=positive_int, default=default.duplication_factor, metavar="N", help="passes over the corpus, each masked anew (default 5)")
+    parser.add_argument("--short-sequence-probability", type=float, default=0.1, metavar="P", help="documents cut into shorter sequences (default 0.1)")
+    parser.add_argument("--masked-lm-probability", type=float, default=0.15, metavar="P", help="share of tokens masked (default 0.15)")
+    parser.add_argument("--seed", type=int, default=0, help="of every random choice (default 0)")
+    parser.add_argument("--epoch", type=int, default=0, metavar="E", help="another number pairs the same sequences differently (default 0)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--workers", type=positive_int, metavar="N", help="processes (default: one a core); the result does not depend on it")
+    where.add_argument("--dask", metavar="ADDRESS|local:N", help="run on a Dask cluster whose workers see --out under the same path")
+    parser.add_argument("--progress", action=argparse.BooleanOptionalAction if hasattr(argparse, "BooleanOptionalAction") else "store_true",
+                        default=None, help="show bars even where stderr is no terminal")
+    args = parser.parse_args(argv)
+    chosen = {name: value for name, value in vars(args).items() if name not in ("keep_case", "progress")}
+    options = BuildOptions(lower_case=not args.keep_case, **chosen)
+    store, packing = _build(options, args.progress)
+    with store:
+        print(packing.table(f"{store.folder}"))
+        size = sum(entry.bytes for entry in store.manifest.shards)
+        print(f"\n{store.folder}: {len(store):,} packs in {len(store.manifest.shards)} shards, {size / 1e6:,.1f} MB, {size / len(store):,.0f} bytes a pack")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

@@ -1,0 +1,117 @@
+"""Where the work of a build runs: in this process, in worker processes, or on a Dask cluster.
+
+Every task is a value handed to a plain function that reads and writes files and returns a small result. Tasks may run
+anywhere, in any order, and twice: each writes its files whole and under names of its own.
+"""
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, Callable, Iterable, Iterator, Optional
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class SerialRunner:
+    """One task after another, here."""
+
+    def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+        """Results as they come, in no promised order. Tasks are drawn as there is room for them, not all at once."""
+        return map(function, tasks)
+
+    def close(self) -> None:
+        pass
+
+
+def _follow_parent(parent: int) -> None:
+    """Ends a worker whose parent was killed: it would wait for tasks for ever, or write beside the build that continues."""
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class ProcessRunner:
+    """Worker processes of this machine, started afresh (not forked: the caller may hold threads, of torch for one)."""
+
+    def __init__(self, workers: int) -> None:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
+        self.workers = workers
+        self._pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_follow_parent, initargs=(os.getpid(),))
+
+    def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+        from concurrent.futures import FIRST_COMPLETED, wait
+        from concurrent.futures.process import BrokenProcessPool
+
+        waiting = set()
+        source = iter(tasks)
+        try:
+            while True:
+                for task in source:
+                    waiting.add(self._pool.submit(function, task))
+                    if len(waiting) >= 2 * self.workers:
+                        break
+                if not waiting:
+                    return
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        except BrokenProcessPool:
+            raise ValueError("a worker process was killed (out of memory?); run the same command again, it continues; --workers 1 needs least memory") from None
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class DaskRunner:
+    """A cluster given by its scheduler's address, or `local:N` for one of N workers on this machine.
+
+    The workers must see the folder of the data set under the same path. A task whose worker dies is given to another.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            from distributed import Client, LocalCluster
+        except ImportError:
+            raise ValueError("--dask needs the packages dask and distributed; install them with: pip install 'ipu_packed_bert[dask]'") from None
+        self._cluster: Optional[Any] = None
+        if address.startswith("local:"):
+            if not address[len("local:"):].isdigit() or int(address[len("local:"):]) < 1:
+                raise ValueError(f"--dask {address}: local:N needs a number of workers N of at least 1")
+            self._cluster = LocalCluster(n_workers=int(address[len("local:"):]), threads_per_worker=1, dashboard_address=None)
+            address = self._cluster.scheduler_address
+        self.client = Client(address)
+
+    def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+        from distributed import as_completed
+
+        source = iter(tasks)
+        running = as_completed()
+
+        def submit_one() -> None:
+            for task in source:
+                # Not "pure": a task is run for the files it writes, and those may have been removed since.
+                running.add(self.client.submit(function, task, pure=False, retries=3))
+                return
+
+        for _ in range(2 * max(1, len(self.client.scheduler_info()["workers"]))):
+            submit_one()
+        for future in running:
+            yield future.result()
+            submit_one()
+
+    def close(self) -> None:
+        self.client.close()
+        if self._cluster is not None:
+            self._cluster.close()

@@ -1,0 +1,90 @@
+"""Sequences on their way to packs: files of columns without a header, whose parts can be read without the rest.
+
+A file holds one block of sequences (pack_data.sequences.Sequences), column after column. Where a run of sequences lies in
+each column follows from three running totals: sequences, tokens, masked tokens. So a shard is gathered from every file
+with one contiguous read a column, and nothing depends on how large the corpus is.
+"""
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Iterator, NamedTuple, Tuple
+
+import numpy as np
+
+from pack_data.packs import PREDICTION, SEQUENCE, SLOT, Column, PackSchema, smallest_type
+from pack_data.sequences import Sequences
+
+
+class Totals(NamedTuple):
+    """Sequences, tokens and masked tokens, of a block or up to a place in it."""
+
+    sequences: int
+    tokens: int
+    predictions: int
+
+
+def totals_of(sequences: Sequences) -> Totals:
+    return Totals(len(sequences), int(sequences.lengths.sum()), int(sequences.prediction_counts.sum()))
+
+
+@dataclass(frozen=True)
+class SpillFormat:
+    """The columns of a file. Lengths and counts of masked tokens come first, so that they can be read alone."""
+
+    lengths_type: str
+    columns: Tuple[Column, ...]
+
+    @classmethod
+    def of(cls, schema: PackSchema, *more: Column) -> "SpillFormat":
+        return cls(smallest_type(schema.max_sequence_length), schema.columns + more)
+
+    def _parts(self) -> Iterator[Tuple[str, str, int, np.dtype]]:
+        """(axis, name, which of the totals counts its values, type) of every column in the order of the file."""
+        yield "", "lengths", 0, np.dtype(self.lengths_type)
+        yield "", "prediction_counts", 0, np.dtype(self.lengths_type)
+        for axis, total in ((SEQUENCE, 0), (SLOT, 1), (PREDICTION, 2)):
+            for column in self.columns:
+                if column.axis == axis:
+                    yield axis, column.name, total, np.dtype(column.dtype)
+
+    def bytes(self, totals: Totals) -> int:
+        return sum(totals[counted] * dtype.itemsize for _, _, counted, dtype in self._parts())
+
+    def write(self, path: Path, sequences: Sequences) -> None:
+        """The whole file under its name, or none."""
+        columns = {"": {"lengths": sequences.lengths, "prediction_counts": sequences.prediction_counts},
+                   SEQUENCE: sequences.scalars, SLOT: sequences.tokens, PREDICTION: sequences.predictions}
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        with open(temporary, "wb") as out:
+            for axis, name, _, dtype in self._parts():
+                out.write(np.ascontiguousarray(columns[axis][name].astype(dtype, copy=False)).data)
+        os.replace(temporary, path)
+
+    def read(self, path: Path, totals: Totals, start: Totals, end: Totals) -> Sequences:
+        """The sequences between two running totals of a file with these totals."""
+        columns: Dict[str, Dict[str, np.ndarray]] = {"": {}, SEQUENCE: {}, SLOT: {}, PREDICTION: {}}
+        descriptor = os.open(str(path), os.O_RDONLY)
+        try:
+            offset = 0
+            for axis, name, counted, dtype in self._parts():
+                wanted = (end[counted] - start[counted]) * dtype.itemsize
+                data = os.pread(descriptor, wanted, offset + start[counted] * dtype.itemsize) if wanted else b""
+                if len(data) != wanted:
+                    raise ValueError(f"{path}: cut short; remove the folder {path.parent} and build again")
+                columns[axis][name] = np.frombuffer(data, dtype=dtype)
+                offset += totals[counted] * dtype.itemsize
+        finally:
+            os.close(descriptor)
+        own = columns[""]
+        return Sequences(own["lengths"].astype(np.int64), columns[SLOT], own["prediction_counts"].astype(np.int64),
+                         columns[PREDICTION], columns[SEQUENCE])
+
+    def read_all(self, path: Path, totals: Totals) -> Sequences:
+        return self.read(path, totals, Totals(0, 0, 0), totals)
+
+    def read_lengths(self, path: Path, totals: Totals) -> Tuple[np.ndarray, np.ndarray]:
+        """Lengths and counts of masked tokens alone, [sequences] each, in the type of the file."""
+        both = np.fromfile(path, dtype=self.lengths_type, count=2 * totals.sequences)
+        return both[:totals.sequences], both[totals.sequences:]

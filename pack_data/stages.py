@@ -1,0 +1,184 @@
+"""The three kinds of work that a build hands to workers. Each task names its files and needs nothing else.
+
+    examples   documents (or drawn lengths)      -> examples-00007.bin    in the order of the corpus
+    sort       examples-00007.bin + assignment   -> sorted-00007.bin      by shard, each sequence knows pack and slot
+    shard      its slice of every sorted-*.bin   -> packs-00003-*.npy     whole packs
+
+A task is done when its small .json (or .npy) file exists; that file is written after the data and by rename.
+"""
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Dict, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.corpus import Document
+from pack_data.examples import ExampleOptions, examples_of, masked_count
+from pack_data.packs import SEQUENCE, Column, PackSchema, assemble, smallest_type
+from pack_data.sequences import Sequences, digest
+from pack_data.spill import SpillFormat, Totals, totals_of
+from pack_data.store import lengths_of, write_atomically, write_shard
+from pack_data.wordpiece import Vocabulary, load_vocabulary
+
+
+def examples_name(part: int) -> str:
+    return f"examples-{part:05d}"
+
+
+def sorted_name(part: int) -> str:
+    return f"sorted-{part:05d}"
+
+
+def shard_name(number: int) -> str:
+    return f"shard-{number:05d}"
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value) + "\n").encode())
+
+
+def save_array(path: Path, values: np.ndarray) -> None:
+    """The whole .npy file or none."""
+    temporary = path.with_name(f"{path.stem}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as out:
+        np.save(out, values)
+    os.replace(temporary, path)
+
+
+def save_examples(work: Path, part: int, sequences: Sequences, schema: PackSchema, **about: Any) -> Dict[str, Any]:
+    """Writes a block of sequences as part `part`, and then the note that it is there."""
+    name = examples_name(part)
+    SpillFormat.of(schema).write(work / f"{name}.bin", sequences)
+    note = {"part": part, "totals": list(totals_of(sequences)), "digest": digest(sequences), **about}
+    write_json(work / f"{name}.json", note)
+    return note
+
+
+@dataclass(frozen=True)
+class ExamplesTask:
+    work: str
+    part: int
+    documents: Tuple[Document, ...]
+    lower_case: bool
+    options: ExampleOptions
+    schema: PackSchema
+
+
+@lru_cache(maxsize=2)
+def _vocabulary(path: str, lower_case: bool) -> Vocabulary:
+    return load_vocabulary(path, lower_case)
+
+
+def make_part(task: ExamplesTask) -> Dict[str, Any]:
+    """Documents to examples, spilled."""
+    work = Path(task.work)
+    vocabulary = _vocabulary(str(work / "vocab.txt"), task.lower_case)
+    sequences = examples_of(task.documents, vocabulary, task.options, task.part)
+    return save_examples(work, task.part, sequences, task.schema, documents=len(task.documents))
+
+
+@dataclass(frozen=True)
+class SyntheticTask:
+    """`count` sequences with lengths drawn from `weights` (counts by length) and random content."""
+
+    work: str
+    part: int
+    count: int
+    weights: Tuple[int, ...]
+    options: ExampleOptions
+    vocabulary_size: int
+    schema: PackSchema
+
+
+def make_synthetic_part(task: SyntheticTask) -> Dict[str, Any]:
+    """Drawn lengths to sequences with as many masked tokens as text would have, spilled."""
+    rng = np.random.default_rng([task.options.seed, task.part])
+    weights = np.array(task.weights, dtype=np.float64)
+    lengths = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(task.count), side="right")
+    lengths = np.minimum(lengths, len(weights) - 1)
+    counts = np.minimum(masked_count(lengths, task.options.max_predictions_per_sequence, task.options.masked_lm_probability), lengths)
+    tokens, masked = int(lengths.sum()), int(counts.sum())
+    # Masked tokens at even distances: only their number matters here.
+    place = np.arange(masked) - np.repeat(np.cumsum(counts) - counts, counts)
+    sequences = Sequences(
+        lengths, {"input_ids": rng.integers(1, task.vocabulary_size, tokens, dtype=np.uint32)},
+        counts, {"masked_lm_positions": place * np.repeat(lengths, counts) // np.repeat(counts, counts),
+                 "masked_lm_ids": rng.integers(1, task.vocabulary_size, masked, dtype=np.uint32)},
+        {"first_segment_lengths": (lengths + 1) // 2, "next_sentence_labels": rng.integers(0, 2, task.count)})
+    return save_examples(Path(task.work), task.part, sequences, task.schema, documents=0)
+
+
+@dataclass(frozen=True)
+class SortTask:
+    work: str
+    part: int
+    totals: Totals
+    first: int                      # number of the part's first sequence in the whole
+    schema: PackSchema
+    packs_per_shard: int
+    shards: int
+
+
+def _sorted_format(schema: PackSchema, packs_per_shard: int) -> SpillFormat:
+    return SpillFormat.of(schema, Column("pack_in_shard", SEQUENCE, smallest_type(packs_per_shard)), Column("slot", SEQUENCE, "<u2"))
+
+
+def sort_part(task: SortTask) -> int:
+    """Sorts a part by shard; its index has the running totals where each shard's run begins, int64 [shards + 1, 3]."""
+    work = Path(task.work)
+    source, index_file = work / f"{examples_name(task.part)}.bin", work / f"{sorted_name(task.part)}.npy"
+    if index_file.exists():         # a cluster may run a task again although it had ended
+        return task.part
+    sequences = SpillFormat.of(task.schema).read_all(source, task.totals)
+    own = slice(task.first, task.first + task.totals.sequences)
+    pack = np.array(np.load(work / "pack.npy", mmap_mode="r")[own], dtype=np.int64)
+    shard = pack // task.packs_per_shard
+    order = np.argsort(shard.astype(np.uint16) if task.shards < 1 << 16 else shard, kind="stable")
+    sequences = sequences.take(order)
+    sequences.scalars["pack_in_shard"] = (pack - shard * task.packs_per_shard)[order]
+    sequences.scalars["slot"] = np.load(work / "slot.npy", mmap_mode="r")[own][order]
+    _sorted_format(task.schema, task.packs_per_shard).write(work / f"{sorted_name(task.part)}.bin", sequences)
+    runs = np.searchsorted(shard[order], np.arange(task.shards + 1))
+    index = np.stack([np.concatenate([[0], np.cumsum(values)])[runs] for values in (
+        np.ones(len(sequences), np.int64), sequences.lengths, sequences.prediction_counts)], axis=1)
+    save_array(index_file, index)
+    source.unlink()
+    return task.part
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    work: str
+    folder: str
+    number: int
+    packs: int
+    # For each part: its totals and the running totals where this shard's run begins and ends.
+    runs: Tuple[Tuple[Totals, Totals, Totals], ...]
+    schema: PackSchema              # of the packs
+    packs_per_shard: int
+
+
+def make_shard(task: ShardTask) -> Dict[str, Any]:
+    """Gathers the sequences of a shard and writes its packs, then the note with its checksum."""
+    work = Path(task.work)
+    spill = _sorted_format(task.schema, task.packs_per_shard)
+    blocks = [spill.read(work / f"{sorted_name(part)}.bin", *run) for part, run in enumerate(task.runs) if run[1] != run[2]]
+    sequences = Sequences.concatenate(blocks)
+    pack, slot = sequences.scalars.pop("pack_in_shard"), sequences.scalars.pop("slot")
+    records = assemble(task.schema, sequences, pack, slot, task.packs)
+    entry = write_shard(Path(task.folder), task.number, records)
+    save_array(work / f"{shard_name(task.number)}.npy", lengths_of(task.schema, records))
+    note = {"number": task.number, "file": entry.file, "bytes": entry.bytes, "sha256": entry.sha256, "packs": entry.packs,
+            "digest": digest(sequences), "sequences": len(sequences)}
+    write_json(work / f"{shard_name(task.number)}.json", note)
+    return note
+
+
+def read_notes(work: Path, pattern: str) -> Sequence[Dict[str, Any]]:
+    """The notes of finished tasks, in order of their names."""
+    return [json.loads(path.read_text()) for path in sorted(work.glob(pattern))]
