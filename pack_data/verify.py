@@ -1,0 +1,161 @@
+"""python -m pack_data.verify DIR: reads a whole data set again and proves that it is what its manifest says.
+
+Checksums; no pack overfull, no gap between its sequences, nothing in its padding; every masked token inside its own
+sequence; every id in the vocabulary; and, by the digest over all sequences that was taken before they were packed,
+every sequence exactly once.
+"""
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, Sequence, Union
+
+import numpy as np
+
+from pack_data.command import ArgumentParser, progress_bar, run_main
+from pack_data.packing import Packing
+from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
+from pack_data.sequences import digest
+from pack_data.store import Manifest, PackStore, StoredFile, lengths_of, map_table, read_manifest
+
+_REBUILD = "build the data set again"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was read and found right."""
+
+    manifest: Manifest
+    bytes: int
+
+
+def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verified:
+    """Reads every byte of the data set. ValueError with the first fault: which file, which pack, which rule."""
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    schema = manifest.schema
+    for entry in manifest.files:
+        _check_sum(folder, entry)
+    _check_sum(folder, manifest.lengths)
+    histogram = np.zeros(schema.max_sequence_length + 1, dtype=np.int64)
+    total, first = 0, 0
+    patterns: dict = {}
+    with PackStore.open(folder) as store, progress_bar(manifest.packs, "verifying", shown=progress, unit=" packs") as bar:
+        table = store.lengths()
+        for entry in manifest.shards:
+            _check_sum(folder, entry)
+            records = np.asarray(map_table(folder, entry, schema.record_dtype))
+            check_records(schema, records, f"{folder / entry.file}", first, manifest.vocabulary_size)
+            if not np.array_equal(table[first:first + len(records)], lengths_of(schema, records)):
+                raise ValueError(f"{folder / manifest.lengths.file}: does not hold the lengths of the packs in {entry.file}; {_REBUILD}")
+            sequences = disassemble(schema, records)
+            histogram += np.bincount(sequences.lengths, minlength=len(histogram))
+            total = (total + digest(sequences)) % (1 << 64)
+            for row, count in zip(*np.unique(np.sort(records["lengths"], axis=1)[:, ::-1], axis=0, return_counts=True)):
+                strategy = tuple(int(length) for length in row if length)
+                patterns[strategy] = patterns.get(strategy, 0) + int(count)
+            first += len(records)
+            bar.update(len(records))
+    if histogram.tolist() != list(manifest.histogram):
+        length = int(np.flatnonzero(histogram != manifest.histogram)[0])
+        raise ValueError(f"{folder}: {int(histogram[length])} sequences of length {length} in the packs, {manifest.histogram[length]} in the manifest; {_REBUILD}")
+    found = (int(histogram.sum()), int(histogram @ np.arange(len(histogram))))
+    if found != (manifest.sequences, manifest.tokens):
+        raise ValueError(f"{folder}: {found[0]} sequences and {found[1]} tokens in the packs, {manifest.sequences} and {manifest.tokens} in the manifest; {_REBUILD}")
+    if total != manifest.digest:
+        raise ValueError(f"{folder}: the packs do not hold exactly the sequences that were packed (digest {total:016x}, manifest {manifest.digest:016x}): "
+                         f"one is lost, repeated or changed; {_REBUILD}")
+    _check_recipe(folder, manifest, patterns)
+    return Verified(manifest, sum(entry.bytes for entry in manifest.shards + manifest.files + (manifest.lengths,)))
+
+
+def _check_sum(folder: Path, entry: StoredFile) -> None:
+    path = folder / entry.file
+    content = hashlib.sha256()
+    size = 0
+    try:
+        with open(path, "rb") as handle:
+            for block in iter(lambda: handle.read(1 << 20), b""):
+                content.update(block)
+                size += len(block)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: the file is missing; {_REBUILD}") from None
+    if size != entry.bytes:
+        raise ValueError(f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, {_REBUILD}")
+    if content.hexdigest() != entry.sha256:
+        raise ValueError(f"{path}: its sha256 is not the manifest's; a byte was changed, {_REBUILD}")
+
+
+def check_records(schema: PackSchema, records: np.ndarray, where: str, first: int = 0, vocabulary_size: int = 0) -> None:
+    """ValueError for the first pack that breaks a rule; `where` and `first` (number of the first pack) are for the message."""
+    S = schema.max_sequence_length
+    lengths = records["lengths"].astype(np.int64)
+    used = lengths.sum(axis=1)
+
+    def refuse(wrong: np.ndarray, rule: str) -> None:
+        if wrong.any():
+            raise ValueError(f"{where}: pack {first + int(np.argmax(wrong))}: {rule}; {_REBUILD}")
+
+    refuse(lengths[:, 0] == 0, "holds no sequence")
+    refuse(((lengths[:, 1:] > 0) & (lengths[:, :-1] == 0)).any(axis=1), "lengths: a gap between its sequences")
+    refuse(used > S, f"lengths: more than {S} tokens")
+    padding = np.arange(S) >= used[:, None]
+    absent = lengths == 0
+    for column in schema.on(SLOT):
+        refuse(((records[column.name] != 0) & padding).any(axis=1), f"{column.name}: a value in the padding")
+    for column in schema.on(SEQUENCE):
+        refuse(((records[column.name] != 0) & absent).any(axis=1), f"{column.name}: a value where no sequence stands")
+    if schema.kind != BERT:
+        return
+    if vocabulary_size:
+        for name in ("input_ids", "masked_lm_ids"):
+            refuse((records[name] >= vocabulary_size).any(axis=1), f"{name}: an id outside the vocabulary of {vocabulary_size}")
+    segments = records["first_segment_lengths"].astype(np.int64)
+    refuse(((segments > lengths) | ((segments == 0) & ~absent)).any(axis=1), "first_segment_lengths: not between 1 and the sequence's length")
+    refuse((records["next_sentence_labels"] > 1).any(axis=1), "next_sentence_labels: neither 0 nor 1")
+
+    P = schema.max_predictions_per_pack
+    counts = records["prediction_counts"].astype(np.int64)
+    masked = counts.sum(axis=1)
+    refuse(((counts > 0) & absent).any(axis=1), "prediction_counts: masked tokens where no sequence stands")
+    refuse(masked > P, f"prediction_counts: more than {P} masked tokens")
+    unused = np.arange(P) >= masked[:, None]
+    for column in schema.on(PREDICTION):
+        refuse(((records[column.name] != 0) & unused).any(axis=1), f"{column.name}: a value in an unused place")
+    # Each masked token lies between the start and the end of the sequence it is counted for.
+    ends = np.cumsum(lengths, axis=1)
+    rest = (P - masked)[:, None]
+    places = np.concatenate([counts, rest], axis=1).reshape(-1)
+    low = np.repeat(np.concatenate([ends - lengths, np.zeros_like(rest)], axis=1).reshape(-1), places).reshape(-1, P)
+    high = np.repeat(np.concatenate([ends, np.ones_like(rest)], axis=1).reshape(-1), places).reshape(-1, P)
+    positions = records["masked_lm_positions"].astype(np.int64)
+    refuse(((positions < low) | (positions >= high)).any(axis=1), "masked_lm_positions: outside the sequence it is counted for")
+
+
+def _check_recipe(folder: Path, manifest: Manifest, patterns: dict) -> None:
+    """The packs are the recipe's, and its lower bound is proved again where it comes with a certificate."""
+    if "recipe.json" not in [entry.file for entry in manifest.files]:
+        return
+    packing = Packing.load(folder / "recipe.json")
+    if dict(zip(packing.strategies, packing.repeats)) != patterns:
+        raise ValueError(f"{folder / 'recipe.json'}: the packs are not the ones of this recipe; {_REBUILD}")
+    if (packing.lower_bound, packing.algorithm) != (manifest.lower_bound, manifest.algorithm):
+        raise ValueError(f"{folder / 'recipe.json'}: lower bound or algorithm differ from the manifest's; {_REBUILD}")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(prog="python -m pack_data.verify", description=__doc__.split("\n\n")[0])
+    parser.add_argument("folder", metavar="DIR", help="a packed data set")
+    parser.add_argument("--progress", action="store_true", default=None, help="show a bar even where stderr is no terminal")
+    args = parser.parse_args(argv)
+    verified = verify(args.folder, args.progress)
+    manifest = verified.manifest
+    bound = "" if manifest.lower_bound is None else f", {manifest.packs - manifest.lower_bound:,} above the lower bound of {manifest.lower_bound:,}"
+    print(f"{args.folder}: whole. {manifest.sequences:,} sequences, each exactly once, in {manifest.packs:,} packs{bound}; "
+          f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in {len(manifest.shards)} shards read")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))
