@@ -370,9 +370,9 @@ class IpuEngine(Engine):
         return int(self._training.cycleCount())
 
     def close(self) -> None:
-        for program in (self._evaluation, self._training):
-            if program is not None and program.isCompiled():
-                program.destroy()
+        for executor in (self._evaluation, self._training):
+            if executor is not None and executor.isCompiled():
+                executor.destroy()
 
     # -- batches ------------------------------------------------------------------------------------------------------
 

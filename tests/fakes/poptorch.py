@@ -674,14 +674,19 @@ class PoplarExecutor:
 
     def _trace(self, micro_batch):
         """Run the model once under the rules of a graph; weights and random state are left as they were."""
-        addresses = {name: tensor.data_ptr() for name, tensor in self._named()}
+        after = {}
+        watch = self._model.register_forward_hook(lambda model, *_: after.update(
+            {name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}))
         graph = _Graph()
         recorder = _Recorder([*micro_batch, *self._device.values()], current_ipu=lambda: graph.ipu)
-        with _torch.random.fork_rng(devices=[]):
-            outputs = self._run(micro_batch, graph, recorder)
+        try:
+            with _torch.random.fork_rng(devices=[]):
+                outputs = self._run(micro_batch, graph, recorder)
+        finally:
+            watch.remove()
         graph.operators = recorder.operators
-        for name, tensor in self._named():
-            if addresses.get(name) != tensor.data_ptr():
+        for name, tensor in self._device.items():
+            if after.get(name) != id(tensor):
                 raise Error("{} is reassigned in forward; buffers are updated in place".format(name))
         return graph, outputs
 
@@ -689,12 +694,13 @@ class PoplarExecutor:
         global _graph
         previous, _graph = _graph, graph
         was_training = self._model.training
+        held = dict(weights or self._device)      # functional_call writes what the model reassigns into it
         try:
             self._model.train(self._mode)
             if recorder is None:
-                return _functional_call(self._model, weights or self._device, tuple(micro_batch))
+                return _functional_call(self._model, held, tuple(micro_batch))
             with recorder:
-                return _functional_call(self._model, weights or self._device, tuple(micro_batch))
+                return _functional_call(self._model, held, tuple(micro_batch))
         finally:
             _graph = previous
             self._model.train(was_training)

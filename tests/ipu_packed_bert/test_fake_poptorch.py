@@ -1,0 +1,520 @@
+"""The stand-in for PopTorch: its names are PopTorch's, and it keeps the rules that PopTorch keeps."""
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from tests.fakes import poptorch
+from tests.fakes.lowering import API
+
+TOP, OPTIM, OPTIONS = (API["modules"][name] for name in ("poptorch", "poptorch.optim", "poptorch.options"))
+
+
+@pytest.fixture(autouse=True)
+def machine():
+    poptorch._machine.reset(16)
+
+
+# ------------------------------------------------------------------------------------------------- names and signatures
+
+
+def published(module, entries):
+    """(path, object, parameters or None) of everything public in a module of the stand-in."""
+    for name, value in vars(module).items():
+        if name.startswith("_") or inspect.ismodule(value) or name == "torch":
+            continue
+        yield name, value, entries
+
+
+def same_signature(function, parameters, *, method):
+    mine = list(inspect.signature(function).parameters.values())[1 if method else 0:]
+    kinds = {"positional_or_keyword": inspect.Parameter.POSITIONAL_OR_KEYWORD,
+             "var_positional": inspect.Parameter.VAR_POSITIONAL, "keyword_only": inspect.Parameter.KEYWORD_ONLY,
+             "var_keyword": inspect.Parameter.VAR_KEYWORD}
+    assert [p.name for p in mine] == [p["name"] for p in parameters]
+    for own, real in zip(mine, parameters):
+        assert own.kind == kinds[real["kind"]], own
+        assert ("default" in real) == (own.default is not inspect.Parameter.empty), own
+        if "default" in real and not isinstance(real["default"], dict):
+            assert own.default == real["default"], own
+
+
+def compare_class(kind, entry):
+    methods, properties = entry.get("methods", {}), entry.get("properties", [])
+    compared = 0
+    for name, value in vars(kind).items():
+        if isinstance(value, property):
+            assert name in properties or name.startswith("_"), name
+        elif inspect.isfunction(value) or isinstance(value, staticmethod):
+            if name.startswith("_") and name not in methods:
+                continue
+            assert name in methods, "{} is no method of {}".format(name, kind.__name__)
+            static = isinstance(value, staticmethod)
+            assert static == (methods[name]["kind"] == "static_method")
+            same_signature(value.__func__ if static else value, methods[name]["params"], method=not static)
+            compared += 1
+    return compared
+
+
+def test_every_name_and_signature_is_poptorchs():
+    compared = 0
+    for name, value, entries in [*published(poptorch, TOP), *published(poptorch.optim, OPTIM)]:
+        assert name in entries, "PopTorch has no {}".format(name)
+        entry = entries[name]
+        if entry["kind"] == "enum":
+            assert {member.name: member.value for member in value} == entry["members"]
+            compared += 1
+        elif entry["kind"] == "function":
+            same_signature(value, entry["params"], method=False)
+            compared += 1
+        elif entry["kind"] == "class":
+            compared += compare_class(value, entry)
+    assert compared > 75
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_sub_options_are_poptorchs(name):
+    kind = getattr(poptorch, name, None)
+    if kind is not None:
+        assert compare_class(kind, OPTIONS[name]) > 0
+    else:
+        assert name == "_JitOptions"                  # nothing in it that an application of 3.4 would set
+
+
+# ------------------------------------------------------------------------------------------------------------ options
+
+
+def test_a_wrong_option_name_fails():
+    options = poptorch.Options()
+    for wrong in ("gradientAccumulation", "anchorMode", "logCycleCounts"):
+        with pytest.raises(AttributeError):
+            getattr(options, wrong)
+    with pytest.raises(AttributeError):
+        options.deviceIterationz = 3
+    with pytest.raises(AttributeError):
+        options.Precision.setPartialType
+    with pytest.raises(RuntimeError, match="unknown backend option"):
+        options._Popart.set("disableGradAccumulationTensorStream", True)
+    with pytest.raises(RuntimeError, match="takes bool"):
+        options._Popart.set("disableGradAccumulationTensorStreams", 1)
+
+
+@pytest.mark.parametrize("proportion", [{"0": 0.1}, {"IPU0": 1.5}, {"ipu0": 0.1}])
+def test_available_memory_proportion_is_checked(proportion):
+    with pytest.raises(ValueError):
+        poptorch.Options().setAvailableMemoryProportion(proportion)
+
+
+def test_ipu_model_and_offline_target_exclude_each_other():
+    with pytest.raises(poptorch.Error):
+        poptorch.Options().useIpuModel(True).useOfflineIpuTarget()
+
+
+class Regression(nn.Module):
+    """x, y [rows, 3] -> loss: mean over the rows of |weight x - y|^2; and the number of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3, bias=False)
+
+    def forward(self, x, y):
+        error = ((self.linear(x) - y) ** 2).sum(1).mean()
+        return poptorch.identity_loss(error, reduction="none"), x[:, 0]
+
+
+def adamw(model, **settings):
+    return poptorch.optim.AdamW(model.parameters(), **{"lr": 0.1, "weight_decay": 0.0, **settings})
+
+
+def trained(options, rows, *, seed=1, steps=1, **settings):
+    torch.manual_seed(0)
+    model = Regression()
+    optimizer = adamw(model, **settings)
+    executor = poptorch.trainingModel(model, options, optimizer)
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(rows, 3, generator=generator), torch.randn(rows, 3, generator=generator)
+    for _ in range(steps):
+        outputs = executor(x, y)
+    executor.copyWeightsToHost()
+    weight = model.linear.weight.detach().clone()
+    executor.destroy()
+    return weight, outputs
+
+
+def test_frozen_options():
+    options = poptorch.Options()
+    model = Regression()
+    poptorch.trainingModel(model, options, adamw(model))
+    with pytest.raises(AttributeError, match="frozen"):
+        options.deviceIterations(2)
+    with pytest.raises(AttributeError, match="frozen"):
+        options.Training.gradientAccumulation(2)
+    with pytest.raises(AttributeError, match="frozen"):
+        options._Popart.set("enableOutlining", True)
+    options.clone().deviceIterations(2)
+
+
+# --------------------------------------------------------------------------------------------- batches and reduction
+
+
+def made(*, accumulation=1, replicas=1, iterations=1, mode=None, reduction=None):
+    options = poptorch.Options().replicationFactor(replicas).deviceIterations(iterations)
+    options.Training.gradientAccumulation(accumulation)
+    if mode is not None:
+        options.outputMode(mode)
+    if reduction is not None:
+        options.Training.accumulationAndReplicationReductionType(reduction)
+    return options
+
+
+@pytest.mark.parametrize("accumulation, replicas", [(4, 1), (1, 4), (2, 2)])
+def test_mean_reduction_is_one_large_micro_batch(accumulation, replicas):
+    whole, _ = trained(made(), 8)
+    parts, _ = trained(made(accumulation=accumulation, replicas=replicas), 8)
+    assert torch.allclose(whole, parts, atol=1e-6)
+
+
+def test_sum_reduction_sums():
+    """With beta1 = 0 the first moment is the gradient; the sum of four equal ones is four times their mean."""
+    for reduction, factor in ((poptorch.ReductionType.Mean, 1.0), (poptorch.ReductionType.Sum, 4.0)):
+        torch.manual_seed(0)
+        model = Regression()
+        optimizer = adamw(model, betas=(0.0, 0.0))
+        executor = poptorch.trainingModel(model, made(accumulation=4, reduction=reduction), optimizer)
+        x, y = torch.ones(4, 3), torch.zeros(4, 3)
+        executor(x, y)
+        expected = 2.0 * model.linear(x).detach()[0][:, None].expand(3, 3)        # before the update: the host's are stale
+        moment = optimizer.state_dict()["ipu_state"]["Accl1___model.linear.weight"]
+        assert torch.allclose(moment, factor * expected, atol=1e-5)
+        executor.destroy()
+
+
+def test_iterations_are_updates():
+    one, _ = trained(made(), 2, steps=1)
+    three, _ = trained(made(), 2, steps=3)
+    torch.manual_seed(0)
+    model = Regression()
+    executor = poptorch.trainingModel(model, made(iterations=3), adamw(model))
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(2, 3, generator=generator), torch.randn(2, 3, generator=generator)
+    executor(x.repeat(3, 1), y.repeat(3, 1))
+    executor.copyWeightsToHost()
+    assert torch.allclose(model.linear.weight, three, atol=1e-6)
+    assert not torch.allclose(one, three, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode, losses, rows", [
+    (poptorch.OutputMode.All, 12, 24), (poptorch.OutputMode.Sum, 2, 4), (poptorch.OutputMode.Final, 2, 4)])
+def test_output_modes(mode, losses, rows):
+    """3 micro-batches x 2 replicas x 2 iterations of 2 rows."""
+    _, (loss, first) = trained(made(accumulation=3, replicas=2, iterations=2, mode=mode), 24)
+    assert loss.shape == (losses,) and first.shape == (rows,)
+
+
+def test_rows_lie_replica_first_then_time():
+    """Replica 0 sees rows 0..5, replica 1 rows 6..11, in order: Final keeps the last micro-batch of each."""
+    model = Regression()
+    executor = poptorch.trainingModel(model, made(accumulation=3, replicas=2), adamw(model))
+    x = torch.arange(12.0)[:, None].expand(12, 3).contiguous()
+    _, first = executor(x, torch.zeros(12, 3))
+    assert first.tolist() == [4.0, 5.0, 10.0, 11.0]
+
+
+def test_scalars_of_one_replica_stay_scalars():
+    _, (loss, _) = trained(made(accumulation=2, mode=poptorch.OutputMode.Sum), 4)
+    assert loss.dim() == 0
+
+
+def test_rows_must_divide():
+    model = Regression()
+    executor = poptorch.trainingModel(model, made(accumulation=2, replicas=2), adamw(model))
+    with pytest.raises(AssertionError, match="multiple"):
+        executor(torch.zeros(6, 3), torch.zeros(6, 3))
+
+
+def test_another_shape_after_compilation_is_an_error():
+    model = Regression()
+    executor = poptorch.trainingModel(model, made(accumulation=2), adamw(model))
+    executor(torch.zeros(4, 3), torch.zeros(4, 3))
+    with pytest.raises(poptorch.Error, match="compiled for"):
+        executor(torch.zeros(8, 3), torch.zeros(8, 3))
+
+
+# ---------------------------------------------------------------------------------------------------------- optimisers
+
+
+def test_a_rate_reaches_the_device_through_set_optimizer_only():
+    weights = {}
+    for told in (False, True):
+        torch.manual_seed(0)
+        model = Regression()
+        optimizer = adamw(model)
+        executor = poptorch.trainingModel(model, made(), optimizer)
+        before = model.linear.weight.detach().clone()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        if told:
+            executor.setOptimizer(optimizer)
+        executor(torch.ones(1, 3), torch.zeros(1, 3))
+        executor.copyWeightsToHost()
+        weights[told] = torch.equal(before, model.linear.weight)
+        executor.destroy()
+    assert weights == {False: False, True: True}
+
+
+def test_constants_may_not_change_after_compilation():
+    model = Regression()
+    optimizer = adamw(model)                                      # eps is left at its default: a constant
+    executor = poptorch.trainingModel(model, made(), optimizer)
+    optimizer.param_groups[0]["eps"] = 1e-3
+    executor.setOptimizer(optimizer)                              # not compiled yet: allowed
+    executor(torch.ones(1, 3), torch.zeros(1, 3))
+    optimizer.param_groups[0]["eps"] = 1e-4
+    with pytest.raises(poptorch.Error, match="eps"):
+        executor.setOptimizer(optimizer)
+
+
+def test_marking_decides_what_is_constant():
+    model = Regression()
+    optimizer = adamw(model, eps=1e-6)
+    assert not optimizer.variable_attrs.isConstant("eps")
+    optimizer.variable_attrs.markAsConstant("eps")
+    assert optimizer.variable_attrs.isConstant("eps")
+    with pytest.raises(AssertionError):
+        optimizer.variable_attrs.markAsConstant("epsilon")
+
+
+def test_loss_scaling_cancels():
+    plain, _ = trained(made(accumulation=2), 4, steps=3)
+    scaled, _ = trained(made(accumulation=2), 4, steps=3, loss_scaling=4096.0)
+    assert torch.allclose(plain, scaled, atol=1e-6)
+
+
+def test_half_accumulators_lose_what_half_loses():
+    plain, _ = trained(made(accumulation=4), 8)
+    half, _ = trained(made(accumulation=4), 8, accum_type=torch.float16, betas=(0.0, 0.5))
+    assert not torch.equal(plain, half)
+
+
+def test_only_states_of_ipus_are_loaded():
+    model = Regression()
+    optimizer = adamw(model)
+    with pytest.raises(RuntimeError, match="Only IPU optimizer states"):
+        optimizer.load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())
+
+
+# --------------------------------------------------------------------------------------------------- rules of a graph
+
+
+def compile_training(forward, *inputs, options=None):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.register_buffer("counts", torch.zeros(3, dtype=torch.int32))
+
+        def forward(self, *fields):
+            return forward(self, *fields)
+
+    model = Model()
+    executor = poptorch.trainingModel(model, options or made(), adamw(model))
+    executor.compile(*inputs)
+    return executor
+
+
+def loss_of(tensor):
+    return poptorch.identity_loss(tensor.float(), reduction="sum")
+
+
+@pytest.mark.parametrize("name, forward", [
+    ("boolean mask", lambda m, x: loss_of((x * m.weight)[x > 0])),
+    ("nonzero", lambda m, x: loss_of(m.weight * torch.nonzero(x).shape[0])),
+    ("masked_select", lambda m, x: loss_of(torch.masked_select(x * m.weight, x > 0))),
+    ("item", lambda m, x: loss_of(m.weight * x.sum().item())),
+    ("if on a value", lambda m, x: loss_of(m.weight * x) if x.sum() > 0 else loss_of(m.weight)),
+    ("tril", lambda m, x: loss_of(torch.tril(x * m.weight))),
+    ("bfloat16", lambda m, x: loss_of((x * m.weight).to(torch.bfloat16))),
+    ("captured tensor", lambda m, x, t=torch.ones(3): loss_of(x * m.weight * t)),
+    ("literal tensor", lambda m, x: loss_of(x * m.weight * torch.tensor([1.0, 2.0, 3.0]))),
+])
+def test_what_cannot_be_lowered_is_refused(name, forward):
+    with pytest.raises(RuntimeError, match="cannot lower"):
+        compile_training(forward, torch.ones(2, 3))
+
+
+def test_assigning_through_a_mask_and_int_gathers_are_allowed():
+    def forward(model, x):
+        chosen = torch.gather(x * model.weight, 1, torch.zeros(x.shape, dtype=torch.int64, device=x.device))
+        return loss_of(torch.where(x > 0, chosen, torch.zeros_like(chosen)))
+    compile_training(forward, torch.ones(2, 3))
+
+
+def test_exactly_one_loss():
+    with pytest.raises(poptorch.Error, match="exactly one final loss"):
+        compile_training(lambda m, x: (x * m.weight).sum(), torch.ones(2, 3))
+    with pytest.raises(poptorch.Error, match="exactly one final loss"):
+        compile_training(lambda m, x: (loss_of(x * m.weight), loss_of(m.weight)), torch.ones(2, 3))
+    with pytest.raises(poptorch.Error, match="scalar"):
+        compile_training(lambda m, x: poptorch.identity_loss(x * m.weight, reduction="none"), torch.ones(2, 3))
+
+
+def test_int64_comes_back_as_int32():
+    executor = compile_training(lambda m, x, i: (loss_of(x * m.weight), i, torch.argmax(x, 1)), torch.ones(2, 3),
+                                torch.zeros(2, dtype=torch.int64))
+    _, given, largest = executor(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))
+    assert given.dtype == largest.dtype == torch.int32
+
+
+def test_buffers_are_not_reassigned():
+    def forward(model, x):
+        model.counts = model.counts + 1
+        return loss_of(x * model.weight)
+    with pytest.raises(poptorch.Error, match="reassigned"):
+        compile_training(forward, torch.ones(2, 3))
+
+
+def test_inputs_are_tensors():
+    with pytest.raises(TypeError, match="tensors"):
+        compile_training(lambda m, x: loss_of(x * m.weight), [1.0, 2.0])
+
+
+# ------------------------------------------------------------------------------------------------------------- pipeline
+
+
+class Chain(nn.Module):
+    """A block on each IPU listed, one after the other."""
+
+    def __init__(self, ipus, tie=None):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(3, 3) for _ in ipus)
+        if tie:
+            self.parts[tie[1]].weight = self.parts[tie[0]].weight
+        for number, ipu in enumerate(ipus):
+            poptorch.BeginBlock(self.parts[number], "block {}".format(number), ipu_id=ipu)
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        return poptorch.identity_loss(x, reduction="mean")
+
+
+def chain(ipus, *, accumulation, replicas=1, auto=poptorch.AutoStage.AutoIncrement, tie=None):
+    model = Chain(ipus, tie)
+    options = made(accumulation=accumulation, replicas=replicas)
+    options.setExecutionStrategy(poptorch.PipelinedExecution(auto))
+    executor = poptorch.trainingModel(model, options, adamw(model))
+    executor.compile(torch.ones(accumulation * replicas, 3))
+    return executor
+
+
+def test_stages_are_runs_of_blocks_on_one_ipu():
+    assert chain([0, 0, 1, 2, 3, 3, 0], accumulation=9)._stages == [0, 1, 2, 3, 0]
+
+
+def test_accumulation_covers_the_pipeline():
+    with pytest.raises(poptorch.Error, match="at least 9"):
+        chain([0, 1, 2, 3, 0], accumulation=8)
+
+
+def test_same_as_ipu_never_returns():
+    with pytest.raises(poptorch.Error, match="returns"):
+        chain([0, 1, 0], accumulation=9, auto=poptorch.AutoStage.SameAsIpu)
+
+
+def test_ipus_are_a_power_of_two():
+    with pytest.raises(poptorch.Error, match="power of two"):
+        chain([0, 1, 2], accumulation=9)
+
+
+def test_tied_weights_share_an_ipu():
+    chain([0, 1, 0, 1], accumulation=9, tie=(0, 2)).destroy()
+    with pytest.raises(poptorch.Error, match="tied"):
+        chain([0, 1, 0, 1], accumulation=9, tie=(0, 1))
+
+
+def test_a_module_begins_one_block():
+    layer = poptorch.BeginBlock(nn.Linear(3, 3), "a", ipu_id=0)
+    with pytest.raises(poptorch.Error, match="already"):
+        poptorch.BeginBlock(layer, "b", ipu_id=0)
+    poptorch.removeBlocks(layer)
+    assert type(layer) is nn.Linear
+
+
+def test_the_machine_has_so_many_ipus():
+    poptorch._machine.reset(4)
+    first = chain([0, 1], accumulation=3)
+    second = chain([0, 1], accumulation=3)
+    with pytest.raises(poptorch.Error, match="no device"):
+        chain([0, 1], accumulation=3)
+    second.destroy()
+    chain([0, 1], accumulation=3)
+    assert first.isAttachedToDevice()
+
+
+# ------------------------------------------------------------------------------------------------------------ inference
+
+
+def test_inference_takes_no_accumulation_and_gives_all():
+    with pytest.raises(AssertionError, match="inference"):
+        poptorch.inferenceModel(Regression(), made(accumulation=2))
+    executor = poptorch.inferenceModel(Regression(), made(iterations=4))
+    loss, _ = executor(torch.ones(8, 3), torch.zeros(8, 3))
+    assert loss.shape == (4,)
+
+
+def test_offline_programs_do_not_run(tmp_path):
+    model = Regression()
+    executor = poptorch.trainingModel(model, made().useOfflineIpuTarget(ipu_version=2), adamw(model))
+    executor.compileAndExport(str(tmp_path / "x.poptorch"), torch.ones(1, 3), torch.zeros(1, 3), export_model=False)
+    assert (tmp_path / "x.poptorch").stat().st_size > 0
+    with pytest.raises(AssertionError, match="offline"):
+        executor(torch.ones(1, 3), torch.zeros(1, 3))
+
+
+def test_cycles_are_counted_on_hardware_only():
+    model = Regression()
+    executor = poptorch.trainingModel(model, made(), adamw(model))
+    with pytest.raises(poptorch.Error, match="disabled"):
+        executor.cycleCount()
+    executor = poptorch.trainingModel(model, made().useIpuModel(True).logCycleCount(True), adamw(model))
+    executor(torch.ones(1, 3), torch.zeros(1, 3))
+    with pytest.raises(poptorch.Error, match="hardware"):
+        executor.cycleCount()
+
+
+@pytest.mark.parametrize("mode, factor, shapes", [
+    (poptorch.MatMulSerializationMode.OutputChannels, 4, ((5, 6), (6, 8))),
+    (poptorch.MatMulSerializationMode.InputChannels, 5, ((5, 6), (6, 8))),
+    (poptorch.MatMulSerializationMode.ReducingDim, 3, ((5, 6), (6, 8))),
+    (poptorch.MatMulSerializationMode.Disabled, 0, ((5, 6), (6, 8)))])
+def test_serialised_products_are_products(mode, factor, shapes):
+    a, b = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    assert torch.allclose(poptorch.serializedMatMul(a, b, mode, factor), a @ b)
+    if factor:
+        with pytest.raises(poptorch.Error, match="divide"):
+            poptorch.serializedMatMul(a, b, mode, 7)
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+
+
+class Numbers:
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return iter([(torch.full((2,), float(number)),) for number in range(3)])
+
+
+def test_the_accessor_reads_ahead_and_around():
+    accessor = poptorch.AsynchronousDataAccessor(Numbers(), load_indefinitely=True)
+    assert len(accessor) == 3
+    for _ in range(2):
+        assert [float(item[0][0]) for item in accessor] == [0.0, 1.0, 2.0]
+    accessor.terminate()
+
+
+def test_the_accessor_wants_what_can_travel():
+    with pytest.raises(TypeError, match="pickle"):
+        poptorch.AsynchronousDataAccessor(number for number in range(3))

@@ -1,0 +1,85 @@
+"""Blocks, IPUs and stages that a configuration asks for."""
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from ipu_packed_bert.config import Config, ConfigError, LossConfig, ModelConfig, PlacementConfig, load_config
+from ipu_packed_bert.placement import place
+
+CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yml"))
+POD = [path for path in CONFIGS if "host" not in path.stem]
+
+
+def made(layers_per_ipu, *, next_sentence=True):
+    return Config(
+        model=ModelConfig(num_layers=sum(layers_per_ipu)),
+        loss=LossConfig(next_sentence=next_sentence),
+        placement=PlacementConfig(ipus_per_replica=len(layers_per_ipu), layers_per_ipu=tuple(layers_per_ipu),
+                                  available_memory_proportion=(0.2,) * len(layers_per_ipu)))
+
+
+def test_the_published_pipeline_of_bert_large():
+    """[3, 7, 7, 7]: embeddings and heads with three layers on IPU 0; 5 forward stages, 9 in training."""
+    placement = place(made([3, 7, 7, 7]))
+    assert [stage.ipu for stage in placement.stages] == [0, 1, 2, 3, 0]
+    assert [len(stage.blocks) for stage in placement.stages] == [4, 7, 7, 7, 3]
+    assert placement.training_stages == 9
+    assert [block.name for block in placement.on(0)] == [
+        "embeddings", "layer 0", "layer 1", "layer 2", "masked language model", "pooler", "next sentence"]
+    assert placement.on(2)[0].module == "bert.encoder.layer.10"
+
+
+def test_the_published_pipeline_of_bert_base():
+    placement = place(made([0, 4, 4, 4]))
+    assert [stage.ipu for stage in placement.stages] == [0, 1, 2, 3, 0]
+    assert placement.training_stages == 9
+
+
+def test_one_ipu_is_one_stage():
+    assert place(made([3])).training_stages == 1
+
+
+def test_an_ipu_without_layers_between_others():
+    assert [stage.ipu for stage in place(made([1, 0, 2, 0])).stages] == [0, 2, 0]
+
+
+def test_heads_follow_the_loss():
+    assert "pooler" not in [block.name for block in place(made([2], next_sentence=False)).blocks]
+
+
+@pytest.mark.parametrize("path", POD, ids=lambda path: path.stem)
+def test_every_layer_has_one_place(path):
+    config = load_config(path)
+    placement = place(config)
+    modules = [block.module for block in placement.blocks]
+    assert len(modules) == len(set(modules))
+    assert [m for m in modules if ".layer." in m] == ["bert.encoder.layer.%d" % n for n in range(config.model.num_layers)]
+    ipus = [block.ipu for block in placement.blocks if ".layer." in block.module]
+    assert ipus == sorted(ipus)
+    assert {block.ipu for block in placement.blocks if ".layer." not in block.module} == {0}
+    assert placement.training_stages == config.pipeline_stages <= config.accumulation(2.0)
+    assert placement.training_stages == (1 if path.stem.endswith("ipu1") else 9)
+
+
+def test_there_are_configs():
+    assert len(POD) >= 15
+
+
+@pytest.mark.parametrize("override, complaint", [
+    ("placement.layers_per_ipu=[3, 7, 7, 6]", "places 23 layers"),
+    ("placement.replicas=3", "power of two"),
+    ("batch.gradient_accumulation=8", "at least the 9 stages"),
+    ("placement.available_memory_proportion=[0.1]", "one for each of the 4 IPUs"),
+])
+def test_impossible_placements_are_refused_before_anything_is_compiled(override, complaint):
+    path = next(path for path in POD if path.stem == "packed_phase2_pod16")
+    with pytest.raises(ConfigError, match=complaint):
+        load_config(path, [override])
+
+
+def test_the_configuration_counts_the_same_stages():
+    for layers in ([3, 7, 7, 7], [0, 4, 4, 4], [2], [1, 0, 2, 0], [4, 4]):
+        config = made(layers)
+        assert place(config).training_stages == config.pipeline_stages
+        assert place(dataclasses.replace(config)) == place(config)
