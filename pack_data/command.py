@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any, Callable, Dict, NoReturn, Optional, Sequence
 
 from pack_data.histogram import PUBLISHED, LengthHistogram
+from pack_data.synthetic import HELP, synthetic_histogram
 
 
 class ArgumentParser(argparse.ArgumentParser):
     """An argument parser whose complaints are ValueErrors, so that `run_main` prints them like every other error."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message} (try {self.prog} --help)")
@@ -76,7 +80,8 @@ def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"a shipped histogram ({', '.join(PUBLISHED)}) or a CSV file 'length,count'; default {PUBLISHED[0]}")
     where.add_argument(
         "--synthetic", metavar="SPEC",
-        help="made-up lengths instead, e.g. lognormal:mean=400,max=4096,n=1000000,seed=0 or sample:wikipedia_512,n=1000000")
+        help="made-up lengths instead, e.g. sample:wikipedia_512,n=1000000; kinds below")
+    parser.epilog = HELP
     parser.add_argument(
         "--max-sequence-length", type=positive_int, metavar="S",
         help="slots in a pack; required with a CSV file, else the histogram's own")
@@ -85,8 +90,6 @@ def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
 def histogram_from(args: argparse.Namespace) -> LengthHistogram:
     """The histogram that the options of `add_histogram_arguments` name."""
     if args.synthetic is not None:
-        from pack_data.synthetic import synthetic_histogram
-
         histogram = synthetic_histogram(args.synthetic)
     elif args.histogram in PUBLISHED:
         histogram = LengthHistogram.published(args.histogram)

@@ -1,6 +1,6 @@
 """How many sequences there are of each length: all that a packer needs to know about a data set.
 
-Histograms add up, so lengths can be counted file by file, anywhere, and merged.
+Histograms add up, so lengths can be counted file by file, anywhere, and merged: `python -m pack_data.histogram FILES`.
 """
 from __future__ import annotations
 
@@ -220,3 +220,11 @@ def _slots(max_sequence_length: int) -> int:
 
 def _of(name: str) -> str:
     return f"{name}: " if name else ""
+
+
+if __name__ == "__main__":
+    # The command lives in counting.py: this file, run as a program, is another module than the one everybody imports.
+    from pack_data.command import run_main
+    from pack_data.counting import main
+
+    raise SystemExit(run_main(main))

@@ -174,8 +174,9 @@ class Packing:
 
     def table(self, name: str = "") -> str:
         """The accounting for people: what went in, what came out, how good that is."""
-        depth = "any number of" if self.max_sequences_per_pack is None else f"at most {self.max_sequences_per_pack}"
-        title = f"{self.algorithm.upper()}  {depth} sequences in a pack of {self.max_sequence_length} slots"
+        D = self.max_sequences_per_pack
+        depth = "any number of sequences" if D is None else "one sequence" if D == 1 else f"at most {D} sequences"
+        title = f"{self.algorithm.upper()}  {depth} in a pack of {self.max_sequence_length} slots"
         rows = [
             ("sequences", f"{self.sequences:,}", ""),
             ("tokens", f"{self.tokens:,}", ""),

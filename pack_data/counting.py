@@ -1,0 +1,280 @@
+"""Lengths from files of many kinds -> one histogram: `python -m pack_data.histogram FILE|DATASET|NAME ...`.
+
+Each file is counted apart, in parallel, and the histograms are added, so no file has to be near another.
+"""
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from pack_data.command import ArgumentParser, positive_int, progress_bar
+from pack_data.histogram import PUBLISHED, LengthHistogram, merge
+
+_OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_TEXT = (".txt", ".lengths", ".csv")
+_LONGEST = 1 << 24  # a length beyond this is some other number in the wrong place
+_BLOCK = 1 << 20  # lengths held in memory at a time
+
+
+class _Part(NamedTuple):
+    """A file to count, or something that has been counted already."""
+
+    path: str
+    max_sequence_length: Optional[int]  # None: not given, the source's own or its longest sequence
+
+
+def count(sources: Sequence[str], max_sequence_length: Optional[int] = None, workers: Optional[int] = None) -> LengthHistogram:
+    """One histogram of all sources together.
+
+    A source is a shipped name; a packed data set (its manifest knows); a CSV histogram; a text file (.txt, .lengths, plain
+    or .gz, .xz, .bz2) with a length in each line; a .npy array of lengths; or any file or folder that pack_data.formats
+    reads.  Without max_sequence_length, S is the largest S that a source states, or the longest sequence met.
+    """
+    parts = [_Part(path, max_sequence_length) for source in sources for path in _files(source)]
+    if workers is None:
+        workers = min(len(parts), os.cpu_count() or 1)
+    counted: List[LengthHistogram] = []
+    with progress_bar(len(parts), "counting", shown=None if len(parts) > 1 else False, unit="file") as bar:
+        for histogram in _map(parts, workers):
+            counted.append(histogram)
+            bar.update()
+    S = max_sequence_length or max(histogram.max_sequence_length for histogram in counted)
+    return merge([histogram.with_max_sequence_length(S) for histogram in counted], " + ".join(map(_name, sources)))
+
+
+def _map(parts: List[_Part], workers: int) -> Iterator[LengthHistogram]:
+    if workers <= 1:
+        yield from map(_count_part, parts)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield from pool.map(_count_part, parts)
+
+
+def _name(source: str) -> str:
+    return source if source in PUBLISHED else Path(source).name.split(".")[0] or source
+
+
+def _is_text(path: str) -> bool:
+    name = path.lower()
+    for suffix in _OPENERS:
+        if name.endswith(suffix):
+            name = name[: -len(suffix)]
+    return name.endswith(_TEXT)
+
+
+def _files(source: str) -> List[str]:
+    if source in PUBLISHED or (Path(source) / "manifest.json").is_file():
+        return [source]
+    if not os.path.exists(source):
+        raise ValueError(f"{source}: neither a file, nor a folder, nor a shipped histogram ({', '.join(PUBLISHED)})")
+    if not os.path.isdir(source):
+        return [source]
+    own = sorted(path for path in os.listdir(source) if _is_text(path) or path.endswith(".npy"))
+    if own:
+        return [os.path.join(source, path) for path in own]
+    from pack_data.formats.detect import files_of
+
+    return files_of(source)
+
+
+def _count_part(part: _Part) -> LengthHistogram:
+    path, S = part
+    if path in PUBLISHED:
+        histogram = LengthHistogram.published(path)
+        return histogram if S is None else histogram.with_max_sequence_length(S)
+    if os.path.isdir(path):
+        return _count_data_set(path, S)
+    if _is_text(path):
+        with _opened(path) as file:
+            is_histogram = file.readline().strip().replace(" ", "") == "length,count"
+        if is_histogram:
+            if path.endswith(tuple(_OPENERS)):
+                raise ValueError(f"{path}: a CSV histogram is read plain; decompress it first")
+            histogram = LengthHistogram.from_csv(path, S or _LONGEST)
+            return histogram.with_max_sequence_length(S or max(histogram.longest, 1))
+        return _count_blocks(path, _lines(path), S)
+    if path.endswith(".npy"):
+        lengths = np.load(path, mmap_mode="r", allow_pickle=False).reshape(-1)
+        return _count_blocks(path, (lengths[at:at + _BLOCK] for at in range(0, len(lengths), _BLOCK)), S)
+    return _count_blocks(path, _formats(path), S)
+
+
+def _opened(path: str):
+    for suffix, opener in _OPENERS.items():
+        if path.endswith(suffix):
+            return opener(path, "rt", encoding="utf-8")
+    return open(path, encoding="utf-8")
+
+
+def _lines(path: str) -> Iterator[np.ndarray]:
+    """The lengths of a text file, one in each line; empty lines do not count."""
+    at = 0
+    with _opened(path) as file:
+        try:
+            for lines in iter(lambda: list(islice(file, _BLOCK)), []):
+                try:
+                    yield np.array([int(line) for line in lines if line.strip()], np.int64)
+                except (ValueError, OverflowError):
+                    for number, line in enumerate(lines, start=at + 1):
+                        if line.strip() and not line.strip().isdigit():
+                            raise ValueError(
+                                f"{path} line {number}: {line.strip()[:60]!r} is not a whole number; give one length in each "
+                                "line, or a histogram that starts with the line 'length,count'") from None
+                    raise ValueError(f"{path}: a length that no sequence has, near line {at + len(lines)}") from None
+                at += len(lines)
+        except (UnicodeDecodeError, EOFError, lzma.LZMAError) as error:
+            raise ValueError(f"{path}: cannot be read as text ({error})") from None
+
+
+def _formats(path: str) -> Iterator[np.ndarray]:
+    """The lengths of the sequences in a file that pack_data.formats knows."""
+    from pack_data.formats.detect import open_source
+
+    source = open_source(path)
+    for block in source.blocks():
+        yield block.lengths
+
+
+def _count_data_set(path: str, S: Optional[int]) -> LengthHistogram:
+    manifest = Path(path) / "manifest.json"
+    try:
+        data = json.loads(manifest.read_text(encoding="utf-8"))
+        own = int(data["schema"]["max_sequence_length"])
+        counts = np.zeros(own + 1, np.int64)
+        for length, number in data["histogram"].items():
+            counts[int(length)] = number
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{manifest}: no manifest of a packed data set ({error!r}); build it again") from None
+    histogram = LengthHistogram(counts, Path(path).name)
+    return histogram if S is None else histogram.with_max_sequence_length(S)
+
+
+def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> LengthHistogram:
+    """Adds up blocks of lengths; says which sequence of the file is wrong."""
+    counts = np.zeros(1, np.int64)
+    limit = S or _LONGEST
+    at = 0
+    for lengths in blocks:
+        if not np.issubdtype(lengths.dtype, np.integer):
+            raise ValueError(f"{path}: lengths are whole numbers of tokens; got {lengths.dtype}")
+        wrong = np.flatnonzero((lengths < 1) | (lengths > limit))
+        if len(wrong):
+            raise ValueError(
+                f"{path}: sequence {at + int(wrong[0])} has length {int(lengths[wrong[0]])}; "
+                f"lengths go from 1 to {'max_sequence_length = ' if S else ''}{limit}: drop or cut it first")
+        block = np.bincount(lengths)
+        if len(block) > len(counts):
+            counts = np.pad(counts, (0, len(block) - len(counts)))
+        counts[: len(block)] += block
+        at += len(lengths)
+    return LengthHistogram(np.pad(counts, (0, max(S or 1, len(counts) - 1) + 1 - len(counts))), Path(path).name)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def summary(histogram: LengthHistogram) -> str:
+    """What the paper's Figure 1 says of a data set, in words, with a small picture of it."""
+    S = histogram.max_sequence_length
+    full = int(histogram.counts[S])
+    sequences = histogram.sequences
+    rows = [
+        ("sequences", f"{sequences:,}", ""),
+        ("tokens", f"{histogram.tokens:,}", ""),
+        ("shortest", f"{histogram.shortest:,}", ""),
+        ("median", f"{histogram.median_length:,}", ""),
+        ("mean", f"{histogram.mean_length:,.1f}", ""),
+        ("longest", f"{histogram.longest:,}", f"{full / sequences:.1%} fill all {S} slots" if full else f"of {S} slots"),
+        ("padding", f"{histogram.padding_share:.1%}", "of all slots, if each sequence is padded to the end"),
+        ("speed-up", f"{histogram.theoretical_speedup:.3f}", "possible by packing without any padding"),
+    ]
+    right = max(len(row[1]) for row in rows)
+    title = f"{histogram.name or 'histogram'}  sequences of at most {S} tokens"
+    lines = [title, "-" * len(title), *(f"  {a:<9}  {b:>{right}}  {c}".rstrip() for a, b, c in rows)]
+    if sequences:
+        lines += ["", *_picture(histogram)]
+    return "\n".join(lines)
+
+
+def _picture(histogram: LengthHistogram, rows: int = 16, width: int = 50) -> List[str]:
+    """A bar for each of at most 16 ranges of lengths."""
+    S = histogram.max_sequence_length
+    edges = np.unique(np.linspace(0, S, min(rows, S) + 1).astype(int))
+    totals = np.add.reduceat(histogram.counts, edges[:-1] + 1)
+    digits = len(f"{S:,}")
+    lines = []
+    for low, high, total in zip(edges[:-1] + 1, edges[1:], totals.tolist()):
+        bar = "#" * round(width * total / totals.max())
+        lines.append(f"  {low:>{digits},} to {high:>{digits},}  {total / histogram.sequences:6.1%}  {bar or ('.' if total else '')}".rstrip())
+    return lines
+
+
+def statistics(histogram: LengthHistogram) -> dict:
+    """The summary as plain values, and the histogram itself."""
+    return {
+        "sequences": histogram.sequences,
+        "tokens": histogram.tokens,
+        "max_sequence_length": histogram.max_sequence_length,
+        "shortest": histogram.shortest,
+        "median_length": histogram.median_length,
+        "mean_length": histogram.mean_length,
+        "longest": histogram.longest,
+        "padding_share": histogram.padding_share,
+        "theoretical_speedup": histogram.theoretical_speedup,
+        "histogram": histogram.to_json(),
+    }
+
+
+def plot(histogram: LengthHistogram, path: str) -> None:
+    """Figure 1 of the paper for this data: the share of each length, as PNG, PDF or SVG by the name of the file."""
+    from pack_data.plotting import new_figure, save
+
+    S = histogram.max_sequence_length
+    figure, axes = new_figure()
+    # At most some 256 bars: more would fall between the pixels.
+    step = -(-S // 256)
+    edges = np.arange(1, S + step + 1, step)
+    shares = np.add.reduceat(histogram.counts, np.minimum(edges[:-1], S)) / max(histogram.sequences, 1)
+    axes.bar(edges[:-1], shares, width=step, align="edge", color="#2b6cb0")
+    axes.axvline(histogram.mean_length, color="#c05621", linewidth=1, label=f"mean {histogram.mean_length:.0f}")
+    axes.axvline(histogram.median_length, color="#c05621", linewidth=1, linestyle="--", label=f"median {histogram.median_length}")
+    axes.set_xlim(0, S + step)
+    axes.set_xlabel("sequence length in tokens" + (f", in steps of {step}" if step > 1 else ""))
+    axes.set_ylabel("share of the sequences")
+    axes.set_title(f"{histogram.name}: {histogram.padding_share:.1%} padding, theoretical speed-up {histogram.theoretical_speedup:.2f}")
+    axes.legend(frameon=False)
+    save(figure, path)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(
+        prog="python -m pack_data.histogram",
+        description="How long the sequences of a data set are, and what packing them can bring.\n\n"
+        f"A source is a shipped name ({', '.join(PUBLISHED)}), a packed data set, a CSV 'length,count',\n"
+        "a text file with a length in each line (also .gz, .xz, .bz2), a .npy array of lengths, or a TFRecord,\n"
+        "HDF5, Parquet or Arrow file of sequences.  Several sources are counted in parallel and added up.")
+    parser.add_argument("sources", nargs="*", default=[PUBLISHED[0]], metavar="SOURCE", help=f"default {PUBLISHED[0]}")
+    parser.add_argument(
+        "--max-sequence-length", type=positive_int, metavar="S",
+        help="slots in a pack; else what a source states, or the longest sequence")
+    parser.add_argument("--workers", type=positive_int, metavar="N", help="processes; default: one for each file and core")
+    parser.add_argument("--out", metavar="CSV", help="write the histogram as 'length,count'")
+    parser.add_argument("--plot", metavar="FILE", help="draw it (Figure 1 of the paper) as .png, .pdf or .svg")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the summary")
+    args = parser.parse_args(argv)
+    histogram = count(args.sources, args.max_sequence_length, args.workers)
+    if args.out:
+        histogram.to_csv(args.out)
+    if args.plot:
+        plot(histogram, args.plot)
+    print(json.dumps(statistics(histogram)) if args.json else summary(histogram))
+    return 0
