@@ -88,42 +88,49 @@ class HostEngine(Engine):
 
     def compile(self, batch: Batch) -> None:
         first = {name: batch[name][: self._config.batch.micro_batch] for name in BATCH_FIELDS}
-        with self._random_stream(keep=False):
-            self._train(first)
+        random = self._random
+        self.accumulate(first)
+        self._random = random
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, batch: Batch, learning_rate: float) -> StepResult:
         start = time.perf_counter()
-        with self._random_stream(keep=True):
-            totals = self._train(batch)
+        result = self.accumulate(batch)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self._wait()
+        return result._replace(seconds=time.perf_counter() - start)
+
+    def accumulate(self, batch: Batch) -> StepResult:
+        """A step without its update: the gradients of the batch are added to those of the parameters."""
+        start = time.perf_counter()
+        self.model.train()
+        number = micro_batches(batch, self._config.batch.micro_batch)
+        totals = self._zeros()
+        with self._random_stream():
+            for fields in self._micro_batches(batch):
+                with self._autocast():
+                    output = self._programs["training"](fields)
+                (output.loss / number).backward()
+                totals += torch.stack(output).detach()
         return self._result(totals, batch, start)
 
     def evaluate(self, batch: Batch) -> StepResult:
         start = time.perf_counter()
         self.model.eval()
-        totals = torch.zeros(len(PretrainingOutput._fields), dtype=torch.float64, device=self._device)
+        totals = self._zeros()
         with torch.no_grad():
             for fields in self._micro_batches(batch):
                 with self._autocast():
                     output = self._programs["evaluation"](fields)
-                totals += torch.stack(output).to(totals.dtype)
+                totals += torch.stack(output)
         return self._result(totals, batch, start)
 
-    def _train(self, batch: Batch) -> torch.Tensor:
-        """Adds the update's gradients up in the parameters; returns the sums of the outputs over its micro-batches."""
-        self.model.train()
-        number = micro_batches(batch, self._config.batch.micro_batch)
-        totals = torch.zeros(len(PretrainingOutput._fields), dtype=torch.float64, device=self._device)
-        for fields in self._micro_batches(batch):
-            with self._autocast():
-                output = self._programs["training"](fields)
-            (output.loss / number).backward()
-            totals += torch.stack(output).detach().to(totals.dtype)
-        return totals
+    def _zeros(self) -> torch.Tensor:
+        """Where the outputs of the micro-batches are summed up, in float64: there may be thousands."""
+        return torch.zeros(len(PretrainingOutput._fields), dtype=torch.float64, device=self._device)
 
     def _micro_batches(self, batch: Batch) -> Iterator[List[torch.Tensor]]:
         size = self._config.batch.micro_batch
@@ -136,8 +143,7 @@ class HostEngine(Engine):
         number = micro_batches(batch, self._config.batch.micro_batch)
         counts = count(batch)
         sums = PretrainingOutput(*totals.tolist())
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        self._wait()
         return StepResult(
             loss=sums.loss / number,
             mlm_loss=sums.mlm_loss / number,
@@ -147,6 +153,10 @@ class HostEngine(Engine):
             seconds=time.perf_counter() - start,
             cycles=None,
         )
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _autocast(self):
         if self._config.engine.precision == "bfloat16":
@@ -173,13 +183,12 @@ class HostEngine(Engine):
             self._write_random_stream(outer)
 
     @contextlib.contextmanager
-    def _random_stream(self, *, keep: bool):
-        """The engine's own stream inside, the caller's outside; what was drawn counts only if `keep`."""
+    def _random_stream(self):
+        """The engine's own stream inside, the caller's outside."""
         with self._outer_random_stream_kept():
             self._write_random_stream(self._random)
             yield
-            if keep:
-                self._random = self._read_random_stream()
+            self._random = self._read_random_stream()
 
     def state(self) -> Dict[str, Any]:
         weights = self.model.state_dict()

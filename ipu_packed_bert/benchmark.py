@@ -1,0 +1,286 @@
+"""What packing brings on this machine: `python -m ipu_packed_bert.benchmark`.
+
+The same sequences go through forward and backward pass twice, packed and each alone in its row, in one process and in
+turn, so that both see the same machine. Lengths come from a histogram through a real packer, tokens are random.
+The unpacked side is canonical BERT: a padding mask for each row, no block mask. The weight update is left out: it
+comes once after hundreds of micro-batches, and is the same for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from ipu_packed_bert.config import BatchConfig, Config, EngineConfig, ModelConfig
+from ipu_packed_bert.engine.base import Batch
+from ipu_packed_bert.engine.host import HostEngine
+from pack_data.command import (
+    ArgumentParser,
+    add_histogram_arguments,
+    histogram_from,
+    parse_depth,
+    positive_int,
+    progress_bar,
+    run_main,
+)
+from pack_data.examples import default_predictions, masked_count
+from pack_data.packers import PACKERS, get_packer
+from pack_data.packing import Packing
+from pack_data.packs import PackSchema, assemble, decode
+from pack_data.sequences import Example, Sequences
+
+# hidden size, layers, heads, intermediate size. `base3` is BERT-base cut to 3 layers: as telling, in a quarter of the time.
+SIZES = {
+    "tiny": (128, 2, 2, 512),
+    "small": (256, 4, 4, 1024),
+    "base3": (768, 3, 12, 3072),
+    "base": (768, 12, 12, 3072),
+    "large": (1024, 24, 16, 4096),
+}
+
+
+class PaddingMask(torch.nn.Module):
+    """The mask of BERT without packs, in place of `model.packed.AttentionMask`: [B, 1, 1, S], padding is hidden."""
+
+    def __init__(self, hidden: float):
+        super().__init__()
+        self.hidden = hidden
+
+    def forward(self, input_mask_BS, dtype: torch.dtype) -> torch.Tensor:
+        padding_B11S = (input_mask_BS == 0)[:, None, None, :]
+        seen_B11S = torch.zeros(padding_B11S.shape, dtype=dtype, device=input_mask_BS.device)
+        return seen_B11S.masked_fill(padding_B11S, self.hidden)
+
+
+class Work(NamedTuple):
+    """The same sequences in both layouts; rows are multiples of the micro-batch."""
+
+    packed: Batch
+    unpacked: Batch
+    sequences: int
+    tokens: int
+
+    @property
+    def packing_factor(self) -> float:
+        return len(self.unpacked["input_ids"]) / len(self.packed["input_ids"])
+
+
+class Measurement(NamedTuple):
+    """Sequences per second, one value a round."""
+
+    precision: str
+    engine: str
+    packed: np.ndarray
+    unpacked: np.ndarray
+    packing_factor: float
+
+    @property
+    def speed_ups(self) -> np.ndarray:
+        return self.packed / self.unpacked
+
+    def to_json(self) -> Dict[str, Any]:
+        low, middle, high = quartiles(self.speed_ups)
+        return {
+            "precision": self.precision,
+            "engine": self.engine,
+            "rounds": len(self.packed),
+            "packed_sequences_per_second": float(np.median(self.packed)),
+            "unpacked_sequences_per_second": float(np.median(self.unpacked)),
+            "speed_up": middle,
+            "speed_up_quartiles": [low, high],
+            "packing_factor": self.packing_factor,
+            "share_of_packing_factor": middle / self.packing_factor,
+        }
+
+
+def quartiles(values: np.ndarray) -> Tuple[float, float, float]:
+    return tuple(float(value) for value in np.percentile(values, [25, 50, 75]))
+
+
+def draw_work(
+    packing: Packing, *, packs: int, micro_batch: int, vocabulary: int, max_predictions: int, seed: int
+) -> Work:
+    """`packs` packs drawn from the packing's strategies by how often it uses them, filled with random tokens.
+
+    Drawn again until the sequences divide into micro-batches, so that neither layout has an empty row.
+    """
+    rng = np.random.default_rng(seed)
+    share = np.array(packing.repeats, dtype=np.float64) / packing.packs
+    while True:
+        drawn = [packing.strategies[index] for index in rng.choice(len(share), packs, p=share)]
+        if sum(len(strategy) for strategy in drawn) % micro_batch == 0:
+            break
+    lengths = [length for strategy in drawn for length in strategy]
+    masked = masked_count(np.array(lengths), max_predictions, 0.15)
+    sequences = Sequences.from_examples(
+        Example(
+            input_ids=rng.integers(1, vocabulary, length).tolist(),
+            first_segment_length=int(rng.integers(1, length + 1)),
+            masked_lm_positions=np.sort(rng.choice(length, count, replace=False)).tolist(),
+            masked_lm_ids=rng.integers(1, vocabulary, count).tolist(),
+            next_sentence_label=int(rng.integers(2)),
+        )
+        for length, count in zip(lengths, masked)
+    )
+    packed_at = [(pack, slot) for pack, strategy in enumerate(drawn) for slot in range(len(strategy))]
+    alone_at = [(row, 0) for row in range(len(lengths))]
+
+    def lay_out(places: List[Tuple[int, int]], depth: int) -> Batch:
+        schema = PackSchema.bert(
+            packing.max_sequence_length, depth, max_predictions + depth, vocabulary_size=vocabulary
+        )
+        where = np.array(places, dtype=np.int64)
+        rows = int(where[:, 0].max()) + 1
+        batch = decode(schema, assemble(schema, sequences, where[:, 0], where[:, 1], rows))
+        micro_batches = rows // micro_batch
+        scales = {"mlm_scale": micro_batches / int(masked.sum()), "nsp_scale": micro_batches / len(lengths)}
+        return {**batch, **{name: np.full(rows, scale, dtype=np.float32) for name, scale in scales.items()}}
+
+    depth = max(len(strategy) for strategy in drawn)
+    return Work(
+        packed=lay_out(packed_at, packing.max_sequences_per_pack or depth),
+        unpacked=lay_out(alone_at, 1),
+        sequences=len(lengths),
+        tokens=int(sum(lengths)),
+    )
+
+
+def measure(config: Config, work: Work, *, rounds: int, bar) -> Measurement:
+    """Both layouts in turn, in alternating order; the first round, which warms up, is not counted."""
+    packed = HostEngine(config, packing_factor=work.packing_factor)
+    unpacked = HostEngine(config, packing_factor=1.0)
+    unpacked.model.attention_mask = PaddingMask(unpacked.model.attention_mask.hidden)
+    sides = {"packed": (packed, work.packed), "unpacked": (unpacked, work.unpacked)}
+    rates: Dict[str, List[float]] = {"packed": [], "unpacked": []}
+    losses = {}
+    for number in range(rounds + 1):
+        for side in sorted(sides, reverse=bool(number % 2)):
+            engine, batch = sides[side]
+            result = engine.accumulate(batch)
+            engine.optimizer.zero_grad(set_to_none=True)
+            losses[side] = result.loss
+            if number:
+                rates[side].append(work.sequences / result.seconds)
+            bar.update()
+    same = abs(losses["packed"] - losses["unpacked"]) <= 0.02 * abs(losses["unpacked"])
+    assert same, f"the two sides do different work: losses {losses}"
+    return Measurement(
+        config.engine.precision,
+        packed.description,
+        np.array(rates["packed"]),
+        np.array(rates["unpacked"]),
+        work.packing_factor,
+    )
+
+
+def table(measurements: Sequence[Measurement]) -> str:
+    lines = [
+        "            sequences/s   sequences/s   speed-up              packing   share of",
+        "precision        packed      unpacked   (quartiles)           factor    the factor",
+    ]
+    for each in measurements:
+        low, middle, high = quartiles(each.speed_ups)
+        lines.append(
+            f"{each.precision:<9} {np.median(each.packed):13.2f} {np.median(each.unpacked):13.2f}"
+            f"   {middle:.3f} ({low:.3f}..{high:.3f})  {each.packing_factor:7.3f}"
+            f"   {middle / each.packing_factor:10.3f}"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(
+        prog="python -m ipu_packed_bert.benchmark",
+        description="Sequences per second, packed over unpacked, on this machine's CPU or CUDA device.",
+    )
+    add_histogram_arguments(parser)
+    parser.add_argument("--packer", choices=PACKERS, default="optimal")
+    parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
+    parser.add_argument("--size", choices=sorted(SIZES), default="base3", help="of the model; default base3")
+    parser.add_argument("--vocabulary-size", type=positive_int, default=30522, metavar="V")
+    parser.add_argument("--precision", choices=("float32", "bfloat16", "both"), default="both")
+    parser.add_argument("--attention", choices=("auto", "eager", "sdpa"), default="auto")
+    parser.add_argument("--micro-batch", type=positive_int, default=2, metavar="ROWS")
+    parser.add_argument("--packs", type=positive_int, default=4, help="a round; a multiple of --micro-batch, default 4")
+    parser.add_argument("--rounds", type=positive_int, default=9, help="counted; the first of all is not, default 9")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--compile", action="store_true", help="with torch.compile")
+    parser.add_argument("--threads", type=positive_int, help="default: as many as torch chooses")
+    parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a tiny model and 7 rounds: seconds, but a rough figure")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    args = parser.parse_args(argv)
+    if args.packs % args.micro_batch:
+        raise ValueError(f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}")
+    if not 0.0 <= args.dropout < 1.0:
+        raise ValueError(f"--dropout {args.dropout}: must be at least 0 and below 1")
+    size, rounds = ("tiny", 7) if args.quick else (args.size, args.rounds)
+
+    histogram = histogram_from(args)
+    slots = histogram.max_sequence_length
+    packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
+    work = draw_work(
+        packing,
+        packs=args.packs,
+        micro_batch=args.micro_batch,
+        vocabulary=args.vocabulary_size,
+        max_predictions=default_predictions(slots),
+        seed=args.seed,
+    )
+    hidden, layers, heads, intermediate = SIZES[size]
+    model = ModelConfig(
+        vocabulary_size=args.vocabulary_size,
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        intermediate_size=intermediate,
+        max_position_embeddings=slots,
+        hidden_dropout=args.dropout,
+    )
+    precisions = ("float32", "bfloat16") if args.precision == "both" else (args.precision,)
+    measurements = []
+    with progress_bar(2 * (rounds + 1) * len(precisions), "rounds") as bar:
+        for precision in precisions:
+            engine = EngineConfig(
+                kind="host",
+                precision=precision,
+                attention=args.attention,
+                compile=args.compile,
+                threads=args.threads,
+            )
+            config = Config(model=model, engine=engine, batch=BatchConfig(micro_batch=args.micro_batch))
+            measurements.append(measure(config, work, rounds=rounds, bar=bar))
+
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "size": size,
+                    "algorithm": packing.algorithm,
+                    "packs": args.packs,
+                    "sequences": work.sequences,
+                    "tokens": work.tokens,
+                    "micro_batch": args.micro_batch,
+                    "measurements": [each.to_json() for each in measurements],
+                }
+            )
+        )
+        return 0
+    for each in measurements:
+        print(each.engine)
+    print(
+        f"model {size}: hidden {hidden}, {layers} layers, vocabulary {args.vocabulary_size}; forward and backward pass\n"
+        f"{work.sequences} sequences of {histogram.name or args.histogram}, {work.tokens} tokens, in {args.packs} packs"
+        f" of {slots} by {packing.algorithm}, micro-batches of {args.micro_batch} rows, median of {rounds} rounds\n"
+    )
+    print(table(measurements))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
