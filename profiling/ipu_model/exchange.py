@@ -1,0 +1,27 @@
+"""Moving data between tiles: payload, fragments and syncs. All results are tile cycles."""
+from __future__ import annotations
+
+from math import ceil
+
+from ipu_model.target import Target
+
+
+def receive(num_bytes: float, target: Target, *, shared_by_pair: bool = False) -> float:
+    """Payload cycles of the tile that receives most.
+
+    A tile takes 4 bytes a cycle; 8 where the two tiles of a pair take the same data (poplibs, ExchangeEstimator).
+    """
+    rate = target.exchange_bytes_per_cycle * (2 if shared_by_pair else 1)
+    return num_bytes / rate
+
+
+def scattered(num_bytes: float, fragment_bytes: float, target: Target) -> float:
+    """Payload cut into separately addressed fragments: their issue slots hide behind a longer payload."""
+    payload = receive(num_bytes, target)
+    fragments = ceil(num_bytes / fragment_bytes) if num_bytes else 0
+    return max(payload, fragments * target.fragment_cycles)
+
+
+def two_stage_reduction(partials_per_output: int, outputs_on_tile: int, target: Target) -> float:
+    """Bytes moved between the two stages of a reduction over tiles: float partials, hence 4 bytes each."""
+    return receive(partials_per_output * outputs_on_tile * 4, target)

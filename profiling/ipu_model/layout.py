@@ -1,0 +1,105 @@
+"""Where a tensor's elements lie, and what it costs to bring them elsewhere.
+
+A product writes its result in groups of 16 columns; permutes and reshapes are views that cost nothing until an operation
+needs the elements in another order. The cost of that depends on how many bytes stay together (8, 4 or 2), by a factor
+of ten, and nobody publishes which case Poplar meets for attention scores and masks. So a rearrangement is counted in
+bytes, and cycles per byte is the model's one layout parameter: 8-byte atoms are its lower bound, 2-byte atoms its upper.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import ceil
+from typing import Tuple
+
+from ipu_model import exchange, vertices
+from ipu_model.target import Target
+
+
+ATOM = 8                                  # bytes of the largest atom that moves in one access
+BLOCK = 64                                # columns of a tile's block where nothing fixed it: four groups of 16
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one or several operations on the fullest tile, in tile cycles; rearrangements in bytes."""
+
+    matmul: float = 0.0                   # products, their reductions and planned operand transforms
+    vertices: float = 0.0                 # everything else that computes
+    exchange: float = 0.0
+    sync: float = 0.0                     # syncs and dispatch
+    layout_calls: float = 0.0             # rearrangements whose atom size is unknown
+    layout_bytes: float = 0.0             # and their bytes on the fullest tile
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Cost)))
+
+    def __sub__(self, other: "Cost") -> "Cost":
+        return self + other * -1.0
+
+    def __mul__(self, factor: float) -> "Cost":
+        return Cost(*(getattr(self, f.name) * factor for f in fields(Cost)))
+
+    def layout_cycles(self, cycles_per_byte: float) -> float:
+        return self.layout_calls * vertices.REARRANGE_CALL + self.layout_bytes * cycles_per_byte
+
+    def compute_cycles(self, cycles_per_byte: float) -> float:
+        return self.matmul + self.vertices + self.layout_cycles(cycles_per_byte)
+
+    def cycles(self, cycles_per_byte: float) -> float:
+        """All of it, at a given layout parameter."""
+        return self.compute_cycles(cycles_per_byte) + self.exchange + self.sync
+
+
+def total(costs) -> Cost:
+    result = Cost()
+    for cost in costs:
+        result = result + cost
+    return result
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor is spread over the tiles."""
+
+    origin: int                           # value whose creation fixed it; equal origins mean equal layouts
+    grouped: bool                         # in groups of 16 of the last dimension, as products write and read
+    permuted: bool = False                # seen through a permute since
+    columns: int = BLOCK                  # width of a tile's block of rows
+
+
+def block(rows: int, columns: int, layout: Layout, target: Target) -> Tuple[int, int]:
+    """(rows, columns) of the fullest tile's block of a [rows, columns] tensor."""
+    on_tile = target.per_tile(rows * columns)
+    width = min(columns, layout.columns, on_tile)
+    return ceil(on_tile / width), width
+
+
+def step(target: Target, *, vertices_cycles: float = 0.0, exchange_bytes: float = 0.0) -> Cost:
+    """One compute set, with the exchange phase before it where something moves."""
+    moves = exchange_bytes > 0
+    return Cost(vertices=vertices_cycles, exchange=exchange.receive(exchange_bytes, target),
+                sync=target.dispatch_cycles + target.sync_cycles * (2 if moves else 1))
+
+
+def aligned_copy(num_bytes: float, target: Target) -> Cost:
+    """To other tiles in atoms of 8 bytes or more: both sides are grouped alike."""
+    return Cost(vertices=vertices.rearrange(num_bytes, vertices.REARRANGE_BYTE[8]),
+                exchange=exchange.receive(num_bytes, target), sync=target.sync_cycles)
+
+
+def unknown_copy(num_bytes: float, target: Target) -> Cost:
+    """To another order: the exchange is known, the size of the atoms is not, unless all is one atom."""
+    if num_bytes <= ATOM:
+        return Cost(exchange=exchange.receive(num_bytes, target), sync=target.sync_cycles)
+    return Cost(exchange=exchange.receive(num_bytes, target), sync=target.sync_cycles, layout_calls=1.0,
+                layout_bytes=num_bytes)
+
+
+def bring(elements: int, element_bytes: int, have: Layout, want: Layout, target: Target) -> Cost:
+    """A tensor of `elements`, spread over all tiles, from one layout to another."""
+    if (have.origin, have.permuted) == (want.origin, want.permuted):
+        return Cost()
+    num_bytes = target.per_tile(elements) * element_bytes
+    if have.grouped and want.grouped and have.permuted == want.permuted:
+        return aligned_copy(num_bytes, target)
+    return unknown_copy(num_bytes, target)

@@ -1,0 +1,302 @@
+"""From costs to the cycles of a pipelined training step.
+
+Stages of four IPUs (PopART's pipelining): embeddings and layers of IPU 0, layers of IPUs 1 to 3, heads and loss back on
+IPU 0 where the tied table is, then all of it backwards: 9 stages. In steady state every IPU works on a micro-batch of
+each of its stages, then all of them copy to their neighbours:
+
+    cycles of an update = (accumulation + stages - 1) * (slowest IPU + slowest copy) + once-per-update work
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from ipu_model import vertices
+from ipu_model.layout import Cost, step, total
+from ipu_model.lowering import CATEGORIES, COPIES, ENCODER, Edge, Lowered, Lowering, block_of, element_bytes
+from ipu_model.matmul import Planner
+from ipu_model.target import FLOAT, HALF, Target
+from ipu_model.tracing import Graph, layer_of
+
+
+class Placement(NamedTuple):
+    """What the model needs to know of a configuration's `placement`, `batch` and `engine`."""
+
+    layers_per_ipu: Tuple[int, ...]
+    memory_proportion: Tuple[float, ...]
+    replicas: int = 1
+    serialized: int = 1
+    sharded: bool = False                 # optimiser state and update split over replicas
+    off_chip: bool = False                # optimiser state in streaming memory
+    recompute: bool = True
+    half_partials: bool = True
+
+    @property
+    def stages(self) -> int:
+        later = sum(1 for layers in self.layers_per_ipu[1:] if layers)
+        forward = later + 2 if later else 1
+        return 2 * forward - 1
+
+    def ipu_of_layer(self, layer: int) -> int:
+        """The IPU that encoder layer number `layer` lies on."""
+        for ipu, layers in enumerate(self.layers_per_ipu):
+            if layer < layers:
+                return ipu
+            layer -= layers
+        raise ValueError(f"layer {layer} lies beyond placement.layers_per_ipu; place as many layers as model.num_layers")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The two calibrated parameters (`calibration`)."""
+
+    factor: float = 1.0                   # on everything that happens on chip
+    layout: float = 3.125                 # cycles a byte of rearrangements with unknown atoms, 0.44 to 5.148
+
+
+class Ipu(NamedTuple):
+    """One IPU's share of a micro-batch, by category, before the calibrated parameters are applied."""
+
+    number: int
+    layers: int
+    costs: Dict[str, Cost]                # category -> cost
+    link_bytes: Dict[str, float]          # category -> bytes over its busiest link in the copy phase
+
+    def cost(self) -> Cost:
+        return total(self.costs.values())
+
+
+class Step(NamedTuple):
+    """Cycles of one weight update."""
+
+    pipeline_cycle: float                 # slowest IPU and copy phase
+    update: float                         # once per weight update
+    cycles: float                         # all of it
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """A model on a replica's IPUs."""
+
+    ipus: Tuple[Ipu, ...]
+    placement: Placement
+    target: Target
+    micro_batch: int                      # packs
+    update_costs: Tuple[Cost, ...]        # of each IPU, once per weight update
+    update_link_bytes: Tuple[float, ...]  # gradients summed over replicas
+    update_streamed_bytes: Tuple[float, ...]   # optimiser state from and to streaming memory
+    unknown: Dict[str, int]
+
+    def ipu_cycles(self, ipu: Ipu, parameters: Parameters) -> float:
+        return parameters.factor * ipu.cost().cycles(parameters.layout)
+
+    def bottleneck(self, parameters: Parameters) -> Ipu:
+        return max(self.ipus, key=lambda ipu: self.ipu_cycles(ipu, parameters))
+
+    def copy_cycles(self) -> float:
+        """The copy phase: all neighbours at once, so the busiest link decides."""
+        return max(self.target.link_cycles(sum(ipu.link_bytes.values())) for ipu in self.ipus)
+
+    def pipeline_cycle(self, parameters: Parameters) -> float:
+        """Cycles in which the pipeline takes one more micro-batch."""
+        return self.ipu_cycles(self.bottleneck(parameters), parameters) + self.copy_cycles()
+
+    def micro_batch_cycles(self, parameters: Parameters) -> float:
+        """Cycles of one micro-batch through all IPUs, one after the other: the kernel without the pipeline's overlap."""
+        return sum(self.ipu_cycles(ipu, parameters) + self.target.link_cycles(sum(ipu.link_bytes.values()))
+                   for ipu in self.ipus)
+
+    def category_cycles(self, parameters: Parameters) -> Dict[str, float]:
+        """`micro_batch_cycles` by category; rearrangements apart, under "<category>, layout"."""
+        found: Dict[str, float] = {}
+        for ipu in self.ipus:
+            for category, cost in ipu.costs.items():
+                plain = cost.cycles(parameters.layout) - cost.layout_cycles(parameters.layout)
+                found[category] = found.get(category, 0.0) + parameters.factor * plain
+                layout = parameters.factor * cost.layout_cycles(parameters.layout)
+                found[category + ", layout"] = found.get(category + ", layout", 0.0) + layout
+            if sum(ipu.link_bytes.values()):
+                found[COPIES] = found.get(COPIES, 0.0) + self.target.link_cycles(sum(ipu.link_bytes.values()))
+        return found
+
+    def update_cycles(self, parameters: Parameters) -> float:
+        return max(
+            parameters.factor * cost.cycles(parameters.layout) + self.target.link_cycles(link) + self.target.streaming_cycles(streamed)
+            for cost, link, streamed in zip(self.update_costs, self.update_link_bytes, self.update_streamed_bytes))
+
+    def step(self, accumulation: int, parameters: Parameters) -> Step:
+        cycle, update = self.pipeline_cycle(parameters), self.update_cycles(parameters)
+        cycles = (accumulation + self.placement.stages - 1) * cycle + update
+        return Step(cycle, update, cycles, self.target.seconds(cycles))
+
+    def sequences_per_second(self, accumulation: int, packing_factor: float, parameters: Parameters, *,
+                             replicas: Optional[int] = None) -> float:
+        """Throughput of all replicas; `packing_factor` sequences stand in a pack."""
+        replicas = self.placement.replicas if replicas is None else replicas
+        sequences = accumulation * self.micro_batch * replicas * packing_factor
+        return sequences / self.step(accumulation, parameters).seconds
+
+
+def edges(graph: Graph) -> List[Edge]:
+    """Tensors that one block makes and another reads. Parameters and batch fields stay where they are."""
+    made: Dict[int, str] = {}
+    for operation in graph.operations:
+        for output in operation.outputs:
+            made.setdefault(output, block_of(operation.scope))
+    found: Dict[Tuple[str, str, str, int], Edge] = {}
+    for operation in graph.operations:
+        reader = block_of(operation.scope)
+        for index in operation.inputs():
+            writer = made.get(index)
+            value = graph.values[index]
+            if writer is not None and writer != reader and value.elements > 1:
+                key = (writer, reader, operation.phase, index)
+                found[key] = Edge(writer, reader, operation.phase, value.elements * element_bytes(value.dtype), index)
+    return list(found.values())
+
+
+def _route(source: int, target: int, count: int, *, through: bool = False) -> List[int]:
+    """Links a tensor takes, each named by the IPU it leaves: along the pipeline, with a link of its own back to IPU 0.
+
+    through: every IPU on the way needs it, so there is no short cut.
+    """
+    if not through and abs(source - target) == count - 1 and source != target:
+        return [source]
+    return list(range(source, target, 1 if target > source else -1))
+
+
+def assemble(graph: Graph, update: Graph, placement: Placement, planner: Planner, *, num_layers: int, micro_batch: int) -> Pipeline:
+    """Lower the graph for every IPU and add what the pipeline itself costs."""
+    target = planner.target
+    count = len(placement.layers_per_ipu)
+    lowered: Dict[float, Lowered] = {}
+    for proportion in sorted(set(placement.memory_proportion)):
+        lowered[proportion] = Lowering(
+            graph, planner, memory_proportion=proportion, serialized=placement.serialized,
+            partial_bytes=HALF if placement.half_partials else FLOAT).run()
+    links = _link_bytes(graph, placement, num_layers, count)
+    elements = _parameters_per_ipu(graph, placement, num_layers, count)
+    hidden = _hidden_elements(graph)
+
+    ipus = []
+    first_layer = 0
+    for number, layers in enumerate(placement.layers_per_ipu):
+        here = lowered[placement.memory_proportion[number]]
+        costs: Dict[str, Cost] = {category: Cost() for category in CATEGORIES}
+        for entry in here.entries:
+            times = _times(entry.block, number, first_layer, layers)
+            # The heads' loss follows at once with its backward pass: nothing there is recomputed.
+            if entry.phase == "forward" and placement.recompute and entry.block != "heads":
+                times *= 2
+            if times:
+                costs[entry.category] = costs[entry.category] + entry.cost * float(times)
+        stash = step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(hidden)))
+        costs[COPIES] = costs[COPIES] + stash * float(layers + (1 if number == 0 else 0))
+        carried = _carried_elements(graph, count)
+        if carried:
+            costs[COPIES] = costs[COPIES] + step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(carried)))
+        accumulate = step(target, vertices_cycles=vertices.scaled_add(target.per_tile(elements[number])))
+        costs[ENCODER] = costs[ENCODER] + accumulate
+        ipus.append(Ipu(number, layers, costs, links[number]))
+        first_layer += layers
+
+    share = placement.replicas if placement.sharded else 1
+    update_costs, update_links, streamed = [], [], []
+    for number in range(count):
+        update_costs.append(_update_cost(update, planner, elements[number] / share, placement))
+        reduced = 2 * (placement.replicas - 1) / placement.replicas * elements[number] * HALF
+        update_links.append(reduced)
+        streamed.append(2 * 8 * elements[number] / share if placement.off_chip else 0.0)
+    unknown: Dict[str, int] = {}
+    for result in lowered.values():
+        unknown.update(result.unknown)
+    return Pipeline(tuple(ipus), placement, target, micro_batch, tuple(update_costs), tuple(update_links), tuple(streamed),
+                    unknown)
+
+
+def _times(block: str, ipu: int, first_layer: int, layers: int) -> int:
+    """How often a block stands on an IPU."""
+    if block == "layer":
+        return layers
+    if block.startswith("layer."):
+        return int(first_layer <= int(block[len("layer."):]) < first_layer + layers)
+    return int(ipu == 0)
+
+
+def _hidden_elements(graph: Graph) -> int:
+    """Elements of a layer's output: the largest tensor that passes from block to block in the forward pass."""
+    sizes = [graph.values[edge.value].elements for edge in edges(graph)
+             if edge.phase == "forward" and edge.target.startswith("layer.") and edge.source != "mask"]
+    return max(sizes, default=0)
+
+
+def _carried_elements(graph: Graph, count: int) -> int:
+    """Elements of tensors, such as a mask made once, that every layer reads and every IPU must therefore keep."""
+    if count == 1:
+        return 0
+    return sum(graph.values[value].elements for value, readers in _layer_readers(graph).items() if len(readers) > 1)
+
+
+def _link_bytes(graph: Graph, placement: Placement, num_layers: int, count: int) -> List[Dict[str, float]]:
+    """Bytes that leave each IPU in one copy phase, over its busier direction, by the block they come from."""
+    directions: Dict[str, List[Dict[str, float]]] = {phase: [{} for _ in range(count)] for phase in ("forward", "backward")}
+    homes = [placement.ipu_of_layer(layer) for layer in range(num_layers)]
+    readers = _layer_readers(graph)
+
+    def home(block: str) -> int:
+        if not block.startswith("layer."):
+            return 0
+        layer = int(block[len("layer."):])
+        return homes[-1 if layer == graph.num_layers - 1 else layer]
+
+    seen = set()
+    for edge in edges(graph):
+        within_layers = edge.source.startswith("layer.") and edge.target.startswith("layer.")
+        for_all_layers = not edge.source.startswith("layer.") and len(readers.get(edge.value, ())) > 1
+        if within_layers:                          # from one layer to the next: a copy where they lie on different IPUs
+            pairs = list(zip(homes, homes[1:])) if edge.phase == "forward" else list(zip(homes[1:], homes))
+        elif for_all_layers:                       # handed on from IPU to IPU
+            pairs = [(0, homes[-1])]
+        else:
+            pairs = [(home(edge.source), home(edge.target))]
+        key = (edge.value, edge.phase, "layers" if within_layers or for_all_layers else edge.target)
+        if key in seen:
+            continue
+        seen.add(key)
+        category = edge.source.split(".")[0]
+        for source, target in pairs:
+            for link in _route(source, target, count, through=for_all_layers):
+                leaving = directions[edge.phase][link]
+                leaving[category] = leaving.get(category, 0.0) + edge.num_bytes
+    # Activations go one way while gradients go the other: the busier direction counts.
+    return [max(both, key=lambda sent: sum(sent.values())) for both in zip(directions["forward"], directions["backward"])]
+
+
+def _layer_readers(graph: Graph) -> Dict[int, set]:
+    """Which layers read a tensor that another block made."""
+    readers: Dict[int, set] = {}
+    for edge in edges(graph):
+        if edge.phase == "forward" and edge.target.startswith("layer."):
+            readers.setdefault(edge.value, set()).add(edge.target)
+    return readers
+
+
+def _parameters_per_ipu(graph: Graph, placement: Placement, num_layers: int, count: int) -> List[int]:
+    """Parameter elements on each IPU."""
+    layer_elements = other = 0
+    for index in graph.parameters:
+        layer = layer_of(graph.values[index].name)
+        if layer is None:
+            other += graph.values[index].elements
+        elif layer == 0:
+            layer_elements += graph.values[index].elements
+    return [layers * layer_elements + (other if number == 0 else 0)
+            for number, layers in enumerate(placement.layers_per_ipu)]
+
+
+def _update_cost(update: Graph, planner: Planner, elements: float, placement: Placement) -> Cost:
+    """The traced update, scaled from the traced parameters to those of one IPU (or one replica's share of them)."""
+    traced = sum(update.values[index].elements for index in update.parameters)
+    lowering = Lowering(update, planner, memory_proportion=placement.memory_proportion[0])
+    return total(lowering.operation(operation) for operation in update.operations) * (elements / traced)

@@ -1,0 +1,72 @@
+"""The machine as data: what one IPU can do in one tile cycle, and where each figure comes from."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Dict
+
+HALF, FLOAT = 2, 4                        # bytes of an element
+
+
+@dataclass(frozen=True)
+class Target:
+    """One IPU and its links. Unless a unit is given, cycles are tile cycles and sizes are bytes."""
+
+    name: str
+    clock_hz: float                       # MLPerf v1.0 and v2.0 system files, accelerator_frequency
+    tiles: int = 1472                     # poplibs tests; Mk2 specification
+    workers: int = 6                      # hardware threads a tile, barrel scheduled: one worker instruction = 6 cycles
+    memory_per_tile: int = 638_976        # 624 KiB; PopART available-memory tests
+    vector_half: int = 4                  # elements of a 64-bit load, poplibs
+    vector_float: int = 2
+    amp_units_half: int = 16              # half input, half partials (poplibs, "dual AMP"): 64 multiply-adds a cycle
+    amp_units_float_partials: int = 8
+    coefficient_bytes_per_cycle: int = 8  # poplibs: 128-bit coefficient loads are off by default
+    exchange_bytes_per_cycle: int = 4     # received by one tile; 7.83 TB/s a chip at 1.33 GHz
+    sync_cycles: int = 126                # the longest on-chip sync; third-party compiler reading Poplar's Target
+    global_sync_cycles: int = 600         # between IPUs; same source
+    vertex_launch_cycles: int = 11        # poplibs, supervisor overhead
+    dispatch_cycles: int = 64             # call and return of a compute set: 50 to 100 in practice, inferred
+    copy_call_cycles: int = 288           # a six-worker local copy, measured by the same third party
+    fragment_cycles: int = 3              # issue slots of a separately addressed exchange fragment
+    link_bytes_per_second: float = 64.0e9          # one direction between neighbours (two of ten links): inferred
+    streaming_bytes_per_second: float = 5.0e9      # DDR an IPU (20 GB/s an M2000): recalled, uncertain by a factor of 2
+
+    def per_tile(self, elements: int) -> int:
+        """Elements on the fullest tile when `elements` are spread evenly."""
+        return ceil(elements / self.tiles)
+
+    def vector(self, element_bytes: int) -> int:
+        """Elements of one 64-bit access."""
+        return 8 // element_bytes
+
+    def seconds(self, cycles: float) -> float:
+        return cycles / self.clock_hz
+
+    def link_cycles(self, num_bytes: float) -> float:
+        """Cycles that `num_bytes` take between two neighbouring IPUs, sync included."""
+        if num_bytes == 0:
+            return 0.0
+        return num_bytes / self.link_bytes_per_second * self.clock_hz + self.global_sync_cycles
+
+    def streaming_cycles(self, num_bytes: float) -> float:
+        """Cycles that `num_bytes` take from or to streaming memory."""
+        return num_bytes / self.streaming_bytes_per_second * self.clock_hz
+
+    @property
+    def peak_macs_per_cycle(self) -> int:
+        """Multiply-adds of the whole chip in one cycle, half input and half partials."""
+        return self.tiles * self.amp_units_half * 4
+
+
+MK2 = Target("mk2", clock_hz=1.33e9)
+BOW = Target("bow", clock_hz=1.85e9)      # the same chip on a faster clock: equal cycles, fewer seconds
+
+TARGETS: Dict[str, Target] = {target.name: target for target in (MK2, BOW)}
+
+
+def get_target(name: str) -> Target:
+    """The target called `name`. Raises ValueError for an unknown one."""
+    if name not in TARGETS:
+        raise ValueError(f"--target {name}: unknown; choose one of {', '.join(TARGETS)}")
+    return TARGETS[name]

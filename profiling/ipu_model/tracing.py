@@ -1,0 +1,319 @@
+"""The model's real training graph: every ATen operator of forward, backward and update, with shapes and no memory.
+
+The training step runs once on fake tensors (shapes and types only) while a dispatch mode writes down each operator that
+reaches the device: the same capture that make_fx makes, plus the module each operator belongs to, in the backward pass
+too. Needs torch; everything to the right of this file works on the plain `Graph` it returns.
+
+Encoder layers are alike, so two are traced and compared; a whole model is traced only where they differ.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from ipu_model.matmul import write_atomically
+
+TRACE_FORMAT = 1                          # raise it when `Graph` or the capture changes
+LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)(\.|$)")
+
+
+class Value(NamedTuple):
+    """One tensor of the graph."""
+
+    shape: Tuple[int, ...]
+    strides: Tuple[int, ...]
+    dtype: str                            # "float16", "float32", "int32", "int64", "bool"
+    name: str                             # of the parameter or batch field, "" for everything else
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+class Operation(NamedTuple):
+    """One operator call."""
+
+    operator: str                         # "aten.mm.default"
+    arguments: Tuple[Any, ...]            # numbers, strings, lists of them; a tensor is {"value": index}
+    keywords: Dict[str, Any]
+    outputs: Tuple[int, ...]              # indices of values
+    scope: str                            # dotted module name; in the backward pass that of the forward operator
+    phase: str                            # "forward", "backward" or "update"
+
+    def inputs(self) -> List[int]:
+        """Indices of all tensors read, in order."""
+        return list(_values_in(self.arguments)) + list(_values_in(tuple(self.keywords.values())))
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A traced training step."""
+
+    values: Tuple[Value, ...]
+    operations: Tuple[Operation, ...]
+    parameters: Tuple[int, ...]           # indices of values
+    gradients: Tuple[int, ...]            # of the parameters, in the same order; -1 where a parameter has none
+    num_layers: int                       # encoder layers that were traced
+
+    def to_json(self) -> str:
+        return json.dumps({
+            "values": self.values, "operations": self.operations, "parameters": self.parameters,
+            "gradients": self.gradients, "num_layers": self.num_layers})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Graph":
+        plain = json.loads(text)
+        return cls(
+            values=tuple(Value(tuple(v[0]), tuple(v[1]), v[2], v[3]) for v in plain["values"]),
+            operations=tuple(Operation(o[0], tuple(o[1]), o[2], tuple(o[3]), o[4], o[5]) for o in plain["operations"]),
+            parameters=tuple(plain["parameters"]), gradients=tuple(plain["gradients"]), num_layers=plain["num_layers"])
+
+
+def _values_in(arguments):
+    for argument in arguments:
+        if isinstance(argument, dict) and "value" in argument:
+            yield argument["value"]
+        elif isinstance(argument, (list, tuple)):
+            yield from _values_in(argument)
+
+
+def layer_of(scope: str) -> Optional[int]:
+    """Number of the encoder layer a scope lies in, or None."""
+    found = LAYER.match(scope)
+    return int(found.group(1)) if found else None
+
+
+class _Recorder:
+    """Writes down what is dispatched. A tensor is known by its identity, so all of them are kept until the end."""
+
+    def __init__(self):
+        self.values: List[Value] = []
+        self.operations: List[Operation] = []
+        self.scope = ""
+        self.phase = "forward"
+        self._index: Dict[int, int] = {}
+        self._kept: List[Any] = []
+
+    def value(self, tensor, name: str = "") -> int:
+        if id(tensor) not in self._index:
+            self._index[id(tensor)] = len(self.values)
+            self._kept.append(tensor)
+            self.values.append(Value(tuple(int(size) for size in tensor.shape), tuple(int(step) for step in tensor.stride()),
+                                     str(tensor.dtype).replace("torch.", ""), name))
+        return self._index[id(tensor)]
+
+    def plain(self, argument: Any) -> Any:
+        """`argument` as JSON knows it."""
+        import torch
+        if isinstance(argument, torch.Tensor):
+            return {"value": self.value(argument)}
+        if isinstance(argument, (list, tuple)):
+            return [self.plain(part) for part in argument]
+        if argument is None or isinstance(argument, (bool, int, float, str)):
+            return argument
+        return str(argument)
+
+    def mode(self):
+        from torch.utils._python_dispatch import TorchDispatchMode
+        recorder = self
+
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                kwargs = kwargs or {}
+                if func.namespace != "aten" or func.__name__.startswith("promote_types"):
+                    return func(*args, **kwargs)             # questions about a tensor: nothing reaches the device
+                arguments = tuple(recorder.plain(argument) for argument in args)
+                keywords = {key: recorder.plain(argument) for key, argument in kwargs.items()}
+                if func.__name__.startswith("_foreach_") and func.__name__.split(".")[0].endswith("_"):
+                    result = None            # shapes stay as they are, and torch 2.0 has no fake kernel for some of these
+                else:
+                    result = func(*args, **kwargs)
+                flat = result if isinstance(result, (tuple, list)) else (result,)
+                outputs = tuple(recorder.value(tensor) for tensor in flat if hasattr(tensor, "stride"))
+                recorder.operations.append(
+                    Operation(str(func), arguments, keywords, outputs, recorder.scope, recorder.phase))
+                return result
+
+        return Mode()
+
+
+class _Scopes:
+    """Names the module of each operator: by hooks in the forward pass, through the autograd nodes in the backward."""
+
+    def __init__(self, recorder: _Recorder, model):
+        self._recorder = recorder
+        self._stack: List[str] = []
+        self._tagged: Dict[int, Any] = {}
+        self._handles = []
+        for name, module in model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(self._entering(name)))
+            self._handles.append(module.register_forward_hook(self._leaving()))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _entering(self, name: str) -> Callable:
+        def hook(module, inputs):
+            self._tag(inputs, self._recorder.scope)          # made by the caller just before this call
+            self._stack.append(self._recorder.scope)
+            self._recorder.scope = name
+        return hook
+
+    def _leaving(self) -> Callable:
+        def hook(module, inputs, output):
+            self._tag(output, self._recorder.scope)
+            self._recorder.scope = self._stack.pop()
+        return hook
+
+    def _tag(self, tensors: Any, scope: str) -> None:
+        """Everything that led to `tensors` and has no scope yet gets this one; inner modules were here before."""
+        pending = list(self._nodes(tensors))
+        while pending:
+            node = pending.pop()
+            if node is None or id(node) in self._tagged:
+                continue
+            self._tagged[id(node)] = node
+            node.register_prehook(self._prehook(scope))
+            pending.extend(following for following, _ in node.next_functions)
+
+    def _prehook(self, scope: str) -> Callable:
+        def hook(gradients):
+            self._recorder.scope = scope
+        return hook
+
+    def _nodes(self, tensors: Any):
+        if hasattr(tensors, "grad_fn"):
+            yield tensors.grad_fn
+        elif isinstance(tensors, (tuple, list)):
+            for part in tensors:
+                yield from self._nodes(part)
+
+
+def capture(build: Callable[[], Any], batch_shapes: Dict[str, Tuple[Tuple[int, ...], str]], num_layers: int) -> Graph:
+    """Trace forward and backward of one micro-batch, with the half-precision weights of the device.
+
+    build() makes the model, which returns a value with a scalar `loss`; batch_shapes: name -> (shape, dtype) of each of
+    its inputs, in order.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    recorder = _Recorder()
+    with FakeTensorMode():
+        # Fake parameters can't be cast afterwards in newer versions (they are weakly referenced): they are made half.
+        with _default_type(torch.float16):
+            model = build()
+        model.train()
+        scopes = _Scopes(recorder, model)
+        batch = []
+        for name, (shape, dtype) in batch_shapes.items():
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            recorder.value(tensor, name)
+            batch.append(tensor)
+        named = list(model.named_parameters())
+        parameters = [recorder.value(parameter, name) for name, parameter in named]
+        for name, buffer in model.named_buffers():
+            recorder.value(buffer, name)
+        with recorder.mode():
+            loss = model(*batch).loss
+            recorder.phase, recorder.scope = "backward", "loss"
+            found = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
+        gradients = [-1 if gradient is None else recorder.value(gradient) for gradient in found]
+        scopes.remove()
+    return Graph(tuple(recorder.values), tuple(recorder.operations), tuple(parameters), tuple(gradients), num_layers)
+
+
+def capture_update(build: Callable[[], Any], optimizer: Callable[[Any], Any], num_layers: int) -> Graph:
+    """Trace one weight update; `optimizer(model)` makes the optimiser. Everything is float32, as the states are."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    recorder = _Recorder()
+    recorder.phase, recorder.scope = "update", "update"
+    with FakeTensorMode():
+        with _default_type(torch.float32):
+            model = build()
+        named = list(model.named_parameters())
+        parameters = [recorder.value(parameter, name) for name, parameter in named]
+        for _, parameter in named:
+            parameter.grad = torch.empty_like(parameter)
+        gradients = [recorder.value(parameter.grad, "gradient of " + name) for name, parameter in named]
+        step = optimizer(model)
+        with recorder.mode():
+            step.step()
+    return Graph(tuple(recorder.values), tuple(recorder.operations), tuple(parameters), tuple(gradients), num_layers)
+
+
+@contextmanager
+def _default_type(dtype: Any):
+    import torch
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def layer_signature(graph: Graph, layer: int) -> str:
+    """What one encoder layer does: operators, shapes, types and constants in order, with values numbered by first use."""
+    numbers: Dict[int, int] = {}
+
+    def named(argument: Any) -> Any:
+        if isinstance(argument, dict) and "value" in argument:
+            index = argument["value"]
+            value = graph.values[index]
+            return [numbers.setdefault(index, len(numbers)), value.shape, value.strides, value.dtype]
+        if isinstance(argument, (list, tuple)):
+            return [named(part) for part in argument]
+        return argument
+
+    prefix = f"bert.encoder.layer.{layer}"
+    described = [
+        (operation.operator, named(operation.arguments), sorted((k, named(v)) for k, v in operation.keywords.items()),
+         operation.scope[len(prefix):], operation.phase)
+        for operation in graph.operations if layer_of(operation.scope) == layer]
+    return hashlib.sha256(repr(described).encode()).hexdigest()
+
+
+def layers_alike(graph: Graph) -> bool:
+    """Whether all traced encoder layers do the same."""
+    return len({layer_signature(graph, layer) for layer in range(graph.num_layers)}) <= 1
+
+
+def sources_digest() -> str:
+    """Digest of everything a trace depends on: the model's and the capture's source files, Python and torch.
+
+    torch's version is read without importing it: a report from cached traces starts a few seconds sooner.
+    """
+    here = Path(__file__).resolve()
+    root = here.parents[2] / "ipu_packed_bert"
+    files = sorted((root / "model").glob("*.py")) + [root / "optim.py", here.parent / "variants.py"]
+    digest = hashlib.sha256(f"{TRACE_FORMAT} {metadata.version('torch')} {sys.version_info[:2]}".encode())
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def cached(key: str, folder: Optional[Path], make: Callable[[], Graph]) -> Graph:
+    """`make()`, or what it returned in an earlier process."""
+    if folder is None:
+        return make()
+    path = folder / f"trace_{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+    try:
+        return Graph.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, IndexError, TypeError):       # absent or damaged: trace again
+        graph = make()
+        write_atomically(path, graph.to_json())
+        return graph

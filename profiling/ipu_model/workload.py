@@ -1,0 +1,145 @@
+"""A configuration as a workload of the cycle model: which graph to trace, in which arrangement, on which IPUs."""
+from __future__ import annotations
+
+import importlib
+from dataclasses import astuple, dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+
+from ipu_model.matmul import Planner
+from ipu_model.pipeline import Pipeline, Placement, assemble
+from ipu_model.target import Target
+from ipu_model.tracing import Graph, cached, capture, capture_update, layers_alike, sources_digest
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How the parts of the graph that packing touches are written. The default is what the model does by itself."""
+
+    mask: str = "once"            # "once"; "layer": built again in every layer; "product": part of Q and K (see variants);
+    #                               "row": an unpacked sequence's padding mask; "none": no mask, to see its cost
+    mask_form: str = "select"     # "select": where(); "arithmetic": cast and multiply
+    apply: str = "add"            # "add": additive; "select": where() on the scores
+    cls: str = "gather"           # "gather"; "one_hot": product with a one-hot matrix; "fixed": the first slots of the pack
+    mlm: str = "gather"           # "gather"; "one_hot"
+    positions: str = "gather"     # "gather"; "one_hot"; "fixed": the same for every row, as in unpacked BERT
+
+    def words(self) -> str:
+        return f"mask {self.mask}/{self.mask_form}/{self.apply}, CLS {self.cls}, MLM {self.mlm}, positions {self.positions}"
+
+
+PACKED = Arrangement()
+UNPACKED = Arrangement(mask="row", cls="fixed", positions="fixed")       # canonical BERT, the paper's baseline
+
+
+class Shape(NamedTuple):
+    """Sizes of a micro-batch (DESIGN section 3.2)."""
+
+    micro_batch: int              # B, packs
+    slots: int                    # S
+    depth: int                    # D, sequences a pack has room for
+    masked: int                   # P, masked tokens a pack has room for
+
+
+def shape_of(config: Any, *, depth: Optional[int] = None) -> Shape:
+    """The micro-batch of a configuration; P = max_predictions_per_sequence + D, and without packing nothing is added."""
+    depth = depth if depth is not None else config.data.max_sequences_per_pack
+    if depth is None:
+        raise ValueError(f"{config.path}: data.max_sequences_per_pack is unlimited; the cycle model needs a number, "
+                         "set it or give --depth")
+    predictions = config.data.max_predictions_per_sequence
+    if predictions is None:
+        length = config.data.max_sequence_length
+        predictions = {128: 20, 384: 56, 512: 76}.get(length, ceil(0.15 * length))
+    return Shape(config.batch.micro_batch, config.data.max_sequence_length, depth,
+                 predictions + (depth if depth > 1 else 0))
+
+
+def placement_of(config: Any) -> Placement:
+    placement, engine = config.placement, config.engine
+    return Placement(
+        tuple(placement.layers_per_ipu), tuple(placement.available_memory_proportion), placement.replicas,
+        placement.embedding_serialization_factor, placement.replicated_tensor_sharding and placement.replicas > 1,
+        placement.optimizer_state_off_chip, engine.recompute_layers, engine.half_partials)
+
+
+def batch_shapes(shape: Shape) -> Dict[str, Tuple[Tuple[int, ...], str]]:
+    """name -> (shape, dtype) of the model's inputs, in their order."""
+    fields = importlib.import_module("ipu_packed_bert.model.packed").BATCH_FIELDS
+    sizes = {"masked_lm": shape.masked, "next_sentence": shape.depth}
+    shapes: Dict[str, Tuple[Tuple[int, ...], str]] = {}
+    for name in fields:
+        if name.endswith("_scale"):
+            shapes[name] = ((shape.micro_batch,), "float32")
+        else:
+            size = next((count for prefix, count in sizes.items() if name.startswith(prefix)), shape.slots)
+            shapes[name] = ((shape.micro_batch, size), "int32")
+    return shapes
+
+
+class Traces:
+    """Graphs of configurations, traced once and kept on disk where a folder is given."""
+
+    def __init__(self, folder: Optional[Path] = None):
+        self.folder = folder
+        self.traced = 0
+        self._graphs: Dict[Tuple, Graph] = {}
+
+    def _get(self, key: Tuple, make: Callable[[int], Graph], num_layers: int) -> Graph:
+        if key not in self._graphs:
+            digest = sources_digest()
+
+            def trace() -> Graph:
+                self.traced += 1
+                graph = make(min(2, num_layers))
+                return graph if num_layers <= 2 or layers_alike(graph) else make(num_layers)
+
+            self._graphs[key] = cached(f"{digest} {key}", self.folder, trace)
+        return self._graphs[key]
+
+    def training(self, config: Any, shape: Shape, arrangement: Arrangement) -> Graph:
+        """Forward and backward of a micro-batch. Two layers are traced where they are alike."""
+        def make(num_layers: int) -> Graph:
+            from ipu_model.variants import build
+            return capture(lambda: build(replace(config.model, num_layers=num_layers), config.loss, arrangement),
+                           batch_shapes(shape), num_layers)
+        key = ("training", astuple(config.model), astuple(config.loss), tuple(shape), astuple(arrangement))
+        return self._get(key, make, config.model.num_layers)
+
+    def update(self, config: Any) -> Graph:
+        """The weight update."""
+        def make(num_layers: int) -> Graph:
+            from ipu_model.variants import build
+            optim = importlib.import_module("ipu_packed_bert.optim")
+            return capture_update(
+                lambda: build(replace(config.model, num_layers=num_layers), config.loss, PACKED),
+                lambda model: optim.build_optimizer(model, config.optimizer, betas=(0.9, 0.999)), num_layers)
+        key = ("update", astuple(config.model), astuple(config.loss), astuple(config.optimizer))
+        return self._get(key, make, min(2, config.model.num_layers))
+
+
+class Machine:
+    """A target with its planner and traces: everything that is worth keeping between questions."""
+
+    def __init__(self, target: Target, folder: Optional[Path] = None, traces: Optional[Traces] = None):
+        self.target = target
+        self.planner = Planner(target, folder)
+        self.traces = traces or Traces(folder)
+        self._pipelines: Dict[Tuple, Pipeline] = {}
+
+    def pipeline(self, config: Any, *, arrangement: Optional[Arrangement] = None, depth: Optional[int] = None) -> Pipeline:
+        """The configuration's training step on this target; `depth` replaces the configured packing depth."""
+        shape = shape_of(config, depth=depth)
+        if arrangement is None:
+            arrangement = PACKED if shape.depth > 1 else UNPACKED
+        placement = placement_of(config)
+        key = (astuple(config.model), astuple(config.loss), astuple(config.optimizer), tuple(shape), tuple(placement), arrangement)
+        if key not in self._pipelines:
+            self._pipelines[key] = assemble(
+                self.traces.training(config, shape, arrangement), self.traces.update(config), placement, self.planner,
+                num_layers=config.model.num_layers, micro_batch=shape.micro_batch)
+        return self._pipelines[key]
+
+    def save(self) -> None:
+        self.planner.save()
