@@ -74,10 +74,7 @@ def convert(
     if os.path.exists(destination) and any(os.path.samefile(destination, file) for file in source.files):
         raise ValueError(f"{destination}: is one of the files to read")
     if to_format in ("mlperf_tfrecord", "store"):
-        own = source.shape()
-        if kind != source.kind and own.max_predictions is not None:
-            # A pack is as wide as its longest sequence may need, and one slot more for each sequence.
-            own = own._replace(max_predictions=max(1, own.max_predictions - own.max_sequences_per_pack))
+        own = source.example_shape() if kind == "examples" else source.shape()
         widths = Shape(*(given if given is not None else found for given, found in zip(widths, own)))
     read = 0
 

@@ -11,7 +11,7 @@ import importlib
 import os
 import re
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from types import ModuleType
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -136,28 +136,80 @@ class Source:
             for example in checked_pack(record.value)[1]:
                 yield Record(record.origin, example)
 
-    def blocks(self, size: int = 4096) -> Iterator[Sequences]:
-        """`examples` in columns, `size` sequences at a time: what the build takes."""
+    def blocks(self, size: int = 4096, longest: Optional[int] = None) -> Iterator[Sequences]:
+        """`examples` in columns, `size` sequences at a time.  Foreign columns of one integer a record come as scalars.
+
+        ValueError, naming the record, where a sequence has more than `longest` tokens or other columns than the first.
+        """
         records = self.examples()
-        for block in iter(lambda: list(islice(records, size)), []):
-            values = [record.value for record in block]
-            if self.kind == "tokens":
-                names = list(values[0])
-                if any(list(value) != names for value in values):
-                    raise ValueError(f"{block[0].origin} and the records after it: files with different columns; name some with --columns")
-                yield Sequences.of_tokens(
-                    np.array([len(value[names[0]]) for value in values], np.int64),
-                    {name: np.concatenate([value[name] for value in values]) for name in names})
-            else:
-                yield Sequences.from_examples(values)
+        first = next(records, None)
+        if first is None:
+            return
+        scalars = integer_columns(first)
+        records = chain([first], records)
+        # Small blocks first: as Python numbers, examples take ten times the memory.
+        small = (self._block(block, first, scalars, longest) for block in iter(lambda: list(islice(records, 512)), []))
+        waiting: List[Sequences] = []
+        for block in small:
+            waiting.append(block)
+            while sum(map(len, waiting)) >= size:
+                joined = Sequences.concatenate(waiting)
+                yield joined.take(np.arange(size))
+                waiting = [joined.take(np.arange(size, len(joined)))]
+        if sum(map(len, waiting)):
+            yield Sequences.concatenate(waiting)
+
+    def _block(self, block: List[Record], first: Record, scalars: Sequence[str], longest: Optional[int]) -> Sequences:
+        names = list(first.value) if self.kind == "tokens" else []
+        for record in block:
+            tokens = record.value if self.kind == "tokens" else {"input_ids": record.value.input_ids}
+            if self.kind == "tokens" and list(tokens) != names:
+                raise ValueError(f"{record.origin}: columns {', '.join(tokens)} where the first record has {', '.join(names)}; choose some with --columns")
+            length = len(next(iter(tokens.values())))
+            if longest is not None and length > longest:
+                raise ValueError(f"{record.origin}: {length} tokens, a pack has {longest} slots (--max-sequence-length); nothing is cut")
+            if scalars and integer_columns(record) != scalars:
+                raise ValueError(f"{record.origin}: the integer columns {', '.join(scalars)} of the first record are not all here")
+        numbers = {name: np.array([integer_value(record.foreign[name]) for record in block], np.int64) for name in scalars}
+        if self.kind == "tokens":
+            return Sequences.of_tokens(
+                np.array([len(record.value[names[0]]) for record in block], np.int64),
+                {name: np.concatenate([record.value[name] for record in block]) for name in names}, numbers)
+        made = Sequences.from_examples([record.value for record in block])
+        made.scalars.update(numbers)
+        return made
 
     def shape(self) -> Shape:
         """Row widths of the first file; None for what it does not fix."""
         return module_of(self.format).shape(self.files[0], **self._options())
 
+    def example_shape(self) -> Shape:
+        """Row widths of the unpacked examples: a pack has one prediction more for each of its sequences, so without those;
+        a data set of this package says how many a sequence may have."""
+        widths = self.shape()
+        if self.kind != "packs" or widths.max_predictions is None:
+            return widths
+        predictions = module_of(self.format).predictions_per_sequence(self.path) if self.format == "store" else 0
+        return Shape(widths.max_sequence_length, predictions or max(1, widths.max_predictions - widths.max_sequences_per_pack))
+
     def report(self) -> str:
         """The bad records of the last reading, one a line."""
         return "\n".join(f"skipped {bad}" for bad in self.bad.found)
+
+
+def integer_value(value: object) -> Optional[int]:
+    """A foreign value that is one integer of 32 bits: a number, an Arrow scalar, an array or list of one; else None."""
+    value = value.as_py() if hasattr(value, "as_py") else value
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return int(value) if whole and -(2**31) <= value < 2**31 else None
+
+
+def integer_columns(record: Record) -> List[str]:
+    return sorted(name for name, value in record.foreign.items() if integer_value(value) is not None)
 
 
 def open_source(path: str, format: str = "auto", skip_bad: int = 0, columns: Sequence[str] = ()) -> Source:

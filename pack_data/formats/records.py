@@ -165,6 +165,8 @@ def first_segment(segment_ids: np.ndarray, what: str = "segment_ids") -> int:
     first = len(segment_ids) - ones
     if segment_ids[:first].any() or not (segment_ids[first:] == 1).all():
         raise RecordError(f"{what} is not zeros followed by ones")
+    if first == 0:
+        raise RecordError(f"{what} has no 0: the first segment is empty")
     return first
 
 

@@ -28,6 +28,12 @@ def shape(path: str) -> Shape:
         return Shape(schema.max_sequence_length, schema.max_predictions_per_pack, schema.max_sequences_per_pack)
 
 
+def predictions_per_sequence(path: str) -> int:
+    """What the data set was built with, 0 where it does not say."""
+    with PackStore.open(Path(path)) as store:
+        return store.manifest.max_predictions_per_sequence
+
+
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """Packs, or token sequences in the order of packs and slots."""
     with PackStore.open(Path(path)) as store:

@@ -199,6 +199,7 @@ def test_what_is_written_has_the_exact_names_types_and_values(tmp_path):
     ({"input_mask": [1] * 3 + [2] * 4 + [0] * 17}, "is this a packed file"),
     ({"segment_ids": [1] * 7 + [0] * 16 + [1]}, "a value behind"),
     ({"segment_ids": [0, 1, 0, 1] + [1] * 3 + [0] * 17}, "segment_ids is not zeros followed by ones"),
+    ({"segment_ids": [1] * 7 + [0] * 17}, "the first segment is empty"),
     ({"segment_ids": [0, 0, 0, 0, 2, 2, 2] + [0] * 17}, "segment_ids holds 2 at index 4, must be 0 to 1"),
     ({"masked_lm_positions": [2, 7, 0, 0]}, "masked_lm_positions holds 7 at index 1, the sequence has 7 tokens"),
     ({"masked_lm_positions": [2, 2, 0, 0]}, "names one position twice"),
