@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,10 +26,12 @@ from pack_data.assignment import assign
 from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar, run_main
 from pack_data.corpus import EMBEDDED, Document, content_digest, documents
 from pack_data.examples import ExampleOptions, default_predictions
+from pack_data.formats import parts
+from pack_data.formats.detect import open_source
 from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
-from pack_data.packs import PackSchema, predictions_per_pack
+from pack_data.packs import PREDICTION, PackSchema, predictions_per_pack
 from pack_data.runner import DaskRunner, ProcessRunner, SerialRunner, available_cores
 from pack_data.spill import SpillFormat, Totals
 from pack_data.stages import (ExamplesTask, ShardTask, SortTask, SyntheticTask, examples_name, make_part, make_shard,
@@ -66,6 +69,10 @@ class BuildOptions:
     document_separator: str = "file"
     synthetic: Optional[str] = None                  # draw lengths from this histogram instead of reading a corpus
     sequences: int = 1_000_000                       # how many, with `synthetic`
+    source: Union[str, Path, None] = None            # sequences made elsewhere (pack_data.formats), instead of a corpus
+    source_format: str = "auto"
+    columns: Tuple[str, ...] = ()                    # Parquet, Arrow: the columns of the sequences; none: all integer lists
+    skip_bad: int = 0
     workers: Optional[int] = None                    # None: one a core
     dask: Optional[str] = None
 
@@ -79,7 +86,9 @@ class BuildOptions:
     def deciding(self) -> Dict[str, Any]:
         """The options that decide the bytes, as they go into the manifest; files stand there by content, not by path."""
         left_out = {"out", "workers", "dask", "corpus", "vocabulary", "recipe", "synthetic" if self.synthetic is None else "",
-                    "sequences" if self.synthetic is None else ""}
+                    "sequences" if self.synthetic is None else "", "source"}
+        if self.source is None:
+            left_out |= {"source_format", "columns", "skip_bad"}
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
@@ -131,18 +140,26 @@ class _Build:
         self.options, self.work, self.runner, self.progress = options, work, runner, progress
         self.out = Path(options.out)
         self.example_options = options.example_options()
+        self.source: Any = None
+        if options.source is not None:
+            self.source = open_source(options.source, options.source_format, options.skip_bad, options.columns)
 
     def run(self) -> Tuple[PackStore, Packing]:
         sources = self._plan()
         vocabulary_size, vocabulary = self._vocabulary()
-        parts_schema = PackSchema.bert(self.options.max_sequence_length, 1, self.example_options.max_predictions_per_sequence,
-                                       vocabulary_size=vocabulary_size)
+        parts_schema = self._parts_schema(vocabulary_size)
         notes = self._examples(parts_schema, vocabulary_size)
         packing, schema = self._packing(parts_schema, notes)
         self._assignment(parts_schema, notes, packing)
         shards = self._shards(parts_schema, schema, notes, packing)
         made_with = {"options": self.options.deciding(), "sources": sources, "parts": len(notes),
                      "documents": sum(note["documents"] for note in notes)}
+        if self.source is not None:
+            made_with["skipped"] = json.loads((self.work / "examples.json").read_text())["skipped"]
+            ids = parts.vocabulary_size(notes)
+            if vocabulary and ids > vocabulary_size:
+                raise ValueError(f"{self.options.source}: token id {ids - 1} is not in the vocabulary of {vocabulary_size}; give the one it was made with")
+            vocabulary_size = vocabulary_size or ids
         return self._commit(schema, packing, notes, shards, made_with, vocabulary_size, vocabulary), packing
 
     # ---- the plan: what is built, and whether a former build of the same was left half done -----------------------------
@@ -152,6 +169,8 @@ class _Build:
         options = self.options
         if options.synthetic is not None:
             sources = [[f"synthetic {options.synthetic}", ""]]
+        elif self.source is not None:
+            sources = [list(entry) for entry in parts.content_digest(self.source)]
         else:
             sources = [list(entry) for entry in content_digest(options.corpus)]
         others = [hashlib.sha256(Path(path).read_bytes()).hexdigest() if path is not None else None
@@ -175,6 +194,8 @@ class _Build:
         options, path = self.options, self.work / "vocab.txt"
         if options.synthetic is not None:
             return options.vocabulary_size, None
+        if self.source is not None and options.vocabulary is None:
+            return 0, None                         # largest id + 1, known when all is read
         if not path.exists():
             if options.vocabulary is not None:
                 load_vocabulary(options.vocabulary, options.lower_case)
@@ -184,18 +205,26 @@ class _Build:
             write_atomically(path, content)
         return len(load_vocabulary(path, options.lower_case)), path
 
+    def _parts_schema(self, vocabulary_size: int) -> PackSchema:
+        S, predictions = self.options.max_sequence_length, self.example_options.max_predictions_per_sequence
+        if self.source is not None:
+            return parts.parts_schema(self.source, S, predictions)
+        return PackSchema.bert(S, 1, predictions, vocabulary_size=vocabulary_size)
+
     def _examples(self, schema: PackSchema, vocabulary_size: int) -> List[Dict[str, Any]]:
         options = self.options
         if not (self.work / "examples.json").exists():
             if options.synthetic is not None:
                 tasks, function, total = self._synthetic_tasks(schema, vocabulary_size), make_synthetic_part, options.sequences
+            elif self.source is not None:
+                tasks, function, total = parts.tasks(self.source, self.work, schema, self._missing), parts.make_source_part, None
             else:
                 tasks, function, total = self._text_tasks(schema), make_part, None
             with progress_bar(total, "examples", shown=self.progress, unit=" sequences") as bar:
                 bar.update(sum(note["totals"][0] for note in read_notes(self.work, "examples-*.json")))
                 for note in self.runner.map(function, tasks):
                     bar.update(note["totals"][0])
-            write_json(self.work / "examples.json", {})
+            write_json(self.work / "examples.json", {"skipped": [] if self.source is None else [str(bad) for bad in self.source.bad.found]})
         notes = read_notes(self.work, "examples-*.json")
         if not sum(note["totals"][0] for note in notes):
             raise ValueError(f"{options.corpus}: the corpus is empty: no text in {sum(note['documents'] for note in notes)} documents; nothing to pack")
@@ -244,7 +273,9 @@ class _Build:
             packing.save(recipe)
             depth = packing.max_sequences_per_pack or packing.largest_depth
             needed = max(int(masked[list(strategy)].sum()) for strategy in packing.strategies)
-            P = predictions_per_pack(self.example_options.max_predictions_per_sequence, depth, needed)
+            P = predictions_per_pack(self.example_options.max_predictions_per_sequence, depth, needed) if parts_schema.on(PREDICTION) else 0
+            if self.source is not None:
+                parts_schema = parts.narrowed(parts_schema, notes)
             write_json(schema_file, replace(parts_schema, max_sequences_per_pack=depth, max_predictions_per_pack=P).to_json())
         return Packing.load(recipe), PackSchema.from_json(json.loads(schema_file.read_text()))
 
@@ -290,7 +321,7 @@ class _Build:
             between = tuple((totals[part], Totals(*runs[part, number].tolist()), Totals(*runs[part, number + 1].tolist()))
                             for part in range(len(notes)))
             return ShardTask(str(work.resolve()), str(self.out.resolve()), number, min(per_shard, packing.packs - number * per_shard),
-                             between, schema, per_shard)
+                             between, parts_schema, schema, per_shard)
 
         with progress_bar(packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
             done = {note["number"] for note in read_notes(work, "shard-*.json") if (self.out / note["file"]).exists()}
@@ -336,6 +367,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--corpus", metavar="PATH|embedded", help="text or JSONL (.gz, .xz), a file or a folder; 'embedded': the documentation inside this Python")
     what.add_argument("--synthetic", choices=PUBLISHED, help="draw lengths from a published histogram, with random tokens")
+    what.add_argument("--from", dest="source", metavar="PATH", help="sequences made elsewhere: MLPerf or packed TFRecord, HDF5, Parquet, Arrow; a file or a folder")
+    parser.add_argument("--format", dest="source_format", default="auto", metavar="NAME", help="of --from (default: told from the content; names: python -m pack_data.convert --help)")
+    parser.add_argument("--columns", type=lambda text: tuple(text.split(",")), default=(), metavar="A,B", help="--from Parquet or Arrow: the integer columns that make the sequences")
+    parser.add_argument("--skip-bad", type=int, default=0, metavar="N", help="--from: leave out up to N bad records (default 0: the first is an error)")
     parser.add_argument("--sequences", type=positive_int, default=default.sequences, metavar="N", help="how many, with --synthetic (default 1,000,000)")
     parser.add_argument("--json-field", default=default.json_field, metavar="NAME", help="field of the text in JSONL (default text)")
     parser.add_argument("--document-separator", choices=("file", "blank-line"), default="file", help="what a document is in a text file (default: the file)")
@@ -364,6 +399,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     with store:
         print(packing.table(f"{store.folder}"))
         size = sum(entry.bytes for entry in store.manifest.shards)
+        for skipped in store.manifest.made_with.get("skipped", ()):
+            print(f"skipped {skipped}", file=sys.stderr)
         print(f"\n{store.folder}: {len(store):,} packs in {len(store.manifest.shards)} shards, {size / 1e6:,.1f} MB, {size / len(store):,.0f} bytes a pack")
     return 0
 

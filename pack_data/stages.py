@@ -159,6 +159,7 @@ class ShardTask:
     packs: int
     # For each part: its totals and the running totals where this shard's run begins and ends.
     runs: Tuple[Tuple[Totals, Totals, Totals], ...]
+    parts_schema: PackSchema        # of the sorted files; a source's ids are wider there
     schema: PackSchema              # of the packs
     packs_per_shard: int
 
@@ -166,7 +167,7 @@ class ShardTask:
 def make_shard(task: ShardTask) -> Dict[str, Any]:
     """Gathers the sequences of a shard and writes its packs, then the note with its checksum."""
     work = Path(task.work)
-    spill = _sorted_format(task.schema, task.packs_per_shard)
+    spill = _sorted_format(task.parts_schema, task.packs_per_shard)
     blocks = [spill.read(work / f"{sorted_name(part)}.bin", *run) for part, run in enumerate(task.runs) if run[1] != run[2]]
     sequences = Sequences.concatenate(blocks)
     pack, slot = sequences.scalars.pop("pack_in_shard"), sequences.scalars.pop("slot")

@@ -1,0 +1,135 @@
+"""`pack_data.build --from`: files made elsewhere become a data set that verifies, with nothing lost or changed."""
+import numpy as np
+import pytest
+
+pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
+pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
+pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
+
+import pyarrow.parquet as pq
+
+from pack_data import build
+from pack_data.build import BuildOptions
+from pack_data.command import run_main
+from pack_data.formats import mlperf_tfrecord, packed_tfrecord
+from pack_data.formats.detect import open_source
+from pack_data.formats.records import Origin, Record, Shape, pack_from_examples
+from pack_data.verify import verify
+from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example
+
+S, P = 32, 6
+
+
+def made(source, out, **options):
+    store = build.build(BuildOptions(source=str(source), out=str(out), max_sequence_length=S, packer="spfhp", workers=1, **options))
+    store.close()
+    verify(out)
+    return store
+
+
+@pytest.fixture
+def examples():
+    return random_examples(np.random.default_rng(2), 60, S, 4)
+
+
+def test_examples_in_are_examples_out(tmp_path, examples):
+    source = tmp_path / "a.tfrecord"
+    mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each) for each in examples], Shape(S, P))
+    store = made(source, tmp_path / "out")
+    assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples)
+    assert store.manifest.packing_factor > 1.2
+    assert store.manifest.vocabulary_size == 1 + max(max(each.input_ids + each.masked_lm_ids) for each in examples)
+    assert {column.name: column.dtype for column in store.schema.columns}["input_ids"] == "<u2"
+
+
+def test_packs_are_packed_anew(tmp_path, examples):
+    packs = [pack_from_examples([each], Shape(S, P + 3, 3)) for each in examples]
+    packed_tfrecord.write(str(tmp_path / "a.tfrecord.gz"), [Record(Origin("", 0), pack) for pack in packs], Shape())
+    store = made(tmp_path / "a.tfrecord.gz", tmp_path / "out")
+    assert len(store) < len(packs)
+    assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples)
+
+
+def test_token_columns_are_packed_with_positions_and_sequence_numbers(tmp_path):
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, S + 1, 50).tolist()
+    rows = [{"input_ids": rng.integers(0, 100_000, n).tolist(), "labels": [-100] + rng.integers(0, 99, n - 1).tolist(), "row": row, "text": "x"}
+            for row, n in enumerate(lengths)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    store = made(tmp_path / "a.parquet", tmp_path / "out", max_sequences_per_pack=4)
+    assert store.manifest.kind == "tokens" and store.manifest.sequences == 50
+    assert {column.name: column.dtype for column in store.schema.columns} == {"input_ids": "<u4", "labels": "|i1", "row": "|u1"}
+    batch = build.PackStore.open(tmp_path / "out").batch(np.arange(len(store)))
+    assert set(batch) == {"input_ids", "labels", "row", "input_mask", "positions"}
+    found = {}
+    for pack in range(len(store)):
+        for number in range(1, int(batch["input_mask"][pack].max()) + 1):
+            own = batch["input_mask"][pack] == number
+            assert batch["positions"][pack][own].tolist() == list(range(int(own.sum())))
+            found[int(batch["row"][pack][number - 1])] = (batch["input_ids"][pack][own].tolist(), batch["labels"][pack][own].tolist())
+    assert found == {row["row"]: (row["input_ids"], row["labels"]) for row in rows}
+
+
+def test_a_foreign_number_of_each_example_is_kept(tmp_path, examples):
+    source = tmp_path / "a.tfrecord"
+    mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each, {"line": np.array([-number])}) for number, each in enumerate(examples)], Shape(S, P))
+    made(source, tmp_path / "out")
+    lines = [int(value) for record in open_source(tmp_path / "out").read() for value in record.foreign["line"][record.value["next_sentence_weights"] == 1]]
+    by_line = dict(zip(lines, [record.value for record in open_source(tmp_path / "out").examples()]))
+    assert [by_line[-number] for number in range(len(examples))] == examples
+
+
+def test_parts_are_joined_in_order(tmp_path, examples, monkeypatch):
+    from pack_data.formats import parts
+
+    source = tmp_path / "a.tfrecord"
+    mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each) for each in examples], Shape(S, P))
+    one = made(source, tmp_path / "one")
+    monkeypatch.setattr(parts, "PART", 7)
+    many = made(source, tmp_path / "many")
+    assert many.manifest.shards == one.manifest.shards
+    assert many.manifest.made_with["parts"] == 9
+
+
+def command(*arguments):
+    return run_main(build.main, [str(argument) for argument in arguments])
+
+
+def test_the_command_says_what_it_skipped(tmp_path, capsys):
+    good = frame(tf_example(mlperf_row(example(), 8, 2)))
+    (tmp_path / "a.tfrecord").write_bytes(good + frame(b"junk") + good)
+    common = ("--from", tmp_path / "a.tfrecord", "--out", tmp_path / "out", "--max-sequence-length", 16, "--packer", "spfhp", "--workers", 1)
+    assert command(*common) == 2
+    assert "record 1" in capsys.readouterr().err
+    assert command(*common, "--skip-bad", 1) == 0
+    out, err = capsys.readouterr()
+    assert "skipped" in err and "record 1: is no tf.train.Example" in err
+    assert verify(tmp_path / "out").manifest.sequences == 2
+
+
+@pytest.mark.parametrize("options, reason", [
+    (("--max-sequence-length", 6), "record 0: 7 tokens, a pack has 6 slots"),
+    (("--format", "hdf5"), "HDF5 cannot open it"),
+    (("--format", "tf"), "format 'tf' is not known"),
+    (("--columns", "x"), "columns can be chosen in Parquet"),
+])
+def test_mistakes_are_one_line(tmp_path, capsys, options, reason):
+    pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
+    (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 8, 2))))
+    assert command("--from", tmp_path / "a.tfrecord", "--out", tmp_path / "out", "--packer", "spfhp", "--workers", 1, *options) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and reason in error
+
+
+def test_ids_outside_the_vocabulary_are_refused(tmp_path, capsys):
+    (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 8, 2))))
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    assert command("--from", tmp_path / "a.tfrecord", "--out", tmp_path / "out", "--packer", "spfhp", "--workers", 1,
+                   "--vocabulary", tmp_path / "vocab.txt") == 2
+    assert "is not in the vocabulary of 6" in capsys.readouterr().err
+
+
+def test_a_column_with_a_name_of_the_build_is_refused(tmp_path, capsys):
+    pq.write_table(pa.table({"input_ids": [[1, 2]], "slot": [3]}), tmp_path / "a.parquet")
+    assert command("--from", tmp_path / "a.parquet", "--out", tmp_path / "out", "--workers", 1) == 2
+    assert "may not be called slot" in capsys.readouterr().err
