@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Union
@@ -60,7 +61,9 @@ def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
             broken = archive.testzip()
         if broken:
             raise RuntimeError("checksum of {} differs".format(broken))
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.0's own reader uses what it calls deprecated
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
     except Exception as error:  # torch raises many types for a damaged file, RuntimeError and UnpicklingError among them

@@ -1,0 +1,152 @@
+"""What a run writes down, and what it forgets when it is resumed from before."""
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ipu_packed_bert.config import Config
+from ipu_packed_bert.engine.base import BatchCounts, StepResult
+from ipu_packed_bert.runlog import (
+    EVALUATIONS, LOG, RunLog, Totals, environment, forget_after, open_run_folder, padding_avoided, print_summary, read_log)
+
+KEYS = ["step", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "packs", "sequences",
+        "tokens", "seconds", "cycles"]
+
+
+def result(step):
+    return StepResult(10.0 - step, 9.0 - step, 1.0, 0.1 * step, 0.5, seconds=0.5, cycles=None)
+
+
+def written(folder, steps, *, first_step=0, total=6, **options):
+    stream = io.StringIO()
+    log = RunLog(folder, steps=total, first_step=first_step, max_sequence_length=100, stream=stream, progress=False, **options)
+    for step in steps:
+        log.step(step, 0.01, BatchCounts(packs=4, sequences=7, tokens=380, masked_tokens=50), result(step))
+    log.close()
+    return log, stream.getvalue()
+
+
+def test_padding_avoided_by_hand():
+    # 7 sequences, 380 tokens, rows of 100: unpacked 700 slots with 320 of padding; 4 packs have 400 with 20.
+    assert padding_avoided(4, 7, 380, 100) == 1 - 20 / 320
+    assert padding_avoided(7, 7, 380, 100) == 0.0           # unpacked
+    assert padding_avoided(2, 2, 200, 100) == 0.0           # nothing to avoid
+    assert padding_avoided(0, 0, 0, 100) == 0.0
+
+
+def test_a_line_a_step_with_every_key(tmp_path):
+    written(tmp_path, [1, 2, 3])
+    lines = (tmp_path / LOG).read_text().splitlines()
+    assert [list(json.loads(line)) for line in lines] == [KEYS] * 3
+    assert json.loads(lines[1]) == {
+        "step": 2, "loss": 8.0, "mlm_loss": 7.0, "nsp_loss": 1.0, "mlm_accuracy": 0.2, "nsp_accuracy": 0.5,
+        "learning_rate": 0.01, "packs": 4, "sequences": 7, "tokens": 380, "seconds": 0.5, "cycles": None}
+
+
+def test_the_first_step_of_a_process_does_not_count_for_the_speed(tmp_path):
+    log, text = written(tmp_path, [1, 2, 3])
+    assert log.totals == Totals(packs=8, sequences=14, tokens=760, seconds=1.0)
+    assert log.totals.sequences_per_second == 14.0 and log.totals.tokens_per_second == 760.0
+    assert log.totals.packing_factor == 7 / 4
+    assert "14.0 seq/s" in text and "padding avoided 93.8%" in text
+    alone, _ = written(tmp_path, [4], first_step=3)
+    assert alone.totals.packs == 4                          # but for the only one
+
+
+def test_not_on_a_terminal_about_twenty_lines(tmp_path):
+    _, text = written(tmp_path, range(1, 201), total=200)
+    lines = text.splitlines()
+    assert 20 <= len(lines) <= 22 and lines[0].startswith("step   1/200") and lines[-1].startswith("step 200/200")
+
+
+def test_a_live_line_on_request(tmp_path, capsys):
+    log = RunLog(tmp_path, steps=2, max_sequence_length=100, progress=True)
+    log.step(1, 0.01, BatchCounts(4, 7, 380, 50), result(1))
+    log.step(2, 0.01, BatchCounts(4, 7, 380, 50), result(2))
+    log.evaluation(2, BatchCounts(4, 7, 380, 50), result(2))
+    log.close()
+    shown = capsys.readouterr()
+    assert "2/2" in shown.err and "loss 8.000" in shown.err and "padding avoided 93.8%" in shown.err
+    assert shown.out.startswith("held out after step 2: loss 8.000")
+
+
+def test_resumed_it_forgets_the_steps_after_the_checkpoint(tmp_path):
+    written(tmp_path, [1, 2, 3, 4])
+    with open(tmp_path / LOG, "a") as file:
+        file.write('{"step": 5, "lo')                       # cut short by a kill
+    written(tmp_path, [3, 4, 5], first_step=2)
+    assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
+
+
+def test_a_cut_last_line_is_no_record(tmp_path):
+    path = tmp_path / LOG
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert read_log(path) == [{"step": 1}, {"step": 2}]
+    forget_after(path, 1)
+    assert path.read_text() == '{"step": 1}\n'
+    assert read_log(tmp_path / "none.jsonl") == []
+
+
+def test_tensorboard_has_the_curves(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = RunLog(tmp_path, steps=4, max_sequence_length=100, log_every=2, stream=io.StringIO(), progress=False)
+    for step in range(1, 5):
+        log.step(step, 0.01, BatchCounts(4, 7, 380, 50), result(step))
+    log.evaluation(4, BatchCounts(4, 7, 380, 50), result(4))
+    log.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(each.step, each.value) for each in events.Scalars("loss/total")] == [(2, 8.0), (4, 6.0)]
+    assert events.Scalars("packing/padding_avoided")[0].value == pytest.approx(0.9375)
+    assert events.Scalars("evaluation/mlm_accuracy")[0].value == pytest.approx(0.4)
+
+
+def test_without_tensorboard_it_says_so_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    _, text = written(tmp_path, [1])
+    assert text.startswith("no TensorBoard events: pip install tensorboard\n")
+    assert len(read_log(tmp_path / LOG)) == 1
+
+
+def test_environment_says_what_a_run_depends_on(tmp_path):
+    found = environment(device="host engine", seed=5, command=["run_pretraining.py"])
+    assert found["versions"]["torch"] == torch.__version__ and found["seed"] == 5 and found["device"] == "host engine"
+    assert json.loads(json.dumps(found)) == found
+    head = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, universal_newlines=True)
+    if head.returncode == 0:
+        assert found["commit"].rstrip("+") == head.stdout.strip()
+
+
+def test_a_new_run_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = Config(path="configs/packed_host.yml")
+    first = open_run_folder(None, config, first_step=0, environment={"seed": 5})
+    second = open_run_folder(None, config, first_step=0, environment={"seed": 5})
+    assert first != second and first.parent.name == "runs" and first.name.startswith("packed_host-20")
+    assert (first / "config.yml").read_text() == config.to_yaml()
+    assert json.loads((first / "environment.json").read_text()) == {"seed": 5}
+    open_run_folder(str(first), config, first_step=7, environment={"seed": 6})
+    assert json.loads((first / "environment.json").read_text()) == {"seed": 5}
+    assert json.loads((first / "environment-from-step-7.json").read_text()) == {"seed": 6}
+
+
+def test_a_run_is_not_overwritten(tmp_path):
+    written(tmp_path, [1])
+    with pytest.raises(ValueError, match="holds a run already; continue it with --resume"):
+        open_run_folder(str(tmp_path), Config(), first_step=0, environment={})
+
+
+def test_the_summary_says_what_came_of_it_and_how_to_go_on(tmp_path, capsys):
+    log, _ = written(tmp_path, [1, 2, 3])
+    (tmp_path / EVALUATIONS).write_text(json.dumps({"step": 3, "loss": 6.5, "mlm_accuracy": 0.25, "nsp_accuracy": 0.75}) + "\n")
+    print_summary(tmp_path, log.totals, Config(), 3)
+    text = capsys.readouterr().out
+    for part in ("9.000 -> 7.000 in 3 updates", "loss 6.500, masked tokens 25.0% right, next sentence 75.0% right",
+                 "14.0 sequences/s, 760 tokens/s", "1.750 sequences in a pack",
+                 "resume    python run_pretraining.py --resume {}\n".format(tmp_path)):
+        assert part in text, text
