@@ -248,10 +248,16 @@ def plot(histogram: LengthHistogram, path: str) -> None:
     axes.axvline(histogram.mean_length, color="#c05621", linewidth=1, label=f"mean {histogram.mean_length:.0f}")
     axes.axvline(histogram.median_length, color="#c05621", linewidth=1, linestyle="--", label=f"median {histogram.median_length}")
     axes.set_xlim(0, S + step)
+    others = float(shares[:-1].max(initial=0.0))
+    if shares[-1] > 3 * others > 0:  # cut sequences pile up at S: the one bar would flatten all others
+        axes.set_ylim(0, 1.5 * others)
+        axes.annotate(
+            f"{shares[-1]:.1%}", (S + step / 2, 1.5 * others), (-6, -6), textcoords="offset points", ha="right", va="top",
+            color="#2b6cb0")
     axes.set_xlabel("sequence length in tokens" + (f", in steps of {step}" if step > 1 else ""))
     axes.set_ylabel("share of the sequences")
     axes.set_title(f"{histogram.name}: {histogram.padding_share:.1%} padding, theoretical speed-up {histogram.theoretical_speedup:.2f}")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper center")
     save(figure, path)
 
 

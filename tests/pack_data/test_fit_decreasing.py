@@ -1,0 +1,47 @@
+"""First-fit and best-fit decreasing: the runs of equal packs are the packs that single samples would have made."""
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from pack_data import best_fit, first_fit
+from pack_data.histogram import LengthHistogram
+from tests.pack_data_strategies import depths, histograms, lengths_of
+
+
+def sample_by_sample(lengths, S, depth, best: bool) -> Counter:
+    """The textbook rule on single samples."""
+    packs = []
+    for length in sorted(lengths, reverse=True):
+        able = [(S - sum(pack), index) for index, pack in enumerate(packs)
+                if S - sum(pack) >= length and (depth is None or len(pack) < depth)]
+        if able:
+            packs[min(able)[1] if best else min(index for _, index in able)].append(length)
+        else:
+            packs.append([length])
+    return Counter(map(tuple, packs))
+
+
+@pytest.mark.parametrize("packer", [first_fit, best_fit])
+@given(histogram=histograms(max_sequence_length=24, max_count=12, max_lengths=8), depth=depths())
+def test_equals_the_rule_on_single_samples(packer, histogram, depth):
+    packing = packer.pack(histogram, max_sequences_per_pack=depth)
+    expected = sample_by_sample(
+        lengths_of(histogram).tolist(), histogram.max_sequence_length, depth, best=packer is best_fit)
+    assert dict(zip(packing.strategies, packing.repeats)) == expected
+
+
+def test_where_first_fit_and_best_fit_part():
+    # S = 7: 5 opens a pack, 3 and 3 the second.  1 fits behind 5, the first with room, and behind 3+3, the fullest with room.
+    histogram = LengthHistogram.from_lengths([1, 3, 3, 5], 7)
+    assert first_fit.pack(histogram, max_sequences_per_pack=None).strategies == ((5, 1), (3, 3))
+    assert best_fit.pack(histogram, max_sequences_per_pack=None).strategies == ((5,), (3, 3, 1))
+
+
+@pytest.mark.parametrize("packer", [first_fit, best_fit])
+def test_runs_do_not_grow_with_the_sequences(packer):
+    histogram = LengthHistogram(np.array([0, 0, 0, 7, 5, 11, 0, 2, 0, 0]) * 10**9)
+    packing = packer.pack(histogram, max_sequences_per_pack=None)
+    packing.check(histogram)
+    assert len(packing.strategies) <= 4 * 4  # four lengths occur, each makes four runs at most

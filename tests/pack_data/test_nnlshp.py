@@ -1,0 +1,156 @@
+"""NNLSHP: the paper's figures, and the fast solver held against the dense one."""
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pack_data import nnlshp
+from pack_data.histogram import LengthHistogram
+from tests.pack_data_strategies import histograms
+
+
+@pytest.fixture(scope="module")
+def wikipedia():
+    histogram = LengthHistogram.published("wikipedia_512")
+    return histogram, nnlshp.pack(histogram, max_sequences_per_pack=3)
+
+
+def coarse(factor: int) -> LengthHistogram:
+    """SQuAD with lengths in units of `factor` tokens: the shape of real data at a size the dense solver takes easily."""
+    whole = LengthHistogram.published("squad_1_1_384")
+    lengths = np.repeat(-(-whole.lengths // factor), whole.counts[whole.lengths])
+    return LengthHistogram.from_lengths(lengths, 384 // factor)
+
+
+def residual(strategies, weights, counts, mixture) -> float:
+    return float(np.linalg.norm(weights * (counts - nnlshp._counts(strategies, mixture, len(counts) - 1))))
+
+
+def weights_of(S: int) -> np.ndarray:
+    weights = np.ones(S + 1)
+    weights[:9] = 0.09
+    weights[0] = 0.0
+    return weights
+
+
+def test_table_1_of_the_paper(wikipedia):
+    """Efficiency 99.7 %, packing factor 1.996; to three digits, because solvers choose among equal mixtures."""
+    histogram, packing = wikipedia
+    packing.check(histogram)
+    assert round(packing.packing_factor, 3) == 1.996
+    assert round(100 * packing.efficiency, 1) == 99.7
+    assert packing.largest_depth == 3
+    assert packing.packs == pytest.approx(8_155_059, rel=1e-5)  # the published program with SciPy 1.17
+
+
+def test_squad():
+    histogram = LengthHistogram.published("squad_1_1_384")
+    packing = nnlshp.pack(histogram, max_sequences_per_pack=3)
+    packing.check(histogram)
+    assert packing.packs == pytest.approx(40_778, rel=1e-3)
+
+
+@pytest.mark.parametrize("S, depth, number", [(512, 3, 22_102), (384, 3, 12_481), (512, 2, 257), (512, 1, 1), (1, 3, 1), (2, 3, 2)])
+def test_number_of_strategies(S, depth, number):
+    strategies = nnlshp.strategies_filling(S, depth)
+    assert len(strategies) == number == len(set(map(tuple, strategies.tolist())))
+    assert (strategies.sum(axis=1) == S).all()
+    assert (np.diff(strategies, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize("S, depth", [(7, 3), (12, 3), (9, 2)])
+def test_strategies_by_exhaustive_search(S, depth):
+    expected = {tuple(sorted((a, b, S - a - b), reverse=True)) for a in range(S + 1) for b in range(S + 1 - a)}
+    expected = {lengths for lengths in expected if sum(length > 0 for length in lengths) <= depth}
+    assert set(map(tuple, nnlshp.strategies_filling(S, depth).tolist())) == expected
+
+
+@pytest.mark.parametrize("factor", [8, 6])
+def test_the_fast_solver_reaches_the_least_residual(factor):
+    histogram = coarse(factor)
+    S = histogram.max_sequence_length
+    strategies, weights = nnlshp.strategies_filling(S, 3), weights_of(S)
+    counts = histogram.counts.astype(float)
+    fast = nnlshp.solve_fast(strategies, weights, counts)
+    reference = nnlshp.solve_reference(strategies, weights, counts)
+    least = residual(strategies, weights, counts, reference)
+    assert least > 1  # the histogram cannot be met exactly, so there is something to minimise
+    assert residual(strategies, weights, counts, fast) == pytest.approx(least, rel=1e-5)
+    # The minimum is strictly convex in the counts: whatever the mixture, these are the same.
+    assert np.allclose(
+        nnlshp._counts(strategies, fast, S), nnlshp._counts(strategies, reference, S), atol=1e-4 * counts.max())
+    assert np.count_nonzero(fast) <= S
+    packs = [nnlshp.pack(histogram, max_sequences_per_pack=3, solver=solver).packs for solver in ("fast", "reference")]
+    assert packs[0] == pytest.approx(packs[1], rel=2e-3)
+
+
+@given(histogram=histograms(max_sequence_length=24, max_count=50))
+def test_the_fast_solver_meets_the_optimality_conditions(histogram):
+    S = histogram.max_sequence_length
+    if not histogram.sequences:
+        return
+    strategies, weights = nnlshp.strategies_filling(S, 3), weights_of(S)
+    counts = histogram.counts.astype(float)
+    mixture = nnlshp.solve_fast(strategies, weights, counts)
+    assert (mixture >= 0).all()
+    rest = weights**2 * (counts - nnlshp._counts(strategies, mixture, S))
+    gradient = rest[strategies].sum(axis=1)
+    scale = float((weights * counts).max())
+    assert gradient.max() <= 1e-5 * scale  # no strategy would lower the residual
+    assert abs(gradient @ mixture) <= 1e-5 * scale**2  # none in use would raise it
+
+
+@settings(max_examples=20)
+@given(histogram=histograms(max_sequence_length=24, max_count=3000), rounds=st.sampled_from([2, 20]), depth=st.integers(1, 3))
+def test_more_rounds_place_everything_too(histogram, rounds, depth):
+    packing = nnlshp.pack(histogram, max_sequences_per_pack=depth, rounds=rounds)
+    packing.check(histogram)
+
+
+def test_more_rounds_leave_less_alone(wikipedia):
+    """The MLPerf variant rounds down and solves again: fewer sequences end alone in a pack."""
+    histogram, once = wikipedia
+    packing = nnlshp.pack(histogram, max_sequences_per_pack=3, rounds=3)
+    packing.check(histogram)
+    assert packing.packs < once.packs
+    assert round(packing.packing_factor, 3) == 1.997
+
+
+def test_a_solver_failure_keeps_the_interior_mixture(monkeypatch):
+    """The vertex only saves strategies: where the linear programme fails, the same residual comes without it."""
+    import scipy.optimize
+
+    histogram = coarse(8)
+    S = histogram.max_sequence_length
+    strategies, weights = nnlshp.strategies_filling(S, 3), weights_of(S)
+    counts = histogram.counts.astype(float)
+    vertex = nnlshp.solve_fast(strategies, weights, counts)
+    failed = scipy.optimize.OptimizeResult(status=4, x=None)
+    monkeypatch.setattr(scipy.optimize, "linprog", lambda *args, **options: failed)
+    interior = nnlshp.solve_fast(strategies, weights, counts)
+    assert residual(strategies, weights, counts, interior) == pytest.approx(residual(strategies, weights, counts, vertex), rel=1e-5)
+    nnlshp.pack(histogram, max_sequences_per_pack=3).check(histogram)
+
+
+def test_padding_leaves_the_strategies():
+    # S = 4: only 3 and 1 make a full pack with a 3, and there is no 1: the padding sequences of length 1 must not stay.
+    histogram = LengthHistogram.from_lengths([3] * 10, 4)
+    packing = nnlshp.pack(histogram, max_sequences_per_pack=3)
+    assert packing.strategies == ((3,),)
+    assert packing.repeats == (10,)
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"max_sequences_per_pack": 4}, "at most 3 sequences together, not 4; for deeper packs use optimal or spfhp"),
+    ({"max_sequences_per_pack": None}, "not any number; for deeper packs use optimal or spfhp"),
+    ({"max_sequences_per_pack": 3, "rounds": 0}, "rounds = 0; at least one"),
+    ({"max_sequences_per_pack": 3, "solver": "cplex"}, "no solver is called 'cplex'; there are fast, reference"),
+])
+def test_what_it_refuses(options, words):
+    with pytest.raises(ValueError, match=words):
+        nnlshp.pack(LengthHistogram.from_lengths([3], 8), **options)
+
+
+def test_too_long_for_a_list_of_strategies():
+    with pytest.raises(ValueError, match="too many for max_sequence_length 16384"):
+        nnlshp.pack(LengthHistogram.from_lengths([3], 16384), max_sequences_per_pack=3)

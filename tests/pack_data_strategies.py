@@ -1,0 +1,40 @@
+"""Hypothesis strategies and small helpers for everything that packs."""
+from typing import Optional
+
+import numpy as np
+from hypothesis import strategies as st
+
+from pack_data.histogram import LengthHistogram
+
+DEPTHS = (1, 2, 3, 4, 8, None)
+
+# Where packers break: nothing, one length, nothing to share a pack with, next to nothing, and the shortest sequences.
+SPECIAL = {
+    "empty": LengthHistogram.from_lengths([], 12),
+    "one_length": LengthHistogram.from_lengths([5] * 100, 12),
+    "all_full": LengthHistogram.from_lengths([12] * 7, 12),
+    "seven": LengthHistogram.from_lengths([3, 12, 7, 7, 1, 11, 2], 12),
+    "ones": LengthHistogram.from_lengths([1] * 50, 12),
+    "single_slot": LengthHistogram.from_lengths([1] * 5, 1),
+}
+
+
+@st.composite
+def histograms(draw, max_sequence_length: int = 40, max_count: int = 200, max_lengths: int = 12) -> LengthHistogram:
+    """Any S up to the given one, a few lengths that occur, small and large counts; the empty histogram too."""
+    S = draw(st.integers(1, max_sequence_length))
+    counts = np.zeros(S + 1, np.int64)
+    occurring = st.lists(st.integers(1, S), max_size=max_lengths, unique=True)
+    for length in draw(occurring):
+        counts[length] = draw(st.integers(1, max_count))
+    return LengthHistogram(counts, "random")
+
+
+def depths(largest: Optional[int] = None):
+    """Packing depths, unlimited (None) among them unless there is a largest."""
+    return st.sampled_from([depth for depth in DEPTHS if largest is None or (depth is not None and depth <= largest)])
+
+
+def lengths_of(histogram: LengthHistogram) -> np.ndarray:
+    """The lengths one by one, ascending."""
+    return np.repeat(np.arange(len(histogram.counts)), histogram.counts)
