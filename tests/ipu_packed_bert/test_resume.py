@@ -1,0 +1,146 @@
+"""A run that was stopped anywhere and resumed has, bit for bit, the losses of one that was not; and the commands around it."""
+import json
+import os
+import signal
+
+import pytest
+import yaml
+
+import run_pretraining
+from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.runlog import EVALUATIONS, LOG, read_log
+from pack_data.packers import PACKERS
+from tests.tiny_runs import tiny_config, tiny_data
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resume")
+    return str(tiny_config(folder / "tiny.yml", tiny_data(folder / "data")))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert run_pretraining.main(["--config", tiny, "--out", str(folder)]) == 0
+    return folder
+
+
+def results(folder):
+    """Everything of the logs but the clock."""
+    return [{key: value for key, value in record.items() if key != "seconds"}
+            for name in (LOG, EVALUATIONS) for record in read_log(folder / name)]
+
+
+def stop_at(monkeypatch, step, how):
+    """The update ``step`` of this process calls ``how`` instead of returning; earlier ones are as always."""
+    original, made = HostEngine.step, []
+
+    def stopping(engine, batch, rate):
+        made.append(rate)
+        if len(made) == step and how is None:
+            raise MemoryError("killed")                     # nothing is saved, as by kill -9
+        result = original(engine, batch, rate)
+        if len(made) == step:
+            os.kill(os.getpid(), how)
+        return result
+
+    monkeypatch.setattr(HostEngine, "step", stopping)
+
+
+@pytest.mark.parametrize("step", [4, 7, 12])                # saved after 3, 6, 9: once right before, once long after
+def test_after_a_kill(tiny, undisturbed, tmp_path, monkeypatch, step):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_at(patch, step, None)
+        with pytest.raises(MemoryError):
+            run_pretraining.main(["--config", tiny, "--out", str(folder)])
+    assert len(read_log(folder / LOG)) == step - 1
+    assert run_pretraining.main(["--resume", str(folder)]) == 0
+    assert results(folder) == results(undisturbed)
+    assert (folder / "environment-from-step-{}.json".format((step - 1) // 3 * 3)).exists()
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_after_a_signal(tiny, undisturbed, tmp_path, monkeypatch, capsys, number, status):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, number)
+        assert run_pretraining.main(["--config", tiny, "--out", str(folder)]) == status
+    assert load_checkpoint(checkpoints(folder / "checkpoints")[-1]).step == 5
+    assert "resume    python run_pretraining.py --resume {}\n".format(folder) in capsys.readouterr().out
+    assert run_pretraining.main(["--resume", str(folder)]) == 0
+    # The evaluation after step 5 was left out for the signal's sake; it changes nothing that comes later.
+    assert results(folder) == [record for record in results(undisturbed) if "learning_rate" in record or record["step"] != 5]
+
+
+def test_the_test_notices_a_lost_random_stream(tiny, undisturbed, tmp_path, monkeypatch):
+    """With dropout, forgetting the state of the random stream must show."""
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, signal.SIGTERM)
+        run_pretraining.main(["--config", tiny, "--out", str(folder)])
+    original = HostEngine.load_state
+    monkeypatch.setattr(HostEngine, "load_state", lambda engine, state: original(engine, {**state, "random": {}}))
+    run_pretraining.main(["--resume", str(folder)])
+    mine, theirs = read_log(folder / LOG), read_log(undisturbed / LOG)
+    assert [record["loss"] for record in mine[:5]] == [record["loss"] for record in theirs[:5]]
+    assert [record["loss"] for record in mine[5:]] != [record["loss"] for record in theirs[5:]]
+
+
+def test_a_finished_run_says_so_and_goes_on_with_more_steps(tiny, tmp_path, capsys):
+    folder = tmp_path / "run"
+    run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "4"])
+    capsys.readouterr()
+    assert run_pretraining.main(["--resume", str(folder)]) == 0
+    assert capsys.readouterr().out == "{} has made its 4 updates already; --steps N continues it\n".format(folder)
+    assert run_pretraining.main(["--resume", str(folder), "--steps", "6"]) == 0
+    assert [record["step"] for record in read_log(folder / LOG)] == [1, 2, 3, 4, 5, 6]
+    assert yaml.safe_load((folder / "config.yml").read_text())["run"]["steps"] == 6
+
+
+def test_a_run_folder_rebuilds_the_run(tiny, undisturbed, tmp_path):
+    """config.yml as resolved, alone, gives the same losses."""
+    folder = tmp_path / "run"
+    run_pretraining.main(["--config", str(undisturbed / "config.yml"), "--out", str(folder)])
+    assert results(folder) == results(undisturbed)
+    environment = json.loads((undisturbed / "environment.json").read_text())
+    assert environment["seed"] == 5 and environment["device"].startswith("host engine")
+
+
+def test_without_ipus_each_override_is_printed(tiny, tmp_path, capsys):
+    settings = yaml.safe_load(open(tiny))
+    settings["engine"]["kind"] = "auto"
+    settings["without_ipus"] = {"run": {"steps": 2, "checkpoint_every": 3}, "batch": {"gradient_accumulation": 4}}
+    path = tmp_path / "pod.yml"
+    path.write_text(yaml.safe_dump(settings))
+    folder = tmp_path / "run"
+    assert run_pretraining.main(["--config", str(path), "--out", str(folder), "--set", "batch.gradient_accumulation=2"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0].startswith("{}: its without_ipus block applies (host engine: ".format(path))
+    assert [line.split() for line in lines[1:2]] == [["run.steps", "12", "->", "2"]]        # the rest is unchanged or --set
+    assert lines[2].startswith("data ")
+    resolved = yaml.safe_load((folder / "config.yml").read_text())
+    assert resolved["engine"]["kind"] == "host" and resolved["run"]["steps"] == 2 and "without_ipus" not in resolved
+    assert resolved["batch"]["gradient_accumulation"] == 2
+
+
+def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monkeypatch):
+    corpus = tmp_path / "text"
+    corpus.mkdir()
+    words = "the pack holds many short sequences and no slot is left empty while a long one stands alone".split()
+    for number in range(12):
+        lines = [" ".join(words[(number + line + word) % len(words)] for word in range(9)) + "." for line in range(40)]
+        (corpus / "{}.txt".format(number)).write_text("\n".join(lines))
+    arguments = ["--config", tiny, "--data", str(tmp_path / "data"), "--set", "data.corpus={}".format(corpus), "--steps", "2",
+                 "--set", "run.evaluate_every=0"]
+    assert "spfhp" in PACKERS
+    assert run_pretraining.main(arguments + ["--out", str(tmp_path / "one")]) == 0
+    first = capsys.readouterr().out.split("\n")
+    assert first[0] == "data      {} is missing: building it from {}; kept for the next run".format(tmp_path / "data", corpus)
+    assert run_pretraining.main(arguments + ["--out", str(tmp_path / "two")]) == 0
+    assert "building" not in capsys.readouterr().out
+    assert results(tmp_path / "one") == results(tmp_path / "two")

@@ -1,0 +1,143 @@
+"""The loop: order of events, evaluation over batches, and what Ctrl-C and SIGTERM do."""
+import io
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
+from ipu_packed_bert.config import config_from_tree
+from ipu_packed_bert.engine.base import StepResult, count
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.loader import GlobalBatches
+from ipu_packed_bert.optim import learning_rate
+from ipu_packed_bert.runlog import EVALUATIONS, LOG, RunLog, read_log
+from ipu_packed_bert.train import Interruption, evaluate, train
+from pack_data.store import PackStore
+from tests.tiny_runs import SLOTS, tiny_data, tiny_settings
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with PackStore.open(tiny_data(tmp_path_factory.mktemp("train") / "data")) as store:
+        yield store
+
+
+class Recorder:
+    """An engine that writes down what it is asked; its state is the number of updates made."""
+
+    def __init__(self, at_step=None):
+        self.calls, self.steps, self.at_step = [], 0, at_step or {}
+
+    def step(self, batch, rate):
+        self.steps += 1
+        self.calls.append(("step", rate))
+        if self.steps in self.at_step:
+            self.at_step[self.steps]()
+        return StepResult(1.0 / self.steps, 0.5, 0.5, 0.25, 0.75, 0.1, None)
+
+    def evaluate(self, batch):
+        self.calls.append(("evaluate", len(batch["input_ids"])))
+        return StepResult(2.0, 1.0, 1.0, 0.5, 0.5, 0.1, None)
+
+    def state(self):
+        self.calls.append(("state", self.steps))
+        return {"model": {}, "optimizer": {"step": self.steps}}
+
+
+def run(store, folder, engine, *overrides, first_step=0):
+    config = config_from_tree(tiny_settings(), "tiny.yml", overrides)
+    batches = GlobalBatches(store, config, packing_factor=store.manifest.packing_factor)
+    log = RunLog(folder, steps=config.run.steps, first_step=first_step, max_sequence_length=SLOTS, progress=False, stream=io.StringIO())
+    outcome = train(config, engine, batches, log, folder / "checkpoints", first_step=first_step)
+    log.close()
+    batches.close()
+    return config, outcome
+
+
+def test_steps_evaluations_and_checkpoints_come_when_they_are_due(store, tmp_path):
+    engine = Recorder()
+    config, outcome = run(store, tmp_path, engine)          # 12 steps, evaluation every 5, checkpoint every 3
+    assert outcome == (12, None)
+    names = [(name, value) for name, value in engine.calls if name != "step"]
+    assert [value for name, value in names if name == "state"] == [3, 6, 9, 12]
+    assert [value for name, value in engine.calls if name == "step"] == [learning_rate(step, config) for step in range(12)]
+    assert [record["step"] for record in read_log(tmp_path / LOG)] == list(range(1, 13))
+    assert [record["step"] for record in read_log(tmp_path / EVALUATIONS)] == [5, 10, 12]
+    assert [load_checkpoint(path).step for path in checkpoints(tmp_path / "checkpoints")] == [9, 12]
+
+
+def test_never_evaluated_and_saved_only_at_the_end(store, tmp_path):
+    engine = Recorder()
+    run(store, tmp_path, engine, "run.evaluate_every=0", "run.checkpoint_every=0", "run.steps=4")
+    assert [name for name, _ in engine.calls] == ["step"] * 4 + ["state"]
+
+
+def test_the_log_counts_what_the_batches_hold(store, tmp_path):
+    config, _ = run(store, tmp_path, Recorder())
+    batches = GlobalBatches(store, config, packing_factor=store.manifest.packing_factor)
+    records = read_log(tmp_path / LOG)
+    for record in records:
+        counts = count(next(batches))
+        assert (record["packs"], record["sequences"], record["tokens"]) == (counts.packs, counts.sequences, counts.tokens)
+    batches.close()
+    # 12 updates of 4 packs are more than an epoch: a filled-up batch is among them, and its empty packs are not counted.
+    assert min(record["packs"] for record in records) < batches.packs_per_update == max(record["packs"] for record in records)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_update_finish_and_saves(store, tmp_path, number):
+    engine = Recorder({5: lambda: os.kill(os.getpid(), number)})
+    before = signal.getsignal(number)
+    _, outcome = run(store, tmp_path, engine)
+    assert outcome == (5, number)
+    assert engine.calls[-1] == ("state", 5) and ("evaluate", 4) not in engine.calls
+    assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1]).step == 5
+    assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_in_the_last_update_is_a_run_that_ended(store, tmp_path):
+    _, outcome = run(store, tmp_path, Recorder({12: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+    assert outcome == (12, None)
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    with Interruption() as interruption:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interruption.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+def test_evaluation_over_batches_is_that_of_one_large_batch(store, normalisation):
+    overrides = ["loss.normalisation=" + normalisation, "run.evaluation_fraction=0.5"]
+    small = config_from_tree(tiny_settings(), "tiny.yml", overrides)
+    large = config_from_tree(tiny_settings(), "tiny.yml", overrides + ["batch.gradient_accumulation=30"])
+    found = []
+    for config in (small, large):
+        batches = GlobalBatches(store, config, packing_factor=2.0)
+        engine = HostEngine(config, store.schema, packing_factor=2.0)
+        parts = list(batches.held_out())
+        found.append((len(parts),) + evaluate(engine, parts, token=normalisation == "token"))
+        batches.close()
+    (parts, counts, result), (whole, whole_counts, expected) = found
+    assert parts > 1 and whole == 1 and counts == whole_counts and counts.sequences > 10
+    np.testing.assert_allclose(result[:5], expected[:5], rtol=1e-6)
+
+
+def test_losses_fall_on_something_learnable(store, tmp_path):
+    config = config_from_tree(tiny_settings(), "tiny.yml", ["run.steps=60", "optimizer.learning_rate=0.05", "run.evaluate_every=0"])
+    engine = HostEngine(config, store.schema, packing_factor=2.0)
+    batches = GlobalBatches(store, config, packing_factor=2.0)
+    log = RunLog(tmp_path, steps=60, max_sequence_length=SLOTS, progress=False, stream=io.StringIO())
+    train(config, engine, batches, log, tmp_path / "checkpoints")
+    log.close()
+    batches.close()
+    losses = [record["loss"] for record in read_log(tmp_path / LOG)]
+    assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
+    assert engine.compilations["training"] == 1
