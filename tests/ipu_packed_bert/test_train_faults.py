@@ -1,0 +1,152 @@
+"""The command line when things go wrong: kill -9 at any moment, damaged files, settings that cannot be."""
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import run_pretraining
+from ipu_packed_bert.checkpoint import checkpoints
+from ipu_packed_bert.runlog import LOG, read_log
+from pack_data.command import run_main
+from tests.tiny_runs import tiny_config, tiny_data, tiny_settings
+
+ROOT = Path(run_pretraining.__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faults")
+    return str(tiny_config(folder / "tiny.yml", tiny_data(folder / "data")))
+
+
+def losses(folder):
+    return [(record["step"], record["loss"], record["mlm_accuracy"]) for record in read_log(folder / LOG)]
+
+
+def started(*arguments):
+    return subprocess.Popen([sys.executable, str(ROOT / "run_pretraining.py"), *arguments], stdout=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, universal_newlines=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def lines_of(path):
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_kill_9_at_random_moments(tiny, tmp_path):
+    options = ["--steps", "60", "--set", "run.checkpoint_every=4", "--set", "run.evaluate_every=0"]
+    assert run_pretraining.main(["--config", tiny, "--out", str(tmp_path / "undisturbed")] + options) == 0
+
+    folder, moments = tmp_path / "run", random.Random(os.urandom(8))
+    arguments, kills = ["--config", tiny, "--out", str(folder)] + options, []
+    for lower, upper in ((5, 20), (22, 40)):
+        wanted = moments.randint(lower, upper)
+        process = started(*arguments)
+        while lines_of(folder / LOG) < wanted and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(moments.random() * 0.02)                 # in a step, between two, or in the middle of saving
+        process.send_signal(signal.SIGKILL)
+        _, complaint = process.communicate()
+        assert process.returncode == -signal.SIGKILL, complaint
+        kills.append(lines_of(folder / LOG))
+        arguments = ["--resume", str(folder)]
+    assert run_pretraining.main(arguments) == 0
+    assert losses(folder) == losses(tmp_path / "undisturbed"), "killed after {} lines".format(kills)
+    assert len(losses(folder)) == 60
+    assert {path.suffix for path in (folder / "checkpoints").iterdir()} == {".pt"}
+
+
+def refused(capsys, *arguments):
+    """The error of a command that must end with status 2; nothing else is on stderr."""
+    assert run_main(run_pretraining.run, list(arguments)) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: ") and text.endswith("\n") and "Traceback" not in text
+    return text[len("error: "):-1]
+
+
+def test_five_mistakes_are_all_listed(tmp_path, capsys):
+    settings = tiny_settings()
+    settings["model"].update(hidden_size=15, num_layer=2)
+    settings["optimizer"]["learning_rate"] = "6e-3"
+    settings["batch"]["micro_batch"] = 0
+    settings["engine"]["precision"] = "half"
+    path = tmp_path / "five.yml"
+    path.write_text(yaml.safe_dump(settings))
+    lines = refused(capsys, "--config", str(path)).split("\n")
+    assert lines[0] == "{}: 5 problems".format(path) and len(lines) == 6
+    for key in ("model.hidden_size is 15", "model.num_layer is not", "optimizer.learning_rate is '6e-3'",
+                "batch.micro_batch is 0", "engine.precision is 'half'"):
+        assert sum(key in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("override, words", [
+    ("model.vocabulary_size=100", "data.vocabulary_size is 128; must be at most model.vocabulary_size, 100"),
+    ("data.max_sequences_per_pack=2", "was packed at depth 3, data.max_sequences_per_pack is 2"),
+    ("data.max_predictions_per_sequence=11", "masks up to 10 tokens a sequence, data.max_predictions_per_sequence is 11"),
+    ("data.max_sequence_length=32", "has packs of 64 slots, data.max_sequence_length is 32"),
+    ("engine.kind=ipu", "the Poplar SDK is missing"),
+    ("data.corpus=/no/such/text", None),
+])
+def test_what_cannot_be_is_one_line(tiny, tmp_path, capsys, override, words):
+    if words is None:                                       # only an unbuilt data set needs its corpus
+        words, extra = "/no/such/text", ["--data", str(tmp_path / "new")]
+    else:
+        extra = []
+    found = refused(capsys, "--config", tiny, "--out", str(tmp_path / "run"), "--set", override, *extra)
+    assert words in found and "\n" not in found
+    assert not (tmp_path / "run").exists()                  # nothing half-made
+
+
+def test_a_vocabulary_larger_than_the_models(tmp_path, capsys):
+    config = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data", vocabulary=200))
+    found = refused(capsys, "--config", str(config))
+    assert "has a vocabulary of 200 tokens, model.vocabulary_size is 128; change the setting" in found and "\n" not in found
+
+
+def test_a_truncated_shard(tmp_path, capsys):
+    data = tiny_data(tmp_path / "data")
+    config = tiny_config(tmp_path / "tiny.yml", data)
+    shard = next(data.glob("packs-*.npy"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    found = refused(capsys, "--config", str(config))
+    assert shard.name in found and "\n" not in found
+
+
+def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
+    folder = tmp_path / "run"
+    run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "6"])
+    older, newest = checkpoints(folder / "checkpoints")
+    newest.write_bytes(newest.read_bytes()[:-200])
+    capsys.readouterr()
+    found = refused(capsys, "--resume", str(folder), "--steps", "8")
+    assert found.startswith("{} is damaged (".format(newest)) and "\n" not in found
+    newest.unlink()                                         # the way out that it names
+    assert run_pretraining.main(["--resume", str(folder), "--steps", "6"]) == 0
+    assert [step for step, _, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ([], "one of the arguments --config --resume is required"),
+    (["--config", "a.yml", "--resume", "b"], "not allowed with argument"),
+    (["--config", "no.yml"], "no.yml: cannot be read (No such file or directory)"),
+    (["--resume", "nowhere"], "nowhere/config.yml: cannot be read (No such file or directory)"),
+    (["--resume", "a", "--out", "b"], "--resume continues in the run's own folder"),
+    (["--config", "a.yml", "--steps", "many"], "invalid int value: 'many'"),
+])
+def test_wrong_arguments(capsys, arguments, words):
+    found = refused(capsys, *arguments)
+    assert words in found and "\n" not in found
+
+
+def test_a_run_that_never_saved_cannot_be_resumed(tiny, tmp_path, capsys):
+    folder = tmp_path / "run"
+    run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "2"])
+    checkpoints(folder / "checkpoints")[0].unlink()
+    capsys.readouterr()
+    assert "no checkpoint; a run can be resumed once it has saved one" in refused(capsys, "--resume", str(folder))
+    assert "holds a run already" in refused(capsys, "--config", tiny, "--out", str(folder))
