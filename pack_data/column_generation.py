@@ -22,34 +22,51 @@ from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 
 _TOLERANCE = 1e-9  # relative; the linear programmes are solved to about 1e-9 themselves
 _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a block stays in the cache
+_COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
+_FULL_ROWS = 1536  # beyond, the full programme takes minutes and the finest of these instead
+_FINEST_ROWS = 256
+_CANDIDATES = 512  # strategies sought a round
 
 
 class PackTables:
-    """Most valuable packs of up to k sequences for every capacity 0..S, by max-plus products of smaller ones.
+    """Most valuable packs of up to k sequences, by max-plus products: value_(i + j)(c) = max_s value_i(s) + value_j(c - s).
 
-    prices [S + 1] by length, non-decreasing, prices[0] = 0: a slot may stay empty, so value_k is non-decreasing in k and
-    in the capacity, and value_(i + j)(c) = max_s value_i(s) + value_j(c - s).
+    A slot may stay empty, so value_k is non-decreasing in k and in the capacity c.
+    lengths int [m] ascending; prices float64 [m] by length, non-decreasing.
     """
 
     def __init__(self, lengths: np.ndarray, prices: np.ndarray, max_sequence_length: int) -> None:
-        stairs = np.zeros(max_sequence_length + 1, np.int64)
-        stairs[lengths] = np.arange(1, len(lengths) + 1)
-        stairs = np.maximum.accumulate(stairs)
-        self._longest = np.concatenate([[0], lengths])[stairs]  # the longest length that fits, 0 for none
-        self._values: Dict[int, np.ndarray] = {1: np.concatenate([[0.0], prices])[stairs]}
-        self._splits: Dict[int, Tuple[int, int, np.ndarray]] = {}
+        steps = np.zeros(max_sequence_length + 1, np.int64)
+        steps[lengths] = np.arange(1, len(lengths) + 1)
+        steps = np.maximum.accumulate(steps)
+        self._longest = np.concatenate([[0], lengths])[steps]  # the longest length that fits, 0 for none
+        self._tables: Dict[int, np.ndarray] = {0: np.zeros(len(steps)), 1: np.concatenate([[0.0], prices])[steps]}
 
-    def values(self, sequences: int) -> np.ndarray:
-        """float64 [S + 1]: the best price of at most this many sequences (at least 0), by capacity."""
-        if sequences == 0:
-            return np.zeros_like(self._values[1])
-        if sequences not in self._values:
-            first = 1 << (sequences.bit_length() - 1)
-            first = first // 2 if first == sequences else first
-            second = sequences - first
-            self._values[sequences], taken = _max_plus(self.values(first), self.values(second))
-            self._splits[sequences] = first, second, taken
-        return self._values[sequences]
+    def _table(self, sequences: int) -> np.ndarray:
+        """float64 [S + 1]: the best value by capacity."""
+        if sequences not in self._tables:
+            a, b = self._table((sequences + 1) // 2), self._table(sequences // 2)
+            windows = _windows(b)
+            table = np.empty(len(a))
+            rows = max(1, _CHUNK // len(a))
+            for start in range(0, len(a), rows):
+                stop = min(len(a), start + rows)
+                share = stop if b is not a else stop // 2 + 1  # of two equal factors the first may have the smaller share
+                (windows[start:stop, :share] + a[:share]).max(axis=1, out=table[start:stop])
+            self._tables[sequences] = table
+        return self._tables[sequences]
+
+    def best(self, sequences: int, capacities: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        """The best value of at most `sequences` sequences for each capacity, and the tokens its first half takes."""
+        a, b = self._table((sequences + 1) // 2), self._table(sequences // 2)
+        windows = _windows(b)
+        value, share = np.empty(len(capacities)), np.empty(len(capacities), np.int64)
+        rows = max(1, _CHUNK // len(a))
+        for start in range(0, len(capacities), rows):
+            sums = windows[capacities[start:start + rows]] + a
+            share[start:start + rows] = sums.argmax(axis=1)
+            value[start:start + rows] = sums[np.arange(len(sums)), share[start:start + rows]]
+        return value, share
 
     def packs(self, sequences: int, capacities: np.ndarray) -> np.ndarray:
         """int64 [len(capacities), sequences]: the lengths in a best pack for each capacity, 0 for an empty slot."""
@@ -57,24 +74,13 @@ class PackTables:
             return np.zeros((len(capacities), 0), np.int64)
         if sequences == 1:
             return self._longest[capacities][:, None]
-        self.values(sequences)
-        first, second, taken = self._splits[sequences]
-        share = taken[capacities]
-        return np.hstack([self.packs(first, share), self.packs(second, capacities - share)])
+        _, share = self.best(sequences, capacities)
+        return np.hstack([self.packs((sequences + 1) // 2, share), self.packs(sequences // 2, capacities - share)])
 
 
-def _max_plus(a: np.ndarray, b: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """(max over s of a[s] + b[c - s], the s that attains it), for c = 0..S."""
-    n = len(a)
-    windows = sliding_window_view(np.concatenate([b[::-1], np.full(n - 1, -np.inf)]), n)[::-1]  # windows[c, s] = b[c - s]
-    best, split = np.empty(n), np.empty(n, np.int64)
-    rows = max(1, _CHUNK // n)
-    for start in range(0, n, rows):
-        stop = min(n, start + rows)
-        sums = windows[start:stop, :stop] + a[:stop]
-        split[start:stop] = sums.argmax(axis=1)
-        best[start:stop] = sums[np.arange(stop - start), split[start:stop]]
-    return best, split
+def _windows(b: np.ndarray) -> np.ndarray:
+    """View [S + 1, S + 1]: windows[c, s] = b[c - s], -inf for s > c."""
+    return sliding_window_view(np.concatenate([b[::-1], np.full(len(b) - 1, -np.inf)]), len(b))[::-1]
 
 
 class Pool:
@@ -147,14 +153,25 @@ class _Master(NamedTuple):
     packs: np.ndarray  # [strategies]
 
 
-def _solve_master(pool: Pool, counts: np.ndarray) -> _Master:
-    """The linear programme over the pool."""
-    m, n = len(counts), len(pool.strategies)
-    shorter = diags([np.ones(m - 1), -np.ones(m - 1)], [0, -1], shape=(m, m - 1)).tocsc()  # a slot of row l + 1 holds l
-    slots = hstack([pool.matrix(pool.strategies), shorter]).tocsc()
-    cost = np.concatenate([np.ones(n), np.zeros(m - 1)])
-    scale = max(1.0, float(counts.mean()))  # keeps the solver's absolute tolerances meaningful for millions of sequences
-    result = linprog(cost, A_ub=-slots, b_ub=-counts / scale, method="highs-ds")
+def _hats(lengths: np.ndarray, knots: np.ndarray) -> csc_matrix:
+    """Sparse [knots, lengths]: piecewise linear interpolation between the lengths at the indices `knots`, from first to last."""
+    m, k = len(lengths), len(knots)
+    right = np.clip(np.searchsorted(knots, np.arange(m), side="right"), 1, k - 1)
+    low, high = lengths[knots[right - 1]], lengths[knots[right]]
+    share = (lengths - low) / (high - low)
+    columns = np.arange(m)
+    return coo_matrix(
+        (np.concatenate([1 - share, share]), (np.concatenate([right - 1, right]), np.concatenate([columns, columns]))),
+        shape=(k, m)).tocsc()
+
+
+def _solve_master(slots: csc_matrix, wanted: np.ndarray) -> _Master:
+    """The linear programme over the strategies that `slots` [rows, strategies] lists; wanted float [rows]."""
+    k, n = slots.shape
+    shorter = diags([np.ones(k - 1), -np.ones(k - 1)], [0, -1], shape=(k, k - 1)).tocsc()  # a slot of row l + 1 holds l
+    cost = np.concatenate([np.ones(n), np.zeros(k - 1)])
+    scale = max(1.0, float(wanted.mean()))  # keeps the solver's absolute tolerances meaningful for millions of sequences
+    result = linprog(cost, A_ub=-hstack([slots, shorter]).tocsc(), b_ub=-wanted / scale, method="highs-ds")
     if result.x is None:
         raise RuntimeError(f"HiGHS found no solution of the packing programme: {result.message}")
     prices = np.maximum.accumulate(np.maximum(-result.ineqlin.marginals, 0.0))
@@ -163,73 +180,91 @@ def _solve_master(pool: Pool, counts: np.ndarray) -> _Master:
 
 def relax(
     lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int, *,
-    seeds: Optional[np.ndarray] = None, good_enough: Optional[float] = None, rounds: int = 400, exact_rounds: int = 12,
+    seeds: Optional[np.ndarray] = None, good_enough: float = 0.0, rounds: int = 60,
     progress: Callable[[float, float], None] = lambda value, bound: None,
 ) -> Relaxation:
     """Solves the linear programme over `lengths` (ascending, all with counts > 0), packs of S slots, `depth` sequences.
 
-    seeds: strategies to start from, int [n, any].  Stops at the optimum; also as soon as the value is at most
-    `good_enough`, after `rounds`, and, after `exact_rounds`, once the value cannot fall below the next whole number.
+    seeds: strategies to start from, int [n, any].  Stops at the optimum, or as soon as the full programme's value is at
+    most `good_enough` or cannot be a whole pack above the bound and some rounds have passed.
 
-    Deep packs are expensive and rarely needed: strategies grow deeper than a mean pack only once shallower ones do not
-    improve any more, while the bound holds for the full depth all the time.
+    Coarse programmes come first: their prices are piecewise linear in the length, between a few lengths (rows) only.  Such
+    prices bound the full programme all the same, and the strategies found are nearly the right ones, for a fraction of the
+    time.  Deep packs, too, are expensive and rarely needed: strategies grow deeper than a mean pack only once shallower
+    ones do not improve any more, while the bound holds for the full depth all the time.
     """
     S = max_sequence_length
     m = len(lengths)
     weights = counts.astype(float)
     pool = Pool(lengths, S)
-
-    def price(prices: np.ndarray, reach: int) -> Tuple[float, np.ndarray]:
-        """The value of the best pack, and for every length a best pack of at most `reach` sequences that contains it."""
-        tables = PackTables(lengths, prices, S)
-        most = (prices + tables.values(depth - 1)[S - lengths]).max()
-        return float(most), np.hstack([lengths[:, None], tables.packs(reach - 1, S - lengths)])
-
+    random = np.random.default_rng(0)
+    stride = -(-2 * m // _CANDIDATES)
+    offset = 0
     bound, best_prices = -1.0, np.zeros(m)
 
-    def improve(prices: np.ndarray, most: float) -> None:
-        nonlocal bound, best_prices
+    def price(prices: np.ndarray, reach: int) -> np.ndarray:
+        """Improves the bound with these prices; best packs of at most `reach` sequences that contain given lengths."""
+        nonlocal bound, best_prices, offset
+        tables = PackTables(lengths, prices, S)
+        most = tables.best(depth, np.array([S]))[0][0]
         if most > 0 and weights @ prices / most > bound:
             bound, best_prices = float(weights @ prices / most), prices / most
+        with_lengths = lengths
+        if m > _CANDIDATES:  # the lengths with the best packs, and others in turn
+            value = prices + tables.best(reach - 1, S - lengths)[0]
+            with_lengths = np.union1d(
+                lengths[np.argsort(-value, kind="stable")[:_CANDIDATES // 2]], lengths[offset % stride::stride])
+            offset += 1
+        return np.hstack([with_lengths[:, None], tables.packs(reach - 1, S - with_lengths)])
 
-    reach = depth
     for prices in first_prices(lengths, counts, S, depth):
-        most, _ = price(prices, 1)
-        improve(prices, most)
+        price(prices, 1)
     reach = min(depth, max(4, int(weights.sum() / bound) + 2))
+    singles = lengths[:, None]
+    pool.add(singles)
     for prices in first_prices(lengths, counts, S, reach):
-        pool.add(price(prices, reach)[1])
+        pool.add(price(prices, reach))
     if seeds is not None:
         pool.add(seeds)
 
-    for round_ in range(rounds):
-        master = _solve_master(pool, counts)
-        progress(master.value, bound)
-        used = master.packs > 0
-        strategies, packs = pool.strategies[used], master.packs[used]
-        if master.value - bound <= _TOLERANCE * master.value:
-            break
-        if good_enough is not None and master.value <= good_enough:
-            break
-        if round_ >= exact_rounds and np.ceil(bound - 1e-6) >= master.value:
-            break
-        if len(pool.strategies) > 3 * m:  # forget what the prices like least
-            worth = pool.worth(master.prices, pool.strategies)
-            pool.keep(used | (worth >= np.partition(worth, -3 * m)[-3 * m]))
-        smoothing, added = 0.8, 0
-        while not added:
-            prices = smoothing * best_prices + (1 - smoothing) * master.prices
-            most, candidates = price(prices, reach)
-            improve(prices, most)
-            added = pool.add(candidates[pool.worth(master.prices, candidates) > 1 + _TOLERANCE])
-            if smoothing > 0.3:
-                smoothing *= 0.6
-            elif smoothing > 0:
-                smoothing = 0.0
-            elif reach < depth:
-                reach = min(depth, 2 * reach)
+    levels = [rows for rows in _COARSE_ROWS if 2 * rows < m]
+    levels.append(m if m <= _FULL_ROWS else _FINEST_ROWS)
+    for rows in levels:
+        full = rows == m
+        hats = None if full else _hats(lengths, np.unique(np.linspace(0, m - 1, rows).round().astype(np.int64)))
+        if full and len(levels) > 1:
+            # Prices that are all but right leave a choice of strategies; noise takes from all over it.
+            pool.keep(pool.worth(best_prices, pool.strategies) > 1 - 1e-3)
+            pool.add(singles)
+            for _ in range(8):
+                pool.add(price(best_prices * (1 + 1e-6 * random.random(m)), reach))
+        for round_ in range(rounds):
+            slots = pool.matrix(pool.strategies)
+            if full:
+                master = _solve_master(slots, weights)
             else:
+                master = _solve_master(hats @ slots, hats @ weights)
+                master = master._replace(prices=hats.T @ master.prices)
+            progress(master.value, bound)
+            used = master.packs > 0
+            strategies, packs = pool.strategies[used], master.packs[used]
+            if master.value - bound <= (_TOLERANCE if full else 1e-5) * master.value:
                 break
-        if not added:
-            break
+            if full and (master.value <= good_enough or round_ >= 8 and master.value <= np.ceil(bound - 1e-6)):
+                break
+            if len(pool.strategies) > 3 * m:  # forget what the prices like least
+                worth = pool.worth(master.prices, pool.strategies)
+                pool.keep(used | (worth >= np.partition(worth, -3 * m)[-3 * m]))
+            added = 0
+            for smoothing in (0.8, 0.4, 0.0):
+                candidates = price(smoothing * best_prices + (1 - smoothing) * master.prices, reach)
+                added += pool.add(candidates[pool.worth(master.prices, candidates) > 1 + _TOLERANCE])
+                if added:
+                    break
+            if not added and reach < depth:
+                reach = min(depth, 2 * reach)
+                candidates = price(master.prices, reach)
+                added = pool.add(candidates[pool.worth(master.prices, candidates) > 1 + _TOLERANCE])
+            if not added:
+                break
     return Relaxation(master.value, bound, best_prices, strategies, packs)

@@ -1,0 +1,141 @@
+"""Attention costs the sum of squared lengths of a pack: among packings of as many packs, prefer one that spreads it evenly.
+
+Where attention skips the blocks between sequences, a batch takes as long as its most expensive pack.  The number of packs
+stays, so does every limit: the packs only exchange sequences.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Dict, List, Set, Tuple
+
+import numpy as np
+
+from pack_data.packing import Packing
+
+Strategy = Tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AttentionWork:
+    """Sums of squared lengths over the packs of a packing."""
+
+    largest: int
+    mean: float
+    deviation: float  # standard deviation
+
+    @property
+    def imbalance(self) -> float:
+        """Largest / mean, at least 1; 1 for no packs."""
+        return self.largest / self.mean if self.mean else 1.0
+
+    @classmethod
+    def of(cls, packing: Packing) -> AttentionWork:
+        work = np.array([_work(strategy) for strategy in packing.strategies], float)
+        if not len(work):
+            return cls(0, 0.0, 0.0)
+        share = np.array(packing.repeats, float) / packing.packs
+        mean = float(share @ work)
+        return cls(int(work.max()), mean, float(np.sqrt(share @ (work - mean) ** 2)))
+
+
+def _work(strategy: Strategy) -> int:
+    return sum(length * length for length in strategy)
+
+
+class _Parts:
+    """All parts of up to two sequences of every strategy, as arrays: what one pack may give to another."""
+
+    def __init__(self) -> None:
+        self.strategies: List[Strategy] = []
+        self.repeats = np.zeros(0, np.int64)
+        self._columns = np.zeros((6, 0), np.int64)
+
+    def add(self, strategies: Dict[Strategy, int]) -> None:
+        columns = []
+        for index, strategy in enumerate(strategies, start=len(self.strategies)):
+            for part in parts(strategy):
+                columns.append((index, len(part), sum(part), _work(part), *(part + (0, 0))[:2]))
+        self.strategies += strategies
+        self.repeats = np.concatenate([self.repeats, np.fromiter(strategies.values(), np.int64, len(strategies))])
+        self._columns = np.hstack([self._columns, np.array(columns, np.int64).T])
+        self.totals = np.array([sum(strategy) for strategy in self.strategies], np.int64)
+        self.depths = np.array([len(strategy) for strategy in self.strategies], np.int64)
+        self.work = np.array([_work(strategy) for strategy in self.strategies], float)
+
+    def drop_spent(self) -> None:
+        """Forgets strategies without packs."""
+        left = {s: r for s, r in zip(self.strategies, self.repeats.tolist()) if r}
+        self.__init__()
+        self.add(left)
+
+    def best_partner(self, index: int, slots: int, depth: int) -> Tuple[float, Strategy, int, Strategy]:
+        """The exchange with another strategy that evens out most: (gain, part given, partner, part taken); gain 0 for none."""
+        owner, size, total, square, *_ = self._columns
+        best: Tuple[float, Strategy, int, Strategy] = (0.0, (), -1, ())
+        times = np.minimum(self.repeats[owner], self.repeats[index])
+        spread = self.work[index] - self.work[owner]
+        for part in parts(self.strategies[index]):
+            if not part:
+                continue
+            moved = _work(part) - square  # what this pack sheds and the partner takes on
+            gain = np.where(moved > 0, times * (moved * (spread - moved)), 0.0)
+            gain[self.totals[index] - sum(part) + total > slots] = 0.0
+            gain[self.totals[owner] - total + sum(part) > slots] = 0.0
+            gain[self.depths[index] - len(part) + size > depth] = 0.0
+            gain[self.depths[owner] - size + len(part) > depth] = 0.0
+            gain[self.depths[index] - len(part) + size < 1] = 0.0
+            at = int(np.argmax(gain))
+            if gain[at] > best[0]:
+                taken = tuple(length for length in self._columns[4:, at].tolist() if length)
+                best = float(gain[at]), part, int(owner[at]), taken
+        return best
+
+
+def parts(strategy: Strategy) -> Set[Strategy]:
+    """The different parts of no, one or two sequences."""
+    return {()} | {(length,) for length in strategy} | set(combinations(strategy, 2))
+
+
+def _exchange(strategy: Strategy, given: Strategy, taken: Strategy) -> Strategy:
+    left = list(strategy)
+    for length in given:
+        left.remove(length)
+    return tuple(sorted(left + list(taken), reverse=True))
+
+
+def balance_attention(packing: Packing, *, exchanges: int = 4000) -> Packing:
+    """As many packs of the same sequences; the largest sum of squared lengths is not raised, the variance never.
+
+    The most expensive strategies exchange up to two sequences each with whichever partner evens out most, for as many packs
+    as both have; at most `exchanges` times.
+    """
+    slots = packing.max_sequence_length
+    depth = slots if packing.max_sequences_per_pack is None else packing.max_sequences_per_pack
+    state = _Parts()
+    state.add(dict(zip(packing.strategies, packing.repeats)))
+    while exchanges > 0:
+        before = exchanges
+        # A pass takes the strategies it began with, dearest first; what it makes comes in the next one.
+        for index in np.argsort(-state.work, kind="stable").tolist():
+            while state.repeats[index] and exchanges > 0:
+                gain, given, partner, taken = state.best_partner(index, slots, depth)
+                if gain <= 0:
+                    break
+                packs = int(min(state.repeats[index], state.repeats[partner]))
+                state.repeats[index] -= packs
+                state.repeats[partner] -= packs
+                made: Dict[Strategy, int] = {}
+                for strategy in (_exchange(state.strategies[index], given, taken), _exchange(state.strategies[partner], taken, given)):
+                    made[strategy] = made.get(strategy, 0) + packs
+                state.add(made)
+                exchanges -= 1
+        state.drop_spent()
+        if exchanges == before:
+            break
+    repeats: Dict[Strategy, int] = {}
+    for strategy, count in zip(state.strategies, state.repeats.tolist()):
+        if count:
+            repeats[strategy] = repeats.get(strategy, 0) + count
+    strategies = tuple(sorted(repeats, reverse=True))
+    return replace(packing, strategies=strategies, repeats=tuple(repeats[strategy] for strategy in strategies))
