@@ -7,9 +7,12 @@ x replicas.  Gradients are reduced by their mean over those micro-batches, for w
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -19,9 +22,11 @@ from torch import nn
 
 from ipu_packed_bert.config import Config, check_accumulation
 from ipu_packed_bert.engine.base import Batch, Engine, StepResult, build_model, count, micro_batches
+from ipu_packed_bert.loader import GlobalBatches, Position
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from ipu_packed_bert.optim import parameter_groups
 from ipu_packed_bert.placement import Placement, place
+from pack_data.store import PackStore
 
 OLDEST = (3, 1)  # names used here exist since PopTorch 3.1; 3.4 is what they are checked against
 
@@ -274,6 +279,83 @@ def build_optimizer(program: Program, config: Config, *, betas: Tuple[float, flo
     return optimizer
 
 
+# ------------------------------------------------------------------------------------------------------------ loading
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The batches of a run from a given place on, as an iterable that can travel to another process."""
+
+    config: Config
+    packing_factor: float
+    share: Tuple[int, int]
+    start: Dict[str, Any]  # GlobalBatches.state()
+    updates_per_epoch: int
+
+    def __len__(self) -> int:
+        return self.updates_per_epoch
+
+    def __iter__(self) -> Iterator[Tuple[torch.Tensor, ...]]:
+        with contextlib.ExitStack() as opened:
+            store = opened.enter_context(PackStore.open(Path(self.config.data.directory)))
+            batches = opened.enter_context(
+                contextlib.closing(
+                    GlobalBatches(store, self.config, packing_factor=self.packing_factor, share=self.share)
+                )
+            )
+            batches.load_state(self.start)
+            for batch in batches:
+                yield tuple(torch.from_numpy(batch[name]) for name in BATCH_FIELDS)
+
+
+class BatchesAhead:
+    """`loader.GlobalBatches`, decoded in a process of its own.
+
+    PopTorch holds Python's lock while a program runs, so that a thread would read nothing meanwhile. The tensors of a
+    batch are good until the next one is asked for.
+    """
+
+    def __init__(self, batches: GlobalBatches, config: Config, *, packing_factor: float, share: Tuple[int, int]):
+        self._batches, self._config, self._packing_factor, self._share = batches, config, packing_factor, share
+        self._accessor: Optional["poptorch.AsynchronousDataAccessor"] = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+    def __iter__(self) -> "BatchesAhead":
+        return self
+
+    def __next__(self) -> Batch:
+        if self._accessor is None:
+            batches = self._batches
+            reader = Reader(
+                self._config, self._packing_factor, self._share, batches.state(), batches.updates_per_epoch
+            )
+            self._accessor = iter(poptorch.AsynchronousDataAccessor(reader, buffer_size=3, load_indefinitely=True))
+        batch = {name: tensor.numpy() for name, tensor in zip(BATCH_FIELDS, next(self._accessor))}
+        self._batches.load_state({**self._batches.state(), **self._after()._asdict()})
+        return batch
+
+    def _after(self) -> Position:
+        """Where the batch after the current one begins."""
+        epoch, packs = self._batches.position
+        packs += self._batches.packs_per_update
+        return Position(epoch + 1, 0) if packs >= len(self._batches.training_packs) else Position(epoch, packs)
+
+    def load_state(self, state: Dict[str, Any]) -> None:
+        self._stop()
+        self._batches.load_state(state)
+
+    def close(self) -> None:
+        self._stop()
+        self._batches.close()
+
+    def _stop(self) -> None:
+        if self._accessor is not None:
+            self._accessor.terminate()
+            self._accessor = None
+
+
 # ------------------------------------------------------------------------------------------------------------- engine
 
 
@@ -288,6 +370,7 @@ class IpuEngine(Engine):
         self.config = config
         self.device = device
         self.instance = find_instance(config)
+        self.packing_factor = packing_factor
         self.accumulation = config.accumulation(packing_factor)
         self._program = build_program(config)
         self._network = self._program.network
@@ -320,7 +403,7 @@ class IpuEngine(Engine):
         if self._training.isCompiled():
             return
         tensors = self._tensors(batch, self.accumulation)
-        self._network.train()
+        self._program.train()
         if self.device.offline:
             self._training.compileAndExport(self.config.engine.offline_export, *tensors, export_model=False)
             return
@@ -350,7 +433,7 @@ class IpuEngine(Engine):
         if self._training.isCompiled() and self._training.isAttachedToDevice():
             # Both programs want the same IPUs. Detaching copies weights and optimiser state to the host.
             self._training.detachFromDevice()
-        self._network.eval()
+        self._program.eval()
         try:
             if self._evaluation is None:
                 options = evaluation_options(self.config, self.device, self.instance, iterations=iterations)
@@ -361,7 +444,7 @@ class IpuEngine(Engine):
             seconds = time.perf_counter() - started
             self._evaluation.detachFromDevice()
         finally:
-            self._network.train()
+            self._program.train()
         return self._result(outputs, batch, iterations, seconds, None)
 
     def cycles(self) -> Optional[int]:
@@ -380,6 +463,12 @@ class IpuEngine(Engine):
     def share(self) -> Tuple[int, int]:
         """(index, parts): which part of each global batch this process reads; `loader.GlobalBatches` takes it."""
         return self.instance.index, self.instance.instances
+
+    def feed(self, batches: GlobalBatches):
+        """The same batches, read ahead by another process where the configuration wants it."""
+        if not self.config.engine.asynchronous_loading:
+            return batches
+        return BatchesAhead(batches, self.config, packing_factor=self.packing_factor, share=self.share)
 
     def _tensors(self, batch: Batch, micro_batches_per_replica: int) -> Tuple[torch.Tensor, ...]:
         """This process's rows of a global batch, as PopTorch takes them: replica first, then time.

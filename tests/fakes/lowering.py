@@ -85,7 +85,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        namespace = func._schema.name.split("::")[0]
+        if func._schema.name.startswith("prim::"):
+            return func(*args, **kwargs)             # a question about a tensor, such as its device
         name = poptorch_name(func)
         inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         raw = func._schema.name.split("::")[1]
@@ -96,21 +97,20 @@ class Recorder(TorchDispatchMode):
             self._problem("reading with a boolean mask has a data-dependent shape")
         outputs = func(*args, **kwargs)
         made = [t for t in tree_flatten(outputs)[0] if isinstance(t, torch.Tensor)]
-        if namespace in ("aten", "prims"):
-            if name not in ALLOWED:
-                self._problem("no lowering for aten::{} ({})".format(name, raw))
-            for tensor in inputs:
-                if id(tensor) not in self._known and raw != "lift_fresh":
-                    self._problem("{} reads a host tensor {} that is no input, parameter or buffer".format(
-                        name, describe(tensor)))
-            if raw == "lift_fresh":
-                self._problem("a constant {} is captured from the host; register it as a buffer".format(
-                    describe(inputs[0])))
-            for tensor in inputs + made:
-                if tensor.dtype not in SUPPORTED_TYPES:
-                    self._problem("{} in {}: not a type of the device".format(describe(tensor), name))
-                if any(not isinstance(size, int) for size in tensor.shape):
-                    self._problem("{} has a dynamic shape".format(name))
+        if name not in ALLOWED:
+            self._problem("no lowering for aten::{} ({})".format(name, raw))
+        for tensor in inputs:
+            if id(tensor) not in self._known and raw != "lift_fresh":
+                self._problem("{} reads a host tensor {} that is no input, parameter or buffer".format(
+                    name, describe(tensor)))
+        if raw == "lift_fresh":
+            self._problem("a constant {} is captured from the host; register it as a buffer".format(
+                describe(inputs[0])))
+        for tensor in inputs + made:
+            if tensor.dtype not in SUPPORTED_TYPES:
+                self._problem("{} in {}: not a type of the device".format(describe(tensor), name))
+            if any(not isinstance(size, int) for size in tensor.shape):
+                self._problem("{} has a dynamic shape".format(name))
         self.operators.append(Operator(name, inputs, made, self.current_ipu()))
         for tensor in made:
             self._known[id(tensor)] = tensor          # kept alive, so that no id is used twice

@@ -641,7 +641,7 @@ class PoplarExecutor:
                                                            values["replication_factor"], values["accumulation"],
                                                            self._combined))
         offline = values["connection"] == ConnectionType.Never
-        self._mode = self._model.training
+        self._mode = [part.training for part in self._model.modules()]      # a graph has dropout, or hasn't
         self._device = {name: tensor.detach().clone() for name, tensor in self._named()}
         graph, outputs = self._trace([t.narrow(0, 0, t.shape[0] // self._combined) for t in inputs])
         self._check_graph(graph, outputs)
@@ -693,17 +693,21 @@ class PoplarExecutor:
     def _run(self, micro_batch, graph, recorder=None, weights=None):
         global _graph
         previous, _graph = _graph, graph
-        was_training = self._model.training
+        modes = [part.training for part in self._model.modules()]
         held = dict(weights or self._device)      # functional_call writes what the model reassigns into it
         try:
-            self._model.train(self._mode)
+            self._set_modes(self._mode)
             if recorder is None:
                 return _functional_call(self._model, held, tuple(micro_batch))
             with recorder:
                 return _functional_call(self._model, held, tuple(micro_batch))
         finally:
             _graph = previous
-            self._model.train(was_training)
+            self._set_modes(modes)
+
+    def _set_modes(self, modes):
+        for part, training in zip(self._model.modules(), modes):
+            part.training = training
 
     def _check_graph(self, graph, outputs):
         values = self._values

@@ -24,6 +24,7 @@ HOLDS = {
     "self._training": "PoplarExecutor",
     "self._evaluation": "PoplarExecutor",
     "executor": "PoplarExecutor",
+    "self._accessor": "AsynchronousDataAccessor",
     "self._optimizer": "LAMB",
     "optimizer": "LAMB",
     "optimizer.variable_attrs": "VariableAttributes",

@@ -1,0 +1,746 @@
+"""The IPU engine on the stand-in for PopTorch: the same updates as the host engine, one compilation, portable state.
+
+Tests marked `ipu`, at the end, run on what the stand-in stands for.
+"""
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from ipu_packed_bert.config import (
+    BatchConfig, Config, ConfigError, DataConfig, EngineConfig, ModelConfig, OptimizerConfig, PlacementConfig, load_config)
+from ipu_packed_bert.engine import build_engine, choose_engine
+from ipu_packed_bert.engine.base import build_model
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.loader import GlobalBatches
+from ipu_packed_bert.model.packed import BATCH_FIELDS
+from ipu_packed_bert.placement import place
+from pack_data.packs import PackSchema
+from pack_data.store import PackStore
+from tests.fakes.sdk import fake_popdist, installed
+from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
+from tests.tiny_runs import DEPTH, tiny_config, tiny_data
+from tests.tolerances import relative_error
+
+SLOTS, VOCABULARY = 24, 62
+RATES = (0.01, 0.02, 0.005)
+
+
+def make_config(*, layers_per_ipu=(2,), replicas=1, accumulation=4, micro_batch=2, **sections):
+    """A two-layer BERT in float32 with nothing random, on IPUs of which each has its share of the layers."""
+    config = Config(
+        data=DataConfig(max_sequence_length=SLOTS, max_predictions_per_sequence=5, max_sequences_per_pack=3),
+        model=ModelConfig(vocabulary_size=VOCABULARY, hidden_size=16, num_layers=sum(layers_per_ipu), num_heads=2,
+                          intermediate_size=32, max_position_embeddings=SLOTS, hidden_dropout=0.0, initializer_range=0.2),
+        optimizer=OptimizerConfig(),
+        batch=BatchConfig(micro_batch=micro_batch, gradient_accumulation=accumulation),
+        engine=EngineConfig(kind="ipu", half_weights=False, loss_scaling=128.0, gradient_accumulator_type="float32",
+                            stochastic_rounding=False, log_cycles=True),
+        placement=PlacementConfig(
+            replicas=replicas, ipus_per_replica=len(layers_per_ipu), layers_per_ipu=tuple(layers_per_ipu),
+            available_memory_proportion=(0.2,) * len(layers_per_ipu), embedding_serialization_factor=2,
+            replicated_tensor_sharding=replicas > 1))
+    return change(config, **sections)
+
+
+def change(config, **sections):
+    return dataclasses.replace(
+        config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()})
+
+
+def make_batch(config, *, depth=3, seed=0):
+    """A global batch that the configuration asks for, with mixed packs, the last of them empty."""
+    rng = np.random.default_rng([seed, depth])
+    rows = config.packs_per_update(1.0)
+    lengths = [int(length) for length in rng.integers(3, 16, rows + rows // 2)]
+    examples = random_sequences(rng, lengths=lengths, vocabulary=VOCABULARY)
+    packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)[:rows - 1]
+    packs += [[]] * (rows - len(packs))
+    batch = lay_out(packs, examples, slots=SLOTS, depth=depth, predictions=5 + depth)
+    return with_scales(batch, micro_batches=config.micro_batches_per_update(1.0), normalisation=config.loss.normalisation)
+
+
+def schema(depth=3):
+    return PackSchema(SLOTS, depth, 5 + depth)
+
+
+@pytest.fixture
+def sdk():
+    with installed(ipus=16) as modules:
+        yield modules
+
+
+def make_engine(sdk, config, *, depth=3):
+    return sdk[0].IpuEngine(config, schema(depth), packing_factor=1.0)
+
+
+def weights_of(state):
+    """(names, tensors) without the attention's key bias: its gradient is zero but for rounding, which LAMB blows up."""
+    return [state["model"][name] for name in sorted(state["model"]) if not name.endswith("key.bias")]
+
+
+def assert_same_weights(found, expected, tolerance=1e-6):
+    assert set(found["model"]) == set(expected["model"])
+    assert relative_error(weights_of(found), weights_of(expected)) <= tolerance
+    for name in found["model"]:
+        if name.endswith("key.bias"):
+            assert float((found["model"][name] - expected["model"][name]).abs().max()) <= len(RATES) * max(RATES)
+
+
+# ------------------------------------------------------------------------------------------------- updates are the host's
+
+
+LAYOUTS = {
+    "one IPU": dict(),
+    "one IPU, 4 replicas": dict(replicas=4, accumulation=2),
+    "pipeline of 2": dict(layers_per_ipu=(1, 1), accumulation=5),
+    "pipeline of 4, 2 replicas": dict(layers_per_ipu=(0, 1, 1, 1), replicas=2, accumulation=9, micro_batch=1),
+}
+
+
+@pytest.mark.parametrize("depth", [1, 3], ids=["unpacked", "packed"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_three_updates_equal_the_hosts(sdk, layout, depth):
+    config = make_config(**layout, data={"max_sequences_per_pack": depth})
+    engine, host = make_engine(sdk, config, depth=depth), HostEngine(config, packing_factor=1.0)
+    for update, rate in enumerate(RATES):
+        batch = make_batch(config, depth=depth, seed=update)
+        found, expected = engine.step(batch, rate), host.step(batch, rate)
+        assert found[:5] == pytest.approx(expected[:5], rel=1e-5)
+        assert found.cycles > 0
+    assert_same_weights(engine.state(), host.state())
+    for moment in ("exp_avg", "exp_avg_sq"):
+        names = [name for name in engine.state()["optimizer"][moment] if not name.endswith("key.bias")]
+        assert relative_error([engine.state()["optimizer"][moment][name] for name in names],
+                              [host.state()["optimizer"][moment][name] for name in names]) < 1e-5
+    assert engine.state()["optimizer"]["step"] == host.state()["optimizer"]["step"] == 3
+    # The run had one training program, and none for evaluation.
+    assert engine.compilations == {"training": 1, "evaluation": 0}
+    assert sdk[1]._machine.compilations == ["training"]
+
+
+VARIANTS = {
+    "loss by sequences": {"loss": {"normalisation": "sequence"}},
+    "without next sentences": {"loss": {"next_sentence": False}},
+    "AdamW": {"optimizer": {"name": "adamw"}},
+    "LAMB without bias correction": {"optimizer": {"bias_correction": False}},
+    "no recomputation": {"engine": {"recompute_layers": False}},
+    "no serialisation": {"placement": {"embedding_serialization_factor": 1}},
+    "a bound on the weight norm": {"optimizer": {"max_weight_norm": 0.5}},
+}
+
+
+@pytest.mark.parametrize("sections", VARIANTS.values(), ids=VARIANTS)
+def test_variants_equal_the_hosts(sdk, sections):
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5, **sections)
+    engine, host = make_engine(sdk, config), HostEngine(config, packing_factor=1.0)
+    for update, rate in enumerate(RATES):
+        batch = make_batch(config, seed=update)
+        assert engine.step(batch, rate)[:5] == pytest.approx(host.step(batch, rate)[:5], rel=1e-5)
+    assert_same_weights(engine.state(), host.state())
+
+
+def test_the_rate_is_read_anew_each_step(sdk):
+    config = make_config()
+    engine = make_engine(sdk, config)
+    batch = make_batch(config)
+    before = engine.state()
+    engine.step(batch, 0.0)
+    assert relative_error(weights_of(engine.state()), weights_of(before)) == 0.0
+    engine.step(batch, 0.01)
+    assert relative_error(weights_of(engine.state()), weights_of(before)) > 1e-3
+
+
+def test_the_order_of_rows_decides_nothing(sdk):
+    """Any order of an update's rows, so any split into replicas and times, makes the same update."""
+    config = make_config(replicas=2, accumulation=3)
+    batch = make_batch(config)
+    order = np.random.default_rng(1).permutation(len(batch["input_ids"]))
+    states = []
+    for rows in (np.arange(len(order)), order):
+        engine = make_engine(sdk, config)
+        engine.step({name: field[rows] for name, field in batch.items()}, 0.01)
+        states.append(engine.state())
+        engine.close()
+    assert_same_weights(*states)
+
+
+def test_padding_weighs_nothing(sdk):
+    """Garbage in the empty packs' ids changes no update: they have weight 0 everywhere."""
+    config = make_config()
+    states = []
+    for garbage in (0, 7):
+        batch = make_batch(config)
+        batch["input_ids"][batch["input_mask"] == 0] = garbage
+        engine = make_engine(sdk, config)
+        engine.step(batch, 0.01)
+        states.append(engine.state())
+        engine.close()
+    assert_same_weights(*states)
+
+
+def test_automatic_loss_scaling_starts_from_one(sdk):
+    config = make_config(engine={"automatic_loss_scaling": True})
+    assert make_engine(sdk, config)._optimizer.loss_scaling == 1.0
+
+
+# -------------------------------------------------------------------------------------------- what the engine swaps in
+
+
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_the_adapted_network_computes_the_same(sdk, next_sentence):
+    """Serialised product, one-hot slots, checkpoints and blocks: losses and gradients in float64."""
+    ipu, _ = sdk
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5, loss={"next_sentence": next_sentence})
+    plain, adapted = build_model(config).double(), build_model(config).double()
+    ipu.adapt(adapted, config)
+    ipu.begin_blocks(adapted, place(config))
+    assert type(adapted.masked_lm_slots) is not type(plain.masked_lm_slots)
+    assert type(adapted.cls.predictions.product) is not type(plain.cls.predictions.product)
+    assert {name: p.shape for name, p in plain.state_dict().items()} == {
+        name: p.shape for name, p in adapted.state_dict().items()}
+    adapted.load_state_dict(plain.state_dict())
+    fields = [torch.from_numpy(make_batch(config)[name]) for name in BATCH_FIELDS]
+    outputs = [network(*fields) for network in (plain, adapted)]
+    for network, output in zip((plain, adapted), outputs):
+        output.loss.backward()
+    assert all(abs((a - b).item()) <= 1e-12 * max(1.0, abs(a.item())) for a, b in zip(*outputs))
+    gradients = [[p.grad for name, p in network.named_parameters() if not name.endswith("key.bias")]
+                 for network in (plain, adapted)]
+    assert relative_error(*gradients) <= 1e-12
+
+
+def test_every_layer_is_a_checkpoint_and_the_product_is_serialised(sdk):
+    ipu, stand_in = sdk
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5)
+    engine = make_engine(sdk, config)
+    engine.compile(make_batch(config))
+    graph = engine._training._graph_
+    assert graph.checkpoints == 2
+    assert graph.serialised == [(stand_in.MatMulSerializationMode.OutputChannels, 2)]
+    assert graph.blocks == [(block.name, block.ipu) for block in place(config).blocks]
+    assert engine._training._stages == [0, 1, 0]
+    assert {home for name, home in engine._training._homes.items() if "word_embeddings" in name} == {0}
+
+
+# ---------------------------------------------------------------------------------------------------------- evaluation
+
+
+def test_evaluation_equals_the_hosts_and_changes_nothing(sdk):
+    config = make_config(layers_per_ipu=(1, 1), replicas=2, accumulation=5, model={"hidden_dropout": 0.1})
+    batches = [make_batch(config, seed=seed) for seed in range(3)]
+    host, engine, undisturbed = HostEngine(config, packing_factor=1.0), make_engine(sdk, config), make_engine(sdk, config)
+    engine.step(batches[0], 0.01)
+    host.load_state(engine.state())
+    found, expected = engine.evaluate(batches[1]), host.evaluate(batches[1])
+    assert found[:5] == pytest.approx(expected[:5], rel=1e-5)
+    engine.evaluate(batches[2])
+    engine.step(batches[1], 0.01)
+    after = engine.state()
+    assert engine.compilations == {"training": 1, "evaluation": 1}
+    engine.close()
+    for batch in batches[:2]:
+        undisturbed.step(batch, 0.01)
+    assert_same_weights(after, undisturbed.state())
+    assert sdk[1]._machine.compilations == ["training", "inference", "training"]
+
+
+def test_evaluation_and_training_share_the_ipus():
+    """A machine with exactly the IPUs of the run."""
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5)
+    with installed(ipus=2) as sdk:
+        engine = make_engine(sdk, config)
+        for seed in range(2):
+            batch = make_batch(config, seed=seed)
+            engine.step(batch, 0.01)
+            engine.evaluate(batch)
+        engine.close()
+        assert sdk[1]._machine.attached == 0
+
+
+def test_evaluation_before_training(sdk):
+    config = make_config()
+    engine, host = make_engine(sdk, config), HostEngine(config, packing_factor=1.0)
+    batch = make_batch(config)
+    assert engine.evaluate(batch)[:5] == pytest.approx(host.evaluate(batch)[:5], rel=1e-5)
+    assert engine.compilations == {"training": 0, "evaluation": 1}
+
+
+def test_an_evaluation_batch_of_another_size_is_refused(sdk):
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5)
+    engine, batch = make_engine(sdk, config), make_batch(config)
+    engine.evaluate(batch)
+    with pytest.raises(ValueError, match="compiled program takes"):
+        engine.evaluate({name: field[:8] for name, field in batch.items()})
+    with pytest.raises(ValueError, match="stages"):
+        make_engine(sdk, config).evaluate({name: field[:2] for name, field in batch.items()})
+
+
+# --------------------------------------------------------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["after compilation", "before compilation"])
+def test_checkpoints_move_from_host_to_ipu(sdk, compiled):
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5)
+    host = HostEngine(config, packing_factor=1.0)
+    batches = [make_batch(config, seed=seed) for seed in range(4)]
+    for batch in batches[:2]:
+        host.step(batch, 0.01)
+    engine = make_engine(sdk, config)
+    if compiled:
+        engine.step(batches[3], 0.05)                             # must leave no trace
+    engine.load_state(host.state())
+    assert_same_weights(engine.state(), host.state(), tolerance=0.0)
+    assert engine.state()["optimizer"]["step"] == 2
+    for batch in batches[2:]:
+        engine.step(batch, 0.01)
+        host.step(batch, 0.01)
+    assert_same_weights(engine.state(), host.state())
+
+
+def test_checkpoints_move_from_ipu_to_host(sdk):
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5)
+    host, engine = HostEngine(config, packing_factor=1.0), make_engine(sdk, config)
+    batches = [make_batch(config, seed=seed) for seed in range(4)]
+    for batch in batches[:2]:
+        engine.step(batch, 0.01)
+    host.load_state(engine.state())
+    for batch in batches[2:]:
+        engine.step(batch, 0.01)
+        host.step(batch, 0.01)
+    assert_same_weights(engine.state(), host.state())
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw"])
+def test_a_resumed_run_is_bit_identical(sdk, name):
+    """With dropout, whose random state is part of the device's state; across two engines."""
+    config = make_config(model={"hidden_dropout": 0.1}, optimizer={"name": name})
+    batches = [make_batch(config, seed=seed) for seed in range(4)]
+    whole = make_engine(sdk, config)
+    losses = [whole.step(batch, 0.01).loss for batch in batches]
+    end = whole.state()
+    whole.close()
+    first = make_engine(sdk, config)
+    for batch in batches[:2]:
+        first.step(batch, 0.01)
+    state = first.state()
+    first.close()
+    second = make_engine(sdk, config)
+    second.compile(batches[0])
+    second.load_state(state)
+    assert [second.step(batch, 0.01).loss for batch in batches[2:]] == losses[2:]
+    assert_same_weights(second.state(), end, tolerance=0.0)
+
+
+def test_state_is_plain_and_survives_saving(sdk, tmp_path):
+    config = make_config()
+    engine = make_engine(sdk, config)
+    fresh = engine.state()
+    assert fresh["optimizer"]["step"] == 0
+    assert all(float(t.abs().max()) == 0.0 for t in fresh["optimizer"]["exp_avg"].values())
+    engine.step(make_batch(config), 0.01)
+    torch.save(engine.state(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert {t.dtype for t in state["model"].values()} == {torch.float32}
+    engine.load_state(state)
+    # It is a copy: training on does not change it.
+    kept = {name: tensor.clone() for name, tensor in state["model"].items()}
+    engine.step(make_batch(config), 0.01)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in state["model"].items())
+
+
+def test_a_state_of_another_model_is_refused(sdk):
+    config = make_config()
+    other = HostEngine(change(config, model={"hidden_size": 32}), packing_factor=1.0).state()
+    engine = make_engine(sdk, config)
+    with pytest.raises(ValueError, match="in the checkpoint"):
+        engine.load_state(other)
+
+
+def test_moments_are_found_by_the_end_of_their_names(sdk):
+    ipu, _ = sdk
+    parameters = {"a.weight": torch.zeros(2), "b.a.weight": torch.zeros(2)}
+    device = {"Accl1___model.network.a.weight": torch.ones(2), "Accl1___model.network.b.a.weight": 2 * torch.ones(2),
+              "Accl2___model.network.a.weight": 3 * torch.ones(2), "Accl2___model.network.b.a.weight": 4 * torch.ones(2),
+              "Step___model.network.a.weight": torch.ones(1), "Accum___model.network.a.weight": torch.ones(2)}
+    found = ipu.moments(device, parameters)
+    assert float(found["exp_avg"]["b.a.weight"][0]) == 2.0 and float(found["exp_avg_sq"]["a.weight"][0]) == 3.0
+    del device["Accl2___model.network.b.a.weight"]
+    with pytest.raises(ValueError, match="no exp_avg_sq of b.a.weight"):
+        ipu.moments(device, parameters)
+
+
+# ------------------------------------------------------------------------------------------------ options and optimiser
+
+
+def test_options_say_what_the_configuration_says(sdk):
+    ipu, stand_in = sdk
+    path = "configs/packed_phase2_pod16.yml"
+    config = load_config(path, ["engine.executable_cache=cache", "engine.profile_directory=profile",
+                                "engine.log_cycles=true", "engine.automatic_loss_scaling=true"])
+    device = ipu.Device("ipu", "")
+    options = ipu.training_options(config, device, ipu.Instance(0, 1, 4, False), accumulation=1027)
+    values = options._values
+    assert values["replication_factor"] == 4 and values["device_iterations"] == 1
+    assert values["output_mode"] == stand_in.OutputMode.Sum
+    assert values["random_seed"] == config.run.seed and values["name"] == "training"
+    assert values["memory"] == {"IPU0": 0.10, "IPU1": 0.15, "IPU2": 0.15, "IPU3": 0.15}
+    assert values["strategy"]._auto_stage == stand_in.AutoStage.AutoIncrement
+    assert values["cache"] == "cache" and values["profile_dir"] == "profile" and values["cycles"] is True
+    assert values["synthetic_data"] is False
+    assert options.Training._values == {
+        "accumulation": 1027, "reduction": stand_in.ReductionType.Mean, "automatic_loss_scaling": True,
+        "strategy": stand_in.MeanReductionStrategy.Post}
+    assert options.Precision._values == {"stochastic_rounding": True, "partials": torch.float16}
+    assert options.TensorLocations._values == {"optimizer": {"on_chip": False, "sharding": True}}
+    assert options._Popart._values["accumulateOuterFragmentSettings.schedule"] == 3
+    assert options._Popart._values["engineOptions"]["target.syncReplicasIndependently"] == "true"
+
+    evaluation = ipu.evaluation_options(config, device, ipu.Instance(0, 1, 4, False), iterations=12)
+    assert evaluation._values["device_iterations"] == 12 and evaluation.Training._values["accumulation"] == 1
+    assert evaluation.Precision._values["stochastic_rounding"] is False
+
+
+@pytest.mark.parametrize("key, value, read, expected", [
+    ("half_partials", False, lambda o: o.Precision._values["partials"], torch.float32),
+    ("stochastic_rounding", False, lambda o: o.Precision._values["stochastic_rounding"], False),
+    ("synthetic_data", True, lambda o: o._values["synthetic_data"], True),
+    ("log_cycles", False, lambda o: o._values["cycles"], False),
+])
+def test_engine_settings_reach_the_options(sdk, key, value, read, expected):
+    ipu, _ = sdk
+    config = make_config(engine={key: value})
+    options = ipu.training_options(config, ipu.Device("ipu", ""), ipu.Instance(0, 1, 1, False), accumulation=4)
+    assert read(options) == expected
+
+
+def test_the_ipu_model_gets_no_cycle_counter_and_no_cache(sdk):
+    ipu, _ = sdk
+    config = make_config(engine={"executable_cache": "cache", "ipu_model": True})
+    options = ipu.training_options(config, ipu.Device("ipu_model", ""), ipu.Instance(0, 1, 1, False), accumulation=4)
+    assert options._values["ipu_model"] is True and "cache" not in options._values and options._values["cycles"] is False
+
+
+def test_parameter_groups_and_types(sdk):
+    ipu, _ = sdk
+    config = make_config(engine={"first_moment_type": "float16", "gradient_accumulator_type": "float16"})
+    program = ipu.build_program(config)
+    optimizer = ipu.build_optimizer(program, config, betas=(0.8, 0.99))
+    groups = [(group["weight_decay"], group["max_weight_norm"]) for group in optimizer.param_groups]
+    assert groups == [(0.0, 0.0), (0.0, 65500.0), (0.01, 65500.0)]
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(program.parameters()))
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.99) and optimizer.param_groups[0]["eps"] == 1e-6
+    assert optimizer.accum_type == optimizer.first_order_momentum_accum_type == torch.float16
+    assert optimizer.second_order_momentum_accum_type == torch.float32
+    assert optimizer.loss_scaling == 128.0
+    constant = optimizer.variable_attrs.isConstant
+    assert constant("weight_decay") and constant("max_weight_norm") and not constant("lr")
+
+
+def test_half_first_moments_travel_as_float32(sdk):
+    config = make_config(engine={"first_moment_type": "float16"})
+    engine = make_engine(sdk, config)
+    engine.step(make_batch(config), 0.01)
+    state = engine.state()
+    assert {t.dtype for t in state["optimizer"]["exp_avg"].values()} == {torch.float32}
+    host = HostEngine(config, packing_factor=1.0)
+    host.load_state(state)
+    engine.load_state(host.state())
+    assert engine.step(make_batch(config), 0.01).loss == pytest.approx(host.step(make_batch(config), 0.01).loss, rel=1e-4)
+
+
+def _half_on_the_cpu():
+    try:
+        torch.nn.functional.layer_norm(torch.ones(2, 2).half() @ torch.ones(2, 2).half(), (2,))
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _half_on_the_cpu(), reason="this torch has no float16 products on a CPU")
+def test_half_weights_train_with_a_float_loss(sdk):
+    config = make_config(engine={"half_weights": True, "gradient_accumulator_type": "float16"})
+    engine, host = make_engine(sdk, config), HostEngine(config, packing_factor=1.0)
+    for seed in range(3):
+        batch = make_batch(config, seed=seed)
+        assert engine.step(batch, 0.01).loss == pytest.approx(host.step(batch, 0.01).loss, rel=0.01)
+    assert {p.dtype for p in engine._network.parameters()} == {torch.float16}
+    assert relative_error(weights_of(engine.state()), weights_of(host.state())) < 0.02
+
+
+def test_synthetic_data_trains_on_noise(sdk):
+    config = make_config(engine={"synthetic_data": True})
+    assert np.isfinite(make_engine(sdk, config).step(make_batch(config), 0.0).loss)
+
+
+# -------------------------------------------------------------------------------------------------- errors, one line each
+
+
+def one_line(error):
+    text = str(error.value)
+    assert "\n" not in text and text
+    return text
+
+
+@pytest.mark.parametrize("broken, complaint", [
+    (PackSchema(16, 3, 8), "16 slots"),
+    (PackSchema(SLOTS, 4, 9), "up to 4 sequences"),
+])
+def test_a_data_set_that_contradicts_the_configuration(sdk, broken, complaint):
+    with pytest.raises(ValueError, match=complaint) as error:
+        sdk[0].IpuEngine(make_config(), broken, packing_factor=1.0)
+    one_line(error)
+
+
+def test_accumulation_below_the_pipeline(sdk):
+    with pytest.raises(ConfigError, match="at least the 5 stages") as error:
+        sdk[0].IpuEngine(make_config(layers_per_ipu=(1, 1), accumulation=8), schema(), packing_factor=2.0)
+    one_line(error)
+    assert sdk[1]._machine.compilations == []
+
+
+def test_several_iterations_in_a_step(sdk):
+    with pytest.raises(ValueError, match="device_iterations is 2; must be 1") as error:
+        make_engine(sdk, make_config(batch={"device_iterations": 2}))
+    one_line(error)
+
+
+@pytest.mark.parametrize("rows, complaint", [(7, "not a multiple of batch.micro_batch"), (6, "the program takes 4")])
+def test_a_batch_of_the_wrong_size(sdk, rows, complaint):
+    config = make_config()
+    engine = make_engine(sdk, config)
+    with pytest.raises(ValueError, match=complaint) as error:
+        engine.step({name: field[:rows] for name, field in make_batch(config).items()}, 0.01)
+    one_line(error)
+    assert sdk[1]._machine.compilations == []
+
+
+def test_too_old_a_poptorch(monkeypatch):
+    from tests.fakes import poptorch as stand_in
+
+    monkeypatch.setattr(stand_in, "__version__", "2.6.0")
+    with pytest.raises(ImportError, match="too old"):
+        with installed():
+            pass
+
+
+# ------------------------------------------------------------------------------------------------------------- devices
+
+
+def test_hardware_is_found_and_named(sdk):
+    choice = choose_engine(make_config(replicas=4, accumulation=2))
+    assert choice.kind == "ipu" and choice.hardware
+    assert choice.reason == "IPU hardware: 4 IPUs (4 x 1)"
+
+
+def test_auto_without_hardware_takes_the_ipu_model():
+    with installed(ipus=0):
+        choice = choose_engine(make_config(engine={"kind": "auto"}))
+        assert choice.kind == "ipu_model" and "IPU Model" in choice.reason
+        with pytest.raises(ValueError, match="no IPU is attached") as error:
+            choose_engine(make_config())
+        one_line(error)
+
+
+def test_fewer_ipus_than_asked_for():
+    config = make_config(replicas=4, accumulation=2)
+    with installed(ipus=2) as sdk:
+        assert choose_engine(change(config, engine={"kind": "auto"})).kind == "ipu_model"
+        with pytest.raises(ValueError, match="no IPU"):
+            make_engine(sdk, config)
+
+
+@pytest.mark.parametrize("how", ["configuration", "environment"])
+def test_the_ipu_model_on_request(sdk, how, monkeypatch):
+    config = make_config()
+    if how == "configuration":
+        config = change(config, engine={"ipu_model": True})
+    else:
+        monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
+    assert choose_engine(config).kind == "ipu_model"
+    engine, host = make_engine(sdk, config), HostEngine(config, packing_factor=1.0)
+    batch = make_batch(config)
+    result = engine.step(batch, 0.01)
+    assert result.cycles is None
+    host.step(batch, 0.01)
+    assert_same_weights(engine.state(), host.state())
+    assert sdk[1]._machine.attached == 0
+
+
+def test_a_program_for_another_machine(tmp_path):
+    """Compiled without a device, into a file; nothing runs."""
+    file = tmp_path / "programs" / "training.poptorch"
+    config = make_config(engine={"offline_export": str(file)})
+    with installed(ipus=0) as sdk:
+        assert choose_engine(config).hardware                     # the configuration for IPUs applies
+        engine = make_engine(sdk, config)
+        engine.compile(make_batch(config))
+        assert file.stat().st_size > 0
+        with pytest.raises(ValueError, match="nothing runs on an offline target") as error:
+            engine.step(make_batch(config), 0.01)
+        one_line(error)
+        assert engine.compilations == {"training": 1, "evaluation": 0}
+        assert engine.state()["optimizer"]["step"] == 0
+
+
+def test_build_engine_takes_the_ipus(sdk):
+    assert type(build_engine(make_config(), schema(), packing_factor=1.0)).__name__ == "IpuEngine"
+    description = build_engine(make_config(layers_per_ipu=(1, 1), accumulation=5), schema(), packing_factor=1.0).description
+    assert description == "IPU hardware: 2 IPUs (1 x 2); float32 weights, 3 forward stages"
+
+
+# ------------------------------------------------------------------------------------------------------------- poprun
+
+
+def test_each_process_reads_its_share(tmp_path):
+    """Two processes of two replicas each: their rows are the global batch, their scales those of the whole update."""
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder), [
+        "placement.replicas=4", "engine.kind=ipu", "engine.half_weights=false", "model.hidden_dropout=0"])
+    store = PackStore.open(folder)
+    whole = next(GlobalBatches(store, config, packing_factor=1.0))
+    parts, engines = [], []
+    for index in range(2):
+        with installed(ipus=4, popdist=fake_popdist(index=index, instances=2, replicas=4)) as sdk:
+            engine = sdk[0].IpuEngine(config, store.schema, packing_factor=1.0)
+            assert engine.share == (index, 2)
+            options = engine._training.options
+            assert options._values["replication_factor"] == 2 and options.Distributed.processId == index
+            assert options._values["random_seed"] == config.run.seed
+            batch = next(GlobalBatches(store, config, packing_factor=1.0, share=engine.share))
+            parts.append(batch)
+            engines.append(engine.step(batch, 0.01))
+            engine.close()
+    for name in BATCH_FIELDS:
+        assert np.array_equal(np.concatenate([part[name] for part in parts]), whole[name])
+    host = HostEngine(config, packing_factor=1.0).step(whole, 0.01)
+    assert sum(result.loss for result in engines) / 2 == pytest.approx(host.loss, rel=1e-5)
+
+
+def test_poprun_with_another_number_of_replicas():
+    with installed(ipus=4, popdist=fake_popdist(index=0, instances=2, replicas=2)) as sdk:
+        with pytest.raises(ValueError, match="poprun has 2 replicas, placement.replicas is 4") as error:
+            make_engine(sdk, make_config(replicas=4, accumulation=2))
+        one_line(error)
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+def test_batches_ahead_are_the_batches(sdk, tmp_path):
+    """Read by another process: the same batches, the same place to resume from, epoch after epoch."""
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder), ["engine.kind=ipu"])
+    store = PackStore.open(folder)
+    plain = GlobalBatches(store, config, packing_factor=1.0)
+    engine = sdk[0].IpuEngine(config, store.schema, packing_factor=1.0)
+    ahead = engine.feed(GlobalBatches(store, config, packing_factor=1.0))
+    assert type(ahead) is not GlobalBatches and ahead.packs_per_update == plain.packs_per_update
+    states = []
+    for _ in range(2 * plain.updates_per_epoch + 1):
+        expected, found = next(plain), next(ahead)
+        assert list(found) == list(BATCH_FIELDS)
+        assert all(np.array_equal(found[name], expected[name]) and found[name].dtype == expected[name].dtype
+                   for name in BATCH_FIELDS)
+        assert ahead.state() == plain.state()
+        states.append(ahead.state())
+    assert states[-1]["epoch"] == 2
+    # Resumed in the middle of an epoch.
+    plain.load_state(states[1])
+    ahead.load_state(states[1])
+    assert np.array_equal(next(ahead)["input_ids"], next(plain)["input_ids"])
+    assert len(list(ahead.held_out())) == len(list(plain.held_out()))
+    ahead.close()
+    plain.close()
+
+
+def test_loading_in_the_same_process_on_request(sdk, tmp_path):
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder), ["engine.asynchronous_loading=false"])
+    with_store = PackStore.open(folder)
+    batches = GlobalBatches(with_store, config, packing_factor=1.0)
+    assert sdk[0].IpuEngine(config, with_store.schema, packing_factor=1.0).feed(batches) is batches
+
+
+def test_the_reader_travels(sdk, tmp_path):
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
+    batches = GlobalBatches(PackStore.open(folder), config, packing_factor=1.0)
+    reader = sdk[0].Reader(config, 1.0, (0, 1), batches.state(), batches.updates_per_epoch)
+    travelled = pickle.loads(pickle.dumps(reader))
+    assert travelled == reader and len(travelled) == batches.updates_per_epoch
+    assert np.array_equal(next(iter(travelled))[0].numpy(), next(batches)["input_ids"])
+
+
+# ------------------------------------------------------------------------------------- on the SDK itself, where there is one
+
+
+@pytest.fixture(scope="module")
+def real_ipu():
+    """The engine module on a real PopTorch, and the kind of device: hardware, else the Poplar IPU Model."""
+    try:
+        import poptorch
+    except ImportError as error:
+        pytest.skip("no Poplar SDK: {}".format(error))
+    from ipu_packed_bert.engine import ipu
+
+    return ipu, not poptorch.ipuHardwareIsAvailable(1)
+
+
+def real_config(simulated, **settings):
+    return make_config(layers_per_ipu=(2,), **{**settings, "engine": {
+        "ipu_model": simulated, "log_cycles": not simulated, **settings.get("engine", {})}})
+
+
+@pytest.mark.ipu
+@pytest.mark.parametrize("depth", [1, 3], ids=["unpacked", "packed"])
+def test_device_updates_equal_the_hosts(real_ipu, depth):
+    """gelu is the tanh form on the device, which differs by up to 5e-4: hence the width of the tolerance."""
+    ipu, simulated = real_ipu
+    config = real_config(simulated, data={"max_sequences_per_pack": depth})
+    engine, host = ipu.IpuEngine(config, schema(depth), packing_factor=1.0), HostEngine(config, packing_factor=1.0)
+    for update, rate in enumerate(RATES):
+        batch = make_batch(config, depth=depth, seed=update)
+        assert engine.step(batch, rate).loss == pytest.approx(host.step(batch, rate).loss, rel=1e-2)
+    assert relative_error(weights_of(engine.state()), weights_of(host.state())) < 2e-2
+    assert engine.compilations == {"training": 1, "evaluation": 0}
+    engine.close()
+
+
+@pytest.mark.ipu
+def test_device_checkpoints_move_both_ways(real_ipu):
+    ipu, simulated = real_ipu
+    config = real_config(simulated)
+    host = HostEngine(config, packing_factor=1.0)
+    engine = ipu.IpuEngine(config, schema(), packing_factor=1.0)
+    host.step(make_batch(config, seed=0), 0.01)
+    engine.load_state(host.state())
+    engine.step(make_batch(config, seed=1), 0.01)
+    state = engine.state()
+    assert state["optimizer"]["step"] == 2
+    host.load_state(state)
+    batch = make_batch(config, seed=2)
+    assert engine.evaluate(batch).loss == pytest.approx(host.evaluate(batch).loss, rel=1e-2)
+    assert engine.step(batch, 0.01).loss == pytest.approx(host.step(batch, 0.01).loss, rel=1e-2)
+    engine.close()
+
+
+@pytest.mark.ipu
+def test_device_has_poptorchs_interface(real_ipu):
+    """The published interface against which the stand-in is checked is that of the PopTorch here."""
+    import inspect
+
+    import poptorch
+
+    from tests.fakes.lowering import API
+
+    assert poptorch.__version__.startswith(API["poptorch_version"].rsplit(".", 1)[0])
+    for name, entry in API["modules"]["poptorch"].items():
+        assert hasattr(poptorch, name), name
+        if entry["kind"] == "function":
+            wanted = [p["name"] for p in entry["params"]]
+            assert list(inspect.signature(getattr(poptorch, name)).parameters) == wanted, name
+    for name in API["modules"]["poptorch"]["Options"]["methods"]:
+        assert hasattr(poptorch.Options, name), name
