@@ -1,0 +1,53 @@
+"""`python -m pack_data.batching`: the nine ways side by side, properties and costs computed from their batches."""
+from __future__ import annotations
+
+import json
+from typing import Optional, Sequence
+
+import numpy as np
+
+from pack_data.batching.plans import WAYS, BatchOptions
+from pack_data.batching.properties import report
+from pack_data.command import ArgumentParser, add_histogram_arguments, histogram_from, positive_int, progress_bar, run_main
+
+HEADINGS = ("kernel", "positions", "isolated", "unbroken", "unsorted")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(prog="python -m pack_data.batching", description="Nine ways to make batches of examples of different lengths.")
+    add_histogram_arguments(parser)
+    parser.add_argument("--examples", type=positive_int, default=4000, metavar="N", help="drawn from the histogram (default 4000)")
+    parser.add_argument("--batch-size", type=positive_int, default=4, metavar="BS", help="examples or rows of a rank's batch (default 4)")
+    parser.add_argument("--ranks", type=positive_int, default=2, metavar="R", help="devices that share the steps (default 2)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
+    args = parser.parse_args(argv)
+
+    histogram = histogram_from(args)
+    weights = histogram.counts / histogram.sequences
+    lengths = np.random.default_rng(args.seed).choice(len(weights), args.examples, p=weights)
+    options = BatchOptions(args.batch_size, histogram.max_sequence_length, args.ranks, args.seed)
+    reports = []
+    with progress_bar(len(WAYS), "ways") as bar:
+        for way in WAYS.values():
+            reports.append(report(way, lengths, options))
+            bar.update(1)
+    if args.json:
+        for made in reports:
+            print(json.dumps({"way": made.way, **made.properties._asdict(), "steps": made.steps, "rows": made.rows, "tokens": made.tokens,
+                              "slots": made.slots, "efficiency": made.efficiency, "fill": made.fill, "attention_balance": made.attention_balance}))
+        return 0
+    print(f"{args.examples:,} examples, {int(lengths.sum()):,} tokens, from {histogram.name}; "
+          f"bs {options.batch_size}, msl {options.max_sequence_length}, {options.ranks} ranks\n")
+    print(f"{'way':<26}" + "".join(f"{heading:>11}" for heading in HEADINGS) + f"{'steps':>9}{'efficiency':>12}{'fill':>8}{'balance':>9}")
+    for made in reports:
+        marks = "".join(f"{'yes' if value else 'no':>11}" for value in made.properties)
+        print(f"{made.way:<26}{marks}{made.steps:>9,}{100 * made.efficiency:>11.2f}%{100 * made.fill:>7.1f}%{made.attention_balance:>9.3f}")
+    print("\nkernel: a variable-length attention kernel can be used; positions: position ids are right; isolated: no attention between\n"
+          "examples; unbroken: no example is cut in two; unsorted: the data set is not sorted by length. efficiency: real tokens / computed\n"
+          "slots; fill: real tokens / (bs x msl) of every batch; balance: sum of squared lengths, largest rank over mean.")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))
