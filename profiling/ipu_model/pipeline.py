@@ -60,10 +60,8 @@ class Ipu(NamedTuple):
     number: int
     layers: int
     costs: Dict[str, Cost]                # category -> cost
-    link_bytes: Dict[str, float]          # category -> bytes over its busiest link in the copy phase
-
-    def cost(self) -> Cost:
-        return total(self.costs.values())
+    total: Cost                           # of all categories
+    link_bytes: Dict[str, float]          # block -> bytes that leave for a neighbour in the copy phase
 
 
 class Step(NamedTuple):
@@ -89,7 +87,7 @@ class Pipeline:
     unknown: Dict[str, int]
 
     def ipu_cycles(self, ipu: Ipu, parameters: Parameters) -> float:
-        return parameters.factor * ipu.cost().cycles(parameters.layout)
+        return parameters.factor * ipu.total.cycles(parameters.layout)
 
     def bottleneck(self, parameters: Parameters) -> Ipu:
         return max(self.ipus, key=lambda ipu: self.ipu_cycles(ipu, parameters))
@@ -198,7 +196,7 @@ def assemble(graph: Graph, update: Graph, placement: Placement, planner: Planner
             costs[COPIES] = costs[COPIES] + step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(carried)))
         accumulate = step(target, vertices_cycles=vertices.scaled_add(target.per_tile(elements[number])))
         costs[ENCODER] = costs[ENCODER] + accumulate
-        ipus.append(Ipu(number, layers, costs, links[number]))
+        ipus.append(Ipu(number, layers, costs, total(costs.values()), links[number]))
         first_layer += layers
 
     share = placement.replicas if placement.sharded else 1

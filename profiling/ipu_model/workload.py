@@ -25,12 +25,14 @@ class Arrangement:
     mlm: str = "gather"           # "gather"; "one_hot"
     positions: str = "gather"     # "gather"; "one_hot"; "fixed": the same for every row, as in unpacked BERT
 
-    def words(self) -> str:
-        return f"mask {self.mask}/{self.mask_form}/{self.apply}, CLS {self.cls}, MLM {self.mlm}, positions {self.positions}"
+    def with_(self, **changes: str) -> "Arrangement":
+        return replace(self, **changes)
 
 
-PACKED = Arrangement()
-UNPACKED = Arrangement(mask="row", cls="fixed", positions="fixed")       # canonical BERT, the paper's baseline
+# What engine/ipu.py runs: the model's mask, and slots taken by one-hot products.
+PACKED = Arrangement(cls="one_hot", mlm="one_hot")
+# Canonical BERT, the paper's baseline: a padding mask, [CLS] at slot 0, the same positions in every row.
+UNPACKED = Arrangement(mask="row", cls="fixed", mlm="one_hot", positions="fixed")
 
 
 class Shape(NamedTuple):

@@ -1,0 +1,278 @@
+"""From cycle counts to the paper's tables: python profiling/overhead_report.py
+
+Without options: Table 1 of the packedBERT paper for BERT-large at 512, from the analytic IPU cycle model (no IPU needed)
+and the published Wikipedia histogram, and where the overhead comes from. Every column says where its numbers come from:
+hardware (run logs with PopTorch's cycle counter), profile (PopVision), model (analytic), host (seconds), paper,
+published (measured by others), computed (arithmetic), config.
+
+  --table 2            Table 2: base and large, 128 and 384
+  --per-ipu            cycles of each IPU, the bottleneck, sequences/s on a POD16
+  --scaling            Figure 5: packing against un-padding on 1 to 2048 devices
+  --points             published measurements D1 to D11, the model's errors and those of "31 % of peak"
+  --arrangements       ways to write mask, heads and positions, and what each gains
+  --config A --config B [--set model.num_layers=12] [--depth 4] [--target bow] [--micro-batch 3]    what if
+  --packed RUN --unpacked RUN    two run folders of run_pretraining.py, or --profile-packed/--profile-unpacked profiles
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, List, Optional, Sequence, Tuple
+
+# Run as a script, only this folder is on the path. The root is appended, never put first: the name `profiling` is also
+# a standard library module from Python 3.15 on.
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+
+from pack_data.command import parse_depth, positive_int, run_main  # noqa: E402
+from pack_data.histogram import PUBLISHED, LengthHistogram  # noqa: E402
+
+DEFAULT = ROOT / "configs" / "packed_phase2_pod16.yml"
+# Packing factors of the published configurations, for lengths whose histogram was never published (paper, Table 2).
+PUBLISHED_FACTORS = {128: 1.17, 384: 1.70}
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = found.add_argument_group("what to print (several may be given; Table 1 where none is)")
+    what.add_argument("--table", type=int, choices=(1, 2), action="append", default=[])
+    what.add_argument("--per-ipu", action="store_true")
+    what.add_argument("--scaling", action="store_true")
+    what.add_argument("--points", action="store_true")
+    what.add_argument("--arrangements", action="store_true")
+    what.add_argument("--all", action="store_true", help="all of these")
+    where = found.add_argument_group("of what")
+    where.add_argument("--config", type=Path, action="append", default=[], help="configuration; two or more are compared")
+    where.add_argument("--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[],
+                       help="override a setting of the last configuration (with one: compared with it as it is)")
+    where.add_argument("--depth", type=positive_int, help="packing depth instead of the configured one")
+    where.add_argument("--micro-batch", type=positive_int, help="packs in a forward pass instead of the configured number")
+    where.add_argument("--packing-factor", type=float, help="sequences a pack instead of what the histogram gives")
+    where.add_argument("--target", choices=("mk2", "bow"), default="mk2")
+    where.add_argument("--histogram", default="wikipedia_512", help=f"{', '.join(PUBLISHED)} or a CSV of length,count")
+    where.add_argument("--max-sequence-length", type=positive_int, help="needed with a CSV")
+    runs = found.add_argument_group("instead of the model: what really ran")
+    runs.add_argument("--packed", type=Path, help="run folder")
+    runs.add_argument("--unpacked", type=Path, help="run folder")
+    runs.add_argument("--profile-packed", type=Path, help="profile.pop or its folder; needs the Poplar SDK")
+    runs.add_argument("--profile-unpacked", type=Path)
+    runs.add_argument("--profile-packs", type=positive_int, default=1, help="packs each profile processed (default 1)")
+    out = found.add_argument_group("how")
+    out.add_argument("--json", action="store_true")
+    out.add_argument("--csv", action="store_true")
+    out.add_argument("--plot", type=Path, metavar="FILE.png|svg", help="paper and model side by side (needs matplotlib)")
+    out.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
+    return found
+
+
+class Report:
+    """One call: its options, the machine it asks, and the tables it has found."""
+
+    def __init__(self, args: argparse.Namespace):
+        from ipu_model import calibration, matmul, target, workload
+        self.args = args
+        self.folder = None if args.no_cache else matmul.cache_folder()
+        self.calibration = calibration.load()
+        self.machine = workload.Machine(target.get_target(args.target), self.folder)
+        self.tables: List[Any] = []
+
+    def load(self, path: Path, overrides: Sequence[str] = ()) -> Any:
+        """A configuration for IPUs, with the options that replace settings."""
+        from ipu_packed_bert.config import load_config
+        given = ["without_ipus=null"] + list(overrides)
+        if self.args.micro_batch is not None:
+            given.append(f"batch.micro_batch={self.args.micro_batch}")
+        return load_config(path, given)
+
+    @property
+    def main_config(self) -> Any:
+        return self.load(self.args.config[0] if self.args.config else DEFAULT, self.args.overrides)
+
+    def histogram(self) -> LengthHistogram:
+        if self.args.histogram in PUBLISHED:
+            return LengthHistogram.published(self.args.histogram)
+        if self.args.max_sequence_length is None:
+            raise ValueError(f"--histogram {self.args.histogram}: a CSV needs --max-sequence-length as well")
+        return LengthHistogram.from_csv(self.args.histogram, self.args.max_sequence_length)
+
+    def depth(self, config: Any) -> int:
+        depth = self.args.depth or config.data.max_sequences_per_pack
+        return depth if depth and depth > 1 else 3
+
+    # Tables ------------------------------------------------------------------------------------------------------------
+
+    def table1(self) -> None:
+        import reports
+        from packings import Packings
+        from pack_data import sort
+        histogram = self.histogram()
+        packings = Packings(histogram, self.folder, reports.ROWS)
+        try:
+            config = self.main_config
+            if config.data.max_sequence_length != histogram.max_sequence_length:
+                raise ValueError(f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}, the histogram "
+                                 f"{histogram.name} is of {histogram.max_sequence_length}; give a matching --config")
+            comparison = reports.Comparison(self.machine, config, self.calibration)
+            for _, depth in reports.ROWS:            # the model works while the packers do
+                if depth is not None and depth > 1:
+                    comparison.packed(depth)
+            batching = sort.batch(histogram, batch_size=256)
+            self.tables.append(reports.table1(comparison, packings, reports.ROWS, batching, histogram.name))
+        finally:
+            packings.close()
+        self.tables.append(reports.decomposition(comparison, self.depth(config)))
+
+    def table2(self) -> None:
+        import reports
+        self.tables.append(reports.table2(self.machine, lambda name: self.load(ROOT / "configs" / name), self.calibration))
+
+    def factor(self, config: Any, depth: int) -> Tuple[float, str]:
+        """Sequences a pack, and where that number comes from."""
+        if depth == 1:
+            return 1.0, "unpacked"
+        if self.args.packing_factor is not None:
+            return self.args.packing_factor, "--packing-factor"
+        length = config.data.max_sequence_length
+        histogram = self.histogram()
+        if histogram.max_sequence_length == length:
+            from packings import Packings
+            packer = config.data.packer
+            key = (packer if packer not in ("none", "nnlshp") or depth <= 3 and packer != "none" else "optimal", depth)
+            packings = Packings(histogram, self.folder, [key])
+            try:
+                return packings[key].packing_factor, f"{key[0]} on {histogram.name}"
+            finally:
+                packings.close()
+        if length in PUBLISHED_FACTORS:
+            return PUBLISHED_FACTORS[length], "paper, Table 2"
+        raise ValueError(f"{config.path}: no histogram of length {length} is known; give --packing-factor or --histogram")
+
+    def candidate(self, path: Path, overrides: Sequence[str] = ()) -> Any:
+        import reports
+        config = self.load(path, overrides)
+        depth = config.data.max_sequences_per_pack
+        if depth != 1 and self.args.depth:
+            depth = self.args.depth
+        factor, source = self.factor(config, depth)
+        pipeline = self.machine.pipeline(config, depth=depth)
+        name = config.name + "".join(f" {override}" for override in overrides)
+        if depth is not None and depth != config.data.max_sequences_per_pack:
+            name += f" depth {depth}"
+        return reports.Candidate(name, pipeline, config.accumulation(factor), factor, source)
+
+    def what_if(self) -> None:
+        import reports
+        paths = self.args.config or [DEFAULT]
+        candidates = [self.candidate(path) for path in paths]
+        if self.args.overrides:
+            candidates.append(self.candidate(paths[-1], self.args.overrides))
+        if len(candidates) > 1:
+            self.tables.append(reports.what_if(candidates, self.calibration))
+        for candidate in candidates:
+            self.tables.append(self._breakdown(candidate))
+
+    def per_ipu(self) -> None:
+        self.tables.append(self._breakdown(self.candidate(self.args.config[0] if self.args.config else DEFAULT, self.args.overrides)))
+
+    def _breakdown(self, candidate: Any) -> Any:
+        import reports
+        return reports.breakdown(candidate.name, candidate.pipeline, self.calibration, accumulation=candidate.accumulation,
+                                 packing_factor=candidate.packing_factor, factor_source=candidate.factor_source)
+
+    def scaling(self) -> None:
+        import reports
+        import scaling
+        histogram = self.histogram()
+        found = scaling.simulate(histogram.counts, hidden_size=self.main_config.model.hidden_size)
+        factor, _ = self.factor(self.main_config, self.depth(self.main_config))
+        self.tables.append(reports.scaling(found, factor, histogram.name))
+
+    def points(self) -> None:
+        import reports
+        from ipu_model import calibration, points
+        from ipu_packed_bert.config import load_config
+        machine_of = calibration.machines(self.folder)
+        observations = calibration.observe(machine_of, load_config)
+        config = load_config(calibration.CONFIGS / points.PAPER_CONFIG, calibration.IPUS_ONLY)
+        self.tables.append(reports.points(
+            observations, self.calibration,
+            reports.Comparison(machine_of["mk2"], config, self.calibration, packed=points.POPART),
+            reports.Comparison(machine_of["mk2"], config, self.calibration)))
+        for machine in machine_of.values():
+            machine.save()
+
+    def arrangements(self) -> None:
+        import reports
+        config = self.main_config
+        depth = self.depth(config)
+        factor, _ = self.factor(config, depth)
+        self.tables.append(reports.arrangements(self.machine, config, self.calibration, depth, factor))
+
+    def measured(self) -> None:
+        import cycle_sources
+        import reports
+        args = self.args
+        for packed, unpacked, open_source, names in (
+                (args.packed, args.unpacked, cycle_sources.RunLog, ("--packed", "--unpacked")),
+                (args.profile_packed, args.profile_unpacked,
+                 lambda path: cycle_sources.PopVisionProfile(path, packs=args.profile_packs), ("--profile-packed", "--profile-unpacked"))):
+            if (packed is None) != (unpacked is None):
+                raise ValueError(f"{names[0]} and {names[1]} belong together; give both")
+            if packed is not None:
+                found = cycle_sources.compare(open_source(packed).measure(), open_source(unpacked).measure())
+                self.tables.append(reports.measured(found, args.packing_factor))
+
+    # What was asked for ----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        args = self.args
+        self.measured()
+        asked = bool(self.tables)
+        for wanted, make in (
+                (1 in args.table or args.all, self.table1), (2 in args.table or args.all, self.table2),
+                (args.per_ipu or args.all, self.per_ipu), (args.scaling or args.all, self.scaling),
+                (args.points or args.all, self.points), (args.arrangements or args.all, self.arrangements)):
+            if wanted:
+                make()
+                asked = True
+        if not asked:
+            if args.config or args.overrides or args.depth or args.micro_batch or args.target != "mk2":
+                self.what_if()
+            else:
+                self.table1()
+        self.machine.save()
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    args = parser().parse_args(argv)
+    if args.json and args.csv:
+        raise ValueError("--json and --csv exclude each other; choose one")
+    if args.plot is not None and args.plot.suffix not in (".png", ".svg"):
+        raise ValueError(f"--plot {args.plot}: must end in .png or .svg")
+    report = Report(args)
+    report.run()
+
+    import tables
+    if args.json:
+        print(json.dumps({"calibration": {"factor": report.calibration.parameters.factor,
+                                          "layout_cycles_per_byte": report.calibration.parameters.layout},
+                          "tables": [tables.as_json(table) for table in report.tables]}, indent=1))
+    elif args.csv:
+        print(tables.as_csv(report.tables), end="")
+    else:
+        print("\n\n".join(tables.text(table) for table in report.tables))
+        parameters, rms = report.calibration.parameters, report.calibration.report["rms_error"]
+        print(f"\nModel: calibrated with 2 parameters (factor {parameters.factor}, layout {parameters.layout} cycles/byte; "
+              f"left-out error {100 * rms['left_out']:.1f} % rms over six published throughputs).")
+        print(f"Cache of plans, traces and packings: {report.folder if report.folder else 'off'}")
+    if args.plot is not None:
+        import plots
+        plots.draw(report.tables, args.plot)
+        print(f"wrote {args.plot}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

@@ -1,0 +1,96 @@
+"""Packings of a histogram for the report's rows, computed once: what a packer makes of a histogram never changes."""
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ipu_model.matmul import write_atomically
+
+
+class PackingSummary(NamedTuple):
+    """What the report needs of a packing."""
+
+    algorithm: str
+    max_sequences_per_pack: Optional[int]
+    packs: int
+    efficiency: float
+    packing_factor: float
+    largest_depth: int
+    lower_bound: Optional[int]
+
+
+def pack_one(counts: Tuple[int, ...], name: str, algorithm: str, depth: Optional[int]) -> PackingSummary:
+    """Run one packer; in a process of its own, so everything is imported here."""
+    import numpy as np
+
+    from pack_data.histogram import LengthHistogram
+    from pack_data.packers import get_packer
+    histogram = LengthHistogram(np.array(counts, dtype=np.int64), name)
+    made = get_packer(algorithm)(histogram, max_sequences_per_pack=depth)
+    return PackingSummary(algorithm, depth, made.packs, made.efficiency, made.packing_factor, made.largest_depth,
+                          made.lower_bound)
+
+
+class Packings:
+    """Starts missing packings in the background and hands them out."""
+
+    def __init__(self, histogram, folder: Optional[Path], wanted: Sequence[Tuple[str, Optional[int]]]):
+        self.histogram = histogram
+        self.folder = folder
+        self._counts = tuple(int(count) for count in histogram.counts)
+        self._known: Dict[Tuple[str, Optional[int]], PackingSummary] = {}
+        self._pending: Dict[Tuple[str, Optional[int]], Future] = {}
+        self._pool: Optional[ProcessPoolExecutor] = None
+        digest = _sources_digest()
+        for key in wanted:
+            stored = self._read(digest, key)
+            if stored is not None:
+                self._known[key] = stored
+            elif key[0] == "none":
+                self._known[key] = pack_one(self._counts, histogram.name, *key)
+            else:
+                if self._pool is None:             # one process beside this one: the smallest machine has two cores
+                    self._pool = ProcessPoolExecutor(max_workers=1)
+                self._pending[key] = self._pool.submit(pack_one, self._counts, histogram.name, *key)
+        self._digest = digest
+
+    def __getitem__(self, key: Tuple[str, Optional[int]]) -> PackingSummary:
+        if key not in self._known:
+            self._known[key] = self._pending.pop(key).result()
+            path = self._path(self._digest, key)
+            if path is not None:
+                write_atomically(path, json.dumps(self._known[key]._asdict()))
+        return self._known[key]
+
+    def close(self) -> None:
+        """Stop what is still running."""
+        for pending in self._pending.values():
+            pending.cancel()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+
+    def _path(self, digest: str, key: Tuple[str, Optional[int]]) -> Optional[Path]:
+        if self.folder is None:
+            return None
+        name = hashlib.sha256(repr((digest, self._counts, key)).encode()).hexdigest()[:24]
+        return self.folder / f"packing_{name}.json"
+
+    def _read(self, digest: str, key: Tuple[str, Optional[int]]) -> Optional[PackingSummary]:
+        path = self._path(digest, key)
+        try:
+            return None if path is None else PackingSummary(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):              # absent or damaged: pack again
+            return None
+
+
+def _sources_digest() -> str:
+    """Changes whenever a packer's source does."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parents[1] / "pack_data"
+    files: List[Path] = sorted(root.glob("*.py"))
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,362 @@
+"""The report's tables, each a function from the model's and the packers' results to a `Table`."""
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ipu_model.calibration import Calibration, Observations, overhead
+from ipu_model.lowering import (CLS, COPIES, ENCODER, LOSS, MASK_APPLICATION, MASK_BUILD, MLM, POSITIONS)
+from ipu_model.pipeline import Parameters, Pipeline
+from ipu_model.points import (FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_OVERHEAD, POD64_SCALING, POPART, TABLE2)
+from ipu_model.workload import PACKED, UNPACKED, Arrangement, Machine
+from cycle_sources import Overhead
+from packings import PackingSummary
+from tables import (COMPUTED, CONFIGURED, HARDWARE, MODEL, PAPER, PUBLISHED, Column, Table, percent)
+
+# The rows of Table 1: (packer, packing depth), and what the paper says there: EFF %, p, OH %, realised speed-up.
+ROWS: Tuple[Tuple[str, Optional[int]], ...] = (
+    ("none", 1), ("greedy", None), ("spfhp", 2), ("spfhp", 3), ("nnlshp", 3), ("spfhp", 4), ("spfhp", 8), ("spfhp", None),
+    ("optimal", 2), ("optimal", 3), ("optimal", 4), ("optimal", 8), ("optimal", None))
+PAPER_ROWS: Dict[Tuple[str, Optional[int]], Tuple[Any, Any, Any, Any]] = {
+    ("none", 1): (50.0, 1.00, 0.0, 1.0), ("sort", 1): (99.9, 2.00, ">>100", "<<1.000"),
+    ("greedy", None): ("~78", "~1.6", "~4.48", "~1.5"), ("spfhp", 2): (80.5, 1.61, 4.283, 1.544),
+    ("spfhp", 3): (89.4, 1.79, 4.287, 1.716), ("nnlshp", 3): (99.7, 2.00, 4.287, 1.913),
+    ("spfhp", 4): (93.9, 1.88, 4.294, 1.803), ("spfhp", 8): (98.9, 1.98, 4.481, 1.895),
+    ("spfhp", None): (99.6, 1.99, 4.477, 1.905)}
+PARTS = (MASK_BUILD, MASK_APPLICATION, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
+
+
+class Interval(NamedTuple):
+    """A number at the model's lower bound, calibrated, and at its upper bound."""
+
+    lower: float
+    calibrated: float
+    upper: float
+
+
+class Comparison:
+    """Packed pipelines against an unpacked one, with the three values of every overhead."""
+
+    def __init__(self, machine: Machine, config: Any, calibration: Calibration, *, packed: Arrangement = PACKED,
+                 unpacked: Arrangement = UNPACKED):
+        self.machine = machine
+        self.config = config
+        self.calibration = calibration
+        self.arrangement = packed
+        self.unpacked = machine.pipeline(config, arrangement=unpacked, depth=1)
+
+    @property
+    def settings(self) -> Tuple[Parameters, Parameters, Parameters]:
+        return self.calibration.lower, self.calibration.parameters, self.calibration.upper
+
+    def packed(self, depth: int) -> Pipeline:
+        return self.machine.pipeline(self.config, arrangement=self.arrangement, depth=depth)
+
+    def overhead(self, depth: int) -> Interval:
+        """Extra cycles of a micro-batch (kernel), a fraction."""
+        pipeline = self.packed(depth)
+        return Interval(*(overhead(pipeline, self.unpacked, parameters) for parameters in self.settings))
+
+    def pipeline_overhead(self, depth: int) -> Interval:
+        """Extra cycles of a pipeline cycle: what the slowest IPU feels."""
+        pipeline = self.packed(depth)
+        return Interval(*(pipeline.pipeline_cycle(p) / self.unpacked.pipeline_cycle(p) - 1.0 for p in self.settings))
+
+    def decomposition(self, depth: int) -> Dict[str, Interval]:
+        """Overhead by cause, as fractions of the unpacked micro-batch; they add up to `overhead`."""
+        pipeline = self.packed(depth)
+        found: Dict[str, List[float]] = {}
+        for parameters in self.settings:
+            whole = self.unpacked.micro_batch_cycles(parameters)
+            after, before = pipeline.category_cycles(parameters), self.unpacked.category_cycles(parameters)
+            for part in PARTS:
+                found.setdefault(part, []).append((after.get(part, 0.0) - before.get(part, 0.0)) / whole)
+            layout = sum(after.get(part + ", layout", 0.0) - before.get(part + ", layout", 0.0) for part in PARTS)
+            found.setdefault("layout", []).append(layout / whole)
+        return {part: Interval(*values) for part, values in found.items()}
+
+
+def table1(comparison: Comparison, packings: Any, rows: Sequence[Tuple[str, Optional[int]]], sort: Any,
+           histogram_name: str) -> Table:
+    """Table 1 of the paper. packings[(packer, depth)] is a PackingSummary; sort a pack_data.sort.Batching."""
+    lines: List[Dict[str, Any]] = []
+    for key in rows:
+        summary: PackingSummary = packings[key]
+        line: Dict[str, Any] = {"depth": _depth(key[1], summary), "algorithm": key[0].upper(),
+                                "efficiency": percent(summary.efficiency), "packing_factor": summary.packing_factor}
+        if key[0] == "none":
+            over = Interval(0.0, 0.0, 0.0)
+        else:
+            over = comparison.overhead(summary.largest_depth if key[1] is None else key[1])
+        p = summary.packing_factor
+        line.update(overhead_lower=percent(over.lower), overhead=percent(over.calibrated), overhead_upper=percent(over.upper),
+                    realised=p / (1 + over.calibrated), realised_lower=p / (1 + over.upper),
+                    realised_upper=p / (1 + over.lower))
+        lines.append(_beside_paper(line, PAPER_ROWS.get(key)))
+        if key[0] == "none" and sort is not None:
+            lines.append(_beside_paper(
+                {"depth": "1", "algorithm": "SORT", "efficiency": percent(sort.efficiency), "packing_factor": sort.speedup,
+                 "overhead": f"{sort.shapes} engines"}, PAPER_ROWS["sort", 1]))
+    notes = [
+        "EFF and p are computed from the histogram; OH is extra cycles of a micro-batch against unpacked BERT of the same length;",
+        "low: every rearrangement in 8-byte atoms, high: in 2-byte atoms; realised speed-up = p / (1 + OH), as in the paper."]
+    if sort is not None:
+        notes.append(f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
+                     "which is no percentage of a run.")
+    columns = (
+        Column("depth", "depth", CONFIGURED), Column("algorithm", "packing", CONFIGURED),
+        Column("efficiency", "EFF %", COMPUTED, ".2f"), Column("packing_factor", "p", COMPUTED, ".3f"),
+        Column("overhead_lower", "OH % low", MODEL, ".3f"), Column("overhead", "OH %", MODEL, ".3f"),
+        Column("overhead_upper", "OH % high", MODEL, ".3f"), Column("realised", "speed-up", MODEL, ".3f"),
+        Column("realised_lower", "at least", MODEL, ".3f"), Column("realised_upper", "at most", MODEL, ".3f"),
+        Column("paper_efficiency", "EFF %", PAPER, ".1f"), Column("paper_packing_factor", "p", PAPER, ".2f"),
+        Column("paper_overhead", "OH %", PAPER, ".3f"), Column("paper_realised", "speed-up", PAPER, ".3f"))
+    return Table("table1", f"Table 1: packing {histogram_name}, {comparison.config.name}", columns, lines, tuple(notes))
+
+
+def _depth(depth: Optional[int], summary: PackingSummary) -> str:
+    return str(depth) if depth is not None else f"max ({summary.largest_depth})"
+
+
+def _beside_paper(line: Dict[str, Any], paper: Optional[Tuple[Any, Any, Any, Any]]) -> Dict[str, Any]:
+    keys = ("paper_efficiency", "paper_packing_factor", "paper_overhead", "paper_realised")
+    return {**line, **dict(zip(keys, paper or (None,) * 4))}
+
+
+def decomposition(comparison: Comparison, depth: int) -> Table:
+    parts = comparison.decomposition(depth)
+    order = (MASK_BUILD, MASK_APPLICATION, "layout", POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
+    rows = [{"part": "mask layout" if part == "layout" else part, "lower": percent(parts[part].lower),
+             "calibrated": percent(parts[part].calibrated), "upper": percent(parts[part].upper)} for part in order]
+    over, slowest = comparison.overhead(depth), comparison.pipeline_overhead(depth)
+    rows.append({"part": "sum: a micro-batch (OH)", **_interval(over)})
+    rows.append({"part": "a pipeline cycle", **_interval(slowest)})
+    return Table(
+        "decomposition", f"Where the overhead at depth {depth} comes from, percent of the unpacked micro-batch's cycles",
+        (Column("part", "part", CONFIGURED), Column("lower", "low %", MODEL, ".3f"), Column("calibrated", "calibrated %", MODEL, ".3f"),
+         Column("upper", "high %", MODEL, ".3f")), rows,
+        ("layout: bringing the mask into the scores' layout, once per application; its atom size is the unknown.",
+         "A pipeline cycle is what the slowest IPU takes: the first IPU's heads hide behind the encoder."))
+
+
+def _interval(interval: Interval) -> Dict[str, Optional[float]]:
+    return {"lower": percent(interval.lower), "calibrated": percent(interval.calibrated), "upper": percent(interval.upper)}
+
+
+def table2(machine: Machine, load: Any, calibration: Calibration) -> Table:
+    """Table 2 of the paper: base and large at 128 and 384, with the paper's packing factors."""
+    rows = []
+    for row in TABLE2:
+        config = load(row.packed)
+        comparison = Comparison(machine, config, calibration)
+        depth = config.data.max_sequences_per_pack
+        over = comparison.overhead(depth)
+        p = row.packing_factor
+        low, high = ((p / (row.realised + 0.005)) - 1.0, (p / (row.realised - 0.005)) - 1.0)
+        rows.append({
+            "model": row.model, "length": row.length, "packing_factor": p, "overhead_lower": percent(over.lower),
+            "overhead": percent(over.calibrated), "overhead_upper": percent(over.upper), "realised": p / (1 + over.calibrated),
+            "realised_lower": p / (1 + over.upper), "realised_upper": p / (1 + over.lower), "paper_realised": row.realised,
+            "paper_overhead": f"{max(0.0, 100 * low):.1f} to {100 * high:.1f}"})
+    return Table(
+        "table2", "Table 2: realised speed-up of pre-training, depth 3",
+        (Column("model", "model", CONFIGURED), Column("length", "length", CONFIGURED, "d"), Column("packing_factor", "p", PAPER, ".2f"),
+         Column("overhead_lower", "OH % low", MODEL, ".2f"), Column("overhead", "OH %", MODEL, ".2f"),
+         Column("overhead_upper", "OH % high", MODEL, ".2f"), Column("realised", "speed-up", MODEL, ".3f"),
+         Column("realised_lower", "at least", MODEL, ".3f"), Column("realised_upper", "at most", MODEL, ".3f"),
+         Column("paper_realised", "speed-up", PAPER, ".2f"), Column("paper_overhead", "OH %", PAPER)),
+        rows, ("The paper's overhead follows from its two rounded columns; its throughputs include host traffic, the model's do not.",))
+
+
+def breakdown(name: str, pipeline: Pipeline, calibration: Calibration, *, accumulation: int, packing_factor: float,
+              factor_source: str) -> Table:
+    """Cycles of each IPU in one pipeline cycle, and what that makes in sequences per second."""
+    parameters = calibration.parameters
+    slowest = pipeline.bottleneck(parameters).number
+    rows: List[Dict[str, Any]] = []
+    for ipu in pipeline.ipus:
+        cost, f = ipu.total, parameters.factor
+        rows.append({
+            "ipu": str(ipu.number), "layers": str(ipu.layers), "matmul": f * cost.matmul, "vertices": f * cost.vertices,
+            "layout": f * cost.layout_cycles(parameters.layout), "exchange": f * cost.exchange, "sync": f * cost.sync,
+            "copies": pipeline.target.link_cycles(sum(ipu.link_bytes.values())),
+            "cycles": pipeline.ipu_cycles(ipu, parameters), "lower": pipeline.ipu_cycles(ipu, calibration.lower),
+            "upper": pipeline.ipu_cycles(ipu, calibration.upper), "mark": "slowest" if ipu.number == slowest else ""})
+    step = pipeline.step(accumulation, parameters)
+    replicas = max(1, 16 // len(pipeline.ipus))
+    rates = [pipeline.sequences_per_second(accumulation, packing_factor, p, replicas=replicas)
+             for p in (calibration.upper, parameters, calibration.lower)]
+    notes = [
+        f"pipeline cycle {step.pipeline_cycle:,.0f} cycles, weight update {step.update:,.0f}, step of {accumulation} accumulations "
+        f"{step.cycles:,.0f} cycles = {step.seconds:.3f} s ({pipeline.target.name}, {MODEL})",
+        f"POD16 ({replicas} replicas x {len(pipeline.ipus)} IPUs): {rates[1]:,.0f} sequences/s, {rates[0]:,.0f} to {rates[2]:,.0f} ({MODEL}; "
+        f"{packing_factor:.3f} sequences a pack, {factor_source})"]
+    if pipeline.unknown:
+        named = ", ".join(f"{operator} x{times}" for operator, times in sorted(pipeline.unknown.items()))
+        notes.append(f"operators without an estimator, costed as elementwise divisions: {named}")
+    columns = [Column("ipu", "IPU", CONFIGURED), Column("layers", "layers", CONFIGURED)]
+    columns += [Column(key, title, MODEL, ",.0f") for key, title in (
+        ("matmul", "matmul"), ("vertices", "other compute"), ("layout", "layout"), ("exchange", "exchange"), ("sync", "sync"),
+        ("cycles", "cycles"), ("lower", "low"), ("upper", "high"), ("copies", "copy phase"))]
+    return Table("breakdown", f"{name} on {pipeline.target.name}: cycles of each IPU for one micro-batch of {pipeline.micro_batch}",
+                 tuple(columns) + (Column("mark", "", MODEL),), rows, tuple(notes))
+
+
+class Candidate(NamedTuple):
+    """One configuration of a what-if comparison."""
+
+    name: str
+    pipeline: Pipeline
+    accumulation: int
+    packing_factor: float
+    factor_source: str
+
+
+def what_if(candidates: Sequence[Candidate], calibration: Calibration) -> Table:
+    """Any configurations side by side; ratios are against the first."""
+    rows: List[Dict[str, Any]] = []
+    first: Optional[Tuple[float, float]] = None
+    for c in candidates:
+        step = c.pipeline.step(c.accumulation, calibration.parameters)
+        rate = c.pipeline.sequences_per_second(c.accumulation, c.packing_factor, calibration.parameters)
+        per_pack = step.pipeline_cycle / c.pipeline.micro_batch
+        if first is None:
+            first = (rate, per_pack)
+        rows.append({
+            "name": c.name, "target": c.pipeline.target.name, "micro_batch": c.pipeline.micro_batch, "packing_factor": c.packing_factor,
+            "factor_source": c.factor_source, "pipeline_cycle": step.pipeline_cycle, "slowest": str(c.pipeline.bottleneck(calibration.parameters).number),
+            "per_pack": per_pack, "step_seconds": step.seconds, "rate": rate,
+            "rate_lower": c.pipeline.sequences_per_second(c.accumulation, c.packing_factor, calibration.upper),
+            "rate_upper": c.pipeline.sequences_per_second(c.accumulation, c.packing_factor, calibration.lower),
+            "cycles_ratio": per_pack / first[1], "rate_ratio": rate / first[0]})
+    return Table(
+        "what_if", "What if", (
+            Column("name", "configuration", CONFIGURED), Column("target", "target", CONFIGURED), Column("micro_batch", "micro-batch", CONFIGURED, "d"),
+            Column("packing_factor", "p", COMPUTED, ".3f"), Column("factor_source", "p from", CONFIGURED), Column("pipeline_cycle", "pipeline cycle", MODEL, ",.0f"),
+            Column("slowest", "slowest IPU", MODEL), Column("per_pack", "cycles/pack", MODEL, ",.0f"),
+            Column("step_seconds", "s/step", MODEL, ".3f"), Column("rate", "seq/s", MODEL, ",.0f"), Column("rate_lower", "at least", MODEL, ",.0f"),
+            Column("rate_upper", "at most", MODEL, ",.0f"), Column("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
+            Column("rate_ratio", "seq/s ratio", MODEL, ".4f")),
+        rows, ("Rates are of all replicas of the configuration; ratios are against the first line.",))
+
+
+def points(observations: Observations, calibration: Calibration, paper_graph: Comparison, own: Comparison) -> Table:
+    """D1 to D11: what others measured, what the model says, and what the trivial model says."""
+    errors = {row["point"]: row for row in calibration.report["points"]}
+    rows: List[Dict[str, Any]] = []
+
+    def add(point: str, what: str, unit: str, measured: Optional[float], low: Optional[float], model: Optional[float],
+            high: Optional[float], trivial: Optional[float], use: str, left_out: Optional[float] = None) -> None:
+        def error(value: Optional[float]) -> Optional[float]:
+            return None if value is None or not measured else percent(value / measured - 1.0)
+        rows.append({"point": point, "what": what, "unit": unit, "measured": measured, "lower": low, "model": model, "upper": high,
+                     "error": error(model), "left_out": left_out, "trivial": trivial, "trivial_error": error(trivial), "use": use})
+
+    by_name = {o.point.name: o for o in observations.throughputs}
+    for name, o in by_name.items():
+        values = [o.predicted(p) for p in (calibration.upper, calibration.parameters, calibration.lower)]
+        add(name, o.point.what, "seq/s", o.point.sequences_per_second, values[0], values[1], values[2], o.trivial(), "fitted",
+            percent(errors[name]["left_out_error"]))
+
+    def ratio(point: str, what: str, a: str, b: str) -> None:
+        first, second = by_name[a], by_name[b]
+        clocks = first.pipeline.target.clock_hz / second.pipeline.target.clock_hz
+        add(point, what, "ratio", first.point.sequences_per_second / second.point.sequences_per_second / clocks,
+            None, first.predicted(calibration.parameters) / second.predicted(calibration.parameters) / clocks, None,
+            first.trivial() / second.trivial() / clocks, "ratio")
+    ratio("D6/D5", "base: 512 against 128, seq/s", "D6", "D5")
+    ratio("D4/D3", "large: packed 512 against unpacked 128, seq/s", "D4", "D3")
+    ratio("D3/D5", "128: large against base, seq/s", "D3", "D5")
+    ratio("D2/D1", "POD64 against POD16, packed 512, seq/s", "D2", "D1")
+    ratio("D11", "D4 against D1, seq/s at equal clocks", "D4", "D1")
+    d3 = by_name["D3"]
+    four = (d3.pipeline.sequences_per_second(512, 1.0, calibration.parameters, replicas=16)
+            / d3.pipeline.sequences_per_second(2048, 1.0, calibration.parameters, replicas=4))
+    add("D8", "POD64 / POD16, large 128, Bow, seq/s", "ratio", POD64_SCALING, None, four, None, 4.0, "predicted")
+    for depth, paper in PAPER_OVERHEAD.items():
+        interval = paper_graph.overhead(depth)
+        add("D9", f"overhead at depth {depth}, PopART graph of the paper's time", "%", paper, percent(interval.lower),
+            percent(interval.calibrated), percent(interval.upper), 0.0, "fitted" if depth == FITTED_DEPTH else "predicted",
+            percent(calibration.report["overhead_fitted_depth"]["left_out"] / paper - 1.0) if depth == FITTED_DEPTH else None)
+    for depth in (3,):
+        interval = own.overhead(depth)
+        add("D9", f"overhead at depth {depth}, this project's graph", "%", PAPER_OVERHEAD[depth], percent(interval.lower),
+            percent(interval.calibrated), percent(interval.upper), 0.0, "predicted")
+    rms = calibration.report["rms_error"]
+    return Table(
+        "points", "D1 to D11: published measurements against the model and against \"31 % of peak\"", (
+            Column("point", "point", CONFIGURED), Column("what", "what", CONFIGURED), Column("unit", "unit", CONFIGURED),
+            Column("measured", "measured", PUBLISHED, ",.4g"), Column("lower", "at least", MODEL, ",.4g"), Column("model", "calibrated", MODEL, ",.4g"),
+            Column("upper", "at most", MODEL, ",.4g"), Column("error", "error %", MODEL, "+.1f"), Column("left_out", "left out %", MODEL, "+.1f"),
+            Column("trivial", "31 % of peak", COMPUTED, ",.4g"), Column("trivial_error", "error %", COMPUTED, "+.1f"), Column("use", "use", CONFIGURED)),
+        rows, (
+            f"rms error over D1 to D6: fitted {percent(rms['fitted']):.1f} %, each point left out of its own fit {percent(rms['left_out']):.1f} %, "
+            f"31 % of peak {percent(rms['trivial']):.1f} % (which was itself chosen on these points).",
+            "left out: the error when the parameters are fitted without this point; depth 2 left out: fitted on throughputs alone.",
+            f"D7: the same task differs by {percent(FRAMEWORK_SPREAD):.0f} % between frameworks; D10 is Table 2 (--table 2)."))
+
+
+ARRANGEMENTS: Tuple[Tuple[str, Arrangement], ...] = (
+    ("as engine/ipu.py runs it", PACKED),
+    ("mask built again in every layer", PACKED.with_(mask="layer")),
+    ("mask by arithmetic, in every layer (PopART)", PACKED.with_(mask="layer", mask_form="arithmetic")),
+    ("mask applied by select", PACKED.with_(apply="select")),
+    ("mask as part of Q and K", PACKED.with_(mask="product")),
+    ("MLM by gather", PACKED.with_(mlm="gather")),
+    ("CLS by gather", PACKED.with_(cls="gather")),
+    ("CLS at fixed slots", PACKED.with_(cls="fixed")),
+    ("positions by one-hot product", PACKED.with_(positions="one_hot")),
+    ("mask in Q and K, CLS fixed", PACKED.with_(mask="product", cls="fixed")),
+    ("mask in Q and K, MLM by gather, CLS fixed", PACKED.with_(mask="product", mlm="gather", cls="fixed")),
+    ("mask in Q and K, CLS fixed, positions one-hot", PACKED.with_(mask="product", cls="fixed", positions="one_hot")),
+    ("no mask at all (wrong; shows the floor)", PACKED.with_(mask="none")))
+
+
+def arrangements(machine: Machine, config: Any, calibration: Calibration, depth: int, packing_factor: float) -> Table:
+    """Ways to write the packed parts, cheapest first, with what each gains in realised speed-up."""
+    rows: List[Dict[str, Any]] = []
+    base: Optional[float] = None
+    for name, arrangement in ARRANGEMENTS:
+        comparison = Comparison(machine, config, calibration, packed=arrangement)
+        over, slowest = comparison.overhead(depth), comparison.pipeline_overhead(depth)
+        realised = packing_factor / (1.0 + over.calibrated)
+        if base is None:
+            base = realised
+        rows.append({"name": name, **{f"overhead_{k}": v for k, v in _interval(over).items()},
+                     "pipeline": percent(slowest.calibrated), "realised": realised, "gain": percent(realised / base - 1.0)})
+    rows.sort(key=lambda row: row["overhead_calibrated"])
+    return Table(
+        "arrangements", f"Arrangements of mask, heads and positions at depth {depth}, {config.name}", (
+            Column("name", "arrangement", CONFIGURED), Column("overhead_lower", "OH % low", MODEL, ".3f"),
+            Column("overhead_calibrated", "OH %", MODEL, ".3f"), Column("overhead_upper", "OH % high", MODEL, ".3f"),
+            Column("pipeline", "pipeline OH %", MODEL, ".3f"), Column("realised", "speed-up", MODEL, ".3f"),
+            Column("gain", "gain %", MODEL, "+.2f")),
+        rows, (f"speed-up at p = {packing_factor:.3f}; gain is in realised speed-up over the arrangement that engine/ipu.py runs.",
+               "mask in Q and K: one-hot codes of the sequence numbers appended to query and key, so that the score product adds the mask."))
+
+
+def measured(found: Overhead, packing_factor: Optional[float]) -> Table:
+    """Two runs that really happened."""
+    source, unit = found.packed.source, found.packed.unit
+    factor = packing_factor if packing_factor is not None else found.packed.packing_factor
+    rows = [{"run": f"{kind}: {m.detail}", "per_pack": m.per_pack, "packing_factor": m.packing_factor}
+            for kind, m in (("packed", found.packed), ("unpacked", found.unpacked))]
+    rows[0].update(overhead=percent(found.overhead), realised=None if factor is None else factor / (1 + found.overhead))
+    notes = ["OH: extra time of a pack relative to an unpacked row; compare runs with equal accumulation and waiting data."]
+    if source != HARDWARE:
+        notes.append("These are not cycles of IPU hardware." if source == "profile" else "These are seconds of this host, not IPU cycles.")
+    return Table("measured", "Measured: packed against unpacked", (
+        Column("run", "run", CONFIGURED), Column("per_pack", f"{unit}/pack", source, ",.6g"), Column("packing_factor", "p", source, ".3f"),
+        Column("overhead", "OH %", source, ".2f"), Column("realised", "speed-up", source, ".3f")), rows, tuple(notes))
+
+
+def scaling(points_: Sequence[Any], packing_factor: float, histogram_name: str) -> Table:
+    """Figure 5: one row for each number of devices, one column for each batch size."""
+    batches = sorted({point.batch for point in points_})
+    devices = sorted({point.devices for point in points_})
+    speedup = {(point.batch, point.devices): point.speedup for point in points_}
+    rows = [{"devices": count, "packing": packing_factor, **{f"batch_{b}": speedup[b, count] for b in batches}} for count in devices]
+    return Table(
+        "scaling", f"Figure 5: theoretical speed-up over padding, {histogram_name}",
+        (Column("devices", "devices", CONFIGURED, "d"), Column("packing", "packing", COMPUTED, ".3f"))
+        + tuple(Column(f"batch_{b}", f"un-padding, {b}/device", COMPUTED, ".3f") for b in batches), rows,
+        ("Un-padding waits for the device that drew the longest sequences (simulated); packing takes equally long everywhere.",))

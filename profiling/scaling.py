@@ -1,0 +1,52 @@
+"""Figure 5 of the paper: what is left of un-padding's speed-up when many accelerators wait for the slowest.
+
+Un-padding computes each sequence at its own length, so a step takes as long as the device that drew the most work.
+Packing computes every pack in full, so all devices take the same time however many there are: its speed-up is the
+packing factor. Both are theoretical: no overhead, no communication.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+DEVICES: Tuple[int, ...] = tuple(2 ** i for i in range(12))          # 1 to 2048
+BATCHES: Tuple[int, ...] = (1, 4, 16, 64)                             # sequences a device takes in a step
+
+
+class ScalingPoint(NamedTuple):
+    batch: int
+    devices: int
+    speedup: float                        # of un-padding over padding
+
+
+def work(length: np.ndarray, *, hidden_size: int) -> np.ndarray:
+    """Multiply-adds of a sequence in an encoder layer: linear layers by tokens, attention by tokens squared."""
+    length = np.asarray(length, dtype=np.float64)
+    return 12.0 * hidden_size ** 2 * length + 2.0 * hidden_size * length ** 2
+
+
+def simulate(counts: np.ndarray, *, hidden_size: int, devices: Sequence[int] = DEVICES, batches: Sequence[int] = BATCHES,
+             steps: int = 64, seed: int = 0) -> Tuple[ScalingPoint, ...]:
+    """Speed-up of un-padding: mean over simulated steps of the slowest device's work, against padded work.
+
+    counts: sequences by length, counts[l] of length l; the longest possible length is len(counts) - 1.
+    Each device draws `batch` sequences at random. Fewer devices are groups of the same draws, so they average over more.
+    """
+    lengths = np.flatnonzero(counts)
+    cumulative = np.cumsum(counts[lengths]) / counts.sum()
+    costs = work(lengths, hidden_size=hidden_size)
+    padded = float(work(np.array(len(counts) - 1), hidden_size=hidden_size))
+    most = max(devices)
+    points = []
+    for batch in batches:
+        generator = np.random.default_rng([seed, batch])
+        slowest = {count: 0.0 for count in devices}
+        for _ in range(steps):
+            drawn = np.searchsorted(cumulative, generator.random((most, batch)), side="right")
+            device_work = costs[np.minimum(drawn, len(lengths) - 1)].sum(axis=1)
+            for count in devices:
+                groups = device_work[: most // count * count].reshape(-1, count)
+                slowest[count] += groups.max(axis=1).mean() / steps
+        points += [ScalingPoint(batch, count, batch * padded / float(slowest[count])) for count in devices]
+    return tuple(points)
