@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -42,6 +43,8 @@ SIZES = {
     "base": (768, 12, 12, 3072),
     "large": (1024, 24, 16, 4096),
 }
+
+BOTH = ("float32", "bfloat16")
 
 
 class PaddingMask(torch.nn.Module):
@@ -107,14 +110,14 @@ def draw_work(
 ) -> Work:
     """`packs` packs drawn from the packing's strategies by how often it uses them, filled with random tokens.
 
-    Drawn again until the sequences divide into micro-batches, so that neither layout has an empty row.
+    Of many draws the one whose packing factor is nearest to the whole packing's, among those whose sequences divide
+    into micro-batches, so that neither layout has an empty row.
     """
     rng = np.random.default_rng(seed)
     share = np.array(packing.repeats, dtype=np.float64) / packing.packs
-    while True:
-        drawn = [packing.strategies[index] for index in rng.choice(len(share), packs, p=share)]
-        if sum(len(strategy) for strategy in drawn) % micro_batch == 0:
-            break
+    draws = [[packing.strategies[index] for index in rng.choice(len(share), packs, p=share)] for _ in range(1000)]
+    even = [draw for draw in draws if sum(map(len, draw)) % micro_batch == 0]
+    drawn = min(even, key=lambda draw: abs(sum(map(len, draw)) / packs - packing.packing_factor))
     lengths = [length for strategy in drawn for length in strategy]
     masked = masked_count(np.array(lengths), max_predictions, 0.15)
     sequences = Sequences.from_examples(
@@ -178,6 +181,18 @@ def measure(config: Config, work: Work, *, rounds: int, bar) -> Measurement:
     )
 
 
+def bfloat16_slowdown() -> float:
+    """Seconds of a bfloat16 matrix product over those of a float32 one, on the CPU."""
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        factor = torch.ones(256, 256, dtype=dtype)
+        torch.mm(factor, factor)
+        start = time.perf_counter()
+        torch.mm(factor, factor)
+        seconds[dtype] = time.perf_counter() - start
+    return seconds[torch.bfloat16] / seconds[torch.float32]
+
+
 def table(measurements: Sequence[Measurement]) -> str:
     lines = [
         "            sequences/s   sequences/s   speed-up              packing   share of",
@@ -203,7 +218,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
     parser.add_argument("--size", choices=sorted(SIZES), default="base3", help="of the model; default base3")
     parser.add_argument("--vocabulary-size", type=positive_int, default=30522, metavar="V")
-    parser.add_argument("--precision", choices=("float32", "bfloat16", "both"), default="both")
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16", "both", "auto"),
+        default="auto",
+        help="auto, the default: both, but no bfloat16 on a CPU that only emulates it",
+    )
     parser.add_argument("--attention", choices=("auto", "eager", "sdpa"), default="auto")
     parser.add_argument("--micro-batch", type=positive_int, default=2, metavar="ROWS")
     parser.add_argument("--packs", type=positive_int, default=4, help="a round; a multiple of --micro-batch, default 4")
@@ -242,7 +262,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         max_position_embeddings=slots,
         hidden_dropout=args.dropout,
     )
-    precisions = ("float32", "bfloat16") if args.precision == "both" else (args.precision,)
+    precisions = {"both": BOTH, "auto": BOTH}.get(args.precision, (args.precision,))
+    if args.precision == "auto" and not torch.cuda.is_available():
+        slowdown = bfloat16_slowdown()
+        if slowdown > 4.0:
+            precisions = ("float32",)
+            print(
+                f"bfloat16 is left out: this CPU takes {slowdown:.0f} times as long for it as for float32"
+                " (--precision both measures it all the same)",
+                file=sys.stderr,
+            )
     measurements = []
     with progress_bar(2 * (rounds + 1) * len(precisions), "rounds") as bar:
         for precision in precisions:
