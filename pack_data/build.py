@@ -12,19 +12,18 @@ import argparse
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from pack_data.assignment import assign
 from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar, run_main
-from pack_data.corpus import EMBEDDED, Document, content_digest, documents
+from pack_data.corpus import EMBEDDED, Document, content_digest, documents, source_files
 from pack_data.examples import ExampleOptions, default_predictions
 from pack_data.formats import parts
 from pack_data.formats.detect import open_source
@@ -44,6 +43,9 @@ PART_CHARACTERS, PART_DOCUMENTS = 1 << 20, 8
 SYNTHETIC_PART = 1 << 15
 # Token positions in one shard, so that a worker's memory does not depend on S.
 SLOTS_PER_SHARD = 1 << 22
+# For the check of the disk: English text gives a token for about four characters (and a second segment now and then comes
+# for nothing); a token takes 2.6 bytes sorted and about as many in its pack.
+CHARACTERS_PER_TOKEN, BYTES_PER_TOKEN = 3.5, 5.5
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,15 @@ def _work_folder(out: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ValueError(f"{out}: another build is writing this data set; wait for it or choose another --out") from None
-        yield work
+        try:
+            yield work
+        except ValueError:
+            # A user's mistake, found before there is anything to continue, leaves nothing behind.
+            if not any(work.glob("examples-*.json")):
+                shutil.rmtree(work)
+                if not any(out.iterdir()):
+                    out.rmdir()
+            raise
         shutil.rmtree(work)
 
 
@@ -173,8 +183,10 @@ class _Build:
             sources = [list(entry) for entry in parts.content_digest(self.source)]
         else:
             sources = [list(entry) for entry in content_digest(options.corpus)]
-        others = [hashlib.sha256(Path(path).read_bytes()).hexdigest() if path is not None else None
-                  for path in (options.vocabulary, options.recipe)]
+        if options.vocabulary is not None:
+            load_vocabulary(options.vocabulary, options.lower_case)
+        others = [_sha256(path) for path in (options.vocabulary, options.recipe)]
+        self._check_room()
         plan = {"options": options.deciding(), "sources": sources, "others": others}
         path = self.work / "plan.json"
         if not path.exists() or json.loads(path.read_text()) != plan:
@@ -183,6 +195,19 @@ class _Build:
                     item.unlink()
             write_json(path, plan)
         return sources
+
+    def _check_room(self) -> None:
+        """Refuses to begin what the disk cannot hold: the sorted sequences and the shards lie there together at the end."""
+        options = self.options
+        if options.synthetic is not None:
+            tokens = options.sequences * LengthHistogram.published(options.synthetic).mean_length
+        else:
+            tokens = _characters(options.corpus) / CHARACTERS_PER_TOKEN * options.duplication_factor
+        already = sum(path.stat().st_size for path in self.work.iterdir())
+        needed, free = tokens * BYTES_PER_TOKEN - already, free_bytes(self.work)
+        if needed > free:
+            raise ValueError(f"{self.out}: the build needs about {needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB are free; "
+                             "make room or choose another --out")
 
     # ---- text to examples -----------------------------------------------------------------------------------------------
 
@@ -198,7 +223,6 @@ class _Build:
             return 0, None                         # largest id + 1, known when all is read
         if not path.exists():
             if options.vocabulary is not None:
-                load_vocabulary(options.vocabulary, options.lower_case)
                 content = Path(options.vocabulary).read_bytes()
             else:
                 content = train_vocabulary(self._documents(), options.vocabulary_size, options.lower_case).text
@@ -354,8 +378,19 @@ class _Build:
         return PackStore.open(self.out)
 
 
-def _sha256(path: Optional[Path]) -> str:
-    return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+def free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def _characters(corpus: Union[str, Path]) -> float:
+    """About how much text there is; compressed text unpacks to about four times its size."""
+    if str(corpus) == EMBEDDED:
+        return sum(len(line) for document in documents(corpus) for line in document.lines)
+    return sum(path.stat().st_size * (4 if path.suffix in (".gz", ".xz") else 1) for path in source_files(corpus))
+
+
+def _sha256(path: Union[str, Path, None]) -> str:
+    return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 # ---- the command --------------------------------------------------------------------------------------------------------

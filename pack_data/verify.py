@@ -13,6 +13,7 @@ from typing import Optional, Sequence, Union
 
 import numpy as np
 
+from pack_data.certificate import prove_packing
 from pack_data.command import ArgumentParser, progress_bar, run_main
 from pack_data.packing import Packing
 from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
@@ -142,6 +143,8 @@ def _check_recipe(folder: Path, manifest: Manifest, patterns: dict) -> None:
         raise ValueError(f"{folder / 'recipe.json'}: the packs are not the ones of this recipe; {_REBUILD}")
     if (packing.lower_bound, packing.algorithm) != (manifest.lower_bound, manifest.algorithm):
         raise ValueError(f"{folder / 'recipe.json'}: lower bound or algorithm differ from the manifest's; {_REBUILD}")
+    if packing.certificate is not None:
+        prove_packing(packing)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

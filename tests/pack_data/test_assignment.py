@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pack_data.assignment import _shuffled_numbers, assign
+from pack_data.histogram import LengthHistogram
+from pack_data.packers import get_packer
+
+
+def packed(lengths, S, depth=3):
+    return get_packer("spfhp")(LengthHistogram.from_lengths(np.array(lengths, int), S), max_sequences_per_pack=depth)
+
+
+@given(st.lists(st.integers(1, 30), max_size=80), st.sampled_from([1, 2, 3, None]), st.integers(0, 5))
+def test_every_sequence_gets_its_own_place_in_a_pack_of_the_recipe(lengths, depth, seed):
+    packing = packed(lengths, 30, depth)
+    pack, slot = assign(np.array(lengths, int), packing, seed)
+    members = {}
+    for length, p, s in zip(lengths, pack.tolist(), slot.tolist()):
+        assert s not in members.setdefault(p, {})
+        members[p][s] = length
+    assert sorted(members) == list(range(packing.packs))
+    made = sorted(tuple(pack[s] for s in range(len(pack))) for pack in members.values())
+    assert made == sorted(strategy for strategy, repeat in zip(packing.strategies, packing.repeats) for _ in range(repeat))
+
+
+def test_by_seed_and_in_several_blocks_alike():
+    lengths = np.random.default_rng(0).integers(1, 100, 200_000)
+    packing = packed(lengths, 128)
+    one, again, other = assign(lengths, packing, 1), assign(lengths, packing, 1), assign(lengths, packing, (1, 1))
+    assert np.array_equal(one.pack, again.pack) and np.array_equal(one.slot, again.slot)
+    assert (one.pack != other.pack).mean() > 0.99
+    assert np.bincount(one.pack, weights=lengths).max() <= 128
+
+
+def test_neighbours_are_spread():
+    """Sequences that follow one another in the corpus land in packs as far apart as two random packs: a third of all on average."""
+    lengths = np.random.default_rng(0).integers(1, 100, 50_000)
+    packing = packed(lengths, 128)
+    pack, slot = assign(lengths, packing, 0)
+    pack = pack.astype(np.int64)
+    distance = np.abs(np.diff(pack)) / packing.packs
+    assert abs(distance.mean() - 1 / 3) < 0.01
+    assert (distance == 0).mean() < 1e-3
+    # ... and the partners of a pack come from everywhere in the corpus.
+    order = np.lexsort((slot, pack))
+    partner = pack[order][1:] == pack[order][:-1]
+    assert abs((np.abs(np.diff(order))[partner] / len(lengths)).mean() - 1 / 3) < 0.01
+
+
+def test_within_a_length_every_order_is_equally_likely():
+    # Three sequences of 2 tokens and three of 1: which of the one meets which of the other is one of 3! = 6 pairings.
+    packing = packed([2, 2, 2, 1, 1, 1], 3, 2)
+    seen = {}
+    for seed in range(600):
+        pack = assign(np.array([2, 2, 2, 1, 1, 1]), packing, seed).pack
+        pairing = tuple(int(np.flatnonzero(pack[3:] == p)[0]) for p in pack[:3])
+        seen[pairing] = seen.get(pairing, 0) + 1
+    assert len(seen) == 6 and min(seen.values()) > 60             # 100 expected, standard deviation 9
+
+
+def test_the_permutation_is_one():
+    rng = np.random.default_rng(0)
+    assert sorted(_shuffled_numbers(1000, np.int32, rng).tolist()) == list(range(1000))
+    assert _shuffled_numbers(0, np.int32, rng).tolist() == []
+
+
+@pytest.mark.parametrize("lengths, said", [([3, 3], "0 sequences of length 1, the packing places 1"), ([5, 3], "from 1 to 4"), ([0, 3], "from 0")])
+def test_other_lengths_than_the_recipe_was_made_for(lengths, said):
+    with pytest.raises(ValueError, match=said):
+        assign(np.array(lengths), packed([3, 1], 4), 0)

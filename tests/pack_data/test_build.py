@@ -1,0 +1,160 @@
+import json
+
+import numpy as np
+import pytest
+
+from pack_data import build as build_module
+from pack_data.build import BuildOptions, build
+from pack_data.build import main as build_main
+from pack_data.command import run_main
+from pack_data.packing import Packing
+from pack_data.sequences import digest
+from pack_data.packs import disassemble
+from pack_data.store import PackStore
+from pack_data.verify import main as verify_main
+from pack_data.verify import verify
+from pack_data.wordpiece import load_vocabulary
+from tests.pack_data.text_corpus import build_small, write_corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    """Several parts and shards although the corpus is small."""
+    monkeypatch.setattr(build_module, "PART_CHARACTERS", 6000)
+    monkeypatch.setattr(build_module, "SLOTS_PER_SHARD", 64 * 50)
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_text_becomes_a_whole_data_set(corpus, tmp_path):
+    with build_small(corpus, tmp_path / "data") as store:
+        manifest = store.manifest
+        assert len(manifest.shards) > 3 and manifest.made_with["parts"] > 3
+        assert manifest.seed == 3 and manifest.algorithm == "spfhp" and manifest.kind == "bert_pretraining"
+        assert (store.schema.max_sequence_length, store.schema.max_sequences_per_pack) == (64, 3)
+        assert store.schema.max_predictions_per_pack == 10 + 3 and manifest.max_predictions_per_sequence == 10
+        vocabulary = load_vocabulary(tmp_path / "data" / "vocab.txt")
+        assert (manifest.vocabulary_size, manifest.vocabulary_sha256) == (len(vocabulary), vocabulary.sha256)
+        # Every sequence begins with [CLS] and ends with [SEP], unless these places were never maskable: they are not.
+        batch = store.batch(np.arange(len(store)))
+        cls = batch["input_ids"][np.arange(len(store))[:, None], batch["next_sentence_positions"]]
+        assert (cls[batch["next_sentence_weights"] == 1] == vocabulary.ids["[CLS]"]).all()
+    assert verify(tmp_path / "data").manifest == manifest
+    assert Packing.load(tmp_path / "data" / "recipe.json").packs == manifest.packs
+    assert not (tmp_path / "data.building").exists()
+
+
+def test_the_bytes_do_not_depend_on_workers_or_place(corpus, tmp_path):
+    build_small(corpus, tmp_path / "one")
+    build_small(write_corpus(tmp_path / "elsewhere"), tmp_path / "two")
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    build_small(corpus, tmp_path / "three", workers=2)
+    assert content(tmp_path / "one") == content(tmp_path / "three")
+
+
+@pytest.mark.parametrize("change", [dict(seed=4), dict(epoch=1), dict(duplication_factor=3), dict(packer="none")])
+def test_what_decides_the_bytes(corpus, tmp_path, change):
+    build_small(corpus, tmp_path / "one")
+    build_small(corpus, tmp_path / "two", **change)
+    assert [entry.sha256 for entry in PackStore.open(tmp_path / "one").manifest.shards] != [
+        entry.sha256 for entry in PackStore.open(tmp_path / "two").manifest.shards]
+    verify(tmp_path / "two")
+
+
+def test_another_epoch_pairs_the_same_sequences_anew(corpus, tmp_path):
+    with build_small(corpus, tmp_path / "one") as one, build_small(corpus, tmp_path / "two", epoch=1) as two:
+        assert one.manifest.digest == two.manifest.digest
+        a, b = (disassemble(store.schema, store.records(np.arange(len(store)))) for store in (one, two))
+        assert a.tokens["input_ids"].tolist() != b.tokens["input_ids"].tolist() and digest(a) == digest(b)
+
+
+def test_packing_changes_no_sequence(corpus, tmp_path):
+    """Depth 1 and depth 3 hold the same examples: the promise that packing trains on the same data."""
+    with build_small(corpus, tmp_path / "one", packer="none") as unpacked, build_small(corpus, tmp_path / "two") as packed:
+        assert unpacked.schema.max_sequences_per_pack == 1 and unpacked.manifest.packing_factor == 1
+        assert packed.manifest.packing_factor > 1.1
+        examples = [sorted(disassemble(store.schema, store.records(np.arange(len(store)))).to_examples()) for store in (unpacked, packed)]
+        assert examples[0] == examples[1]
+
+
+def test_a_given_vocabulary_and_a_given_recipe(corpus, tmp_path):
+    build_small(corpus, tmp_path / "one")
+    kept = {name: tmp_path / "one" / name for name in ("vocab.txt", "recipe.json")}
+    with build_small(corpus, tmp_path / "two", vocabulary=kept["vocab.txt"], recipe=kept["recipe.json"], packer="none") as store:
+        assert store.manifest.algorithm == "spfhp"
+        assert store.manifest.shards == PackStore.open(tmp_path / "one").manifest.shards
+    with pytest.raises(ValueError, match="the histogram has"):
+        build_small(corpus, tmp_path / "three", recipe=kept["recipe.json"], duplication_factor=3)
+
+
+def test_a_depth_the_data_does_not_use_and_an_unlimited_one(corpus, tmp_path):
+    with build_small(corpus, tmp_path / "one", max_sequences_per_pack=40, packer="best_fit") as store:
+        assert store.schema.max_sequences_per_pack == 40 and verify(store.folder)
+    with build_small(corpus, tmp_path / "two", max_sequences_per_pack=None, packer="best_fit") as store:
+        assert store.schema.max_sequences_per_pack == Packing.load(tmp_path / "two" / "recipe.json").largest_depth
+
+
+def test_few_predictions_widen_the_pack_by_what_the_data_needs(corpus, tmp_path):
+    """M = 3 is below 0.15 S - 1, so a pack may hold more than M + D masked tokens: P comes from the packs that are made."""
+    with build_small(corpus, tmp_path / "data", max_predictions_per_sequence=3, max_sequences_per_pack=8, packer="best_fit") as store:
+        masked = store.lengths()["prediction_counts"].sum(axis=1)
+        assert store.schema.max_predictions_per_pack >= max(3 + 8, masked.max())
+    verify(tmp_path / "data")
+
+
+def test_synthetic_sequences_take_the_same_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_module, "SYNTHETIC_PART", 700)
+    options = dict(synthetic="wikipedia_512", sequences=2000, packer="spfhp", workers=1)
+    with build(BuildOptions(out=tmp_path / "data", **options)) as store:
+        assert store.manifest.sequences == 2000 and store.manifest.made_with["parts"] == 3
+        assert abs(store.manifest.tokens / 2000 - 255.8) < 4 * 180 / 2000 ** 0.5
+        assert store.manifest.vocabulary_size == 8192 and verify(store.folder)
+
+
+def test_the_commands_as_a_user_types_them(corpus, tmp_path, capsys):
+    arguments = ["--corpus", str(corpus), "--out", str(tmp_path / "data"), "--max-sequence-length", "64", "--packer", "spfhp",
+                 "--max-sequences-per-pack", "2", "--vocabulary-size", "200", "--workers", "1"]
+    assert run_main(build_main, arguments) == 0
+    said = capsys.readouterr().out
+    assert "packing factor" in said and "bytes a pack" in said
+    assert run_main(verify_main, [str(tmp_path / "data")]) == 0
+    assert "each exactly once" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["--corpus", "{tmp}/nowhere"], "no such file or folder"),
+    (["--corpus", "{tmp}/empty"], "holds no files"),
+    (["--corpus", "{tmp}/blank"], "no text to train a vocabulary on"),
+    (["--corpus", "{tmp}/blank", "--vocabulary", "{tmp}/vocab.txt"], "the corpus is empty"),
+    (["--corpus", "{tmp}/full", "--vocabulary", "{tmp}/nowhere.txt"], "no such vocabulary"),
+    (["--corpus", "{tmp}/full", "--max-sequence-length", "3"], "at least 5"),
+    (["--synthetic", "wikipedia_512", "--max-sequence-length", "128"], "sequences of 512 tokens"),
+    (["--corpus", "{tmp}/full", "--masked-lm-probability", "2"], "from 0 to 1"),
+    (["--corpus", "{tmp}/full", "--packer", "bogus"], "invalid choice"),
+    ([], "required"),
+])
+def test_a_mistake_is_one_line_and_status_2(tmp_path, capsys, arguments, said):
+    for name in ("empty", "blank", "full"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "blank" / "a.txt").write_text(" \n\n")
+    (tmp_path / "full" / "a.txt").write_text("Some text. And more.")
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    arguments = [argument.format(tmp=tmp_path) for argument in arguments]
+    assert run_main(build_main, arguments + ["--out", str(tmp_path / "data"), "--workers", "1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and said in error
+    assert not (tmp_path / "data").exists() and not (tmp_path / "data.building").exists()
+
+
+def test_manifest_says_what_went_in(corpus, tmp_path):
+    build_small(corpus, tmp_path / "data")
+    made = json.loads((tmp_path / "data" / "manifest.json").read_text())["made_with"]
+    assert made["documents"] == 60 and len(made["sources"]) == 60 and made["sources"][0][0] == "000.txt"
+    assert made["options"]["duplication_factor"] == 2 and str(corpus) not in json.dumps(made)

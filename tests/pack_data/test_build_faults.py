@@ -1,0 +1,157 @@
+"""A build that is stopped, at any point, loses nothing: run again, it continues and ends with the bytes of an undisturbed one."""
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pack_data import build as build_module
+from pack_data import stages
+from pack_data.store import PackStore
+from pack_data.verify import verify
+from tests.pack_data.text_corpus import build_small, write_corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("faults"), documents=30)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(build_module, "PART_CHARACTERS", 6000)
+    monkeypatch.setattr(build_module, "SLOTS_PER_SHARD", 64 * 50)
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+class Stopped(BaseException):
+    """Ends a build where it stands, as a signal would."""
+
+
+def stop_after(monkeypatch, count):
+    """The build is stopped before its `count`-th rename: every file appears by a rename, so between any two files."""
+    replace, done = os.replace, [0]
+
+    def counted(*paths):
+        done[0] += 1
+        if done[0] == count:
+            raise Stopped
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", counted)
+    return done
+
+
+def test_stopped_between_any_two_files(corpus, tmp_path, monkeypatch):
+    build_small(corpus, tmp_path / "calm").close()
+    expected = content(tmp_path / "calm")
+    out = tmp_path / "data"
+    build_small(corpus, out, seed=9).close()
+    former = content(out)
+    with monkeypatch.context() as patch:
+        done = stop_after(patch, 0)
+        build_small(corpus, tmp_path / "counted").close()
+    assert done[0] > 15
+    for count in range(1, done[0] + 1, 3):
+        with monkeypatch.context() as patch:
+            stop_after(patch, count)
+            with pytest.raises(Stopped):
+                build_small(corpus, out)
+        # Until the manifest changes, the former data set is there and whole.
+        with PackStore.open(out) as store:
+            assert store.manifest.seed == 9
+        assert {name: data for name, data in content(out).items() if name in former and name.endswith(".npy")} == {
+            name: data for name, data in former.items() if name.endswith(".npy")}
+        build_small(corpus, out).close()
+        assert content(out) == expected
+        build_small(corpus, out, seed=9).close()
+
+
+def test_what_was_complete_is_not_made_again(corpus, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(build_module, "make_shard", lambda task: (_ for _ in ()).throw(Stopped()))
+        with pytest.raises(Stopped):
+            build_small(corpus, tmp_path / "data")
+    with monkeypatch.context() as patch:
+        for name in ("make_part", "sort_part"):
+            patch.setattr(build_module, name, lambda task: pytest.fail("done a second time"))
+        patch.setattr(build_module, "train_vocabulary", lambda *arguments: pytest.fail("trained a second time"))
+        patch.setattr(build_module, "get_packer", lambda name: lambda *a, **k: pytest.fail("packed a second time"))
+        build_small(corpus, tmp_path / "data").close()
+    verify(tmp_path / "data")
+
+
+def test_other_options_or_another_corpus_do_not_continue(corpus, tmp_path, monkeypatch):
+    for change in ({}, {"seed": 4}):
+        with monkeypatch.context() as patch:
+            patch.setattr(build_module, "make_shard", lambda task: (_ for _ in ()).throw(Stopped()))
+            with pytest.raises(Stopped):
+                build_small(corpus, tmp_path / "data", **change)
+    build_small(corpus, tmp_path / "data").close()
+    build_small(corpus, tmp_path / "calm").close()
+    assert content(tmp_path / "data") == content(tmp_path / "calm")
+
+
+def test_a_spilled_byte_that_changes_is_found_before_the_data_set_is_replaced(corpus, tmp_path, monkeypatch):
+    build_small(corpus, tmp_path / "data", seed=9).close()
+    former = content(tmp_path / "data")
+
+    def spoil(task):
+        stages.sort_part(task)
+        path = next((tmp_path / "data.building").glob("sorted-00000.bin"))
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    monkeypatch.setattr(build_module, "sort_part", spoil)
+    with pytest.raises(ValueError, match="do not hold exactly the sequences"):
+        build_small(corpus, tmp_path / "data")
+    assert PackStore.open(tmp_path / "data").manifest.seed == 9
+    assert all((tmp_path / "data" / name).read_bytes() == data for name, data in former.items() if name.endswith(".npy"))
+
+
+def test_two_builds_do_not_write_the_same_data_set(corpus, tmp_path, monkeypatch):
+    def second(task):
+        with pytest.raises(ValueError, match="another build is writing"):
+            build_small(corpus, tmp_path / "data")
+        return stages.make_part(task)
+
+    monkeypatch.setattr(build_module, "make_part", second)
+    build_small(corpus, tmp_path / "data").close()
+    verify(tmp_path / "data")
+
+
+def test_a_disk_too_small_is_said_before_anything_is_made(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(build_module, "free_bytes", lambda folder: 1000)
+    with pytest.raises(ValueError, match="needs about .* MB .* free"):
+        build_small(corpus, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_kill_9_at_random_moments(tmp_path):
+    """The whole process, with its workers, is killed again and again, a little later each time, until a run comes through."""
+    def command(out, workers):
+        return [sys.executable, "-m", "pack_data.build", "--synthetic", "wikipedia_512", "--sequences", "40000", "--packer", "spfhp",
+                "--seed", "1", "--workers", str(workers), "--out", str(tmp_path / out)]
+
+    subprocess.run(command("calm", 1), check=True, stdout=subprocess.DEVNULL)
+    rng = np.random.default_rng(0)
+    kills, patience = 0, 0.5
+    for number in range(30):
+        process = subprocess.Popen(command("data", 1 + number % 2), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=patience + rng.random())
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+            patience *= 1.5
+    assert process.returncode == 0 and kills >= 1
+    assert content(tmp_path / "data") == content(tmp_path / "calm")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calm", "data"]

@@ -1,0 +1,114 @@
+import gzip
+import json
+import lzma
+import tracemalloc
+
+import pytest
+
+from pack_data import corpus
+from pack_data.corpus import Document, content_digest, documents, split_sentences
+
+
+def test_files_of_a_folder_in_order_of_their_paths(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "one.txt").write_text("Third.\n\n  And its second line. \n")
+    (tmp_path / "a.jsonl").write_text('{"text": "First.\\nStill first."}\n\n{"text": "Second."}\n')
+    (tmp_path / ".hidden").write_text("not me")
+    assert [document.lines for document in documents(tmp_path)] == [
+        ["First.", "Still first."], ["Second."], ["Third.", "And its second line."]]
+
+
+@pytest.mark.parametrize("suffix, opener", [("", open), (".gz", gzip.open), (".xz", lzma.open)])
+def test_compressed_files_hold_the_same_documents(tmp_path, suffix, opener):
+    for name, text in (("a.txt", "Eins zwei.\nDrei."), ("b.jsonl", json.dumps({"body": "Vier ö."}) + "\n")):
+        with opener(tmp_path / (name + suffix), "wt", encoding="utf-8") as handle:
+            handle.write(text)
+    assert [document.lines for document in documents(tmp_path, json_field="body")] == [["Eins zwei.", "Drei."], ["Vier ö."]]
+
+
+def test_blank_lines_separate_documents_on_request(tmp_path):
+    (tmp_path / "a.txt").write_text("\nOne.\nTwo.\n\n\nThree.\n")
+    assert [document.lines for document in documents(tmp_path / "a.txt", separator="blank-line")] == [["One.", "Two."], ["Three."]]
+    assert [document.lines for document in documents(tmp_path / "a.txt")] == [["One.", "Two.", "Three."]]
+
+
+@pytest.mark.parametrize("content, said", [
+    ('{"text": "ok"}\n{"text": 3}\n', "line 2: no text in field 'text'"),
+    ('{"body": "ok"}\n', "there is: body"),
+    ("[1]\n", "line 1: no text"),
+    ("{broken\n", "line 1: not a JSON object"),
+])
+def test_a_bad_record_is_named(tmp_path, content, said):
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=said) as caught:
+        list(documents(tmp_path))
+    assert "a.jsonl" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix, pack", [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_a_cut_compressed_file_is_an_error(tmp_path, suffix, pack):
+    data = pack(("Some text. " * 1000).encode())
+    (tmp_path / ("a.txt" + suffix)).write_bytes(data[:len(data) // 2])
+    with pytest.raises(ValueError, match="cut or damaged"):
+        list(documents(tmp_path))
+
+
+def test_what_is_not_there_or_no_text_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="no such file"):
+        list(documents(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match="holds no files"):
+        list(documents(tmp_path))
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        list(documents(tmp_path))
+
+
+def test_a_long_document_continues_as_the_next_and_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 100)
+    words = [f"word{number}" for number in range(500)]
+    (tmp_path / "a.txt").write_text(" ".join(words[:300]) + "\n" + "\n".join(words[300:]))
+    found = list(documents(tmp_path))
+    assert len(found) > 20
+    assert " ".join(line for document in found for line in document.lines).split() == words
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    line = "A sentence of text that is repeated many times over. " * 20 + "\n"
+    (tmp_path / "a.txt").write_text(line * 12_000)            # 12.7 MB
+    tracemalloc.start()
+    count = sum(1 for _ in documents(tmp_path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count >= 12 and peak < 6e6
+
+
+@pytest.mark.parametrize("text, sentences", [
+    ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+    ("Mr. Smith met J. Doe at 5 p.m. today. He left.", ["Mr. Smith met J. Doe at 5 p.m. today.", "He left."]),
+    ('She said "No." Then "Why?" (He knew.) End', ['She said "No."', 'Then "Why?"', "(He knew.)", "End"]),
+    ("version 3.11 of os.path, e.g. This one", ["version 3.11 of os.path, e.g. This one"]),
+    ("你好。世界！", ["你好。", "世界！"]),
+    ("Was ist? Änderung.", ["Was ist?", "Änderung."]),
+    ("   ", []),
+])
+def test_sentences(text, sentences):
+    assert split_sentences(text) == sentences
+
+
+def test_the_embedded_corpus_is_english_of_about_two_megabytes():
+    found = list(documents("embedded"))
+    assert all(isinstance(document, Document) and document.lines for document in found)
+    characters = sum(len(line) for document in found for line in document.lines)
+    assert 400 < len(found) < 1500 and 1.2e6 < characters < 4e6
+    assert any(document.name == "pydoc topic if" for document in found) and any(document.name == "argparse" for document in found)
+    # Paragraphs are unwrapped: no line break stands inside a sentence.
+    assert max(len(line) for document in found for line in document.lines) > 300
+
+
+def test_content_digest_follows_content_and_not_the_place(tmp_path):
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("same")
+    assert content_digest(tmp_path / "x") == content_digest(tmp_path / "y")
+    (tmp_path / "y" / "a.txt").write_text("other")
+    assert content_digest(tmp_path / "x") != content_digest(tmp_path / "y")

@@ -1,0 +1,130 @@
+import json
+
+import numpy as np
+import pytest
+
+from pack_data.packs import SLOT, Column, PackSchema, assemble
+from pack_data.sequences import Example, Sequences
+from pack_data.store import MANIFEST, PackStore, StoreWriter
+from pack_data.verify import verify
+
+SCHEMA = PackSchema.bert(8, 2, 4, vocabulary_size=50)
+
+
+def records(packs, seed=0):
+    """Packs with one or two random sequences each."""
+    rng = np.random.default_rng(seed)
+    chosen, pack, slot = [], [], []
+    for number in range(packs):
+        for place in range(rng.integers(1, 3)):
+            length = int(rng.integers(2, 5))
+            chosen.append(Example(rng.integers(1, 50, length).tolist(), 1, [1], [int(rng.integers(50))], int(rng.integers(2))))
+            pack.append(number)
+            slot.append(place)
+    return assemble(SCHEMA, Sequences.from_examples(chosen), np.array(pack), np.array(slot), packs)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    writer = StoreWriter(tmp_path / "data", SCHEMA, packs_per_shard=7)
+    whole = records(20)
+    for start in range(0, 20, 3):
+        writer.add(whole[start:start + 3])
+    writer.finish(algorithm="none", vocabulary_size=50, seed=4).close()
+    return tmp_path / "data"
+
+
+def test_what_was_written_is_read_in_any_order(folder):
+    with PackStore.open(folder) as store:
+        assert len(store) == 20 and [shard.packs for shard in store.manifest.shards] == [7, 7, 6]
+        order = np.random.default_rng(1).permutation(20)
+        assert np.array_equal(store.records(order), records(20)[order])
+        batch = store.batch(np.array([19, 0, 7, 7]))
+        assert {values.shape[0] for values in batch.values()} == {4} and np.array_equal(batch["input_ids"][2], batch["input_ids"][3])
+        assert all(values.shape == (0, store.schema.width(SLOT)) for name, values in store.batch(np.zeros(0, int)).items() if name == "positions")
+        manifest = store.manifest
+    assert manifest.sequences == (records(20)["lengths"] > 0).sum() and manifest.seed == 4
+    assert manifest.packing_factor == manifest.sequences / 20
+    assert verify(folder).manifest == manifest
+
+
+def test_the_lengths_can_be_read_without_the_packs(folder):
+    with PackStore.open(folder) as store:
+        assert np.array_equal(store.lengths()["lengths"], records(20)["lengths"])
+
+
+@pytest.mark.parametrize("index", [20, -1])
+def test_a_pack_that_is_not_there(folder, index):
+    with PackStore.open(folder) as store, pytest.raises(ValueError, match="packs 0 to 19"):
+        store.batch(np.array([0, index]))
+
+
+def test_a_reader_keeps_its_data_set_while_another_takes_its_place(folder):
+    with PackStore.open(folder) as old:
+        writer = StoreWriter(folder, SCHEMA, packs_per_shard=7)
+        writer.add(records(9, seed=1))
+        with PackStore.open(folder) as still_old:
+            assert len(still_old) == 20
+        with writer.finish(algorithm="none") as new:
+            assert len(new) == 9 and np.array_equal(new.records(np.arange(9)), records(9, seed=1))
+        assert np.array_equal(old.records(np.arange(20)), records(20))
+    assert len(list(folder.glob("packs-*.npy"))) == 2
+
+
+def test_the_same_packs_give_the_same_bytes(folder, tmp_path):
+    writer = StoreWriter(tmp_path / "other", SCHEMA, packs_per_shard=7)
+    writer.add(records(20))
+    writer.finish(algorithm="none", vocabulary_size=50, seed=4)
+    content = [{path.name: path.read_bytes() for path in place.iterdir()} for place in (folder, tmp_path / "other")]
+    assert content[0] == content[1]
+
+
+def test_a_data_set_of_tokens(tmp_path):
+    schema = PackSchema.of_tokens(6, 2, [Column("ids", SLOT, "<u2")])
+    sequences = Sequences.of_tokens(np.array([6, 2, 3]), {"ids": np.arange(11)})
+    writer = StoreWriter(tmp_path, schema)
+    writer.add(assemble(schema, sequences, np.array([0, 1, 1]), np.array([0, 0, 1]), 2))
+    with writer.finish(algorithm="none") as store:
+        assert store.manifest.kind == "tokens"
+        assert store.batch(np.array([1]))["ids"].tolist() == [[6, 7, 8, 9, 10, 0]]
+    assert verify(tmp_path).manifest.sequences == 3
+
+
+def test_no_packs_at_all(tmp_path):
+    with StoreWriter(tmp_path, SCHEMA).finish(algorithm="none") as store:
+        assert len(store) == 0 and store.manifest.packing_factor == 0.0
+    verify(tmp_path)
+
+
+def spoil(folder, fault):
+    shard = sorted(folder.glob("packs-*.npy"))[1]
+    manifest = folder / MANIFEST
+    if fault == "no manifest":
+        manifest.unlink()
+    elif fault == "half a manifest":
+        manifest.write_text(manifest.read_text()[:200])
+    elif fault == "a field less":
+        data = json.loads(manifest.read_text())
+        del data["digest"]
+        manifest.write_text(json.dumps(data))
+    elif fault == "another version":
+        manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
+    elif fault == "shard gone":
+        shard.unlink()
+    elif fault == "shard cut":
+        shard.write_bytes(shard.read_bytes()[:-10])
+    elif fault == "header broken":
+        shard.write_bytes(b"\0" * 20 + shard.read_bytes()[20:])
+    elif fault == "packs fewer":
+        manifest.write_text(manifest.read_text().replace('"packs": 20', '"packs": 21', 1))
+
+
+@pytest.mark.parametrize("fault, said", [
+    ("no manifest", "not a packed data set"), ("half a manifest", "not readable as JSON"), ("a field less", "digest"),
+    ("another version", "version 1"), ("shard gone", "missing"), ("shard cut", "bytes where the manifest says"),
+    ("header broken", "not a readable .npy"), ("packs fewer", "hold 20 packs")])
+def test_a_broken_data_set_does_not_open(folder, fault, said):
+    spoil(folder, fault)
+    with pytest.raises(ValueError, match=said) as caught:
+        PackStore.open(folder)
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)

@@ -1,0 +1,145 @@
+"""Faults that a data set can have: each is one line that names the file, and the pack where there is one."""
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from pack_data.command import run_main
+from pack_data.histogram import LengthHistogram
+from pack_data.packers import get_packer
+from pack_data.packing import Packing
+from pack_data.store import MANIFEST, PackStore
+from pack_data.verify import check_records, main, verify
+from tests.pack_data.text_corpus import build_small, write_corpus
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verify")
+    build_small(write_corpus(folder / "corpus"), folder / "data").close()
+    return folder / "data"
+
+
+@pytest.fixture
+def data(whole, tmp_path):
+    for path in whole.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def refused(data, capsys):
+    assert run_main(main, [str(data)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    return error
+
+
+def test_every_changed_byte_is_found(data, capsys):
+    """A bit flipped in any file of the data set, at random places."""
+    rng = np.random.default_rng(0)
+    verify(data)
+    names = sorted(path.name for path in data.iterdir() if path.name != MANIFEST)
+    assert len(names) == 4
+    for name in names:
+        content = (data / name).read_bytes()
+        for place in rng.integers(0, len(content), 3):
+            (data / name).write_bytes(content[:place] + bytes([content[place] ^ (1 << rng.integers(8))]) + content[place + 1:])
+            assert name in refused(data, capsys)
+        (data / name).write_bytes(content[:-1])
+        assert name in refused(data, capsys)
+        (data / name).write_bytes(content)
+    verify(data)
+
+
+def forge(data, change):
+    """Applies `change` to the records of the first shard and makes checksums, lengths and manifest fit again, except the digest."""
+    manifest = json.loads((data / MANIFEST).read_text())
+    entry = manifest["shards"][0]
+    records = np.load(data / entry["file"])
+    with PackStore.open(data) as store:
+        lengths = np.array(store.lengths())
+    change(records)
+    for name in lengths.dtype.names:
+        lengths[name][:len(records)] = records[name]
+    for place, values in ((entry, records), (manifest["lengths"], lengths)):
+        np.save(data / place["file"], values)
+        content = (data / place["file"]).read_bytes()
+        place.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    counts = np.bincount(lengths["lengths"].reshape(-1), minlength=65)[:65]
+    counts[0] = 0
+    manifest.update(sequences=int(counts.sum()), tokens=int(counts @ np.arange(65)), packs=len(lengths),
+                    histogram={str(length): int(count) for length, count in enumerate(counts) if count})
+    (data / MANIFEST).write_text(json.dumps(manifest))
+
+
+def set_value(name, row, column, value):
+    def change(records):
+        records[name][row, column] = value
+    return change
+
+
+def drop_sequence(records):
+    """The last sequence of a pack with several, taken out without a trace in the pack."""
+    row = int(np.argmax((records["lengths"] > 0).sum(axis=1) > 1))
+    last = int((records["lengths"][row] > 0).sum()) - 1
+    start = int(records["lengths"][row, :last].sum())
+    masked = int(records["prediction_counts"][row, :last].sum())
+    records["input_ids"][row, start:] = 0
+    for name in ("masked_lm_positions", "masked_lm_ids"):
+        records[name][row, masked:] = 0
+    for name in ("lengths", "prediction_counts", "first_segment_lengths", "next_sentence_labels"):
+        records[name][row, last] = 0
+
+
+def copy_pack(records):
+    records[1] = records[0]
+
+
+@pytest.mark.parametrize("change, said", [
+    (set_value("lengths", 3, 0, 65), "pack 3: lengths: more than 64"),
+    (set_value("lengths", 2, 0, 0), "pack 2: holds no sequence"),
+    (set_value("input_ids", 1, 5, 60000), "pack 1: input_ids: an id outside the vocabulary"),
+    (set_value("masked_lm_ids", 4, 0, 60000), "pack 4: masked_lm_ids: an id outside"),
+    (set_value("masked_lm_positions", 4, 0, 64), "pack 4: masked_lm_positions: outside the sequence"),
+    (set_value("first_segment_lengths", 0, 0, 65), "pack 0: first_segment_lengths"),
+    (set_value("next_sentence_labels", 5, 0, 2), "pack 5: next_sentence_labels: neither"),
+    (set_value("prediction_counts", 5, 0, 200), "pack 5: prediction_counts: more than"),
+    (set_value("input_ids", 6, 1, 7), "digest"),
+    (drop_sequence, "digest"),
+    (copy_pack, "digest"),
+])
+def test_rules_that_checksums_do_not_see(data, capsys, change, said):
+    forge(data, change)
+    assert said in refused(data, capsys)
+
+
+def test_packs_of_another_recipe(data, capsys):
+    """A recipe that places the same sequences in other packs, its checksum right."""
+    recipe = Packing.load(data / "recipe.json")
+    get_packer("none")(LengthHistogram(recipe.placed()), max_sequences_per_pack=3).save(data / "recipe.json")
+    content = (data / "recipe.json").read_bytes()
+    manifest = json.loads((data / MANIFEST).read_text())
+    entry = next(entry for entry in manifest["files"] if entry["file"] == "recipe.json")
+    entry.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    (data / MANIFEST).write_text(json.dumps(manifest))
+    assert "not the ones of this recipe" in refused(data, capsys)
+
+
+def test_padding_and_gaps(whole):
+    with PackStore.open(whole) as store:
+        schema, records = store.schema, np.array(next(iter(store.shards())))
+    row = int(np.argmax(records["lengths"].sum(axis=1) < 64))
+    for name, column, said in (("input_ids", 63, "in the padding"), ("masked_lm_ids", -1, "unused place"),
+                               ("next_sentence_labels", 2, "no sequence stands")):
+        broken = records.copy()
+        if name == "next_sentence_labels":
+            row = int(np.argmax(records["lengths"][:, 2] == 0))
+        broken[name][row, column] = 1
+        with pytest.raises(ValueError, match=f"pack {row}: {name}: .*{said}"):
+            check_records(schema, broken, "here")
+    gap = records.copy()
+    row = int(np.argmax((records["lengths"] > 0).sum(axis=1) == 2))
+    gap["lengths"][row] = [records["lengths"][row, 0], 0, records["lengths"][row, 1]]
+    with pytest.raises(ValueError, match=f"pack {row}: lengths: a gap"):
+        check_records(schema, gap, "here")

@@ -1,0 +1,35 @@
+"""A small made-up English-like corpus, and builds of it, for the tests of the way from text to store."""
+import random
+from pathlib import Path
+from typing import Any
+
+from pack_data.build import BuildOptions, build
+from pack_data.store import PackStore
+
+WORDS = ("the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which one "
+         "packing sequence token attention mask position length histogram strategy padding model training accelerator cycle").split()
+
+
+def sentence(rng: random.Random) -> str:
+    words = [rng.choice(WORDS) for _ in range(rng.randint(3, 25))]
+    return " ".join(words).capitalize() + "."
+
+
+def document(rng: random.Random) -> str:
+    return "\n".join(" ".join(sentence(rng) for _ in range(rng.randint(1, 5))) for _ in range(rng.randint(1, 8)))
+
+
+def write_corpus(folder: Path, documents: int = 60, seed: int = 0) -> Path:
+    """A folder of text files, one document each."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(documents):
+        (folder / f"{number:03d}.txt").write_text(document(rng))
+    return folder
+
+
+def build_small(corpus: Path, out: Path, **options: Any) -> PackStore:
+    """A build of such a corpus that takes a fraction of a second."""
+    return build(BuildOptions(**{**dict(
+        corpus=corpus, out=out, vocabulary_size=200, max_sequence_length=64, packer="spfhp", duplication_factor=2, seed=3,
+        workers=1), **options}))
