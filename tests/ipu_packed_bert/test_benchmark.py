@@ -1,0 +1,82 @@
+"""The benchmark compares the same work, and its figures are what it says; not how fast this machine is."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from ipu_packed_bert import benchmark
+from ipu_packed_bert.benchmark import Measurement, PaddingMask, draw_work, main, table
+from ipu_packed_bert.config import LossConfig, ModelConfig
+from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
+from pack_data.command import run_main
+from pack_data.histogram import LengthHistogram
+from pack_data.packers import get_packer
+from tests.tolerances import assert_same
+
+
+@pytest.fixture(scope="module")
+def work():
+    histogram = LengthHistogram.from_lengths([64] * 5 + [40] * 9 + [24] * 9 + [8] * 6 + [30] * 7, 64)
+    packing = get_packer("spfhp")(histogram, max_sequences_per_pack=3)
+    return draw_work(packing, packs=6, micro_batch=2, vocabulary=50, max_predictions=10, seed=1)
+
+
+def test_both_sides_hold_the_same_sequences(work):
+    def sequences(batch):
+        numbers = batch["input_mask"]
+        return sorted(
+            tuple(ids[mask == number]) for ids, mask in zip(batch["input_ids"], numbers) for number in set(mask) - {0}
+        )
+
+    assert sequences(work.packed) == sequences(work.unpacked)
+    assert len(sequences(work.packed)) == work.sequences == len(work.unpacked["input_ids"])
+    assert sum(map(len, sequences(work.packed))) == work.tokens
+    assert work.packing_factor == work.sequences / 6 > 1.2
+    assert work.sequences % 2 == 0
+
+
+def test_the_unpacked_side_is_canonical_bert_and_the_same_work(work):
+    """Gradients of both sides are equal: the padding mask is right, and nothing is left out to be fast."""
+    model = ModelConfig(
+        vocabulary_size=50, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_position_embeddings=64,
+        hidden_dropout=0.0,
+    )
+    network = PackedBertForPreTraining(model, LossConfig()).double()
+    gradients = []
+    for batch, mask in ((work.packed, network.attention_mask), (work.unpacked, PaddingMask(-1000.0))):
+        network.attention_mask = mask
+        network.zero_grad()
+        rows = len(batch["input_ids"])
+        network(*(torch.from_numpy(batch[name]) for name in BATCH_FIELDS)).loss.backward()
+        # One micro-batch of all rows here, scales for micro-batches of two.
+        gradients.append([2 * parameter.grad / rows for parameter in network.parameters()])
+    assert_same(found=gradients[0], expected=gradients[1], dtype=torch.float32)
+
+
+def test_figures_by_hand():
+    each = Measurement("float32", "engine", np.array([4.0, 8.0, 9.0]), np.array([2.0, 5.0, 4.5]), 2.0)
+    figures = each.to_json()  # speed-ups 2, 1.6, 2
+    assert figures["packed_sequences_per_second"] == 8.0 and figures["unpacked_sequences_per_second"] == 4.5
+    assert figures["speed_up"] == 2.0 and figures["share_of_packing_factor"] == 1.0
+    assert figures["speed_up_quartiles"] == [1.8, 2.0]
+    assert "2.000 (1.800..2.000)" in table([each])
+
+
+def test_command(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(benchmark.SIZES, "tiny", (16, 1, 2, 16))
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("length,count\n64,5\n40,9\n24,9\n", encoding="utf-8")
+    options = ["--quick", "--histogram", str(lengths), "--max-sequence-length", "64", "--vocabulary-size", "50"]
+    options += ["--packs", "2", "--precision", "float32", "--threads", "1", "--packer", "spfhp"]
+    assert main(options + ["--json"]) == 0
+    output = json.loads(capsys.readouterr().out)
+    (figures,) = output["measurements"]
+    assert figures["rounds"] == 7 and figures["speed_up"] > 0 and figures["packing_factor"] == output["sequences"] / 2
+    assert main(options) == 0
+    assert "speed-up" in capsys.readouterr().out
+    assert run_main(main, ["--packs", "3"]) == 2
+    assert capsys.readouterr().err == "error: --packs 3 is not a multiple of --micro-batch 2\n"

@@ -1,0 +1,106 @@
+"""The loss on logits that can be worked out by hand, and that unused slots weigh nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ipu_packed_bert.config import LossConfig
+from ipu_packed_bert.model.loss import PretrainingLoss, membership, per_sequence_losses, sequence_means
+
+LOG2, LOG4 = math.log(2.0), math.log(4.0)
+
+
+def int32(*rows):
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+# Two packs, vocabulary of 4. The first holds sequence 1 with masked tokens a, b and sequence 2 with c, the second one
+# sequence with d. Uniform logits cost log 4; logits with two equal leaders and two at -100 cost log 2, if a leader is
+# asked for; one leader costs 0.
+UNIFORM, PAIR, SURE = [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, -100.0, -100.0], [0.0, -100.0, -100.0, -100.0]
+MLM_LOGITS = torch.tensor([[UNIFORM, PAIR, SURE, SURE], [PAIR, UNIFORM, SURE, UNIFORM]])
+#          a: log 4   b: log 2  c: 0      unused        d: log 2  unused ..
+IDS = int32([3, 0, 0, 0], [1, 0, 0, 0])
+WEIGHTS = int32([1, 1, 2, 0], [1, 0, 0, 0])
+NSP_LOGITS = torch.tensor([[[0.0, 0.0], [0.0, -100.0], [5.0, 1.0]], [[0.0, 0.0], [3.0, 1.0], [2.0, 9.0]]])
+#            sequence 1: log 2, 2: 0, slot unused                     1: log 2, slots unused
+NSP_LABELS = int32([1, 0, 0], [0, 0, 0])
+NSP_WEIGHTS = int32([1, 1, 0], [1, 0, 0])
+
+
+def loss_of(normalisation, *, next_sentence=True, mlm_scale=1.0, nsp_scale=1.0, mlm_logits=MLM_LOGITS):
+    loss = PretrainingLoss(LossConfig(normalisation=normalisation, next_sentence=next_sentence))
+    nsp = NSP_LOGITS if next_sentence else None
+    scales = torch.full((2,), mlm_scale), torch.full((2,), nsp_scale)
+    return loss(mlm_logits, nsp, IDS, WEIGHTS, NSP_LABELS, NSP_WEIGHTS, *scales)
+
+
+def test_token_normalisation_by_hand():
+    # Four masked tokens, three sequences, one micro-batch: scales 1/4 and 1/3.
+    output = loss_of("token", mlm_scale=1 / 4, nsp_scale=1 / 3)
+    assert output.mlm_loss.item() == pytest.approx((LOG4 + LOG2 + 0 + LOG2) / 4)
+    assert output.nsp_loss.item() == pytest.approx((LOG2 + 0 + LOG2) / 3)
+    assert output.loss.item() == pytest.approx(output.mlm_loss.item() + output.nsp_loss.item())
+    # argmax takes the first of equals: a (3) and d (1) are missed, b and c are right; sequence 1 of pack 1 is missed.
+    assert (output.mlm_correct.item(), output.nsp_correct.item()) == (2.0, 2.0)
+
+
+def test_sequence_normalisation_by_hand():
+    # Sequence 1: mean of log 4 and log 2; 2: 0; 3: log 2. Paper section 3.2.3: each weighs the same.
+    output = loss_of("sequence", mlm_scale=1 / 3, nsp_scale=1 / 3)
+    assert output.mlm_loss.item() == pytest.approx(((LOG4 + LOG2) / 2 + 0 + LOG2) / 3)
+
+
+def test_per_sequence_losses_by_hand():
+    losses = per_sequence_losses(MLM_LOGITS, NSP_LOGITS, IDS, WEIGHTS, NSP_LABELS, NSP_WEIGHTS)
+    assert torch.allclose(losses.mlm_loss_BD, torch.tensor([[(LOG4 + LOG2) / 2, 0, 0], [LOG2, 0, 0]]))
+    assert torch.allclose(losses.mlm_accuracy_BD, torch.tensor([[0.5, 1, 0], [0, 0, 0.0]]))
+    assert torch.allclose(losses.nsp_loss_BD, torch.tensor([[LOG2, 0, 0], [LOG2, 0, 0]]))
+    assert losses.nsp_accuracy_BD.tolist() == [[0, 1, 0], [1, 0, 0]]
+    without = per_sequence_losses(MLM_LOGITS, None, IDS, WEIGHTS, NSP_LABELS, NSP_WEIGHTS)
+    assert torch.equal(without.mlm_loss_BD, losses.mlm_loss_BD) and not without.nsp_loss_BD.any()
+
+
+def test_without_next_sentence_prediction():
+    output = loss_of("token", next_sentence=False)
+    assert output.loss.item() == output.mlm_loss.item() and output.nsp_loss.item() == output.nsp_correct.item() == 0.0
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+def test_unused_slots_have_no_gradient(normalisation):
+    logits = MLM_LOGITS.clone().requires_grad_()
+    loss_of(normalisation, mlm_logits=logits).loss.backward()
+    used = (WEIGHTS > 0).unsqueeze(2).expand_as(logits)
+    assert not logits.grad[~used].any() and logits.grad[used].any()
+    assert torch.isfinite(logits.grad).all()
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+def test_empty_packs_are_finite(normalisation):
+    loss = PretrainingLoss(LossConfig(normalisation=normalisation))
+    mlm, nsp = torch.randn(1, 4, 9, requires_grad=True), torch.randn(1, 3, 2, requires_grad=True)
+    output = loss(mlm, nsp, int32([0] * 4), int32([0] * 4), int32([0] * 3), int32([0] * 3), torch.ones(1), torch.ones(1))
+    output.loss.backward()
+    assert [value.item() for value in output] == [0.0] * 5
+    assert not mlm.grad.any() and not nsp.grad.any()  # NaN counts as any
+
+
+def test_membership_is_the_weights_unpacked():
+    assert membership(WEIGHTS, 3, torch.float32)[0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+    means = sequence_means(torch.tensor([[2.0, 4.0, 7.0, 100.0]]), WEIGHTS[:1], 3)
+    assert means.tolist() == [[3.0, 7.0, 0.0]]
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_logits_are_summed_in_float32(half):
+    """In float16 a loss of 76 tokens would be off in the third digit."""
+    logits = torch.randn(1, 76, 50).to(half)
+    ids, weights = torch.arange(76, dtype=torch.int32).remainder(50)[None], torch.ones(1, 76, dtype=torch.int32)
+    loss = PretrainingLoss(LossConfig(next_sentence=False))
+    arguments = (ids, weights, int32([0]), int32([1]), torch.ones(1), torch.ones(1))
+    output = loss(logits, None, *arguments)
+    assert output.loss.dtype == torch.float32
+    assert output.loss.item() == pytest.approx(loss(logits.double(), None, *arguments).loss.item(), rel=1e-6)
