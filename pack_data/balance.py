@@ -63,11 +63,13 @@ class _Parts:
         self.depths = np.array([len(strategy) for strategy in self.strategies], np.int64)
         self.work = np.array([_work(strategy) for strategy in self.strategies], float)
 
-    def drop_spent(self) -> None:
-        """Forgets strategies without packs."""
-        left = {s: r for s, r in zip(self.strategies, self.repeats.tolist()) if r}
-        self.__init__()
-        self.add(left)
+    def packs(self) -> Dict[Strategy, int]:
+        """Packs by strategy, spent ones left out."""
+        packs: Dict[Strategy, int] = {}
+        for strategy, count in zip(self.strategies, self.repeats.tolist()):
+            if count:
+                packs[strategy] = packs.get(strategy, 0) + count
+        return packs
 
     def best_partner(self, index: int, slots: int, depth: int) -> Tuple[float, Strategy, int, Strategy]:
         """The exchange with another strategy that evens out most: (gain, part given, partner, part taken); gain 0 for none."""
@@ -112,30 +114,26 @@ def balance_attention(packing: Packing, *, exchanges: int = 4000) -> Packing:
     """
     slots = packing.max_sequence_length
     depth = slots if packing.max_sequences_per_pack is None else packing.max_sequences_per_pack
-    state = _Parts()
-    state.add(dict(zip(packing.strategies, packing.repeats)))
-    while exchanges > 0:
+    packs = dict(zip(packing.strategies, packing.repeats))
+    before = None
+    while exchanges > 0 and exchanges != before:
         before = exchanges
+        state = _Parts()
+        state.add(packs)
         # A pass takes the strategies it began with, dearest first; what it makes comes in the next one.
         for index in np.argsort(-state.work, kind="stable").tolist():
             while state.repeats[index] and exchanges > 0:
                 gain, given, partner, taken = state.best_partner(index, slots, depth)
                 if gain <= 0:
                     break
-                packs = int(min(state.repeats[index], state.repeats[partner]))
-                state.repeats[index] -= packs
-                state.repeats[partner] -= packs
+                times = int(min(state.repeats[index], state.repeats[partner]))
+                state.repeats[index] -= times
+                state.repeats[partner] -= times
                 made: Dict[Strategy, int] = {}
                 for strategy in (_exchange(state.strategies[index], given, taken), _exchange(state.strategies[partner], taken, given)):
-                    made[strategy] = made.get(strategy, 0) + packs
+                    made[strategy] = made.get(strategy, 0) + times
                 state.add(made)
                 exchanges -= 1
-        state.drop_spent()
-        if exchanges == before:
-            break
-    repeats: Dict[Strategy, int] = {}
-    for strategy, count in zip(state.strategies, state.repeats.tolist()):
-        if count:
-            repeats[strategy] = repeats.get(strategy, 0) + count
-    strategies = tuple(sorted(repeats, reverse=True))
-    return replace(packing, strategies=strategies, repeats=tuple(repeats[strategy] for strategy in strategies))
+        packs = state.packs()
+    strategies = tuple(sorted(packs, reverse=True))
+    return replace(packing, strategies=strategies, repeats=tuple(packs[strategy] for strategy in strategies))
