@@ -14,10 +14,11 @@ import hashlib
 import json
 import shutil
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -44,7 +45,7 @@ SYNTHETIC_PART = 1 << 15
 # Token positions in one shard, so that a worker's memory does not depend on S.
 SLOTS_PER_SHARD = 1 << 22
 # For the check of the disk: English text gives a token for about four characters (and a second segment now and then comes
-# for nothing); a token takes 2.6 bytes sorted and about as many in its pack.
+# for nothing), foreign files take about a byte for one; a token takes 2.6 bytes sorted and about as many in its pack.
 CHARACTERS_PER_TOKEN, BYTES_PER_TOKEN = 3.5, 5.5
 
 
@@ -99,11 +100,20 @@ def build(options: BuildOptions, progress: Optional[bool] = None) -> PackStore:
 
     progress: whether to show bars on stderr; None: where that is a terminal.
     """
-    return _build(options, progress)[0]
+    return build_and_report(options, progress).store
 
 
-def _build(options: BuildOptions, progress: Optional[bool]) -> Tuple[PackStore, Packing]:
-    """The data set, and its packing with the time it took to solve (the recipe in the data set leaves that out)."""
+class Built(NamedTuple):
+    """A data set, its packing with the time it took to solve (the recipe in the data set leaves that out), and the
+    seconds of each stage."""
+
+    store: PackStore
+    packing: Packing
+    seconds: Dict[str, float]
+
+
+def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> Built:
+    """`build`, with what there is to tell about it."""
     options.example_options()
     if options.recipe is None:
         get_packer(options.packer)
@@ -150,17 +160,27 @@ class _Build:
         self.options, self.work, self.runner, self.progress = options, work, runner, progress
         self.out = Path(options.out)
         self.example_options = options.example_options()
+        self.seconds: Dict[str, float] = {}
         self.source: Any = None
         if options.source is not None:
             self.source = open_source(options.source, options.source_format, options.skip_bad, options.columns)
 
-    def run(self) -> Tuple[PackStore, Packing]:
-        sources = self._plan()
-        vocabulary_size, vocabulary = self._vocabulary()
-        parts_schema = self._parts_schema(vocabulary_size)
-        notes = self._examples(parts_schema, vocabulary_size)
-        packing, schema = self._packing(parts_schema, notes)
-        self._assignment(parts_schema, notes, packing)
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+    def run(self) -> Built:
+        with self._timed("examples"):
+            sources = self._plan()
+            vocabulary_size, vocabulary = self._vocabulary()
+            parts_schema = self._parts_schema(vocabulary_size)
+            notes = self._examples(parts_schema, vocabulary_size)
+        with self._timed("packing"):
+            packing, schema = self._packing(parts_schema, notes)
+        with self._timed("assignment"):
+            self._assignment(parts_schema, notes, packing)
         shards = self._shards(parts_schema, schema, notes, packing)
         made_with = {"options": self.options.deciding(), "sources": sources, "parts": len(notes),
                      "documents": sum(note["documents"] for note in notes)}
@@ -170,7 +190,9 @@ class _Build:
             if vocabulary and ids > vocabulary_size:
                 raise ValueError(f"{self.options.source}: token id {ids - 1} is not in the vocabulary of {vocabulary_size}; give the one it was made with")
             vocabulary_size = vocabulary_size or ids
-        return self._commit(schema, packing, notes, shards, made_with, vocabulary_size, vocabulary), packing
+        with self._timed("commit"):
+            store = self._commit(schema, packing, notes, shards, made_with, vocabulary_size, vocabulary)
+        return Built(store, packing, self.seconds)
 
     # ---- the plan: what is built, and whether a former build of the same was left half done -----------------------------
 
@@ -201,6 +223,8 @@ class _Build:
         options = self.options
         if options.synthetic is not None:
             tokens = options.sequences * LengthHistogram.published(options.synthetic).mean_length
+        elif self.source is not None:
+            tokens = sum(Path(path).stat().st_size for path in self.source.files if Path(path).is_file())
         else:
             tokens = _characters(options.corpus) / CHARACTERS_PER_TOKEN * options.duplication_factor
         already = sum(path.stat().st_size for path in self.work.iterdir())
@@ -335,7 +359,7 @@ class _Build:
         firsts = np.cumsum([0] + [total.sequences for total in totals])
         sort_tasks = [SortTask(str(work.resolve()), part, totals[part], int(firsts[part]), parts_schema, per_shard, count)
                       for part in range(len(notes)) if not (work / f"{sorted_name(part)}.npy").exists()]
-        with progress_bar(len(notes), "sorting", shown=self.progress, unit=" parts") as bar:
+        with self._timed("sorting"), progress_bar(len(notes), "sorting", shown=self.progress, unit=" parts") as bar:
             bar.update(len(notes) - len(sort_tasks))
             for _ in self.runner.map(sort_part, sort_tasks):
                 bar.update(1)
@@ -347,7 +371,7 @@ class _Build:
             return ShardTask(str(work.resolve()), str(self.out.resolve()), number, min(per_shard, packing.packs - number * per_shard),
                              between, parts_schema, schema, per_shard)
 
-        with progress_bar(packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
+        with self._timed("writing"), progress_bar(packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
             done = {note["number"] for note in read_notes(work, "shard-*.json") if (self.out / note["file"]).exists()}
             bar.update(sum(min(per_shard, packing.packs - number * per_shard) for number in done))
             for note in self.runner.map(make_shard, (shard_task(number) for number in range(count) if number not in done)):
@@ -430,7 +454,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
     chosen = {name: value for name, value in vars(args).items() if name not in ("keep_case", "progress")}
     options = BuildOptions(lower_case=not args.keep_case, **chosen)
-    store, packing = _build(options, args.progress)
+    store, packing, _ = build_and_report(options, args.progress)
     with store:
         print(packing.table(f"{store.folder}"))
         size = sum(entry.bytes for entry in store.manifest.shards)

@@ -1,0 +1,99 @@
+"""python -m pack_data.benchmark: what packing a large data set takes, on the length distribution of the paper's Wikipedia.
+
+Draws sequences from the published histogram, and takes them the way that every build takes: assignment to packs, sorting
+by shard, writing. A sixteenth of Wikipedia unless told otherwise.
+"""
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.assignment import assign
+from pack_data.build import BuildOptions, build_and_report
+from pack_data.command import ArgumentParser, parse_depth, positive_int, run_main
+from pack_data.histogram import LengthHistogram
+from pack_data.packers import PACKERS, get_packer
+from pack_data.runner import available_cores
+
+HISTOGRAM = "wikipedia_512"
+Row = Tuple[str, str, str]
+
+
+def peak_megabytes(who: int) -> float:
+    """The most memory one process has held, MiB: this one, or the largest of its ended workers."""
+    kilobytes = resource.getrusage(who).ru_maxrss
+    return kilobytes / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def time_assignment(histogram: LengthHistogram, packing) -> Row:
+    """Seconds and memory from the list of lengths to the pack of each sequence."""
+    lengths = np.repeat(np.arange(len(histogram.counts), dtype=np.uint16), histogram.counts)
+    np.random.default_rng(0).shuffle(lengths)
+    start = time.perf_counter()
+    assign(lengths, packing, 0)
+    seconds = time.perf_counter() - start
+    return ("assignment", f"{seconds:.2f} s", f"of {len(lengths):,} lengths to packs; {peak_megabytes(resource.RUSAGE_SELF):,.0f} MiB at most in this process")
+
+
+def scaled(histogram: LengthHistogram, sequences: int) -> LengthHistogram:
+    """As many sequences in the same proportions (largest remainders)."""
+    exact = histogram.counts * (sequences / histogram.sequences)
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[:sequences - int(counts.sum())]] += 1
+    return LengthHistogram(counts, histogram.name)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    whole = LengthHistogram.published(HISTOGRAM)
+    parser = ArgumentParser(prog="python -m pack_data.benchmark", description=__doc__.split("\n\n")[0],
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", type=positive_int, default=whole.sequences // 16, metavar="N",
+                        help=f"how many (default a sixteenth of the {whole.sequences:,} of Wikipedia)")
+    parser.add_argument("--packer", choices=PACKERS, default="optimal")
+    parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
+    parser.add_argument("--workers", type=positive_int, default=available_cores(), metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--folder", metavar="DIR", help="where to build, for a moment (default: the system's place for temporary files)")
+    args = parser.parse_args(argv)
+
+    histogram = scaled(whole, args.sequences)
+    rows: List[Row] = [time_assignment(histogram, get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack))]
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        built = build_and_report(BuildOptions(
+            out=Path(folder) / "data", synthetic=HISTOGRAM, sequences=args.sequences, packer=args.packer,
+            max_sequences_per_pack=args.max_sequences_per_pack, vocabulary_size=30522, workers=args.workers))
+        with built.store as store:
+            packs, seconds = len(store), built.seconds
+            size = sum(entry.bytes for entry in store.manifest.shards)
+            order = np.random.default_rng(0).permutation(packs)[:64 * 256]
+            start = time.perf_counter()
+            for first in range(0, len(order), 64):
+                store.batch(order[first:first + 64])
+            reading = time.perf_counter() - start
+    way = seconds["assignment"] + seconds["sorting"] + seconds["writing"] + seconds["commit"]
+    workers = args.workers if args.workers > 1 else 0
+    rows += [
+        ("drawing", f"{seconds['examples']:.1f} s", f"{args.sequences / seconds['examples']:,.0f} sequences/s with random tokens, not counted below"),
+        ("packing", f"{built.packing.solve_seconds:.2f} s", f"{built.packing.algorithm}: {packs:,} packs, packing factor {built.packing.packing_factor:.3f}"),
+        ("assign and write", f"{way:.1f} s", f"{packs / way:,.0f} packs/s in {args.workers} processes: assignment {seconds['assignment']:.1f}, "
+         f"sorting {seconds['sorting']:.1f}, writing {seconds['writing']:.1f}, manifest {seconds['commit']:.1f}"),
+        ("size", f"{size / packs:,.0f} B", f"a pack; {size / 1e6:,.0f} MB in all"),
+        ("memory", f"{peak_megabytes(resource.RUSAGE_SELF) + workers * peak_megabytes(resource.RUSAGE_CHILDREN):,.0f} MiB",
+         f"at most: this process {peak_megabytes(resource.RUSAGE_SELF):,.0f}, {workers} workers of up to {peak_megabytes(resource.RUSAGE_CHILDREN):,.0f} each"),
+        ("reading", f"{len(order) / reading:,.0f} /s", "random packs decoded to int32 fields, in batches of 64, one process"),
+    ]
+    left, right = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    print(f"{args.sequences:,} sequences drawn from {HISTOGRAM}, packs of 512 at depth {args.max_sequences_per_pack}")
+    for label, value, note in rows:
+        print(f"  {label:<{left}}  {value:>{right}}  {note}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))
