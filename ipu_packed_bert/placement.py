@@ -56,8 +56,8 @@ def place(config: Config) -> Placement:
         for _ in range(layers):
             blocks.append(Block(f"layer {layer}", f"bert.encoder.layer.{layer}", ipu))
             layer += 1
-    blocks.append(Block("masked language model", "cls.predictions", 0))
+    blocks.append(Block("MLM head", "cls.predictions", 0))
     if config.loss.next_sentence:
         blocks.append(Block("pooler", "bert.pooler", 0))
-        blocks.append(Block("next sentence", "cls.seq_relationship", 0))
+        blocks.append(Block("NSP head", "cls.seq_relationship", 0))
     return Placement(tuple(blocks), config.placement.ipus_per_replica)

@@ -26,7 +26,7 @@ def test_the_published_pipeline_of_bert_large():
     assert [len(stage.blocks) for stage in placement.stages] == [4, 7, 7, 7, 3]
     assert placement.training_stages == 9
     assert [block.name for block in placement.on(0)] == [
-        "embeddings", "layer 0", "layer 1", "layer 2", "masked language model", "pooler", "next sentence"]
+        "embeddings", "layer 0", "layer 1", "layer 2", "MLM head", "pooler", "NSP head"]
     assert placement.on(2)[0].module == "bert.encoder.layer.10"
 
 

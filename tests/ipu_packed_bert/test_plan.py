@@ -1,0 +1,128 @@
+"""The plan: parameters as in the model, memory by hand, updates and traffic as the loader makes them."""
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ipu_packed_bert.config import ConfigError, load_config
+from ipu_packed_bert.data import manifest_if_there
+from ipu_packed_bert.loader import GlobalBatches
+from ipu_packed_bert.model.packed import PackedBertForPreTraining
+from ipu_packed_bert.placement import place
+from ipu_packed_bert.plan import IPU_BYTES, MIB, lines, parameters, plan, print_plan
+from pack_data.store import PackStore
+from tests.tiny_runs import tiny_config, tiny_data
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yml"))
+FACTOR = 1.995
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_parameters_are_the_models(path):
+    """Block by block; tied weights once."""
+    config = load_config(path)
+    with torch.device("meta"):
+        network = PackedBertForPreTraining(config.model, config.loss)
+    placement = place(config)
+    found = {block.module: parameters(block, config.model) for block in placement.blocks}
+    expected = {module: sum(p.numel() for p in network.get_submodule(module).parameters()) for module in found}
+    assert found == expected
+    assert sum(found.values()) == sum(p.numel() for p in network.parameters())
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_configuration_has_a_plan_that_fits(path, capsys):
+    config = load_config(path)
+    print_plan(config, packing_factor=FACTOR)
+    text = capsys.readouterr().out
+    made = plan(config, packing_factor=FACTOR)
+    assert all(0 < memory.total < 0.9 * IPU_BYTES for memory in made.memory)
+    assert len(made.memory) == config.placement.ipus_per_replica
+    assert f"{made.packs_per_update:,} packs" in text and f"{config.run.steps:,} updates" in text
+    # A glance takes one screen.
+    assert len(text.splitlines()) <= 24 and max(len(line) for line in text.splitlines()) <= 160
+
+
+def test_the_published_batch_of_bert_large():
+    """Accumulation 2048 / 1.995 = 1026.6: 1,027; times 4 replicas times 2 packs."""
+    made = plan(load_config(ROOT / "configs" / "packed_phase2_pod16.yml"), packing_factor=FACTOR)
+    assert made.accumulation == 1027 and made.packs_per_update == 8216
+    assert made.sequences_per_update == pytest.approx(8216 * 1.995)
+    # S 512, P 79, D 3: 4 x 512 + 3 x 79 + 3 x 3 + 2 = 2296 numbers of 4 bytes.
+    assert made.bytes_per_pack == 9184 and made.bytes_per_update == 8216 * 9184
+    # 9 stages: 8 of 1027 + 8 slots of time are idle.
+    assert made.idle_share == pytest.approx(8 / 1035)
+    assert made.updates_per_epoch is None
+
+
+def test_memory_by_hand():
+    """IPU 1 of BERT-large at 512: layers 3-9.
+
+    A layer has 4 (1024^2 + 1024) + 2 x 1024 + (1024 x 4096 + 4096) + (4096 x 1024 + 1024) + 2 x 1024 = 12,596,224
+    parameters, half weights and half accumulators.  It is stage 1 of 5, so 2 (4 - 1) + 1 = 7 micro-batches are under
+    way; each keeps the stage's input (2 x 512 x 1024 halves = 2 MiB), the mask (2 x 512 x 512 halves = 1 MiB) and 7
+    checkpoints of 2 MiB: 7 x 17 MiB.  At work is one layer: (34 x 512 x 1024 + 2 x 16 x 512 x 512) x 2 rows = 50 MiB.
+    """
+    made = plan(load_config(ROOT / "configs" / "packed_phase2_pod16.yml"), packing_factor=FACTOR)
+    memory = made.memory[1]
+    assert memory.parameters == 7 * 12596224
+    assert memory.weights == memory.gradients == 2 * memory.parameters
+    assert memory.optimizer == 0
+    assert memory.activations == (7 * 17 + 50) * MIB
+    assert IPU_BYTES == 624 * 1024 * 1472
+
+
+def test_state_on_the_chip_is_counted_and_shared():
+    config = load_config(ROOT / "configs" / "packed_phase2_pod16.yml", ["placement.optimizer_state_off_chip=false"])
+    memory = plan(config, packing_factor=FACTOR).memory[1]
+    assert memory.optimizer == 8 * memory.parameters / 4
+    alone = plan(dataclasses.replace(config, placement=dataclasses.replace(
+        config.placement, replicated_tensor_sharding=False)), packing_factor=FACTOR).memory[1]
+    assert alone.optimizer == 8 * memory.parameters
+
+
+def test_without_recomputation_everything_is_kept():
+    path = ROOT / "configs" / "packed_phase2_pod16.yml"
+    kept = plan(load_config(path, ["engine.recompute_layers=false"]), packing_factor=FACTOR)
+    recomputed = plan(load_config(path), packing_factor=FACTOR)
+    assert all(a.activations > b.activations for a, b in zip(kept.memory, recomputed.memory))
+
+
+def test_a_data_set_that_is_there_is_counted(tmp_path):
+    """Updates of an epoch and bytes of an update are those of the loader."""
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
+    manifest = manifest_if_there(config)
+    made = plan(config, manifest)
+    batches = GlobalBatches(PackStore.open(folder), config, packing_factor=manifest.packing_factor)
+    assert made.packs_per_update == batches.packs_per_update
+    assert made.updates_per_epoch == batches.updates_per_epoch > 1
+    assert made.bytes_per_update == sum(field.nbytes for field in next(batches).values())
+    batches.close()
+    text = "\n".join(lines(made))
+    assert f"{made.training_packs:,} packs to train on" in text and f"{made.updates_per_epoch:,} an epoch" in text
+
+
+def test_too_little_accumulation_is_refused():
+    config = load_config(ROOT / "configs" / "packed_phase2_pod16.yml", ["batch.gradient_accumulation=9"])
+    with pytest.raises(ConfigError, match="at least the 9 stages"):
+        plan(config, packing_factor=FACTOR)
+
+
+def test_an_overfull_ipu_shows():
+    config = load_config(ROOT / "configs" / "packed_phase2_pod16.yml", ["batch.micro_batch=32"])
+    assert any(re.search(r"\d{3}% #{10}!", line) for line in lines(plan(config, packing_factor=FACTOR)))
+
+
+def test_a_plan_needs_neither_torch_nor_a_device():
+    command = ("import sys, run_pretraining; "
+               "code = run_pretraining.main(['--config', 'configs/packed_phase2_pod16.yml', '--plan', '--packing-factor', '2']); "
+               "assert 'torch' not in sys.modules and 'poptorch' not in sys.modules; raise SystemExit(code)")
+    finished = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert "layers 3-9" in finished.stdout and finished.stderr == ""
