@@ -257,7 +257,7 @@ def plot(histogram: LengthHistogram, path: str) -> None:
     axes.set_xlabel("sequence length in tokens" + (f", in steps of {step}" if step > 1 else ""))
     axes.set_ylabel("share of the sequences")
     axes.set_title(f"{histogram.name}: {histogram.padding_share:.1%} padding, theoretical speed-up {histogram.theoretical_speedup:.2f}")
-    axes.legend(frameon=False, loc="upper center")
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.6, 1.0))
     save(figure, path)
 
 

@@ -1,0 +1,243 @@
+"""All packers side by side, with the paper's metrics and ours: `python -m pack_data.compare`.
+
+The metrics of the paper's section 4.1: packs, all tokens (slots), padding tokens, solve time, strategies used,
+efficiency, speed-up over not packing, packing factor.  Ours: how far above the proven lower bound of that depth, and the
+peak of memory during the solve.
+"""
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import sys
+from dataclasses import asdict, fields
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from pack_data.command import (
+    ArgumentParser, add_histogram_arguments, depth_text, histogram_from, parse_depth, positive_int, progress_bar, run_main)
+from pack_data.histogram import LengthHistogram
+from pack_data.measuring import Job, Row, measure, measure_apart
+from pack_data.packers import PACKERS, packs_at_depth
+from pack_data.synthetic import synthetic_histogram
+
+ALGORITHMS = ("none", "sort") + tuple(name for name in PACKERS if name != "none")
+
+# Table 1 of the paper, Wikipedia at 512 on an IPU-M2000: efficiency in percent, packing factor, realised speed-up.
+_TABLE_1 = {
+    ("none", 1): "50.0  1.00  1.000", ("sort", 1): "99.9  2.00  << 1", ("greedy", None): "~78   ~1.6  ~1.5",
+    ("spfhp", 2): "80.5  1.61  1.544", ("spfhp", 3): "89.4  1.79  1.716", ("nnlshp", 3): "99.7  2.00  1.913",
+    ("spfhp", 4): "93.9  1.88  1.803", ("spfhp", 8): "98.9  1.98  1.895", ("spfhp", None): "99.6  1.99  1.905"}
+
+
+class Case(NamedTuple):
+    """Something to compare on: lengths and the depths to try."""
+
+    histogram: LengthHistogram
+    depths: Tuple[Optional[int], ...]
+
+
+def plan(algorithms: Sequence[str], depths: Sequence[Optional[int]]) -> List[Job]:
+    """What to measure, by depth: NONE and SORT know no depth, and GREEDY is the paper's only without a limit."""
+    jobs: List[Job] = [(name, 1) for name in ("none", "sort") if name in algorithms]
+    for depth in depths:
+        for name in ("optimal",) + tuple(name for name in algorithms if name not in ("none", "sort", "greedy", "optimal")):
+            if packs_at_depth(name, depth):
+                jobs.append((name, depth))
+    if "greedy" in algorithms:
+        jobs.append(("greedy", None))
+    return jobs
+
+
+def compare(
+    case: Case, algorithms: Sequence[str] = ALGORITHMS, *, batch_size: int = 256, isolated: bool = False, progress: Optional[bool] = False,
+) -> List[Row]:
+    """One row for each packer and depth, by depth.  `optimal` always runs, because its bound is everybody's.
+
+    isolated: each in a process of its own, so that no packer's memory hides in another's.
+    """
+    jobs = plan(algorithms, case.depths)
+    rows: List[Row] = []
+    with progress_bar(len(jobs), case.histogram.name or "compare", shown=progress, unit="packing") as bar:
+        for row in _run(jobs, case.histogram, batch_size, isolated):
+            rows.append(row)
+            bar.set_postfix_str(f"{row.algorithm} depth {depth_text(row.max_sequences_per_pack)}")
+            bar.update()
+    bounds = {row.max_sequences_per_pack: row.lower_bound for row in rows if row.algorithm == "optimal"}
+    order = {name: position for position, name in enumerate(ALGORITHMS)}
+    rows = [_bounded(row, bounds.get(row.max_sequences_per_pack)) for row in rows if row.algorithm in algorithms]
+    return sorted(rows, key=lambda row: (row.max_sequences_per_pack or sys.maxsize, order[row.algorithm]))
+
+
+def _bounded(row: Row, bound: Optional[int]) -> Row:
+    if row.lower_bound is not None or bound is None or row.algorithm == "sort":
+        return row
+    return Row(**{**asdict(row), "lower_bound": bound, "gap": row.packs - bound})
+
+
+def _run(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int, isolated: bool) -> Iterator[Row]:
+    if isolated and "forkserver" in multiprocessing.get_all_start_methods():
+        return measure_apart(jobs, histogram, batch_size)
+    return (measure(name, histogram, depth, batch_size) for name, depth in jobs)
+
+
+# ---- what is printed and drawn ---------------------------------------------------------------------------------------
+
+
+def table(case: Case, rows: Sequence[Row]) -> str:
+    """The rows for people, a block for each depth, the best of each block marked."""
+    histogram = case.histogram
+    title = (f"{histogram.name}  {histogram.sequences:,} sequences, {histogram.tokens:,} tokens, packs of "
+             f"{histogram.max_sequence_length} slots; speed-up at most {histogram.theoretical_speedup:.3f}")
+    quoted = histogram.name == "wikipedia_512"
+    head = ["packer", "packs", "all tokens", "padding", "strategies", "efficiency", "factor", "speed-up", "above bound", "",
+            "solved in", "memory"] + (["paper: EFF %, p, realised"] if quoted else [])
+    blocks: Dict[Optional[int], List[List[str]]] = {}
+    for row in rows:
+        gap = ("-", "") if row.gap is None else (
+            f"{row.gap:,}", f"{row.gap / row.lower_bound:.2%}" if row.lower_bound else "")
+        cells = [
+            row.algorithm.upper(), f"{row.packs:,}", _millions(row.slots), _millions(row.padding_tokens),
+            "-" if row.strategies is None else f"{row.strategies:,}", f"{row.efficiency:.3%}", f"{row.packing_factor:.3f}",
+            f"{row.speedup:.3f}", *gap, _time(row.solve_seconds), _bytes(row.peak_memory)]
+        if quoted:
+            cells.append(_TABLE_1.get((row.algorithm, row.max_sequences_per_pack), ""))
+        blocks.setdefault(row.max_sequences_per_pack, []).append(cells)
+    every = [head] + [cells for block in blocks.values() for cells in block]
+    widths = [max(len(cells[column]) for cells in every) for column in range(len(head))]
+    left = {0, len(head) - 1} if quoted else {0}
+
+    def line(cells: Sequence[str], mark: str = " ") -> str:
+        padded = [f"{cell:<{width}}" if column in left else f"{cell:>{width}}"
+                  for column, (cell, width) in enumerate(zip(cells, widths))]
+        return f" {mark} " + "  ".join(padded).rstrip()
+
+    lines = [title, "", line(head), "-" * len(line(head))]
+    for depth, block in blocks.items():
+        members = [row for row in rows if row.max_sequences_per_pack == depth]
+        bound = next((row.lower_bound for row in members if row.lower_bound is not None), None)
+        lines.append(f"depth {depth_text(depth)}" + (f": no packing has fewer than {bound:,} packs" if bound is not None else ""))
+        best = min((row.packs for row in members if row.algorithm not in ("none", "sort")), default=None)
+        lines += [line(cells, "*" if row.packs == best else " ") for cells, row in zip(block, members)]
+    lines += ["", "* fewest packs of this depth.  Above bound: packs over the proven bound.  Memory: highest during the solve."]
+    if any(row.algorithm == "sort" for row in rows):
+        lines.append("SORT pads each batch to its longest sequence: no packing, and a static engine compiles each length apart.")
+    return "\n".join(lines)
+
+
+def _millions(tokens: int) -> str:
+    return f"{tokens / 1e6:,.1f}M" if tokens >= 10_000_000 else f"{tokens:,}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
+def _bytes(number: Optional[int]) -> str:
+    return "-" if number is None else f"{number / 2**20:,.1f} MiB"
+
+
+def write_csv(path: str, cases: Sequence[Tuple[Case, Sequence[Row]]]) -> None:
+    """A line for each row, with the name of its histogram in front; unlimited depth and unknown values are empty."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["histogram"] + [column.name for column in fields(Row)])
+        for case, rows in cases:
+            writer.writerows([case.histogram.name, *asdict(row).values()] for row in rows)
+
+
+def plot(path: str, case: Case, rows: Sequence[Row]) -> None:
+    """Padding over depth for each packer, down to the least that any packing of that depth leaves."""
+    from pack_data.plotting import new_figure, save
+
+    tokens, S = case.histogram.tokens, case.histogram.max_sequence_length
+    depths = list(case.depths)
+    figure, axes = new_figure()
+    names = [name for name in ALGORITHMS if name not in ("none", "sort")]
+    for number, (marker, name) in enumerate(zip("osv^DPX*", names)):
+        own = [row for row in rows if row.algorithm == name and row.max_sequences_per_pack in depths]
+        if own:  # beside one another, because many packers meet in one point
+            axes.plot(
+                [depths.index(row.max_sequences_per_pack) + 0.07 * (number - len(names) / 2) for row in own],
+                [100 * (1 - row.efficiency) for row in own], marker=marker, linestyle="none", markersize=7, label=name.upper())
+    bounds = {row.max_sequences_per_pack: row.lower_bound for row in rows}
+    for position, depth in enumerate(depths):
+        if bounds.get(depth):
+            least = 100 * (1 - tokens / (S * bounds[depth]))
+            axes.hlines(least, position - 0.4, position + 0.4, color="black", linewidth=1, zorder=0,
+                        label=None if position else "proven least")
+    if case.histogram.name == "wikipedia_512":
+        quoted = [(depths.index(depth), 100 - float(text.split()[0])) for (name, depth), text in _TABLE_1.items()
+                  if name in ("spfhp", "nnlshp") and depth in depths]
+        if quoted:
+            axes.plot(*zip(*quoted), "k+", markersize=12, label="Table 1: SPFHP, NNLSHP")
+    axes.set_yscale("symlog", linthresh=0.01)  # logarithmic, and yet with a place for no padding at all
+    axes.set_ylim(bottom=0)
+    axes.set_xticks(range(len(depths)))
+    axes.set_xticklabels([depth_text(depth) for depth in depths])
+    axes.set_xlabel("packing depth")
+    axes.set_ylabel("padding in % of all slots")
+    axes.set_title(f"{case.histogram.name}: without packing {case.histogram.padding_share:.1%} padding")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    save(figure, path)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+# Where a cap on the depth costs the usual heuristics 5 to 25 %.
+_CAPPED: Tuple[Tuple[str, Optional[int]], ...] = (
+    ("sample:wikipedia_512,n=1000000", 4),
+    ("lognormal:mean=400,max=4096,n=1000000", 8),
+    ("lognormal:mode=100,sigma=0.8,max=2048,n=20000", 8),
+    ("squad_1_1_384", 3))
+
+
+def _capped() -> Iterator[Case]:
+    for name, depth in _CAPPED:
+        made = synthetic_histogram(name) if ":" in name else LengthHistogram.published(name)
+        yield Case(made, (depth,))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(prog="python -m pack_data.compare", description="Every packer on one histogram, side by side.")
+    add_histogram_arguments(parser)
+    parser.add_argument(
+        "--depths", type=lambda text: tuple(parse_depth(part) for part in text.split(",")), default=None,
+        metavar="D,D,...", help="packing depths; default 2,3,4,8,unlimited")
+    parser.add_argument(
+        "--capped", action="store_true", help="instead: four data sets at the depth cap where common packers lose most")
+    parser.add_argument(
+        "--packers", metavar="NAME,...", default=",".join(ALGORITHMS), help=f"some of {','.join(ALGORITHMS)}; default all")
+    parser.add_argument("--batch-size", type=positive_int, default=256, metavar="N", help="rows in a batch of SORT; default 256")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
+    parser.add_argument("--plot", metavar="FILE", help="draw padding over depth as .png, .pdf or .svg")
+    parser.add_argument("--progress", action="store_true", default=None, help="show progress even where stderr is no terminal")
+    args = parser.parse_args(argv)
+    algorithms = args.packers.split(",")
+    unknown = [name for name in algorithms if name not in ALGORITHMS]
+    if unknown:
+        raise ValueError(f"--packers: no packer is called {unknown[0]!r}; there are {', '.join(ALGORITHMS)}")
+    if args.capped and (args.depths or args.synthetic or args.plot):
+        raise ValueError("--capped brings its own data and depths: leave out --depths, --synthetic and --plot")
+
+    cases = _capped() if args.capped else iter([Case(histogram_from(args), args.depths or (2, 3, 4, 8, None))])
+    done: List[Tuple[Case, List[Row]]] = []
+    for case in cases:
+        rows = compare(case, algorithms, batch_size=args.batch_size, isolated=True, progress=args.progress)
+        if not args.json:
+            print(("\n" if done else "") + table(case, rows), flush=True)
+        done.append((case, rows))
+    if args.json:
+        print(json.dumps([
+            {"histogram": case.histogram.name, "max_sequence_length": case.histogram.max_sequence_length,
+             "sequences": case.histogram.sequences, "tokens": case.histogram.tokens, "rows": [asdict(row) for row in rows]}
+            for case, rows in done]))
+    if args.csv:
+        write_csv(args.csv, done)
+    if args.plot:
+        plot(args.plot, *done[0])
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

@@ -1,0 +1,98 @@
+"""One packer measured at one depth; in a module of its own, so that the processes of `compare` load nothing else."""
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from dataclasses import asdict, dataclass
+from typing import Iterator, Optional, Sequence, Tuple
+
+from pack_data.command import depth_text
+from pack_data.histogram import LengthHistogram
+from pack_data.packers import get_packer
+from pack_data.sort import batch
+
+Job = Tuple[str, Optional[int]]  # packer, depth
+
+
+@dataclass(frozen=True)
+class Row:
+    """One packer at one depth."""
+
+    algorithm: str
+    max_sequences_per_pack: Optional[int]  # None = unlimited
+    packs: int  # SORT: rows, one sequence each
+    slots: int  # "all tokens"
+    padding_tokens: int
+    strategies: Optional[int]  # None for SORT
+    largest_depth: int
+    efficiency: float
+    packing_factor: float  # sequences per row
+    speedup: float  # slots without packing / slots
+    lower_bound: Optional[int]  # proven for this depth by the optimal packer, whichever packer this row is about
+    gap: Optional[int]  # packs - lower_bound; None for SORT
+    solve_seconds: float
+    peak_memory: Optional[int]  # bytes above what the process had before; None where the system does not tell
+
+
+def measure(algorithm: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int = 256) -> Row:
+    """Packs once.  The bound is the packer's own, if it gives one."""
+    unpacked = histogram.max_sequence_length * histogram.sequences
+    before = _memory("VmRSS", reset=True)
+    if algorithm == "sort":
+        batching = batch(histogram, batch_size=batch_size)
+        row = Row(
+            "sort", 1, batching.sequences, batching.slots, batching.padding_tokens, None, 1, batching.efficiency, 1.0,
+            batching.speedup, None, None, batching.solve_seconds, None)
+    else:
+        packing = get_packer(algorithm)(histogram, max_sequences_per_pack=depth)
+        row = Row(
+            algorithm, packing.max_sequences_per_pack, packing.packs, packing.slots, packing.padding_tokens,
+            len(packing.strategies), packing.largest_depth, packing.efficiency, packing.packing_factor,
+            unpacked / packing.slots if packing.slots else 1.0, packing.lower_bound, packing.gap, packing.solve_seconds, None)
+    peak = _memory("VmHWM")
+    return Row(**{**asdict(row), "peak_memory": None if before is None or peak is None else max(0, peak - before)})
+
+
+def _memory(key: str, reset: bool = False) -> Optional[int]:
+    """Resident bytes of this process, now (VmRSS) or at their highest (VmHWM) since the last reset; None outside Linux."""
+    try:
+        if reset:
+            with open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+        with open("/proc/self/status") as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith(key))
+    except (OSError, StopIteration):
+        return None
+
+
+def measure_apart(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int) -> Iterator[Row]:
+    """Each job in a fresh process, one after another, so that no packer's memory hides in what another has left."""
+    # One thread each: it is about algorithms, and on a busy machine the threads of a small factorisation wait for each other.
+    os.environ.update({variable: "1" for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")})
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pack_data.measuring", "scipy.optimize", "scipy.sparse"])
+    for name, depth in jobs:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_report, args=(there, name, histogram, depth, batch_size))
+        process.start()
+        there.close()
+        try:
+            result = here.recv()
+        except EOFError:
+            raise ValueError(
+                f"{name} at depth {depth_text(depth)} was killed, probably for lack of memory; leave it out with --packers") from None
+        finally:
+            process.terminate()
+            process.join()
+        if isinstance(result, BaseException):
+            raise result
+        yield result
+
+
+def _report(pipe, name: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which then ends this process
+    try:
+        pipe.send(measure(name, histogram, depth, batch_size))
+    except Exception as error:  # raised again by the command
+        pipe.send(error)
