@@ -6,7 +6,8 @@ A block of n sequences is a struct of arrays. Columns of one value a token are s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence
+from functools import lru_cache
+from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -39,6 +40,34 @@ def ragged_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     index = np.repeat(shift, lengths)
     index += np.arange(len(index), dtype=np.int64)
     return index
+
+
+# Values handled at a time, so that the indices and other intermediate columns stay in the processor's cache.
+_BLOCK = 1 << 16
+
+
+def blocks_of(lengths: np.ndarray) -> Iterator[Tuple[int, int, int, int]]:
+    """Runs of rows with about _BLOCK values: first row, row after the last, first value, value after the last."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    rows = np.unique(np.append(np.searchsorted(ends, np.arange(_BLOCK, total, _BLOCK)), len(lengths))).tolist()
+    first = value = 0
+    for row in rows:
+        if row > first:
+            yield first, row, value, int(ends[row - 1])
+            first, value = row, int(ends[row - 1])
+
+
+def _ragged_take(columns: Mapping[str, np.ndarray], starts: np.ndarray, lengths: np.ndarray) -> Dict[str, np.ndarray]:
+    """Rows of every column, one after another."""
+    total = int(lengths.sum())
+    taken = {name: np.empty(total, values.dtype) for name, values in columns.items()}
+    if taken:
+        for row, row_end, value, value_end in blocks_of(lengths):
+            index = ragged_index(starts[row:row_end], lengths[row:row_end])
+            for name, values in columns.items():
+                np.take(values, index, out=taken[name][value:value_end], mode="clip")
+    return taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,12 +124,8 @@ class Sequences:
     def take(self, order: np.ndarray) -> "Sequences":
         """The sequences with the numbers `order` [m], in that order; each may come any number of times."""
         lengths, counts = self.lengths[order], self.prediction_counts[order]
-        index = ragged_index(starts_of(self.lengths)[order], lengths)
-        tokens = {name: values[index] for name, values in self.tokens.items()}
-        predictions: Dict[str, np.ndarray] = {}
-        if self.predictions:
-            index = ragged_index(starts_of(self.prediction_counts)[order], counts)
-            predictions = {name: values[index] for name, values in self.predictions.items()}
+        tokens = _ragged_take(self.tokens, starts_of(self.lengths)[order], lengths)
+        predictions = _ragged_take(self.predictions, starts_of(self.prediction_counts)[order], counts)
         scalars = {name: values[order] for name, values in self.scalars.items()}
         return Sequences(lengths, tokens, counts, predictions, scalars)
 
@@ -126,7 +151,12 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 
 def _weights(count: int, stream: int) -> np.ndarray:
-    """Odd pseudo-random multipliers, uint64 [count], the same in every process."""
+    """Odd pseudo-random multipliers, uint64, at least `count` of them, the same in every process."""
+    return _weights_of(1 << (count - 1).bit_length() if count else 1, stream)
+
+
+@lru_cache(maxsize=64)
+def _weights_of(count: int, stream: int) -> np.ndarray:
     numbers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(stream << 32)
     return _mixed(numbers) | np.uint64(1)
 
@@ -148,6 +178,18 @@ def digest(sequences: Sequences) -> int:
     """
     if not len(sequences):
         return 0
+    predictions_before = np.concatenate([[0], np.cumsum(sequences.prediction_counts, dtype=np.int64)])
+    total = 0
+    for row, row_end, token, token_end in blocks_of(sequences.lengths):
+        masked = slice(int(predictions_before[row]), int(predictions_before[row_end]))
+        total += _digest(Sequences(
+            sequences.lengths[row:row_end], {name: values[token:token_end] for name, values in sequences.tokens.items()},
+            sequences.prediction_counts[row:row_end], {name: values[masked] for name, values in sequences.predictions.items()},
+            {name: values[row:row_end] for name, values in sequences.scalars.items()}))
+    return total % (1 << 64)
+
+
+def _digest(sequences: Sequences) -> int:
     lengths, counts = sequences.lengths.astype(np.int64), sequences.prediction_counts.astype(np.int64)
     total = _mixed(lengths.astype(np.uint64) + np.uint64(1))
     groups = [(sequences.tokens, lengths), (sequences.predictions, counts)]
