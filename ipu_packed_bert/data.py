@@ -1,6 +1,8 @@
 """The data set of a configuration: opened, built if it is missing, held against the configuration; and its packing factor."""
 from __future__ import annotations
 
+import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import List, NamedTuple, Optional
 
@@ -37,9 +39,15 @@ def packing_factor(config: Config, manifest: Optional[Manifest], given: Optional
         raise ValueError(
             "{}: no data set in {} yet, and no published histogram for {} slots; give --packing-factor, or build the data "
             "set with python -m pack_data.build".format(config.path, config.data.directory, config.data.max_sequence_length))
-    packing = get_packer(config.data.packer)(
-        LengthHistogram.published(name), max_sequences_per_pack=config.data.max_sequences_per_pack)
-    return PackingFactor(packing.packing_factor, "the published histogram {}, packed by {}".format(name, packing.algorithm))
+    factor = _published_factor(name, config.data.packer, config.data.max_sequences_per_pack)
+    return PackingFactor(factor, "the published histogram {}, packed by {}".format(name, config.data.packer))
+
+
+@lru_cache(None)
+def _published_factor(name: str, packer: str, depth: Optional[int]) -> float:
+    print("packing the published histogram {} with {} for its packing factor; --packing-factor saves the seconds".format(
+        name, packer), file=sys.stderr, flush=True)
+    return get_packer(packer)(LengthHistogram.published(name), max_sequences_per_pack=depth).packing_factor
 
 
 def manifest_if_there(config: Config) -> Optional[Manifest]:

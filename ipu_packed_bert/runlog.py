@@ -113,7 +113,7 @@ class RunLog:
                                 ("packing/sequences_per_pack", recent.packing_factor),
                                 ("packing/padding_avoided", avoided)):
                 self._board.add_scalar(name, value, step)
-        line = "loss {:.3f}  mlm {:.3f} {:.1%}  nsp {:.3f} {:.1%}  {:,.1f} seq/s  {:,.0f} tok/s  padding avoided {:.1%}".format(
+        line = "loss {:.3f}  mlm {:.3f} {:.1%}  nsp {:.3f} {:.1%}  {:,.1f} seq/s  {:,.0f} tok/s  padding avoided {:.2%}".format(
             result.loss, result.mlm_loss, result.mlm_accuracy, result.nsp_loss, result.nsp_accuracy,
             recent.sequences_per_second, recent.tokens_per_second, avoided)
         if self._bar is not None:
@@ -190,7 +190,7 @@ def print_summary(folder: Path, totals: "Totals", config: Config, step: int) -> 
         rows.append(("held out", "loss {loss:.3f}, masked tokens {mlm_accuracy:.1%} right, next sentence {nsp_accuracy:.1%} right".format(
             **evaluations[-1])))
     rows.append(("speed", "{:,.1f} sequences/s, {:,.0f} tokens/s".format(totals.sequences_per_second, totals.tokens_per_second)))
-    rows.append(("padding", "{:.1%} avoided: {:.3f} sequences in a pack".format(
+    rows.append(("padding", "{:.2%} avoided: {:.3f} sequences in a pack".format(
         padding_avoided(totals.packs, totals.sequences, totals.tokens, config.data.max_sequence_length), totals.packing_factor)))
     rows.append(("run", "{}  (tensorboard --logdir {})".format(folder, folder)))
     more = "" if step < config.run.steps else " --steps {}".format(2 * config.run.steps)

@@ -51,7 +51,7 @@ def test_the_first_step_of_a_process_does_not_count_for_the_speed(tmp_path):
     assert log.totals == Totals(packs=8, sequences=14, tokens=760, seconds=1.0)
     assert log.totals.sequences_per_second == 14.0 and log.totals.tokens_per_second == 760.0
     assert log.totals.packing_factor == 7 / 4
-    assert "14.0 seq/s" in text and "padding avoided 93.8%" in text
+    assert "14.0 seq/s" in text and "padding avoided 93.75%" in text
     alone, _ = written(tmp_path, [4], first_step=3)
     assert alone.totals.packs == 4                          # but for the only one
 
@@ -69,7 +69,7 @@ def test_a_live_line_on_request(tmp_path, capsys):
     log.evaluation(2, BatchCounts(4, 7, 380, 50), result(2))
     log.close()
     shown = capsys.readouterr()
-    assert "2/2" in shown.err and "loss 8.000" in shown.err and "padding avoided 93.8%" in shown.err
+    assert "2/2" in shown.err and "loss 8.000" in shown.err and "padding avoided 93.75%" in shown.err
     assert shown.out.startswith("held out after step 2: loss 8.000")
 
 
