@@ -16,6 +16,7 @@ import numpy as np
 from pack_data.formats import tfrecord
 from pack_data.formats.records import (
     BadRecords,
+    Pack,
     Record,
     RecordError,
     Shape,
@@ -30,7 +31,6 @@ FIELDS = tuple(
     tfrecord.Field(f"packed_{name}", "number" if name.endswith("_mask") and name != "input_mask" else "int64")
     for name in ("input_ids", "input_mask", "segment_ids", "position_ids", "masked_lm_positions", "masked_lm_ids",
                  "masked_lm_mask", "next_sentence_labels", "next_sentence_mask"))
-NAMES = tuple(field.name for field in FIELDS)
 
 
 def _ten_fields(features: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
@@ -52,19 +52,15 @@ def _ten_fields(features: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
     }
 
 
+def _value(features: Dict[str, np.ndarray]) -> Pack:
+    row, sequences = checked_pack(_ten_fields(features))
+    widths = shape_of_pack(row)
+    return pack_from_examples(sequences, widths._replace(max_predictions=widths.max_predictions + 1))
+
+
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The packs of one file, in its order."""
-    for origin, data in tfrecord.read_frames(path, bad):
-        try:
-            features = tfrecord.parse(data)
-            tfrecord.demand(features, FIELDS)
-            row, sequences = checked_pack(_ten_fields(features))
-            widths = shape_of_pack(row)
-            pack = pack_from_examples(sequences, widths._replace(max_predictions=widths.max_predictions + 1))
-        except RecordError as error:
-            bad.add(origin, str(error))
-            continue
-        yield Record(origin, pack, tfrecord.foreign_features(features, NAMES))
+    return tfrecord.read_records(path, bad, FIELDS, _value, lambda rows: [None] * len(rows))
 
 
 def shape(path: str) -> Shape:

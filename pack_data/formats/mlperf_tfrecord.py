@@ -5,7 +5,7 @@ float: masked_lm_weights [P], 1 for a prediction.  P is 20 at S = 128 and 76 at 
 """
 from __future__ import annotations
 
-from typing import Iterable, Iterator
+from typing import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -20,33 +20,31 @@ from pack_data.formats.records import (
     row_from_example,
     single,
 )
+from pack_data.formats.whole_blocks import together, unpacked_examples
+from pack_data.sequences import Example
 
 FIELDS = tuple(
     tfrecord.Field(name, "float" if name == "masked_lm_weights" else "int64")
     for name in ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights",
                  "next_sentence_labels"))
-NAMES = tuple(field.name for field in FIELDS)
+NAMES = [field.name for field in FIELDS]
+
+
+def _value(features: Mapping[str, np.ndarray]) -> Example:
+    weights = features["masked_lm_weights"]
+    if len(weights) != len(features["masked_lm_positions"]):
+        raise RecordError(
+            f"masked_lm_weights has {len(weights)} values and masked_lm_positions "
+            f"{len(features['masked_lm_positions'])}, must be equal")
+    return example_from_row(
+        features["input_ids"], features["input_mask"], features["segment_ids"],
+        features["masked_lm_positions"], features["masked_lm_ids"], predictions_by_weight(weights),
+        single("next_sentence_labels", features["next_sentence_labels"]))
 
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The examples of one file, in its order."""
-    for origin, data in tfrecord.read_frames(path, bad):
-        try:
-            features = tfrecord.parse(data)
-            tfrecord.demand(features, FIELDS)
-            weights = features["masked_lm_weights"]
-            if len(weights) != len(features["masked_lm_positions"]):
-                raise RecordError(
-                    f"masked_lm_weights has {len(weights)} values and masked_lm_positions "
-                    f"{len(features['masked_lm_positions'])}, must be equal")
-            example = example_from_row(
-                features["input_ids"], features["input_mask"], features["segment_ids"],
-                features["masked_lm_positions"], features["masked_lm_ids"], predictions_by_weight(weights),
-                single("next_sentence_labels", features["next_sentence_labels"]))
-        except RecordError as error:
-            bad.add(origin, str(error))
-            continue
-        yield Record(origin, example, tfrecord.foreign_features(features, NAMES))
+    return tfrecord.read_records(path, bad, FIELDS, _value, lambda rows: together(rows, NAMES, unpacked_examples))
 
 
 def shape(path: str) -> Shape:

@@ -12,6 +12,7 @@ import numpy as np
 
 from pack_data.formats import tfrecord
 from pack_data.formats.records import PACK_FIELDS, BadRecords, Record, RecordError, Shape, checked_pack, shape_of_pack
+from pack_data.formats.whole_blocks import consecutive_packs, together
 
 FLOATS = ("masked_lm_weights", "next_sentence_weights")
 FIELDS = tuple(tfrecord.Field(name, "float" if name in FLOATS else "int64") for name in PACK_FIELDS)
@@ -19,15 +20,8 @@ FIELDS = tuple(tfrecord.Field(name, "float" if name in FLOATS else "int64") for 
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The packs of one file, in its order, their rows laid out as they are there."""
-    for origin, data in tfrecord.read_frames(path, bad):
-        try:
-            features = tfrecord.parse(data)
-            tfrecord.demand(features, FIELDS)
-            pack, _ = checked_pack(features)
-        except RecordError as error:
-            bad.add(origin, str(error))
-            continue
-        yield Record(origin, pack, tfrecord.foreign_features(features, PACK_FIELDS))
+    return tfrecord.read_records(
+        path, bad, FIELDS, lambda features: checked_pack(features)[0], lambda rows: together(rows, PACK_FIELDS, consecutive_packs))
 
 
 def shape(path: str) -> Shape:

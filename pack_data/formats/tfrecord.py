@@ -11,17 +11,19 @@ import os
 import struct
 import zlib
 from functools import lru_cache
-from typing import BinaryIO, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from itertools import islice
+from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from pack_data.formats.records import BadRecords, Origin, RecordError, library, replacing
+from pack_data.formats.records import BadRecords, Origin, Record, RecordError, Value, library, replacing
 
 HEADER = struct.Struct("<QI")
 CHECKSUM = struct.Struct("<I")
 GZIP_MAGIC = b"\x1f\x8b"
 LARGEST_MESSAGE = 2**31 - 1  # what a protobuf message may have
 CHUNK = 1 << 16
+BLOCK = 64  # records checked together
 
 Feature = Union[np.ndarray, List[bytes]]  # int64 [n], float32 [n], or byte strings
 
@@ -261,6 +263,51 @@ def demand(features: Mapping[str, Feature], fields: Iterable[Field]) -> None:
             raise RecordError(f"{field.name} is a list of {found}, must be {field.kind}")
 
 
-def foreign_features(features: Mapping[str, Feature], known: Iterable[str]) -> Dict[str, Feature]:
-    known = set(known)
-    return {name: values for name, values in features.items() if name not in known}
+def read_records(
+    path: str, bad: BadRecords, fields: Sequence[Field], value_of: Callable[[Mapping[str, Feature]], Value],
+    values_of: Callable[[List[Optional[Mapping[str, Feature]]]], List[Optional[Value]]],
+) -> Iterator[Record]:
+    """The records of one file that have `fields`, in its order.
+
+    values_of gives the values of many records at once, None for one that is to be looked at alone; value_of gives that
+    one's value or raises RecordError.
+    """
+    known = {field.name for field in fields}
+    for block in _blocks(read_frames(path, bad)):
+        parsed: List[Optional[Dict[str, Feature]]] = []
+        reasons: Dict[int, str] = {}
+        for number, (_, data) in enumerate(block):
+            try:
+                features = parse(data)
+                demand(features, fields)
+                parsed.append(features)
+            except RecordError as error:
+                parsed.append(None)
+                reasons[number] = str(error)
+        for number, value in enumerate(values_of(parsed)):
+            origin, features = block[number][0], parsed[number]
+            if features is not None and value is None:
+                try:
+                    value = value_of(features)
+                except RecordError as error:
+                    reasons[number] = str(error)
+            if number in reasons:
+                bad.add(origin, reasons[number])
+            else:
+                yield Record(origin, value, {name: given for name, given in features.items() if name not in known})
+
+
+def _blocks(frames: Iterator[Tuple[Origin, bytes]]) -> Iterator[List[Tuple[Origin, bytes]]]:
+    """Up to BLOCK frames at a time; where reading them fails, first those before."""
+    while True:
+        block: List[Tuple[Origin, bytes]] = []
+        try:
+            for frame in islice(frames, BLOCK):
+                block.append(frame)
+        except ValueError:
+            if block:
+                yield block
+            raise
+        if not block:
+            return
+        yield block

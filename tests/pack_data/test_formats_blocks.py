@@ -1,0 +1,74 @@
+"""Checking many rows at once vouches only for what checking each alone accepts, with the same values; and for nearly all."""
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pack_data.formats import mlperf_tfrecord
+from pack_data.formats.records import RecordError, Shape, checked_pack, pack_from_examples
+from pack_data.formats.whole_blocks import consecutive_packs, together, unpacked_examples
+from pack_data.packs import FIELDS
+from tests.format_samples import mlperf_row, random_examples
+
+S, P, D = 24, 4, 3
+TYPES = {"masked_lm_weights": np.float32, "next_sentence_weights": np.float32}
+ODD_VALUES = st.sampled_from([-1, 0, 1, 2, 3, 4, 7, S - 1, S, 30522, 2**31 - 1, 2**31])
+
+
+def arrays(row):
+    return {name: np.asarray(values).astype(TYPES.get(name, np.int64)) for name, values in row.items()}
+
+
+def damaged(draw, rows):
+    """Some values of some rows replaced, and now and then a field shortened."""
+    for row in rows:
+        for _ in range(draw(st.integers(0, 2))):
+            name = draw(st.sampled_from(sorted(row)))
+            if not len(row[name]):
+                continue
+            if draw(st.integers(0, 9)) == 0:
+                row[name] = row[name][:-1]
+            else:
+                row[name] = row[name].copy()
+                row[name][draw(st.integers(0, len(row[name]) - 1))] = draw(ODD_VALUES)
+    return rows
+
+
+@settings(max_examples=80)
+@given(data=st.data(), seed=st.integers(0, 2**32))
+def test_examples(data, seed):
+    rows = damaged(data.draw, [arrays(mlperf_row(each, S, P)) for each in random_examples(np.random.default_rng(seed), 4, S, P)])
+    for row, value in zip(rows, together(rows, mlperf_tfrecord.NAMES, unpacked_examples)):
+        if value is not None:
+            assert value == mlperf_tfrecord._value(row)
+        else:
+            # Only the width of the first row is looked at together.
+            with_own_width = together([row], mlperf_tfrecord.NAMES, unpacked_examples)[0]
+            if with_own_width is None:
+                with pytest.raises(RecordError):
+                    mlperf_tfrecord._value(row)
+
+
+@settings(max_examples=80)
+@given(data=st.data(), seed=st.integers(0, 2**32))
+def test_packs(data, seed):
+    rng = np.random.default_rng(seed)
+    rows = [arrays(pack_from_examples(random_examples(rng, int(rng.integers(1, D + 1)), S // D, P), Shape(S, P * D, D))) for _ in range(4)]
+    rows = damaged(data.draw, rows)
+    for row, value in zip(rows, together(rows, FIELDS, consecutive_packs)):
+        if value is not None:
+            alone = checked_pack(row)[0]
+            assert all(np.array_equal(value[name], alone[name]) and value[name].dtype == alone[name].dtype for name in FIELDS)
+
+
+def test_good_rows_are_all_vouched_for():
+    rng = np.random.default_rng(0)
+    examples = random_examples(rng, 30, S, P)
+    assert together([arrays(mlperf_row(each, S, P)) for each in examples], mlperf_tfrecord.NAMES, unpacked_examples) == examples
+    packs = [arrays(pack_from_examples(random_examples(rng, 1 + number % D, S // D, P), Shape(S, P * D, D))) for number in range(30)]
+    assert all(value is not None for value in together(packs, FIELDS, consecutive_packs))
+
+
+def test_rows_without_a_message_stay_without():
+    assert together([None, None], ["x"], lambda rows: []) == [None, None]
+    assert together([], ["x"], lambda rows: []) == []
