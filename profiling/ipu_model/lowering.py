@@ -151,7 +151,7 @@ class Lowering:
 
     def run(self) -> Lowered:
         alike = layers_alike(self.graph)
-        chosen = self.graph.num_layers - 1         # the layer lowered for all: one with a layer before it, where possible
+        chosen = self.graph.num_layers // 2        # the layer lowered for all: between two others, where there are three
         entries: List[Entry] = []
         for operation in self.graph.operations:
             layer = layer_of(operation.scope)
@@ -359,10 +359,22 @@ class Lowering:
     def _op_where(self, operation: Operation) -> Cost:
         out = self._output(operation)
         n = self._on_tile(out)
-        choices = operation.inputs()[1:]
-        if all(self.graph.values[i].elements == 1 for i in choices):
+        tensors = [i for i in operation.inputs() if self.graph.values[i].elements > 1]
+        if len(tensors) < 2:
             return step(self.target, vertices_cycles=vertices.select_scalars(n))
-        return step(self.target, vertices_cycles=vertices.select(n))
+        lead = max(tensors, key=lambda i: (self.graph.values[i].elements, element_bytes(self.graph.values[i].dtype)))
+        self._layouts[operation.outputs[0]] = self.layout(lead)
+        cost = step(self.target, vertices_cycles=vertices.select(n))
+        for index in tensors:
+            value = self.graph.values[index]
+            size = max(2, element_bytes(value.dtype))      # a byte costs as much to move as two
+            if index == lead:
+                continue
+            if broadcast_form(value, out) == "block":
+                cost = cost + unknown_copy(n * size, self.target)
+            else:
+                cost = cost + bring(value.elements, size, self.layout(index), self.layout(lead), self.target)
+        return cost
 
     _op_masked_fill = _op_where
 

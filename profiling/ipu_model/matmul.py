@@ -20,7 +20,6 @@ import numpy as np
 from ipu_model.target import FLOAT, HALF, Target
 
 GROUP = 16                                # inputs and outputs of one AMP block, half precision
-PLAN_FORMAT = 2                           # raise it when a formula changes: older cached plans are then ignored
 
 
 @dataclass(frozen=True)
@@ -265,8 +264,8 @@ class Planner:
         if folder is not None:
             # The clock and the links don't enter a plan: Mk2 and Bow share theirs.
             machine = replace(target, name="", clock_hz=0.0, link_bytes_per_second=0.0, streaming_bytes_per_second=0.0)
-            digest = hashlib.sha256(repr((PLAN_FORMAT, astuple(machine))).encode()).hexdigest()[:16]
-            self._path = folder / f"plans_{digest}.json"
+            digest = hashlib.sha256(repr(astuple(machine)).encode() + Path(__file__).read_bytes()).hexdigest()
+            self._path = folder / f"plans_{digest[:24]}.json"
             self._plans = self._load(self._path)
 
     @staticmethod

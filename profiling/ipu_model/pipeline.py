@@ -9,7 +9,7 @@ each of its stages, then all of them copy to their neighbours:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_model import vertices
 from ipu_model.layout import Cost, step, total
@@ -173,9 +173,11 @@ def assemble(graph: Graph, update: Graph, placement: Placement, planner: Planner
         lowered[proportion] = Lowering(
             graph, planner, memory_proportion=proportion, serialized=placement.serialized,
             partial_bytes=HALF if placement.half_partials else FLOAT).run()
-    links = _link_bytes(graph, placement, num_layers, count)
+    crossing = edges(graph)
+    links = _link_bytes(graph, crossing, placement, num_layers, count)
     elements = _parameters_per_ipu(graph, placement, num_layers, count)
-    hidden = _hidden_elements(graph)
+    hidden = _hidden_elements(graph, crossing)
+    carried = _carried_elements(graph, crossing, count)
 
     ipus = []
     first_layer = 0
@@ -191,7 +193,6 @@ def assemble(graph: Graph, update: Graph, placement: Placement, planner: Planner
                 costs[entry.category] = costs[entry.category] + entry.cost * float(times)
         stash = step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(hidden)))
         costs[COPIES] = costs[COPIES] + stash * float(layers + (1 if number == 0 else 0))
-        carried = _carried_elements(graph, count)
         if carried:
             costs[COPIES] = costs[COPIES] + step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(carried)))
         accumulate = step(target, vertices_cycles=vertices.scaled_add(target.per_tile(elements[number])))
@@ -222,25 +223,26 @@ def _times(block: str, ipu: int, first_layer: int, layers: int) -> int:
     return int(ipu == 0)
 
 
-def _hidden_elements(graph: Graph) -> int:
+def _hidden_elements(graph: Graph, crossing: Sequence[Edge]) -> int:
     """Elements of a layer's output: the largest tensor that passes from block to block in the forward pass."""
-    sizes = [graph.values[edge.value].elements for edge in edges(graph)
+    sizes = [graph.values[edge.value].elements for edge in crossing
              if edge.phase == "forward" and edge.target.startswith("layer.") and edge.source != "mask"]
     return max(sizes, default=0)
 
 
-def _carried_elements(graph: Graph, count: int) -> int:
+def _carried_elements(graph: Graph, crossing: Sequence[Edge], count: int) -> int:
     """Elements of tensors, such as a mask made once, that every layer reads and every IPU must therefore keep."""
     if count == 1:
         return 0
-    return sum(graph.values[value].elements for value, readers in _layer_readers(graph).items() if len(readers) > 1)
+    return sum(graph.values[value].elements for value, readers in _layer_readers(crossing).items() if len(readers) > 1)
 
 
-def _link_bytes(graph: Graph, placement: Placement, num_layers: int, count: int) -> List[Dict[str, float]]:
+def _link_bytes(graph: Graph, crossing: Sequence[Edge], placement: Placement, num_layers: int,
+                count: int) -> List[Dict[str, float]]:
     """Bytes that leave each IPU in one copy phase, over its busier direction, by the block they come from."""
     directions: Dict[str, List[Dict[str, float]]] = {phase: [{} for _ in range(count)] for phase in ("forward", "backward")}
     homes = [placement.ipu_of_layer(layer) for layer in range(num_layers)]
-    readers = _layer_readers(graph)
+    readers = _layer_readers(crossing)
 
     def home(block: str) -> int:
         if not block.startswith("layer."):
@@ -249,7 +251,7 @@ def _link_bytes(graph: Graph, placement: Placement, num_layers: int, count: int)
         return homes[-1 if layer == graph.num_layers - 1 else layer]
 
     seen = set()
-    for edge in edges(graph):
+    for edge in crossing:
         within_layers = edge.source.startswith("layer.") and edge.target.startswith("layer.")
         for_all_layers = not edge.source.startswith("layer.") and len(readers.get(edge.value, ())) > 1
         if within_layers:                          # from one layer to the next: a copy where they lie on different IPUs
@@ -271,10 +273,10 @@ def _link_bytes(graph: Graph, placement: Placement, num_layers: int, count: int)
     return [max(both, key=lambda sent: sum(sent.values())) for both in zip(directions["forward"], directions["backward"])]
 
 
-def _layer_readers(graph: Graph) -> Dict[int, set]:
+def _layer_readers(crossing: Sequence[Edge]) -> Dict[int, set]:
     """Which layers read a tensor that another block made."""
     readers: Dict[int, set] = {}
-    for edge in edges(graph):
+    for edge in crossing:
         if edge.phase == "forward" and edge.target.startswith("layer."):
             readers.setdefault(edge.value, set()).add(edge.target)
     return readers

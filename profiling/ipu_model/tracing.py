@@ -4,7 +4,7 @@ The training step runs once on fake tensors (shapes and types only) while a disp
 reaches the device: the same capture that make_fx makes, plus the module each operator belongs to, in the backward pass
 too. Needs torch; everything to the right of this file works on the plain `Graph` it returns.
 
-Encoder layers are alike, so two are traced and compared; a whole model is traced only where they differ.
+Encoder layers are alike, so three are traced and compared; a whole model is traced only where they differ.
 """
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_model.matmul import write_atomically
 
-TRACE_FORMAT = 1                          # raise it when `Graph` or the capture changes
 LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)(\.|$)")
 
 
@@ -299,8 +298,9 @@ def sources_digest() -> str:
     """
     here = Path(__file__).resolve()
     root = here.parents[2] / "ipu_packed_bert"
-    files = sorted((root / "model").glob("*.py")) + [root / "optim.py", here.parent / "variants.py"]
-    digest = hashlib.sha256(f"{TRACE_FORMAT} {metadata.version('torch')} {sys.version_info[:2]}".encode())
+    files = sorted((root / "model").glob("*.py")) + [root / "optim.py"]
+    files += [here, here.parent / "variants.py", here.parent / "workload.py"]
+    digest = hashlib.sha256(f"{metadata.version('torch')} {sys.version_info[:2]}".encode())
     for path in files:
         digest.update(path.read_bytes())
     return digest.hexdigest()
