@@ -125,6 +125,7 @@ class Relaxation:
     prices: np.ndarray  # float64 [lengths], non-decreasing, no pack worth more than 1 (up to rounding)
     strategies: np.ndarray  # int64 [n, depth]: the strategies in use, longest first, 0 = empty slot
     packs: np.ndarray  # float64 [n]: packs made with each
+    exact: bool  # whether they have a slot for every sequence, or fit as a whole only (see `Programme.solve_coarse`)
 
 
 def first_prices(lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int) -> List[np.ndarray]:
@@ -178,93 +179,169 @@ def _solve_master(slots: csc_matrix, wanted: np.ndarray) -> _Master:
     return _Master(result.fun * scale, prices, np.maximum(result.x[:n], 0.0) * scale)
 
 
+class Programme:
+    """The programme over `lengths` (ascending, all with counts > 0), packs of S slots and at most `depth` sequences.
+
+    Deep packs are expensive to find and rarely needed: strategies grow deeper than a mean pack only once shallower ones do
+    not improve any more, while the bound holds for the full depth all the time.
+    """
+
+    def __init__(self, lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int) -> None:
+        self.lengths, self.depth, self.S = lengths, depth, max_sequence_length
+        self.weights = counts.astype(float)
+        self.pool = Pool(lengths, max_sequence_length)
+        self.bound, self.prices = -1.0, np.zeros(len(lengths))
+        self._stride, self._turn = -(-2 * len(lengths) // _CANDIDATES), 0
+        for prices in first_prices(lengths, counts, self.S, depth):
+            self._price(prices, 1)
+        self.reach = min(depth, max(4, int(self.weights.sum() / self.bound) + 2))
+        self.pool.add(lengths[:, None])
+        for prices in first_prices(lengths, counts, self.S, self.reach):
+            self.pool.add(self._price(prices, self.reach))
+
+    def _price(self, prices: np.ndarray, reach: int) -> np.ndarray:
+        """Improves the bound with these prices; best packs of at most `reach` sequences that contain given lengths."""
+        lengths, S = self.lengths, self.S
+        tables = PackTables(lengths, prices, S)
+        most = tables.best(self.depth, np.array([S]))[0][0]
+        if most > 0 and self.weights @ prices / most > self.bound:
+            self.bound, self.prices = float(self.weights @ prices / most), prices / most
+        if len(lengths) > _CANDIDATES and reach > 1:  # the lengths with the best packs, and others in turn
+            value = prices + tables.best(reach - 1, S - lengths)[0]
+            best = lengths[np.argsort(-value, kind="stable")[:_CANDIDATES // 2]]
+            lengths = np.union1d(best, lengths[self._turn % self._stride::self._stride])
+            self._turn += 1
+        return np.hstack([lengths[:, None], tables.packs(reach - 1, S - lengths)])
+
+    def improve(self, prices: np.ndarray) -> int:
+        """Adds strategies worth more than 1 at these prices of the master; returns how many."""
+        for smoothing in (0.8, 0.4, 0.0):
+            candidates = self._price(smoothing * self.prices + (1 - smoothing) * prices, self.reach)
+            added = self.pool.add(candidates[self.pool.worth(prices, candidates) > 1 + _TOLERANCE])
+            if added:
+                return added
+        if self.reach == self.depth:
+            return 0
+        self.reach = min(self.depth, 2 * self.reach)
+        candidates = self._price(prices, self.reach)
+        return self.pool.add(candidates[self.pool.worth(prices, candidates) > 1 + _TOLERANCE])
+
+    def forget(self, prices: np.ndarray, used: np.ndarray, limit: int) -> None:
+        """Keeps the strategies in use and those that these prices like best, about `limit`."""
+        if len(self.pool.strategies) > limit:
+            worth = self.pool.worth(prices, self.pool.strategies)
+            self.pool.keep(used | (worth >= np.partition(worth, -limit)[-limit]))
+
+    def solve_on(self, knots: np.ndarray, progress=lambda value, bound: None) -> None:
+        """Strategies and prices for the coarse programme with these rows (see `solve_coarse`), to 1e-5."""
+        hats = _hats(self.lengths, knots)
+        wanted = hats @ self.weights
+        self.pool.add(self.lengths[knots][:, None])  # so that each row can be met
+        for _ in range(40):
+            master = _solve_master(hats @ self.pool.matrix(self.pool.strategies), wanted)
+            progress(master.value, self.bound)
+            prices = hats.T @ master.prices
+            if master.value - self.bound <= 1e-5 * master.value:
+                break
+            self.forget(prices, master.packs > 0, 3 * len(self.lengths))
+            if not self.improve(prices):
+                break
+
+    def solve_coarse(self, rounds: int = 60, progress=lambda value, bound: None) -> Relaxation:
+        """Prices that are piecewise linear in the length, between knots that are set where that is felt most.
+
+        Such prices bound the full programme all the same.  Its optimal prices mostly have a handful of kinks only, so few
+        rows give the full bound, or nearly; the strategies supply each stretch between knots with the right mass of slots at
+        the right mean length, but not each length.
+        """
+        lengths, weights, m = self.lengths, self.weights, len(self.lengths)
+        first = lengths[:8]
+        special = np.concatenate([first, self.S // 2 + np.arange(2), self.S // 3 + np.arange(2), self.S - first, self.S - first + 1])
+        special = np.clip(np.searchsorted(lengths, special), 0, m - 1)
+        knots = np.unique(np.concatenate([np.linspace(0, m - 1, min(m, 24)).round().astype(np.int64), special]))
+        settled, settled_bound = 0, self.bound
+        for _ in range(rounds):
+            hats = _hats(lengths, knots)
+            self.pool.add(lengths[knots][:, None])  # so that each row can be met
+            slots = self.pool.matrix(self.pool.strategies)
+            master = _solve_master(hats @ slots, hats @ weights)
+            prices = hats.T @ master.prices
+            used = master.packs > 0
+            result = self.pool.strategies[used], master.packs[used]
+            excess = slots @ master.packs - weights
+            self.forget(prices, used, 1500)
+            added = self.improve(prices)
+            progress(master.value, self.bound)
+            if added and master.value - self.bound > 1e-7 * master.value:
+                continue
+            settled = settled + 1 if self.bound <= settled_bound * (1 + 1e-9) else 0
+            settled_bound = self.bound
+            if settled == 3 or len(knots) == m:
+                break
+            knots = np.union1d(knots, self._new_knots(knots, excess))
+        return Relaxation(master.value, self.bound, self.prices, *result, exact=len(knots) == m)
+
+    def _new_knots(self, knots: np.ndarray, excess: np.ndarray, most: int = 24) -> np.ndarray:
+        """Where between the knots the slots fit the sequences least: float excess [lengths], slots - sequences."""
+        lengths = self.lengths.astype(float)
+        number = np.concatenate([[0.0], np.cumsum(excess)])
+        mass = np.concatenate([[0.0], np.cumsum(excess * lengths)])
+        index = np.setdiff1d(np.arange(len(lengths)), knots)
+        if not len(index):
+            return index
+        stretch = np.searchsorted(knots, index) - 1
+        low, high = knots[stretch], knots[stretch + 1]
+        rising = (mass[index + 1] - mass[low + 1]) - lengths[low] * (number[index + 1] - number[low + 1])
+        falling = lengths[high] * (number[high] - number[index + 1]) - (mass[high] - mass[index + 1])
+        misfit = np.abs(rising / (lengths[index] - lengths[low]) + falling / (lengths[high] - lengths[index]))
+        order = np.argsort(-misfit, kind="stable")
+        _, first = np.unique(stretch[order], return_index=True)  # the worst of each stretch
+        chosen = order[np.sort(first)][:most]
+        return index[chosen]
+
+
 def relax(
     lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int, *,
-    seeds: Optional[np.ndarray] = None, good_enough: float = 0.0, rounds: int = 60,
+    seeds: Optional[np.ndarray] = None, good_enough: float = 0.0, incumbent: float = np.inf, rounds: int = 60, exact: bool = False,
     progress: Callable[[float, float], None] = lambda value, bound: None,
 ) -> Relaxation:
     """Solves the linear programme over `lengths` (ascending, all with counts > 0), packs of S slots, `depth` sequences.
 
-    seeds: strategies to start from, int [n, any].  Stops at the optimum, or as soon as the full programme's value is at
-    most `good_enough` or cannot be a whole pack above the bound and some rounds have passed.
-
-    Coarse programmes come first: their prices are piecewise linear in the length, between a few lengths (rows) only.  Such
-    prices bound the full programme all the same, and the strategies found are nearly the right ones, for a fraction of the
-    time.  Deep packs, too, are expensive and rarely needed: strategies grow deeper than a mean pack only once shallower
-    ones do not improve any more, while the bound holds for the full depth all the time.
+    seeds: strategies to start from, int [n, any].  Stops at the optimum; as soon as the value is at most `good_enough`, or the
+    bound shows that a packing of `incumbent` packs is optimal; and, some rounds later, once no whole pack is left to gain.
+    Where there are very many lengths, only the coarse programme is solved unless `exact` asks for the full one.
     """
-    S = max_sequence_length
     m = len(lengths)
-    weights = counts.astype(float)
-    pool = Pool(lengths, S)
-    random = np.random.default_rng(0)
-    stride = -(-2 * m // _CANDIDATES)
-    offset = 0
-    bound, best_prices = -1.0, np.zeros(m)
-
-    def price(prices: np.ndarray, reach: int) -> np.ndarray:
-        """Improves the bound with these prices; best packs of at most `reach` sequences that contain given lengths."""
-        nonlocal bound, best_prices, offset
-        tables = PackTables(lengths, prices, S)
-        most = tables.best(depth, np.array([S]))[0][0]
-        if most > 0 and weights @ prices / most > bound:
-            bound, best_prices = float(weights @ prices / most), prices / most
-        with_lengths = lengths
-        if m > _CANDIDATES:  # the lengths with the best packs, and others in turn
-            value = prices + tables.best(reach - 1, S - lengths)[0]
-            with_lengths = np.union1d(
-                lengths[np.argsort(-value, kind="stable")[:_CANDIDATES // 2]], lengths[offset % stride::stride])
-            offset += 1
-        return np.hstack([with_lengths[:, None], tables.packs(reach - 1, S - with_lengths)])
-
-    for prices in first_prices(lengths, counts, S, depth):
-        price(prices, 1)
-    reach = min(depth, max(4, int(weights.sum() / bound) + 2))
-    singles = lengths[:, None]
-    pool.add(singles)
-    for prices in first_prices(lengths, counts, S, reach):
-        pool.add(price(prices, reach))
+    programme = Programme(lengths, counts, max_sequence_length, depth)
+    pool, weights = programme.pool, programme.weights
+    if np.ceil(programme.bound - 1e-6) >= incumbent:
+        return Relaxation(incumbent, programme.bound, programme.prices, np.zeros((0, 1), np.int64), np.zeros(0), exact=True)
     if seeds is not None:
         pool.add(seeds)
-
-    levels = [rows for rows in _COARSE_ROWS if 2 * rows < m]
-    levels.append(m if m <= _FULL_ROWS else _FINEST_ROWS)
-    for rows in levels:
-        full = rows == m
-        hats = None if full else _hats(lengths, np.unique(np.linspace(0, m - 1, rows).round().astype(np.int64)))
-        if full and len(levels) > 1:
-            # Prices that are all but right leave a choice of strategies; noise takes from all over it.
-            pool.keep(pool.worth(best_prices, pool.strategies) > 1 - 1e-3)
-            pool.add(singles)
-            for _ in range(8):
-                pool.add(price(best_prices * (1 + 1e-6 * random.random(m)), reach))
-        for round_ in range(rounds):
-            slots = pool.matrix(pool.strategies)
-            if full:
-                master = _solve_master(slots, weights)
-            else:
-                master = _solve_master(hats @ slots, hats @ weights)
-                master = master._replace(prices=hats.T @ master.prices)
-            progress(master.value, bound)
-            used = master.packs > 0
-            strategies, packs = pool.strategies[used], master.packs[used]
-            if master.value - bound <= (_TOLERANCE if full else 1e-5) * master.value:
-                break
-            if full and (master.value <= good_enough or round_ >= 8 and master.value <= np.ceil(bound - 1e-6)):
-                break
-            if len(pool.strategies) > 3 * m:  # forget what the prices like least
-                worth = pool.worth(master.prices, pool.strategies)
-                pool.keep(used | (worth >= np.partition(worth, -3 * m)[-3 * m]))
-            added = 0
-            for smoothing in (0.8, 0.4, 0.0):
-                candidates = price(smoothing * best_prices + (1 - smoothing) * master.prices, reach)
-                added += pool.add(candidates[pool.worth(master.prices, candidates) > 1 + _TOLERANCE])
-                if added:
-                    break
-            if not added and reach < depth:
-                reach = min(depth, 2 * reach)
-                candidates = price(master.prices, reach)
-                added = pool.add(candidates[pool.worth(master.prices, candidates) > 1 + _TOLERANCE])
-            if not added:
-                break
-    return Relaxation(master.value, bound, best_prices, strategies, packs)
+    if m > _FULL_ROWS and not exact:
+        return programme.solve_coarse(progress=progress)
+    for rows in _COARSE_ROWS:
+        if 2 * rows < m:
+            programme.solve_on(np.unique(np.linspace(0, m - 1, rows).round().astype(np.int64)), progress)
+    if m > 2 * _COARSE_ROWS[0]:
+        # Prices that are all but right leave a choice of strategies; noise takes from all over it.
+        random = np.random.default_rng(0)
+        pool.keep(pool.worth(programme.prices, pool.strategies) > 1 - 1e-3)
+        pool.add(lengths[:, None])
+        for _ in range(8):
+            pool.add(programme._price(programme.prices * (1 + 1e-6 * random.random(m)), programme.reach))
+    for round_ in range(rounds):
+        master = _solve_master(pool.matrix(pool.strategies), weights)
+        progress(master.value, programme.bound)
+        used = master.packs > 0
+        result = pool.strategies[used], master.packs[used]
+        if master.value - programme.bound <= _TOLERANCE * master.value or master.value <= good_enough:
+            break
+        if np.ceil(programme.bound - 1e-6) >= incumbent:
+            break
+        if round_ >= 8 and master.value <= np.ceil(programme.bound - 1e-6):
+            break
+        programme.forget(master.prices, used, 3 * m)
+        if not programme.improve(master.prices):
+            break
+    return Relaxation(master.value, programme.bound, programme.prices, *result, exact=True)

@@ -53,6 +53,61 @@ def fill(strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray) -> Tup
     return packs_made, left
 
 
+def follow(
+    strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray, prices: np.ndarray, least: float,
+) -> Tuple[Packs, np.ndarray]:
+    """Makes packs after the model of strategies that fit the sequences as a whole, not length by length.
+
+    Each slot but the last takes the sequences nearest to it, by rank, short ones in one slot with long ones in the next; the
+    last takes what brings the pack to the total of its model.  Only packs worth `least` are made; prices [S + 1] by length.
+    Returns them and the counts of what is left.
+    """
+    S = len(counts) - 1
+    left = counts.copy()
+    packs: Packs = []
+    for index in np.argsort(-repeats, kind="stable").tolist():
+        slots = strategies[index][strategies[index] > 0].tolist()
+        wanted = min(int(repeats[index]), int(left.sum()) // len(slots))
+        if not wanted:
+            continue
+        runs: List[List[Tuple[int, int]]] = []
+        for position, length in enumerate(slots[:-1]):
+            run = _nearest(left, length, wanted)
+            for near, count in run:
+                left[near] -= count
+            runs.append(run[::-1] if position % 2 else run)
+        for held, count in _merge(runs, wanted) if runs else [((), wanted)]:
+            room = S - sum(held)
+            worth = prices[list(held)].sum()
+            while count:
+                fitting = np.flatnonzero(left[:max(0, min(room, sum(slots) - sum(held))) + 1])
+                if not len(fitting) or worth + prices[fitting[-1]] < least:
+                    fitting = np.flatnonzero(left[:max(0, room) + 1])
+                    if not len(fitting) or worth + prices[fitting[-1]] < least:
+                        break
+                last = int(fitting[-1])
+                packed = min(count, int(left[last]))
+                packs.append((held + (last,), packed))
+                left[last] -= packed
+                count -= packed
+            for length in held:
+                left[length] += count
+    return packs, left
+
+
+def _nearest(counts: np.ndarray, length: int, wanted: int) -> List[Tuple[int, int]]:
+    """(length, sequences) of the `wanted` sequences nearest in rank to the middle of those of this length, ascending."""
+    below = np.cumsum(counts)
+    middle = (int(below[length - 1]) + int(below[length])) // 2
+    start = max(0, min(middle - wanted // 2, int(below[-1]) - wanted))
+    first = int(np.searchsorted(below, start, side="right"))
+    last = int(np.searchsorted(below, start + wanted, side="left"))
+    ends = np.clip(below[first:last + 1], None, start + wanted)
+    taken = np.diff(np.concatenate([[start], ends]))
+    near = np.flatnonzero(taken)
+    return list(zip((near + first).tolist(), taken[near].tolist()))
+
+
 def _merge(runs: List[List[Tuple[int, int]]], total: int) -> Packs:
     """Runs of lengths, one list for each slot of `total` equal packs, as packs; a run that ends early leaves its slot empty."""
     if all(len(run) == 1 and run[0][1] == total for run in runs):
@@ -85,9 +140,30 @@ def whole_packs(
     left, made, total = counts, [], 0
     best: Optional[Packs] = None
     best_total = 0
-    pool = relaxation.strategies
+
+    def depth_of(lengths: np.ndarray) -> int:
+        return max(1, min(max_sequences_per_pack, S // int(lengths[0])))
+
+    while not relaxation.exact:
+        lengths = np.flatnonzero(left)
+        prices = np.zeros(S + 1)
+        prices[lengths] = relaxation.prices
+        slack = (target + 0.5 - total - relaxation.bound) / max(1.0, relaxation.bound)
+        packs, left = follow(
+            relaxation.strategies, np.floor(relaxation.packs + 1e-6).astype(np.int64), left, prices, 1 - max(1e-9, 0.2 * slack))
+        made += packs
+        placed = sum(count for _, count in packs)
+        total += placed
+        progress(int(left.sum()))
+        lengths = np.flatnonzero(left)
+        if not len(lengths):
+            return made
+        relaxation = relax(
+            lengths, left[lengths], S, depth_of(lengths), good_enough=target - total, exact=placed < 0.1 * relaxation.bound)
+
     take = np.floor(relaxation.packs + 1e-6).astype(np.int64)
     while True:
+        pool = relaxation.strategies
         packs, left = fill(relaxation.strategies, take, left)
         made = made + packs
         total += sum(count for _, count in packs)
@@ -102,9 +178,7 @@ def whole_packs(
         shorter = np.zeros(S + 1, np.int64)
         shorter[lengths] = lengths
         seeds = np.maximum.accumulate(shorter)[pool]  # the strategies so far, on the lengths that remain
-        relaxation = relax(
-            lengths, left[lengths], S, max(1, min(max_sequences_per_pack, S // int(lengths[0]))), seeds=seeds,
-            good_enough=target - total, rounds=30)
+        relaxation = relax(lengths, left[lengths], S, depth_of(lengths), seeds=seeds, good_enough=target - total, rounds=30, exact=True)
         take = _round(relaxation, left)
 
 
