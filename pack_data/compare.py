@@ -171,6 +171,7 @@ def plot(path: str, case: Case, rows: Sequence[Row]) -> None:
         if quoted:
             axes.plot(*zip(*quoted), "k+", markersize=12, label="Table 1: SPFHP, NNLSHP")
     axes.set_yscale("symlog", linthresh=0.01)  # logarithmic, and yet with a place for no padding at all
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylim(bottom=0)
     axes.set_xticks(range(len(depths)))
     axes.set_xticklabels([depth_text(depth) for depth in depths])

@@ -5,14 +5,17 @@ Each file is counted apart, in parallel, and the histograms are added, so no fil
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import json
 import lzma
+import multiprocessing
 import os
+import zlib
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import IO, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -23,6 +26,7 @@ _OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _TEXT = (".txt", ".lengths", ".csv")
 _LONGEST = 1 << 24  # a length beyond this is some other number in the wrong place
 _BLOCK = 1 << 20  # lengths held in memory at a time
+_WORTH_PROCESSES = 1 << 25  # bytes
 
 
 class _Part(NamedTuple):
@@ -40,8 +44,9 @@ def count(sources: Sequence[str], max_sequence_length: Optional[int] = None, wor
     reads.  Without max_sequence_length, S is the largest S that a source states, or the longest sequence met.
     """
     parts = [_Part(path, max_sequence_length) for source in sources for path in _files(source)]
-    if workers is None:
-        workers = min(len(parts), os.cpu_count() or 1)
+    if workers is None:  # small files are counted before the first process has started
+        size = sum(os.path.getsize(part.path) for part in parts if os.path.isfile(part.path))
+        workers = min(len(parts), os.cpu_count() or 1) if size > _WORTH_PROCESSES else 1
     counted: List[LengthHistogram] = []
     with progress_bar(len(parts), "counting", shown=None if len(parts) > 1 else False, unit="file") as bar:
         for histogram in _map(parts, workers):
@@ -55,7 +60,8 @@ def _map(parts: List[_Part], workers: int) -> Iterator[LengthHistogram]:
     if workers <= 1:
         yield from map(_count_part, parts)
         return
-    with ProcessPoolExecutor(workers) as pool:
+    methods = multiprocessing.get_all_start_methods()
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")) as pool:
         yield from pool.map(_count_part, parts)
 
 
@@ -97,42 +103,53 @@ def _count_part(part: _Part) -> LengthHistogram:
         with _opened(path) as file:
             is_histogram = file.readline().strip().replace(" ", "") == "length,count"
         if is_histogram:
-            if path.endswith(tuple(_OPENERS)):
+            if path.lower().endswith(tuple(_OPENERS)):
                 raise ValueError(f"{path}: a CSV histogram is read plain; decompress it first")
             histogram = LengthHistogram.from_csv(path, S or _LONGEST)
             return histogram.with_max_sequence_length(S or max(histogram.longest, 1))
         return _count_blocks(path, _lines(path), S)
     if path.endswith(".npy"):
-        lengths = np.load(path, mmap_mode="r", allow_pickle=False).reshape(-1)
+        try:
+            lengths = np.load(path, mmap_mode="r", allow_pickle=False).reshape(-1)
+        except ValueError as error:
+            raise ValueError(f"{path}: not a .npy array of numbers ({error})") from None
         return _count_blocks(path, (lengths[at:at + _BLOCK] for at in range(0, len(lengths), _BLOCK)), S)
     return _count_blocks(path, _formats(path), S)
 
 
-def _opened(path: str):
-    for suffix, opener in _OPENERS.items():
-        if path.endswith(suffix):
-            return opener(path, "rt", encoding="utf-8")
-    return open(path, encoding="utf-8")
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[IO[str]]:
+    """A text file, decompressed by its suffix; whatever is wrong with its bytes is a ValueError that names it."""
+    opener = next((opener for suffix, opener in _OPENERS.items() if path.lower().endswith(suffix)), open)
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            yield file
+    except (UnicodeDecodeError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the file system's; those of gzip and bz2 have no number
+            raise
+        raise ValueError(f"{path}: cannot be read as text ({error})") from None
 
 
 def _lines(path: str) -> Iterator[np.ndarray]:
     """The lengths of a text file, one in each line; empty lines do not count."""
     at = 0
     with _opened(path) as file:
-        try:
-            for lines in iter(lambda: list(islice(file, _BLOCK)), []):
-                try:
-                    yield np.array([int(line) for line in lines if line.strip()], np.int64)
-                except (ValueError, OverflowError):
-                    for number, line in enumerate(lines, start=at + 1):
-                        if line.strip() and not line.strip().isdigit():
-                            raise ValueError(
-                                f"{path} line {number}: {line.strip()[:60]!r} is not a whole number; give one length in each "
-                                "line, or a histogram that starts with the line 'length,count'") from None
-                    raise ValueError(f"{path}: a length that no sequence has, near line {at + len(lines)}") from None
-                at += len(lines)
-        except (UnicodeDecodeError, EOFError, lzma.LZMAError) as error:
-            raise ValueError(f"{path}: cannot be read as text ({error})") from None
+        for lines in iter(lambda: list(islice(file, _BLOCK)), []):
+            try:
+                yield np.array([int(line) for line in lines if line.strip()], np.int64)
+            except (ValueError, OverflowError):
+                number, line = next((number, line) for number, line in enumerate(lines, start=at + 1) if not _is_length(line))
+                raise ValueError(
+                    f"{path} line {number}: {line.strip()[:60]!r} is not a length; give one whole number in each line, or a "
+                    "histogram that starts with the line 'length,count'") from None
+            at += len(lines)
+
+
+def _is_length(line: str) -> bool:
+    try:
+        return not line.strip() or abs(int(line)) <= _LONGEST
+    except ValueError:
+        return False
 
 
 def _formats(path: str) -> Iterator[np.ndarray]:
@@ -272,7 +289,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--max-sequence-length", type=positive_int, metavar="S",
         help="slots in a pack; else what a source states, or the longest sequence")
-    parser.add_argument("--workers", type=positive_int, metavar="N", help="processes; default: one for each file and core")
+    parser.add_argument("--workers", type=positive_int, metavar="N", help="processes; default: one for each file and core, if there is much to read")
     parser.add_argument("--out", metavar="CSV", help="write the histogram as 'length,count'")
     parser.add_argument("--plot", metavar="FILE", help="draw it (Figure 1 of the paper) as .png, .pdf or .svg")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the summary")

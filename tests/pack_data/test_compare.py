@@ -1,0 +1,151 @@
+"""Comparing packers: the rows account for themselves, and the commands print what a user needs."""
+import csv
+import io
+import json
+
+import pytest
+
+from pack_data import compare as command
+from pack_data.command import parse_depth, run_main
+from pack_data.compare import ALGORITHMS, Case, compare, plan, plot, table, write_csv
+from pack_data.histogram import LengthHistogram
+from pack_data.packers import get_packer
+from tests.pack_data_strategies import SPECIAL
+
+
+@pytest.fixture(scope="module")
+def case():
+    # SQuAD in units of 8 tokens
+    whole = LengthHistogram.published("squad_1_1_384")
+    lengths = [-(-length // 8) for length in whole.lengths.tolist()]
+    counts = [0] * 49
+    for length, number in zip(lengths, whole.counts[whole.lengths].tolist()):
+        counts[length] += number
+    return Case(LengthHistogram(counts, "squad_48"), (2, 3, None))
+
+
+@pytest.fixture(scope="module")
+def rows(case):
+    return compare(case)
+
+
+def test_every_packer_at_every_depth_it_knows():
+    jobs = plan(ALGORITHMS, (2, 4, None))
+    assert len(jobs) == len(set(jobs))
+    assert {("none", 1), ("sort", 1), ("greedy", None), ("nnlshp", 2), ("spfhp", 4), ("optimal", None)} <= set(jobs)
+    assert ("nnlshp", 4) not in jobs and ("nnlshp", None) not in jobs
+    assert plan(["spfhp"], (3,)) == [("optimal", 3), ("spfhp", 3)]  # the bound comes from optimal
+
+
+def test_rows_are_the_packings(case, rows):
+    S, sequences, tokens = 48, case.histogram.sequences, case.histogram.tokens
+    checked = 0
+    for row in rows:
+        assert row.padding_tokens == row.slots - tokens
+        assert row.speedup == pytest.approx(S * sequences / row.slots)
+        assert row.efficiency == pytest.approx(tokens / row.slots)
+        if row.algorithm == "sort":
+            continue
+        packing = get_packer(row.algorithm)(case.histogram, max_sequences_per_pack=row.max_sequences_per_pack)
+        assert (row.packs, row.strategies, row.largest_depth) == (packing.packs, len(packing.strategies), packing.largest_depth)
+        checked += 1
+    assert checked == len(rows) - 1 == 1 + 1 + 3 * 5 + 2  # NONE, GREEDY, five packers at three depths, NNLSHP at two
+
+
+def test_all_packers_of_a_depth_share_the_proven_bound(rows):
+    for depth in (2, 3, None):
+        members = [row for row in rows if row.max_sequences_per_pack == depth and row.algorithm != "none"]
+        assert len({row.lower_bound for row in members}) == 1
+        assert all(row.gap == row.packs - row.lower_bound >= 0 for row in members)
+    assert next(row for row in rows if row.algorithm == "sort").gap is None
+
+
+def test_the_bound_comes_along_when_optimal_is_not_asked_for(case):
+    only = compare(Case(case.histogram, (3,)), ["spfhp"])
+    assert [row.algorithm for row in only] == ["spfhp"]
+    assert only[0].gap > 0
+
+
+def test_memory_is_measured_apart(case):
+    apart = compare(Case(case.histogram, (3,)), ["spfhp", "optimal"], isolated=True)
+    together = compare(Case(case.histogram, (3,)), ["spfhp", "optimal"])
+    assert [row.packs for row in apart] == [row.packs for row in together]
+    assert all(row.peak_memory is None or 0 <= row.peak_memory < 2**30 for row in apart)
+
+
+def test_a_mistake_in_another_process_is_told_here(case, monkeypatch):
+    monkeypatch.setattr(command, "packs_at_depth", lambda name, depth: True)
+    with pytest.raises(ValueError, match="nnlshp packs at most 3 sequences together, not 5"):
+        compare(Case(case.histogram, (5,)), ["nnlshp"], isolated=True)
+
+
+def test_the_table_marks_the_best(case, rows):
+    lines = table(case, rows).splitlines()
+    marked = [line for line in lines if line.startswith(" * ")]
+    assert any("OPTIMAL" in line for line in marked) and not any("NNLSHP" in line for line in marked)
+    assert any(line.startswith("depth 3: no packing has fewer than") for line in lines)
+    for special in SPECIAL.values():
+        small = Case(special, (3,))
+        assert "OPTIMAL" in table(small, compare(small))
+
+
+def test_the_paper_stands_beside_wikipedia(case, rows):
+    assert "paper" not in table(case, rows)
+    named = Case(LengthHistogram(case.histogram.counts, "wikipedia_512"), case.depths)
+    line = next(line for line in table(named, rows).splitlines() if "NNLSHP" in line and line.endswith("1.913"))
+    assert "99.7  2.00" in line
+
+
+def test_csv(tmp_path, case, rows):
+    write_csv(str(tmp_path / "rows.csv"), [(case, rows)])
+    read = list(csv.DictReader(io.StringIO((tmp_path / "rows.csv").read_text())))
+    assert [(row["algorithm"], int(row["packs"])) for row in read] == [(row.algorithm, row.packs) for row in rows]
+    assert {row["histogram"] for row in read} == {"squad_48"}
+
+
+def test_plot(tmp_path, case, rows):
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    for name in ("squad_48", "wikipedia_512"):  # with the paper's points
+        plot(str(tmp_path / "figure.svg"), Case(LengthHistogram(case.histogram.counts, name), case.depths), rows)
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
+
+
+# ---- the commands ----------------------------------------------------------------------------------------------------
+
+
+def run(module, *arguments):
+    return run_main(module.main, list(arguments))
+
+
+def test_compare_command(capsys, tmp_path, monkeypatch, case):
+    case.histogram.to_csv(tmp_path / "h.csv")
+    options = ["--histogram", str(tmp_path / "h.csv"), "--max-sequence-length", "48", "--depths", "2,unlimited"]
+    assert run(command, *options, "--packers", "none,spfhp,optimal") == 0
+    assert "depth unlimited: no packing has fewer than" in capsys.readouterr().out
+    assert run(command, *options, "--packers", "lpfhp", "--json", "--csv", str(tmp_path / "rows.csv")) == 0
+    report, = json.loads(capsys.readouterr().out)
+    assert [row["max_sequences_per_pack"] for row in report["rows"]] == [2, None]
+    assert (report["histogram"], report["sequences"]) == ("h", case.histogram.sequences)
+    assert (tmp_path / "rows.csv").exists()
+    monkeypatch.setattr(command, "_CAPPED", (("uniform:max=20,n=500", 3), ("squad_1_1_384", 3)))
+    assert run(command, "--capped", "--packers", "spfhp") == 0
+    out = capsys.readouterr().out
+    assert "uniform:max=20,n=500" in out and "40,711" in out
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--depths", "2,zero"], "'zero' is no packing depth: give a number of at least 1, or 'unlimited'"),
+    (["--packers", "spfhp,best"], "no packer is called 'best'"),
+    (["--capped", "--depths", "3"], "--capped brings its own data"),
+    (["--histogram", "nowhere"], "neither a file nor a shipped name; shipped are wikipedia_512, squad_1_1_384"),
+])
+def test_mistakes_are_one_line(capsys, arguments, words):
+    assert run(command, *arguments) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_depths():
+    assert parse_depth("unlimited") is None
+    assert parse_depth("3") == 3

@@ -1,0 +1,135 @@
+"""Length histograms: totals, merging, and the way in from lengths, CSV and JSON."""
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pack_data.histogram import PUBLISHED, LengthHistogram, merge
+from tests.pack_data_strategies import histograms, lengths_of
+
+
+@given(lengths=st.lists(st.integers(1, 30), max_size=80))
+def test_totals_are_those_of_the_lengths(lengths):
+    histogram = LengthHistogram.from_lengths(lengths, 30)
+    assert lengths_of(histogram).tolist() == sorted(lengths)
+    assert histogram.max_sequence_length == 30
+    assert histogram.sequences == len(lengths)
+    assert histogram.tokens == sum(lengths)
+    assert histogram.lengths.tolist() == sorted(set(lengths))
+    assert histogram.longest == max(lengths, default=0)
+    assert histogram.shortest == min(lengths, default=0)
+    if lengths:
+        assert histogram.mean_length == pytest.approx(np.mean(lengths))
+        assert histogram.median_length == sorted(lengths)[(len(lengths) - 1) // 2]
+        assert histogram.theoretical_speedup == pytest.approx(30 / np.mean(lengths))
+        assert histogram.padding_share == pytest.approx(1 - np.mean(lengths) / 30)
+
+
+# Figures of the paper and of the source of the histograms.
+@pytest.mark.parametrize("name, S, sequences, tokens, shortest, median, padding, speedup", [
+    ("wikipedia_512", 512, 16_279_552, 4_164_796_173, 5, 204, 0.5003, 2.001),
+    ("squad_1_1_384", 384, 88_641, 15_249_479, 36, 159, 0.552, 2.232)])
+def test_published(name, S, sequences, tokens, shortest, median, padding, speedup):
+    histogram = LengthHistogram.published(name)
+    assert (histogram.max_sequence_length, histogram.sequences, histogram.tokens) == (S, sequences, tokens)
+    assert (histogram.shortest, histogram.median_length) == (shortest, median)
+    assert histogram.padding_share == pytest.approx(padding, abs=1e-4)
+    assert histogram.theoretical_speedup == pytest.approx(speedup, abs=5e-4)
+    assert name in PUBLISHED
+
+
+def test_counts_cannot_be_changed_from_outside():
+    counts = np.array([0, 1, 2])
+    histogram = LengthHistogram(counts)
+    counts[1] = 7
+    assert histogram.counts.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError):
+        histogram.counts[1] = 7
+
+
+@given(first=histograms(), second=histograms())
+def test_merging_counts_both(first, second):
+    S = max(first.max_sequence_length, second.max_sequence_length)
+    first, second = first.with_max_sequence_length(S), second.with_max_sequence_length(S)
+    both = first + second
+    assert both == second + first == merge([first, second])
+    assert both == LengthHistogram.from_lengths(np.concatenate([lengths_of(first), lengths_of(second)]), S)
+
+
+def test_merging_keeps_names_and_refuses_other_lengths():
+    assert (LengthHistogram.from_lengths([1], 4, "a") + LengthHistogram.from_lengths([2], 4, "b")).name == "a + b"
+    with pytest.raises(ValueError, match="max_sequence_length 4 and 5 do not add up"):
+        LengthHistogram.from_lengths([1], 4) + LengthHistogram.from_lengths([1], 5)
+
+
+@given(histogram=histograms())
+def test_csv_and_json_round_trips(histogram, tmp_path_factory):
+    path = tmp_path_factory.mktemp("csv") / "h.csv"
+    histogram.to_csv(path)
+    assert LengthHistogram.from_csv(path, histogram.max_sequence_length) == histogram
+    assert LengthHistogram.from_json(json.loads(json.dumps(histogram.to_json()))) == histogram
+
+
+def test_csv_in_any_order_with_spaces_and_windows_ends(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_bytes(b"\xef\xbb\xbflength, count\r\n7, 2\r\n\r\n3,0\r\n 1 ,5\r\n")
+    histogram = LengthHistogram.from_csv(path, 7)
+    assert lengths_of(histogram).tolist() == [1] * 5 + [7] * 2
+    assert histogram.name == "mine"
+
+
+@pytest.mark.parametrize("text, words", [
+    ("", "the first line is ''; a histogram starts with the line 'length,count'"),
+    ("1,2\n", "the first line is '1,2'"),
+    ("length,count\n1\n", "line 2: '1' is not two whole numbers"),
+    ("length,count\n1,2,3\n", "line 2: '1,2,3' is not two whole numbers"),
+    ("length,count\n1,x\n", "line 2: '1,x' is not two whole numbers"),
+    ("length,count\n1,2\n11,1\n", "line 3: length 11; lengths go from 1 to max_sequence_length = 10"),
+    ("length,count\n0,2\n", "line 2: length 0; lengths go from 1"),
+    ("length,count\n4,2\n4,2\n", "line 3: length 4 stands there twice"),
+    ("length,count\n4,-2\n", "line 2: count -2"),
+    ("length,count\n4,99999999999999999999\n", "line 2: count 99999999999999999999"),
+])
+def test_bad_csv_is_told_with_its_line(tmp_path, text, words):
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        LengthHistogram.from_csv(path, 10)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_bytes(bytes(range(256)))
+    with pytest.raises(ValueError, match="not a text table"):
+        LengthHistogram.from_csv(path, 10)
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: LengthHistogram.from_lengths([3, 0], 5), "sequence 1 has length 0"),
+    (lambda: LengthHistogram.from_lengths([3, 6], 5, "mine"), "mine: sequence 1 has length 6; lengths go from 1 to max_sequence_length = 5"),
+    (lambda: LengthHistogram.from_lengths([3.5], 5), "lengths are whole numbers of tokens"),
+    (lambda: LengthHistogram.from_lengths([], 0), "max_sequence_length = 0; a pack has at least one slot"),
+    (lambda: LengthHistogram(np.array([1, 1])), "1 sequences have length 0"),
+    (lambda: LengthHistogram(np.array([0, -1])), "length 1 occurs -1 times"),
+    (lambda: LengthHistogram(np.array([0.0, 1.0])), "needs whole numbers"),
+    (lambda: LengthHistogram(np.array([0])), "needs whole numbers for the lengths 0 to S"),
+    (lambda: LengthHistogram.published("wikipedia_128"), "no published histogram is called 'wikipedia_128'; there are wikipedia_512"),
+    (lambda: LengthHistogram.from_lengths([9], 9).with_max_sequence_length(8), "the longest sequence has 9 tokens"),
+    (lambda: LengthHistogram.from_json({"lengths": [1]}), "no histogram: expected max_sequence_length, lengths and counts"),
+])
+def test_what_is_refused(make, words):
+    with pytest.raises(ValueError) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+def test_equality_is_about_counts():
+    first = LengthHistogram.from_lengths([1, 2], 4, "a")
+    assert first == LengthHistogram.from_lengths([2, 1], 4, "b")
+    assert hash(first) == hash(LengthHistogram.from_lengths([2, 1], 4, "b"))
+    assert first != LengthHistogram.from_lengths([1, 2], 5, "a")
+    assert first != "a"

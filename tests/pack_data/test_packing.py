@@ -1,0 +1,137 @@
+"""Packing: accounting worked by hand, the rules it checks, and the recipe file."""
+import json
+
+import pytest
+from hypothesis import given
+
+from pack_data import spfhp
+from pack_data.histogram import LengthHistogram
+from pack_data.packers import get_packer
+from pack_data.packing import Packing
+from tests.pack_data_strategies import depths, histograms
+
+
+@pytest.fixture
+def packing():
+    # S = 10: two packs of 6+3+1, one of 6, one of 5+5: 8 sequences... 2*3 + 1 + 2 = 9; tokens 2*10 + 6 + 10 = 36 of 40 slots.
+    return Packing("hand", 10, 3, ((6, 3, 1), (6,), (5, 5)), (2, 1, 1), solve_seconds=1.5, lower_bound=4, lp_bound=3.6)
+
+
+def test_accounting_by_hand(packing):
+    assert packing.packs == 4
+    assert packing.sequences == 2 * 3 + 1 + 2 == 9
+    assert packing.tokens == 2 * 10 + 6 + 10 == 36
+    assert packing.slots == 40
+    assert packing.padding_tokens == 4
+    assert packing.efficiency == 0.9
+    assert packing.packing_factor == 9 / 4
+    assert packing.theoretical_speedup == 10 * 9 / 36
+    assert packing.largest_depth == 3
+    assert packing.gap == 0
+    assert packing.placed().tolist() == [0, 2, 0, 2, 0, 2, 3, 0, 0, 0, 0]
+
+
+def test_nothing_packed():
+    packing = Packing("hand", 10, None, (), ())
+    assert (packing.packs, packing.sequences, packing.tokens, packing.largest_depth) == (0, 0, 0, 0)
+    assert (packing.efficiency, packing.packing_factor, packing.theoretical_speedup) == (1.0, 1.0, 1.0)
+    packing.check(LengthHistogram.from_lengths([], 10))
+    assert "packs" in packing.table()
+
+
+def test_normal_form():
+    histogram = LengthHistogram.from_lengths([3, 1, 1, 3, 4], 4)
+    packing = Packing.of("hand", histogram, 2, [((1, 3), 1), ((4,), 1), ((3, 1), 1), ((), 5), ((2,), 0)])
+    assert packing.strategies == ((4,), (3, 1))
+    assert packing.repeats == (1, 2)
+    packing.check(histogram)
+
+
+def test_how_long_it_took_is_no_part_of_it():
+    histogram = LengthHistogram.from_lengths([3], 4)
+    assert Packing.of("x", histogram, 1, [((3,), 1)], solve_seconds=1.0) == Packing.of("x", histogram, 1, [((3,), 1)])
+
+
+@pytest.mark.parametrize("strategies, repeats, words", [
+    (((6, 5),), (1,), "strategy (6, 5) needs 11 slots, a pack has 10"),
+    (((3, 3, 3, 1),), (1,), "strategy (3, 3, 3, 1) has 4 sequences, the limit is 3"),
+    (((3,),), (0,), "strategy (3,) is repeated 0 times"),
+    (((3, 4),), (1,), "strategy (3, 4); lengths are at least 1, longest first"),
+    (((3, 0),), (1,), "lengths are at least 1"),
+    (((),), (1,), "strategy (); lengths are at least 1"),
+    (((3,), (3,)), (1, 1), "strategy (3,) follows (3,); each once, descending"),
+    (((3,), (4,)), (1, 1), "strategy (4,) follows (3,)"),
+    (((3,),), (1, 1), "1 strategies, 2 repeats"),
+    (((3,),), (2,), "places 2 sequences of length 3, the histogram has 1"),
+    (((4,),), (1,), "places 0 sequences of length 3, the histogram has 1"),
+])
+def test_check_finds_what_is_wrong(strategies, repeats, words):
+    with pytest.raises(ValueError) as caught:
+        Packing("hand", 10, 3, strategies, repeats).check(LengthHistogram.from_lengths([3], 10))
+    assert words in str(caught.value)
+
+
+def test_check_wants_the_same_pack_length(packing):
+    with pytest.raises(ValueError, match="packs of 10 slots, the histogram is for 12"):
+        packing.check(LengthHistogram.from_lengths([3], 12))
+
+
+@given(histogram=histograms(), depth=depths())
+def test_a_saved_recipe_comes_back(histogram, depth, tmp_path_factory):
+    path = tmp_path_factory.mktemp("recipe") / "recipe.json"
+    packing = spfhp.pack(histogram, max_sequences_per_pack=depth)
+    packing.save(path)
+    assert Packing.load(path) == packing
+    assert Packing.load(path).solve_seconds == packing.solve_seconds
+    assert [entry.name for entry in path.parent.iterdir()] == ["recipe.json"]  # nothing temporary is left
+
+
+def test_a_certificate_travels_with_the_recipe(tmp_path):
+    histogram = LengthHistogram.from_lengths([3, 4, 5, 5, 7, 9], 10)
+    packing = get_packer("optimal")(histogram, max_sequences_per_pack=3)
+    packing.save(tmp_path / "recipe.json")
+    again = Packing.load(tmp_path / "recipe.json")
+    assert again == packing
+    assert again.certificate == packing.certificate is not None
+
+
+def test_saving_fails_whole(tmp_path, packing, monkeypatch):
+    packing.save(tmp_path / "recipe.json")
+    before = (tmp_path / "recipe.json").read_bytes()
+    monkeypatch.setattr(json, "dump", lambda *args, **options: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        packing.save(tmp_path / "recipe.json")
+    assert (tmp_path / "recipe.json").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("damage, words", [
+    (lambda recipe: recipe.pop("repeats"), "damaged recipe"),
+    (lambda recipe: recipe["repeats"].__setitem__(0, 3), "accounting does not fit"),
+    (lambda recipe: recipe["strategies"].__setitem__(0, [9, 9]), "needs 18 slots"),
+    (lambda recipe: recipe.update(format="something else"), "not a recipe of the format"),
+    (lambda recipe: recipe["accounting"].pop("tokens"), "accounting does not fit"),
+])
+def test_a_damaged_recipe_is_refused(tmp_path, packing, damage, words):
+    path = tmp_path / "recipe.json"
+    packing.save(path)
+    recipe = json.loads(path.read_text())
+    damage(recipe)
+    path.write_text(json.dumps(recipe))
+    with pytest.raises(ValueError) as caught:
+        Packing.load(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_recipe_that_is_no_json(tmp_path):
+    (tmp_path / "recipe.json").write_text("{")
+    with pytest.raises(ValueError, match="not a JSON file"):
+        Packing.load(tmp_path / "recipe.json")
+
+
+def test_the_table_says_what_matters(packing):
+    table = packing.table("my data")
+    for text in ("HAND", "my data", "at most 3 sequences", "90.000%", "2.250", "proven optimal", "1.50 s"):
+        assert text in table
+    assert "2 packs above it" in Packing("x", 10, 1, ((5,), ), (4,), lower_bound=2).table()
