@@ -58,13 +58,14 @@ def find_device(config: Config) -> Optional[Device]:
     if poptorch.ipuHardwareIsAvailable(config.ipus):
         return Device("ipu", f"IPU hardware: {_ipus(config)}")
     if config.engine.kind == "auto":
-        return Device("ipu_model", f"Poplar IPU Model: {_ipus(config)} are not attached")
+        return Device("ipu_model", f"Poplar IPU Model, for want of {_ipus(config)}")
     return None
 
 
 def _ipus(config: Config) -> str:
     placement = config.placement
-    return f"{config.ipus} IPUs ({placement.replicas} x {placement.ipus_per_replica})"
+    plural = "" if config.ipus == 1 else "s"
+    return f"{config.ipus} IPU{plural} ({placement.replicas} x {placement.ipus_per_replica})"
 
 
 class Instance(NamedTuple):
@@ -157,8 +158,35 @@ class Program(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, *fields) -> Tuple[torch.Tensor, ...]:
-        output = self.network(*fields)
+    def forward(
+        self,
+        input_ids_BS,
+        input_mask_BS,
+        segment_ids_BS,
+        positions_BS,
+        masked_lm_positions_BP,
+        masked_lm_ids_BP,
+        masked_lm_weights_BP,
+        next_sentence_positions_BD,
+        next_sentence_labels_BD,
+        next_sentence_weights_BD,
+        mlm_scale_B,
+        nsp_scale_B,
+    ) -> Tuple[torch.Tensor, ...]:
+        output = self.network(
+            input_ids_BS,
+            input_mask_BS,
+            segment_ids_BS,
+            positions_BS,
+            masked_lm_positions_BP,
+            masked_lm_ids_BP,
+            masked_lm_weights_BP,
+            next_sentence_positions_BD,
+            next_sentence_labels_BD,
+            next_sentence_weights_BD,
+            mlm_scale_B,
+            nsp_scale_B,
+        )
         # The loss is a sum of two, so it must be named; it is a scalar already.
         loss = poptorch.identity_loss(output.loss, reduction="none")
         return loss, output.mlm_loss, output.nsp_loss, output.mlm_correct, output.nsp_correct
@@ -205,7 +233,10 @@ def common_options(config: Config, device: Device, instance: Instance, *, name: 
         options.useIpuModel(True)
     elif engine.executable_cache is not None:
         options.enableExecutableCaching(engine.executable_cache)
+    if device.kind == "ipu":
+        options._Popart.setEngineOptions({"opt.useAutoloader": "true", "target.syncReplicasIndependently": "true"})
     if engine.profile_directory is not None:
+        # After the engine options: these are set as a whole, and profiling adds its own to them.
         options.enableProfiling(engine.profile_directory)
     return options
 
@@ -242,7 +273,6 @@ def _tune_backend(options: "poptorch.Options") -> None:
     options._Popart.set("scheduleNonWeightUpdateGradientConsumersEarly", True)
     # One gradient accumulator for the table that both the embedding and the vocabulary projection use.
     options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True, "UpdateInplacePrioritiesForIpu": True})
-    options._Popart.setEngineOptions({"opt.useAutoloader": "true", "target.syncReplicasIndependently": "true"})
 
 
 def evaluation_options(config: Config, device: Device, instance: Instance, *, iterations: int) -> "poptorch.Options":
@@ -366,7 +396,7 @@ class IpuEngine(Engine):
         check(config, schema, packing_factor=packing_factor)
         device = find_device(config)
         if device is None:
-            raise ValueError(f"no IPU: {_ipus(config)} are not attached; see gc-info -l, or use --engine host")
+            raise ValueError(f"no device for {_ipus(config)}; see gc-info -l for what is attached, or use --engine host")
         self.config = config
         self.device = device
         self.instance = find_instance(config)
@@ -431,7 +461,9 @@ class IpuEngine(Engine):
         iterations = self._iterations(batch)
         tensors = self._tensors(batch, iterations)
         if self._training.isCompiled() and self._training.isAttachedToDevice():
-            # Both programs want the same IPUs. Detaching copies weights and optimiser state to the host.
+            # Both programs want the same IPUs, and the same weights: the host has them in between. Detaching saves the
+            # optimiser's state too; the next step attaches again and restores it.
+            self._training.copyWeightsToHost()
             self._training.detachFromDevice()
         self._program.eval()
         try:
@@ -526,15 +558,17 @@ class IpuEngine(Engine):
         parameters = {name: tensor.detach().to(torch.float32, copy=True) for name, tensor in self._network.named_parameters()}
         state = {"model": parameters}
         if not running:
-            zeros = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
-            state["optimizer"] = self._waiting or {
-                "step": 0,
-                "exp_avg": zeros,
-                "exp_avg_sq": {name: tensor.clone() for name, tensor in zeros.items()},
+            held = self._waiting or {"exp_avg": {}, "exp_avg_sq": {}}
+            state["optimizer"] = {
+                "step": self._updates,
+                **{
+                    moment: {name: held[moment].get(name, torch.zeros_like(p)).clone() for name, p in parameters.items()}
+                    for moment in ("exp_avg", "exp_avg_sq")
+                },
             }
             return state
         state["optimizer"] = {"step": self._updates, **moments(self._optimizer.state_dict()["ipu_state"], parameters)}
-        state["ipu_random"] = torch.tensor(self._training.rng_state, dtype=torch.int64)
+        state["ipu_random"] = torch.from_numpy(np.array(self._training.rng_state, dtype=np.uint64).view(np.int64))
         return state
 
     def load_state(self, state: Dict[str, Any]) -> None:
@@ -546,7 +580,7 @@ class IpuEngine(Engine):
                 parameter.copy_(state["model"][name])
         self._updates = int(state["optimizer"]["step"])
         self._waiting = state["optimizer"]
-        self._waiting_rng = state["ipu_random"].tolist() if "ipu_random" in state else None
+        self._waiting_rng = state["ipu_random"].numpy().view(np.uint64).tolist() if "ipu_random" in state else None
         if self._training.isCompiled() and not self.device.offline:
             if self._training.isAttachedToDevice():
                 self._training.copyWeightsToDevice()

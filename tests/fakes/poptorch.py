@@ -295,6 +295,8 @@ class Options(_Settings):
         return self._set(cycles=_of(bool, log_cycle_count, "log_cycle_count"))
 
     def enableProfiling(self, profile_dir=None):
+        self._popart.setEngineOptions({**self._popart._values.get("engineOptions", {}), "autoReport.all": "true",
+                                       "autoReport.directory": profile_dir or "."})
         return self._set(profile_dir=profile_dir)
 
     def enableExecutableCaching(self, path):

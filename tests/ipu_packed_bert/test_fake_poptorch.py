@@ -47,7 +47,9 @@ def compare_class(kind, entry):
         if isinstance(value, property):
             assert name in properties or name.startswith("_"), name
         elif inspect.isfunction(value) or isinstance(value, staticmethod):
-            if name.startswith("_") and name not in methods:
+            function = value.__func__ if isinstance(value, staticmethod) else value
+            # torch puts a profiled `step` into the classes of optimisers.
+            if (name.startswith("_") and name not in methods) or not function.__module__.startswith("tests.fakes"):
                 continue
             assert name in methods, "{} is no method of {}".format(name, kind.__name__)
             static = isinstance(value, staticmethod)

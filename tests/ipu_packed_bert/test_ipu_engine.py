@@ -3,6 +3,7 @@
 Tests marked `ipu`, at the end, run on what the stand-in stands for.
 """
 import dataclasses
+import json
 import pickle
 
 import numpy as np
@@ -396,7 +397,9 @@ def test_options_say_what_the_configuration_says(sdk):
     assert options.Precision._values == {"stochastic_rounding": True, "partials": torch.float16}
     assert options.TensorLocations._values == {"optimizer": {"on_chip": False, "sharding": True}}
     assert options._Popart._values["accumulateOuterFragmentSettings.schedule"] == 3
-    assert options._Popart._values["engineOptions"]["target.syncReplicasIndependently"] == "true"
+    # Engine options are set as a whole: those of profiling and the others must both be there.
+    assert set(options._Popart._values["engineOptions"]) == {
+        "opt.useAutoloader", "target.syncReplicasIndependently", "autoReport.all", "autoReport.directory"}
 
     evaluation = ipu.evaluation_options(config, device, ipu.Instance(0, 1, 4, False), iterations=12)
     assert evaluation._values["device_iterations"] == 12 and evaluation.Training._values["accumulation"] == 1
@@ -548,7 +551,7 @@ def test_fewer_ipus_than_asked_for():
     config = make_config(replicas=4, accumulation=2)
     with installed(ipus=2) as sdk:
         assert choose_engine(change(config, engine={"kind": "auto"})).kind == "ipu_model"
-        with pytest.raises(ValueError, match="no IPU"):
+        with pytest.raises(ValueError, match="no device for 4 IPUs"):
             make_engine(sdk, config)
 
 
@@ -672,6 +675,37 @@ def test_the_reader_travels(sdk, tmp_path):
     travelled = pickle.loads(pickle.dumps(reader))
     assert travelled == reader and len(travelled) == batches.updates_per_epoch
     assert np.array_equal(next(iter(travelled))[0].numpy(), next(batches)["input_ids"])
+
+
+# ---------------------------------------------------------------------------------------------------- the whole command
+
+
+def command(*arguments):
+    import run_pretraining
+
+    return run_pretraining.main(list(arguments))
+
+
+def losses(run):
+    return [json.loads(line)["loss"] for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_run_compiles_once_and_continues_on_the_host(tmp_path, capsys):
+    """12 updates with evaluations and checkpoints: two programs. Saved on IPUs after 6 updates, resumed on the host."""
+    config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
+    settings = ["--set", "engine.kind=auto", "--set", "engine.half_weights=false", "--set", "model.hidden_dropout=0",
+                "--set", "engine.gradient_accumulator_type=float32"]
+    with installed(ipus=1) as sdk:
+        assert command("--config", config, "--out", str(tmp_path / "ipu"), *settings) == 0
+        assert sorted(sdk[1]._machine.compilations) == ["inference", "training"]
+        assert sdk[1]._machine.attached == 0
+        assert "IPU hardware: 1 IPU (1 x 1)" in capsys.readouterr().out
+        assert command("--config", config, "--out", str(tmp_path / "half"), *settings, "--steps", "6",
+                       "--set", "optimizer.warmup_fraction=0") == 0
+    assert command("--config", config, "--out", str(tmp_path / "host"), "--engine", "host", *settings[2:]) == 0
+    assert losses(tmp_path / "ipu") == pytest.approx(losses(tmp_path / "host"), rel=1e-4)
+    assert command("--resume", str(tmp_path / "half"), "--engine", "host", "--steps", "8") == 0
+    assert len(losses(tmp_path / "half")) == 8
 
 
 # ------------------------------------------------------------------------------------- on the SDK itself, where there is one
