@@ -18,13 +18,13 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
 from pack_data.assignment import assign
 from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar, run_main
-from pack_data.corpus import EMBEDDED, Document, content_digest, documents, source_files
+from pack_data.corpus import EMBEDDED, Document, content_digest, documents, file_documents, relative_name, source_files
 from pack_data.examples import ExampleOptions, default_predictions
 from pack_data.formats import parts
 from pack_data.formats.detect import open_source
@@ -36,7 +36,7 @@ from pack_data.runner import DaskRunner, ProcessRunner, SerialRunner, available_
 from pack_data.spill import SpillFormat, Totals
 from pack_data.stages import (ExamplesTask, ShardTask, SortTask, SyntheticTask, examples_name, make_part, make_shard,
                               make_synthetic_part, read_notes, save_array, shard_name, sort_part, sorted_name, write_json)
-from pack_data.store import Manifest, PackStore, StoredFile, commit, stored_file, write_atomically, write_table
+from pack_data.store import Manifest, PackStore, StoredFile, commit, map_table, read_manifest, stored_file, write_atomically, write_table
 from pack_data.wordpiece import load_vocabulary, train_vocabulary
 
 # Characters, and documents at least, that make one part. The second segment of an example comes from the same part.
@@ -76,6 +76,7 @@ class BuildOptions:
     source_format: str = "auto"
     columns: Tuple[str, ...] = ()                    # Parquet, Arrow: the columns of the sequences; none: all integer lists
     skip_bad: int = 0
+    append: bool = False                             # add to the data set in `out`, with the options it was made with
     workers: Optional[int] = None                    # None: one a core
     dask: Optional[str] = None
 
@@ -88,7 +89,7 @@ class BuildOptions:
 
     def deciding(self) -> Dict[str, Any]:
         """The options that decide the bytes, as they go into the manifest; files stand there by content, not by path."""
-        left_out = {"out", "workers", "dask", "corpus", "vocabulary", "recipe", "synthetic" if self.synthetic is None else "",
+        left_out = {"out", "append", "workers", "dask", "corpus", "vocabulary", "recipe", "synthetic" if self.synthetic is None else "",
                     "sequences" if self.synthetic is None else "", "source"}
         if self.source is None:
             left_out |= {"source_format", "columns", "skip_bad"}
@@ -114,6 +115,8 @@ class Built(NamedTuple):
 
 def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> Built:
     """`build`, with what there is to tell about it."""
+    if options.append:
+        options = _with_former_options(options)
     options.example_options()
     if options.recipe is None:
         get_packer(options.packer)
@@ -123,6 +126,21 @@ def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> 
             return _Build(options, work, runner, progress).run()
         finally:
             runner.close()
+
+
+def _with_former_options(options: BuildOptions) -> BuildOptions:
+    """What is appended is made as the rest was: same vocabulary, lengths, masking, packer and depth."""
+    out = Path(options.out)
+    manifest = read_manifest(out)
+    if "options" not in manifest.made_with or "recipe.json" not in [entry.file for entry in manifest.files]:
+        raise ValueError(f"{out}: was not made by pack_data.build, so nothing can be appended; build it anew with --from {out}")
+    made_with = manifest.made_with["options"]
+    algorithm = Packing.load(out / "recipe.json").algorithm
+    kept = {name: made_with[name] for name in (
+        "vocabulary_size", "lower_case", "max_sequence_length", "max_predictions_per_sequence", "max_sequences_per_pack",
+        "duplication_factor", "short_sequence_probability", "masked_lm_probability", "seed", "epoch")}
+    return replace(options, **kept, packer=algorithm if algorithm in PACKERS else made_with["packer"], recipe=None,
+                   vocabulary=out / "vocab.txt" if (out / "vocab.txt").exists() else None)
 
 
 def _runner(options: BuildOptions) -> Any:
@@ -161,6 +179,11 @@ class _Build:
         self.out = Path(options.out)
         self.example_options = options.example_options()
         self.seconds: Dict[str, float] = {}
+        self.former: Optional[Manifest] = read_manifest(self.out) if options.append else None
+        # Parts are numbered on, so that what is appended draws other random numbers.
+        self.first_stream: int = self.former.made_with["parts"] if self.former else 0
+        # Files that the data set holds already, by their names in the corpus.
+        self.known: Set[str] = set()
         self.source: Any = None
         if options.source is not None:
             self.source = open_source(options.source, options.source_format, options.skip_bad, options.columns)
@@ -174,6 +197,8 @@ class _Build:
     def run(self) -> Built:
         with self._timed("examples"):
             sources = self._plan()
+            if not sources:
+                return Built(PackStore.open(self.out), Packing.load(self.out / "recipe.json"), self.seconds)
             vocabulary_size, vocabulary = self._vocabulary()
             parts_schema = self._parts_schema(vocabulary_size)
             notes = self._examples(parts_schema, vocabulary_size)
@@ -184,6 +209,10 @@ class _Build:
         shards = self._shards(parts_schema, schema, notes, packing)
         made_with = {"options": self.options.deciding(), "sources": sources, "parts": len(notes),
                      "documents": sum(note["documents"] for note in notes)}
+        if self.former:
+            before = self.former.made_with
+            made_with = {"options": before["options"], "sources": before["sources"] + sources,
+                         "parts": before["parts"] + len(notes), "documents": before["documents"] + made_with["documents"]}
         if self.source is not None:
             made_with["skipped"] = json.loads((self.work / "examples.json").read_text())["skipped"]
             ids = parts.vocabulary_size(notes)
@@ -191,13 +220,13 @@ class _Build:
                 raise ValueError(f"{self.options.source}: token id {ids - 1} is not in the vocabulary of {vocabulary_size}; give the one it was made with")
             vocabulary_size = vocabulary_size or ids
         with self._timed("commit"):
-            store = self._commit(schema, packing, notes, shards, made_with, vocabulary_size, vocabulary)
-        return Built(store, packing, self.seconds)
+            store, whole = self._commit(schema, packing, notes, shards, made_with, vocabulary_size, vocabulary)
+        return Built(store, whole, self.seconds)
 
     # ---- the plan: what is built, and whether a former build of the same was left half done -----------------------------
 
     def _plan(self) -> List[List[str]]:
-        """Empties the work folder unless it belongs to this very build. Returns name and sha256 of what goes in."""
+        """Empties the work folder unless it belongs to this very build. Returns name and sha256 of what goes in and is new."""
         options = self.options
         if options.synthetic is not None:
             sources = [[f"synthetic {options.synthetic}", ""]]
@@ -205,16 +234,26 @@ class _Build:
             sources = [list(entry) for entry in parts.content_digest(self.source)]
         else:
             sources = [list(entry) for entry in content_digest(options.corpus)]
+        if self.former:
+            held = {sha256 for _, sha256 in self.former.made_with["sources"] if sha256}
+            self.known = {name for name, sha256 in sources if sha256 in held}
+            sources = [entry for entry in sources if entry[0] not in self.known]
+            if self.source is not None:
+                self.source.files = [file for file in self.source.files if Path(file).name not in self.known]
         if options.vocabulary is not None:
             load_vocabulary(options.vocabulary, options.lower_case)
         others = [_sha256(path) for path in (options.vocabulary, options.recipe)]
         self._check_room()
-        plan = {"options": options.deciding(), "sources": sources, "others": others}
+        plan = {"options": options.deciding(), "sources": sources, "others": others,
+                "former": f"{self.former.digest:016x}" if self.former else None}
         path = self.work / "plan.json"
         if not path.exists() or json.loads(path.read_text()) != plan:
             for item in self.work.iterdir():
                 if item.name != "lock":
                     item.unlink()
+            if self.former:
+                # The commit replaces the recipe just before the manifest; a build killed between the two still needs the former one.
+                shutil.copyfile(self.out / "recipe.json", self.work / "former.json")
             write_json(path, plan)
         return sources
 
@@ -236,7 +275,13 @@ class _Build:
     # ---- text to examples -----------------------------------------------------------------------------------------------
 
     def _documents(self) -> Iterator[Document]:
-        return documents(self.options.corpus, json_field=self.options.json_field, separator=self.options.document_separator)
+        how = dict(json_field=self.options.json_field, separator=self.options.document_separator)
+        if not self.known:
+            yield from documents(self.options.corpus, **how)
+            return
+        for path in source_files(self.options.corpus):
+            if relative_name(path, self.options.corpus) not in self.known:
+                yield from file_documents(path, **how)
 
     def _vocabulary(self) -> Tuple[int, Optional[Path]]:
         """The vocabulary's size and its file in the work folder."""
@@ -294,7 +339,7 @@ class _Build:
             yield self._text_task(part, waiting, schema)
 
     def _text_task(self, part: int, waiting: Sequence[Document], schema: PackSchema) -> ExamplesTask:
-        return ExamplesTask(str(self.work.resolve()), part, tuple(waiting), self.options.lower_case, self.example_options, schema)
+        return ExamplesTask(str(self.work.resolve()), part, self.first_stream + part, tuple(waiting), self.options.lower_case, self.example_options, schema)
 
     def _synthetic_tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[SyntheticTask]:
         histogram = LengthHistogram.published(self.options.synthetic)
@@ -303,7 +348,7 @@ class _Build:
         weights = tuple(histogram.counts.tolist())
         for part, first in enumerate(range(0, self.options.sequences, SYNTHETIC_PART)):
             if self._missing(part):
-                yield SyntheticTask(str(self.work.resolve()), part, min(SYNTHETIC_PART, self.options.sequences - first), weights,
+                yield SyntheticTask(str(self.work.resolve()), part, self.first_stream + part, min(SYNTHETIC_PART, self.options.sequences - first), weights,
                                     self.example_options, vocabulary_size, schema)
 
     # ---- lengths to packing and assignment ------------------------------------------------------------------------------
@@ -318,22 +363,39 @@ class _Build:
                 counts += np.bincount(lengths, minlength=S + 1)
                 np.maximum.at(masked, lengths, predictions)
             packing = self._solve(LengthHistogram(counts, self.out.name))
+            if self.former:
+                packing = _split_overfull(packing, masked, self.former.schema.max_predictions_per_pack)
             packing.save(recipe)
             depth = packing.max_sequences_per_pack or packing.largest_depth
             needed = max(int(masked[list(strategy)].sum()) for strategy in packing.strategies)
             P = predictions_per_pack(self.example_options.max_predictions_per_sequence, depth, needed) if parts_schema.on(PREDICTION) else 0
             if self.source is not None:
                 parts_schema = parts.narrowed(parts_schema, notes)
-            write_json(schema_file, replace(parts_schema, max_sequences_per_pack=depth, max_predictions_per_pack=P).to_json())
+            schema = replace(parts_schema, max_sequences_per_pack=depth, max_predictions_per_pack=P)
+            write_json(schema_file, (self._former_schema(schema) if self.former else schema).to_json())
         return Packing.load(recipe), PackSchema.from_json(json.loads(schema_file.read_text()))
 
     def _solve(self, histogram: LengthHistogram) -> Packing:
         if self.options.recipe is not None:
             packing = Packing.load(self.options.recipe)
         else:
-            packing = get_packer(self.options.packer)(histogram, max_sequences_per_pack=self.options.max_sequences_per_pack)
+            pack, depth = get_packer(self.options.packer), self.options.max_sequences_per_pack
+            packing = pack(histogram, max_sequences_per_pack=depth)
+            if self.former and packing.largest_depth > self.former.schema.max_sequences_per_pack:
+                packing = replace(pack(histogram, max_sequences_per_pack=self.former.schema.max_sequences_per_pack), max_sequences_per_pack=depth)
         packing.check(histogram)
         return packing
+
+    def _former_schema(self, wanted: PackSchema) -> PackSchema:
+        """The schema of the data set that is appended to, if what is new fits its columns."""
+        schema = self.former.schema
+        types = {column.name: np.dtype(column.dtype) for column in schema.columns}
+        for column in wanted.columns:
+            if column.name not in types or not np.can_cast(np.dtype(column.dtype), types[column.name]):
+                raise ValueError(f"{self.out}: column {column.name} of what is new does not fit the data set's columns; build one of both together")
+        if len(wanted.columns) != len(schema.columns):
+            raise ValueError(f"{self.out}: what is new lacks some of the data set's columns ({', '.join(types)}); build one of both together")
+        return schema
 
     def _lengths(self, schema: PackSchema, notes: Sequence[Dict[str, Any]]) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
         spill = SpillFormat.of(schema)
@@ -354,7 +416,7 @@ class _Build:
     def _shards(self, parts_schema: PackSchema, schema: PackSchema, notes: Sequence[Dict[str, Any]],
                 packing: Packing) -> List[Dict[str, Any]]:
         work, per_shard = self.work, max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
-        count = -(-packing.packs // per_shard)
+        count, first_shard = -(-packing.packs // per_shard), len(self.former.shards) if self.former else 0
         totals = [Totals(*note["totals"]) for note in notes]
         firsts = np.cumsum([0] + [total.sequences for total in totals])
         sort_tasks = [SortTask(str(work.resolve()), part, totals[part], int(firsts[part]), parts_schema, per_shard, count)
@@ -368,7 +430,7 @@ class _Build:
         def shard_task(number: int) -> ShardTask:
             between = tuple((totals[part], Totals(*runs[part, number].tolist()), Totals(*runs[part, number + 1].tolist()))
                             for part in range(len(notes)))
-            return ShardTask(str(work.resolve()), str(self.out.resolve()), number, min(per_shard, packing.packs - number * per_shard),
+            return ShardTask(str(work.resolve()), str(self.out.resolve()), number, first_shard + number, min(per_shard, packing.packs - number * per_shard),
                              between, parts_schema, schema, per_shard)
 
         with self._timed("writing"), progress_bar(packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
@@ -382,24 +444,59 @@ class _Build:
         return shards
 
     def _commit(self, schema: PackSchema, packing: Packing, notes: Sequence[Dict[str, Any]], shards: Sequence[Dict[str, Any]],
-                made_with: Dict[str, Any], vocabulary_size: int, vocabulary: Optional[Path]) -> PackStore:
+                made_with: Dict[str, Any], vocabulary_size: int, vocabulary: Optional[Path]) -> Tuple[PackStore, Packing]:
+        former = self.former
+        whole = _merged(Packing.load(self.work / "former.json"), packing) if former else packing
         files = ["recipe.json"]
         # Solving takes another time in every build; the file is to be the same.
-        replace(packing, solve_seconds=0.0).save(self.out / files[0])
+        replace(whole, solve_seconds=0.0).save(self.out / files[0])
         if vocabulary is not None:
             files.append("vocab.txt")
             write_atomically(self.out / "vocab.txt", vocabulary.read_bytes())
-        lengths = write_table(self.out, "lengths", schema.lengths_dtype,
-                              (np.load(self.work / f"{shard_name(note['number'])}.npy") for note in shards), packing.packs)
+        tables = [np.load(self.work / f"{shard_name(note['number'])}.npy") for note in shards]
+        if former:
+            tables.insert(0, map_table(self.out, former.lengths, schema.lengths_dtype))
+        lengths = write_table(self.out, "lengths", schema.lengths_dtype, iter(tables), whole.packs)
+        digest = sum(note["digest"] for note in notes) + (former.digest if former else 0)
         commit(self.out, Manifest(
-            schema=schema, sequences=packing.sequences, packs=packing.packs, tokens=packing.tokens,
-            histogram=tuple(packing.placed().tolist()), digest=sum(note["digest"] for note in notes) % (1 << 64),
-            shards=tuple(StoredFile(note["file"], note["bytes"], note["sha256"], note["packs"]) for note in shards),
-            lengths=lengths, algorithm=packing.algorithm, lower_bound=packing.lower_bound, lp_bound=packing.lp_bound,
+            schema=schema, sequences=whole.sequences, packs=whole.packs, tokens=whole.tokens,
+            histogram=tuple(whole.placed().tolist()), digest=digest % (1 << 64),
+            shards=(former.shards if former else ()) + tuple(
+                StoredFile(note["file"], note["bytes"], note["sha256"], note["packs"]) for note in shards),
+            lengths=lengths, algorithm=whole.algorithm, lower_bound=whole.lower_bound, lp_bound=whole.lp_bound,
             seed=self.options.seed, max_predictions_per_sequence=self.example_options.max_predictions_per_sequence,
-            vocabulary_size=vocabulary_size, vocabulary_sha256=_sha256(vocabulary),
+            vocabulary_size=max(vocabulary_size, former.vocabulary_size if former else 0), vocabulary_sha256=_sha256(vocabulary),
             files=tuple(stored_file(self.out, name) for name in files), made_with=made_with))
-        return PackStore.open(self.out)
+        return PackStore.open(self.out), whole
+
+
+def _split_overfull(packing: Packing, masked: np.ndarray, most: int) -> Packing:
+    """The packing with those packs taken apart that could hold more masked tokens than fit. masked[l]: the most masked
+    tokens of any sequence of l tokens."""
+    packs: List[Tuple[Tuple[int, ...], int]] = []
+    for strategy, repeat in zip(packing.strategies, packing.repeats):
+        begun: Tuple[int, ...] = ()
+        for length in strategy:
+            if begun and int(masked[list(begun + (length,))].sum()) > most:
+                packs.append((begun, repeat))
+                begun = ()
+            begun += (length,)
+        packs.append((begun, repeat))
+    if int(masked.max()) > most:
+        raise ValueError(f"a sequence has {int(masked.max())} masked tokens, the packs of this data set have room for {most}; build one of both together")
+    proof = dict(solve_seconds=packing.solve_seconds, lower_bound=packing.lower_bound, lp_bound=packing.lp_bound, certificate=packing.certificate)
+    return Packing.of(packing.algorithm, LengthHistogram(packing.placed()), packing.max_sequences_per_pack, packs, **proof)
+
+
+def _merged(former: Packing, new: Packing) -> Packing:
+    """Both packings as one. Where the packer proves bounds, the bound is proved for all sequences together."""
+    histogram = LengthHistogram(former.placed() + new.placed())
+    proof: Dict[str, Any] = {}
+    if former.certificate is not None:
+        whole = get_packer(former.algorithm)(histogram, max_sequences_per_pack=former.max_sequences_per_pack)
+        proof = dict(lower_bound=whole.lower_bound, lp_bound=whole.lp_bound, certificate=whole.certificate)
+    packs = [*zip(former.strategies, former.repeats), *zip(new.strategies, new.repeats)]
+    return Packing.of(former.algorithm, histogram, former.max_sequences_per_pack, packs, solve_seconds=new.solve_seconds, **proof)
 
 
 def free_bytes(folder: Path) -> int:
@@ -446,6 +543,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--masked-lm-probability", type=float, default=0.15, metavar="P", help="share of tokens masked (default 0.15)")
     parser.add_argument("--seed", type=int, default=0, help="of every random choice (default 0)")
     parser.add_argument("--epoch", type=int, default=0, metavar="E", help="another number pairs the same sequences differently (default 0)")
+    parser.add_argument("--append", action="store_true", help="add to the data set in --out the files it does not hold yet, made and packed as the rest was (its own options count)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--workers", type=positive_int, metavar="N", help="processes (default: one a core); the result does not depend on it")
     where.add_argument("--dask", metavar="ADDRESS|local:N", help="run on a Dask cluster whose workers see --out under the same path")

@@ -63,6 +63,7 @@ def save_examples(work: Path, part: int, sequences: Sequences, schema: PackSchem
 class ExamplesTask:
     work: str
     part: int
+    stream: int                     # of random numbers: the part's number counted over all that was ever appended
     documents: Tuple[Document, ...]
     lower_case: bool
     options: ExampleOptions
@@ -78,7 +79,7 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
     """Documents to examples, spilled."""
     work = Path(task.work)
     vocabulary = _vocabulary(str(work / "vocab.txt"), task.lower_case)
-    sequences = examples_of(task.documents, vocabulary, task.options, task.part)
+    sequences = examples_of(task.documents, vocabulary, task.options, task.stream)
     return save_examples(work, task.part, sequences, task.schema, documents=len(task.documents))
 
 
@@ -88,6 +89,7 @@ class SyntheticTask:
 
     work: str
     part: int
+    stream: int
     count: int
     weights: Tuple[int, ...]
     options: ExampleOptions
@@ -97,7 +99,7 @@ class SyntheticTask:
 
 def make_synthetic_part(task: SyntheticTask) -> Dict[str, Any]:
     """Drawn lengths to sequences with as many masked tokens as text would have, spilled."""
-    rng = np.random.default_rng([task.options.seed, task.part])
+    rng = np.random.default_rng([task.options.seed, task.stream])
     weights = np.array(task.weights, dtype=np.float64)
     lengths = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(task.count), side="right")
     lengths = np.minimum(lengths, len(weights) - 1)
@@ -156,6 +158,7 @@ class ShardTask:
     work: str
     folder: str
     number: int
+    shard: int                      # its number in the data set, which may hold others from before
     packs: int
     # For each part: its totals and the running totals where this shard's run begins and ends.
     runs: Tuple[Tuple[Totals, Totals, Totals], ...]
@@ -172,7 +175,7 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
     sequences = Sequences.concatenate(blocks)
     pack, slot = sequences.scalars.pop("pack_in_shard"), sequences.scalars.pop("slot")
     records = assemble(task.schema, sequences, pack, slot, task.packs)
-    entry = write_shard(Path(task.folder), task.number, records)
+    entry = write_shard(Path(task.folder), task.shard, records)
     save_array(work / f"{shard_name(task.number)}.npy", lengths_of(task.schema, records))
     note = {"number": task.number, "file": entry.file, "bytes": entry.bytes, "sha256": entry.sha256, "packs": entry.packs,
             "digest": digest(sequences), "sequences": len(sequences)}

@@ -111,6 +111,7 @@ def test_few_predictions_widen_the_pack_by_what_the_data_needs(corpus, tmp_path)
 
 def test_synthetic_sequences_take_the_same_way(tmp_path, monkeypatch):
     monkeypatch.setattr(build_module, "SYNTHETIC_PART", 700)
+    monkeypatch.setattr(build_module, "SLOTS_PER_SHARD", 512 * 400)
     options = dict(synthetic="wikipedia_512", sequences=2000, packer="spfhp", workers=1)
     with build(BuildOptions(out=tmp_path / "data", **options)) as store:
         assert store.manifest.sequences == 2000 and store.manifest.made_with["parts"] == 3

@@ -1,0 +1,164 @@
+"""Adding to a data set, and pairing it anew: nothing is packed twice, nothing lost, and the proof holds for the whole."""
+import os
+
+import numpy as np
+import pytest
+
+from pack_data import build as build_module
+from pack_data.build import _split_overfull
+from pack_data.build import main as build_main
+from pack_data.certificate import prove_packing
+from pack_data.command import run_main
+from pack_data.histogram import LengthHistogram
+from pack_data.packing import Packing
+from pack_data.packs import disassemble
+from pack_data.pairing import RedrawnStore
+from pack_data.sequences import digest
+from pack_data.store import PackStore
+from pack_data.verify import verify
+from tests.pack_data.text_corpus import build_small, write_corpus
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(build_module, "PART_CHARACTERS", 6000)
+    monkeypatch.setattr(build_module, "SLOTS_PER_SHARD", 64 * 50)
+
+
+@pytest.fixture
+def grown(tmp_path):
+    """A corpus of which 30 files are packed, and 15 more have come since."""
+    corpus = write_corpus(tmp_path / "corpus", 30)
+    build_small(corpus, tmp_path / "data", packer="optimal").close()
+    write_corpus(tmp_path / "more", 15, seed=1)
+    for path in (tmp_path / "more").iterdir():
+        path.rename(corpus / ("new" + path.name))
+    return corpus, tmp_path / "data"
+
+
+def sequences_of(folder):
+    with PackStore.open(folder) as store:
+        return disassemble(store.schema, store.records(np.arange(len(store))))
+
+
+def test_only_what_is_new_is_packed_and_the_proof_is_for_all(grown):
+    corpus, data = grown
+    before, examples = PackStore.open(data).manifest, sequences_of(data).to_examples()
+    with build_small(corpus, data, append=True, packer="optimal") as store:
+        after = store.manifest
+    assert after.shards[:len(before.shards)] == before.shards and len(after.shards) > len(before.shards)
+    assert after.made_with["documents"] == 45 and len(after.made_with["sources"]) == 45
+    assert after.vocabulary_sha256 == before.vocabulary_sha256 and after.schema == before.schema
+    assert sequences_of(data).to_examples()[:len(examples)] == examples
+    verify(data)
+    packing = Packing.load(data / "recipe.json")
+    assert packing.placed().tolist() == list(after.histogram) and packing.packs == after.packs
+    assert prove_packing(packing).lower_bound == after.lower_bound and packing.gap <= 4
+
+
+def test_appending_equals_packing_the_new_files_alone(grown, tmp_path):
+    """The same examples come out whether or not there was a data set before, but for the random numbers of their parts."""
+    corpus, data = grown
+    old = sequences_of(data)
+    with build_small(corpus, data, append=True) as store:
+        assert store.manifest.sequences > len(old)
+        assert (store.manifest.digest - digest(old)) % 2**64 == digest(
+            disassemble(store.schema, store.records(np.arange(store.manifest.packs))).take(np.arange(len(old), store.manifest.sequences)))
+
+
+def test_a_second_time_there_is_nothing_new(grown):
+    corpus, data = grown
+    build_small(corpus, data, append=True).close()
+    files = {path.name: path.read_bytes() for path in data.iterdir()}
+    build_small(corpus, data, append=True).close()
+    assert files == {path.name: path.read_bytes() for path in data.iterdir()}
+    assert not data.with_name("data.building").exists()
+
+
+def test_stopped_while_appending(grown, monkeypatch):
+    corpus, data = grown
+
+    class Stopped(BaseException):
+        pass
+
+    replace, expected = os.replace, None
+    for last in (5, 3, 2, 1, 0):            # stopped that many renames before the end: recipe, vocabulary, lengths, manifest
+        calls = [0]
+
+        def counted(*paths):
+            calls[0] += 1
+            if total and calls[0] == total - last:
+                raise Stopped
+            replace(*paths)
+
+        if expected is None:
+            # How many renames an undisturbed run makes, on a copy.
+            copy = data.with_name("copy")
+            copy.mkdir()
+            for path in data.iterdir():
+                (copy / path.name).write_bytes(path.read_bytes())
+            total = 0
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "replace", counted)
+                build_small(corpus, copy, append=True).close()
+            total, expected = calls[0], {path.name: path.read_bytes() for path in copy.iterdir()}
+        fresh = data.with_name(f"stopped{last}")
+        fresh.mkdir()
+        for path in data.iterdir():
+            (fresh / path.name).write_bytes(path.read_bytes())
+        calls[0] = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", counted)
+            with pytest.raises(Stopped):
+                build_small(corpus, fresh, append=True)
+        build_small(corpus, fresh, append=True).close()
+        assert {path.name: path.read_bytes() for path in fresh.iterdir()} == expected
+
+
+def test_a_pack_with_too_many_masked_tokens_is_split_and_nothing_is_lost():
+    packing = Packing.of("x", LengthHistogram.from_lengths(np.array([9] * 10 + [4] * 10 + [2] * 10), 16), 3, [((9, 4, 2), 10)])
+    masked = np.zeros(17, int)
+    masked[[9, 4, 2]] = 3, 2, 1
+    assert _split_overfull(packing, masked, 6) == packing
+    assert dict(zip(*[_split_overfull(packing, masked, 5).strategies, _split_overfull(packing, masked, 5).repeats])) == {(9, 4): 10, (2,): 10}
+    assert dict(zip(*[_split_overfull(packing, masked, 3).strategies, _split_overfull(packing, masked, 3).repeats])) == {(9,): 10, (4, 2): 10}
+    with pytest.raises(ValueError, match="3 masked tokens"):
+        _split_overfull(packing, masked, 2)
+
+
+def test_appending_to_nothing_is_one_line(tmp_path, capsys):
+    corpus = write_corpus(tmp_path / "corpus", 2)
+    assert run_main(build_main, ["--corpus", str(corpus), "--append", "--out", str(tmp_path / "data")]) == 2
+    assert "not a packed data set" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+def test_another_epoch_has_the_same_sequences_in_packs_of_the_same_lengths(grown):
+    _, data = grown
+    with PackStore.open(data) as store:
+        everything = np.arange(len(store))
+        plain = store.records(everything)
+        assert np.array_equal(RedrawnStore(store, 0).records(everything), plain)
+        one, two = (RedrawnStore(store, epoch).records(everything) for epoch in (1, 2))
+        for records in (one, two):
+            assert np.array_equal(records["lengths"], plain["lengths"])
+            assert digest(disassemble(store.schema, records)) == store.manifest.digest
+        assert (one["input_ids"] != plain["input_ids"]).any(axis=1).mean() > 0.5
+        assert (one["input_ids"] != two["input_ids"]).any(axis=1).mean() > 0.5
+        # By seed and epoch alone, in any order and batch: resumable at any point.
+        again = RedrawnStore(store, 1)
+        order = np.random.default_rng(0).permutation(len(store))[:40]
+        batch = again.batch(order)
+        whole = RedrawnStore(store, 1).batch(everything)
+        assert all(np.array_equal(values, whole[name][order]) for name, values in batch.items())
+
+
+def test_packs_that_are_held_out_keep_their_sequences(grown):
+    _, data = grown
+    with PackStore.open(data) as store:
+        held, plain = np.arange(0, len(store), 3), store.records(np.arange(len(store)))
+        redrawn = RedrawnStore(store, 1, keep=held).records(np.arange(len(store)))
+        assert np.array_equal(redrawn[held], plain[held])
+        others = np.setdiff1d(np.arange(len(store)), held)
+        assert (redrawn["input_ids"][others] != plain["input_ids"][others]).any()
+        assert digest(disassemble(store.schema, redrawn[others])) == digest(disassemble(store.schema, plain[others]))
