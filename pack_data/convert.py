@@ -12,14 +12,14 @@ from typing import Iterator, Optional, Sequence
 
 from pack_data.command import ArgumentParser, positive_int, progress_bar, run_main
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
-from pack_data.formats.records import Record, Shape
+from pack_data.formats.records import UNPACKED, Record, Shape
 
 # Target format -> the kinds it can hold.
 TARGETS = {
     "mlperf_tfrecord": ("examples",),
     "packed_tfrecord": ("packs",),
-    "parquet": ("packs", "examples", "tokens"),
-    "arrow": ("packs", "examples", "tokens"),
+    "parquet": ("packs", "examples", "token_packs", "tokens"),
+    "arrow": ("packs", "examples", "token_packs", "tokens"),
     "store": ("packs",),
 }
 
@@ -41,7 +41,7 @@ def target_format(destination: str, kind: str) -> str:
     name = destination[:-3] if destination.endswith(".gz") else destination
     suffix = os.path.splitext(name)[1]
     if suffix in (".tfrecord", ".tfrecords"):
-        if kind == "tokens":
+        if UNPACKED[kind] == "tokens":
             raise ValueError(f"{destination}: token sequences go to .parquet or .arrow")
         return "packed_tfrecord" if kind == "packs" else "mlperf_tfrecord"
     if suffix in (".parquet", ".arrow"):
@@ -57,10 +57,10 @@ def convert(
 ) -> Conversion:
     """Write every good record of `source` to `destination`.
 
-    unpack: take packs apart into examples, also where the target could hold packs.  widths: row widths of an unpacked
+    unpack: take packs apart into sequences, also where the target could hold packs.  widths: row widths of an unpacked
     TFRecord (S and P), else those of the source.  Raises ValueError.
     """
-    kind = "examples" if unpack and source.kind == "packs" else source.kind
+    kind = source.unpacked_kind if unpack else source.kind
     if to_format == "auto":
         to_format = target_format(destination, kind)
     if to_format not in TARGETS:
@@ -82,7 +82,7 @@ def convert(
         nonlocal read
         read = 0
         with progress_bar(None, f"{source.format} to {to_format}", shown=shown, unit=" records") as bar:
-            for record in source.examples() if kind == "examples" else source.read():
+            for record in source.examples() if kind == source.unpacked_kind else source.read():
                 read += 1
                 bar.update()
                 yield record

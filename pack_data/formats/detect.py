@@ -1,7 +1,7 @@
 """Opening any source: which format a path has, what it holds, and its records one after another.
 
     source = open_source("wiki/", format="auto", skip_bad=3)
-    source.kind                       # "examples", "packs" or "tokens"
+    source.kind                       # "examples", "packs", "tokens" or "token_packs"
     for record in source.read(): ...  # record.value, record.origin (file and number), record.foreign
     source.bad.count                  # bad records skipped in the last reading
 """
@@ -18,7 +18,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 import numpy as np
 
 from pack_data.formats import tfrecord
-from pack_data.formats.records import BadRecords, Record, RecordError, Shape, checked_pack
+from pack_data.formats.records import UNPACKED, BadRecords, Record, RecordError, Shape, checked_pack, checked_token_pack
 from pack_data.sequences import Sequences
 
 # Format -> its module in this package, and what it holds where that is always the same.
@@ -115,6 +115,11 @@ class Source:
     bad: BadRecords = field(default_factory=BadRecords)
     foreign_lost: Tuple[str, ...] = ()  # foreign columns of packs that examples() could not give to one sequence
 
+    @property
+    def unpacked_kind(self) -> str:
+        """What `examples` yields: "examples" or "tokens"."""
+        return UNPACKED[self.kind]
+
     def _options(self) -> Dict[str, object]:
         return {"columns": self.columns} if self.columns else {}
 
@@ -127,14 +132,17 @@ class Source:
 
     def examples(self) -> Iterator[Record]:
         """The records of `read`, packs taken apart into their sequences (each with the origin of its pack)."""
-        for record in self.read():
-            if self.kind != "packs":
-                yield record
-                continue
-            if record.foreign:
-                self.foreign_lost = tuple(sorted(set(self.foreign_lost) | set(record.foreign)))
-            for example in checked_pack(record.value)[1]:
-                yield Record(record.origin, example)
+        if self.kind == self.unpacked_kind:
+            yield from self.read()
+        elif self.format == "store":
+            yield from module_of("store").sequences(self.path)
+        else:
+            checked = checked_pack if self.kind == "packs" else checked_token_pack
+            for record in self.read():
+                if record.foreign:
+                    self.foreign_lost = tuple(sorted(set(self.foreign_lost) | set(record.foreign)))
+                for value in checked(record.value)[1]:
+                    yield Record(record.origin, value)
 
     def blocks(self, size: int = 4096, longest: Optional[int] = None) -> Iterator[Sequences]:
         """`examples` in columns, `size` sequences at a time.  Foreign columns of one integer a record come as scalars.
@@ -160,10 +168,11 @@ class Source:
             yield Sequences.concatenate(waiting)
 
     def _block(self, block: List[Record], first: Record, scalars: Sequence[str], longest: Optional[int]) -> Sequences:
-        names = list(first.value) if self.kind == "tokens" else []
+        plain = self.unpacked_kind == "tokens"
+        names = list(first.value) if plain else []
         for record in block:
-            tokens = record.value if self.kind == "tokens" else {"input_ids": record.value.input_ids}
-            if self.kind == "tokens" and list(tokens) != names:
+            tokens = record.value if plain else {"input_ids": record.value.input_ids}
+            if plain and list(tokens) != names:
                 raise ValueError(f"{record.origin}: columns {', '.join(tokens)} where the first record has {', '.join(names)}; choose some with --columns")
             length = len(next(iter(tokens.values())))
             if longest is not None and length > longest:
@@ -171,7 +180,7 @@ class Source:
             if scalars and integer_columns(record) != scalars:
                 raise ValueError(f"{record.origin}: the integer columns {', '.join(scalars)} of the first record are not all here")
         numbers = {name: np.array([integer_value(record.foreign[name]) for record in block], np.int64) for name in scalars}
-        if self.kind == "tokens":
+        if plain:
             return Sequences.of_tokens(
                 np.array([len(record.value[names[0]]) for record in block], np.int64),
                 {name: np.concatenate([record.value[name] for record in block]) for name in names}, numbers)

@@ -2,8 +2,8 @@
 
 What a file holds is told by its columns: the ten fields of the packed format are packs; input_ids, segment_ids,
 masked_lm_positions, masked_lm_ids and next_sentence_labels (a number, or a list of one) are pre-training examples,
-with or without padding, input_mask and masked_lm_weights; anything else is token sequences, every column of integer
-lists or the columns named.  An attention_mask only tells padding: its zeros are cut off and it is not kept.
+with or without padding, input_mask and masked_lm_weights; input_mask and positions beside other integer lists are
+packs of token sequences; anything else is token sequences, every column of integer lists or the columns named.  An attention_mask only tells padding: its zeros are cut off and it is not kept.
 All other columns are foreign and travel along with their type.
 
 An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; written is the stream.
@@ -23,6 +23,7 @@ from pack_data.formats.records import (
     Shape,
     Tokens,
     checked_pack,
+    checked_token_pack,
     example_from_row,
     integers,
     library,
@@ -99,6 +100,8 @@ def _kind(path: str, schema, columns: Sequence[str]) -> Tuple[str, Tuple[str, ..
         return "packs", PACK_FIELDS
     if all(name in schema.names for name in EXAMPLE_FIELDS):
         return "examples", EXAMPLE_FIELDS + tuple(name for name in DERIVED if name in schema.names)
+    if "input_mask" in lists and "positions" in lists and len(lists) > 2:
+        return "token_packs", tuple(lists)
     if not lists:
         raise ValueError(f"{path}: has no column of integer lists; its columns are {', '.join(schema.names) or 'none'}")
     return "tokens", tuple(lists)
@@ -223,19 +226,25 @@ def _example(row: Dict[str, np.ndarray]):
 def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
     """The records of one file, in its order."""
     content, own = _kind(path, _schema(path), columns)
-    value_of = {"packs": lambda row: checked_pack(row)[0], "examples": _example, "tokens": _tokens}[content]
+    value_of = {"packs": lambda row: checked_pack(row)[0], "examples": _example, "tokens": _tokens, "token_packs": dict}[content]
     batches = _parquet_batches if _magic(path).startswith(PARQUET_MAGIC) else _arrow_batches
     for start, batch in batches(path, bad):
         lists = {name: _Lists(name, batch.column(batch.schema.get_field_index(name))) for name in own}
         foreign = {name: batch.column(index) for index, name in enumerate(batch.schema.names) if name not in lists}
         for row in range(batch.num_rows):
             origin = Origin(path, start + row)
+            others = {name: values[row] for name, values in foreign.items()}
             try:
                 value = value_of({name: values[row] for name, values in lists.items()})
+                if content == "token_packs":
+                    # Lists of another length are one value a sequence, or whatever they are: foreign.
+                    others.update({name: values for name, values in value.items()
+                                   if name != "positions" and len(values) != len(value["input_mask"])})
+                    value = checked_token_pack({name: values for name, values in value.items() if name not in others})[0]
             except RecordError as error:
                 bad.add(origin, str(error))
                 continue
-            yield Record(origin, value, {name: values[row] for name, values in foreign.items()})
+            yield Record(origin, value, others)
 
 
 def shape(path: str, columns: Sequence[str] = ()) -> Shape:

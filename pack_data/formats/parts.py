@@ -36,10 +36,10 @@ def parts_schema(source: Source, max_sequence_length: int, max_predictions: int)
     if first is None:
         raise ValueError(f"{source.path}: has no record; nothing to pack")
     extra = [Column(name, SEQUENCE, "<i4") for name in integer_columns(first)]
-    for name in [column.name for column in extra] + (list(first.value) if source.kind == "tokens" else []):
+    for name in [column.name for column in extra] + (list(first.value) if source.unpacked_kind == "tokens" else []):
         if name in _TAKEN:
             raise ValueError(f"{first.origin.path}: a column may not be called {name}, the build has one of that name; rename it")
-    if source.kind == "tokens":
+    if source.unpacked_kind == "tokens":
         return PackSchema.of_tokens(max_sequence_length, 1, [Column(name, SLOT, "<i4") for name in first.value] + extra)
     return PackSchema.bert(max_sequence_length, 1, max_predictions, vocabulary_size=1 << 31, extra=extra)
 

@@ -1,10 +1,11 @@
 """What every reader yields and every writer takes, and how a bad record is counted.
 
-Three kinds of content:
+Four kinds of content:
 
-"examples"  one pre-training example a record (`pack_data.sequences.Example`)
-"packs"     one pack a record, the ten fields of the packed format (`pack_data.packs.FIELDS`)
-"tokens"    one sequence a record, any named integer columns of equal length
+"examples"     one pre-training example a record (`pack_data.sequences.Example`)
+"packs"        one pack of them a record, the ten fields of the packed format (`pack_data.packs.FIELDS`)
+"tokens"       one sequence a record, any named integer columns of equal length
+"token_packs"  one pack of those a record: the columns, and input_mask and positions as in the ten fields
 
 A reader yields a `Record` for each, and never loses a good one: what stands before a damaged place is yielded first.
 Records are counted from 0 within their file.
@@ -23,7 +24,7 @@ import numpy as np
 from pack_data.packs import FIELDS as PACK_FIELDS
 from pack_data.sequences import Example
 
-KINDS = ("examples", "packs", "tokens")
+UNPACKED = {"examples": "examples", "packs": "examples", "tokens": "tokens", "token_packs": "tokens"}
 LARGEST_ID = 2**31 - 1  # a batch is int32
 
 S_FIELDS, P_FIELDS, D_FIELDS = PACK_FIELDS[:4], PACK_FIELDS[4:7], PACK_FIELDS[7:]  # by the width of their rows
@@ -350,6 +351,28 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
             pack["masked_lm_ids"][own],
             label_of[int(slots[0])],
         ))
+    if not sequences:
+        raise RecordError("input_mask is 0 everywhere, a pack needs at least one sequence")
+    return pack, sequences
+
+
+def checked_token_pack(pack: Tokens) -> Tuple[Tokens, List[Tokens]]:
+    """The columns of one pack of token sequences, and its sequences.  Raises RecordError if they do not fit each other."""
+    mask, positions = integers("input_mask", pack["input_mask"]), integers("positions", pack["positions"])
+    others = {name: values for name, values in pack.items() if name not in ("input_mask", "positions")}
+    if not others:
+        raise RecordError(f"no column of tokens has as many values as input_mask, {len(mask)}")
+    if any(len(values) != len(mask) for values in pack.values()):
+        raise RecordError(f"columns of different lengths: {', '.join(f'{name} {len(values)}' for name, values in pack.items())}")
+    if positions[mask == 0].any():
+        raise RecordError("positions is not 0 where input_mask says padding")
+    sequences = []
+    for number in range(1, int(mask.max()) + 1 if len(mask) else 1):
+        slots = np.flatnonzero(mask == number)
+        slots = slots[np.argsort(positions[slots], kind="stable")]
+        if not len(slots) or not np.array_equal(positions[slots], np.arange(len(slots))):
+            raise RecordError(f"positions of sequence {number} are not 0 to {max(0, len(slots) - 1)}, each once")
+        sequences.append({name: values[slots] for name, values in others.items()})
     if not sequences:
         raise RecordError("input_mask is 0 everywhere, a pack needs at least one sequence")
     return pack, sequences

@@ -1,14 +1,14 @@
-"""The store of this package, as a source of packs or token sequences and as a target for packs made elsewhere."""
+"""The store of this package, as a source of packs and as a target for packs made elsewhere."""
 from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Callable, Iterable, Iterator
+from typing import Callable, Iterable, Iterator, Tuple
 
 import numpy as np
 
 from pack_data.formats.records import BadRecords, Origin, Record, RecordError, Shape, checked_pack
-from pack_data.packs import BERT, FIELDS, PackSchema, assemble, decode, disassemble
+from pack_data.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 from pack_data.sequences import Sequences, starts_of
 from pack_data.store import PackStore, StoreWriter
 
@@ -17,14 +17,12 @@ PACKS = 256  # decoded or assembled at a time
 
 def kind(path: str) -> str:
     with PackStore.open(Path(path)) as store:
-        return "packs" if store.schema.kind == BERT else "tokens"
+        return "packs" if store.schema.kind == BERT else "token_packs"
 
 
 def shape(path: str) -> Shape:
     with PackStore.open(Path(path)) as store:
         schema = store.schema
-        if schema.kind != BERT:
-            return Shape()
         return Shape(schema.max_sequence_length, schema.max_predictions_per_pack, schema.max_sequences_per_pack)
 
 
@@ -34,34 +32,40 @@ def predictions_per_sequence(path: str) -> int:
         return store.manifest.max_predictions_per_sequence
 
 
-def read(path: str, bad: BadRecords) -> Iterator[Record]:
-    """Packs, or token sequences in the order of packs and slots."""
+def _blocks(path: str) -> Iterator[Tuple[int, PackSchema, np.ndarray]]:
+    """First pack, schema and records of a few packs at a time."""
     with PackStore.open(Path(path)) as store:
-        rows = _packs if store.schema.kind == BERT else _sequences
         number = 0
         for shard in store.shards():
             for start in range(0, len(shard), PACKS):
-                for record in rows(path, number, store.schema, np.array(shard[start:start + PACKS])):
-                    number += 1
-                    yield record
+                records = np.array(shard[start:start + PACKS])
+                yield number, store.schema, records
+                number += len(records)
 
 
-def _packs(path: str, first: int, schema: PackSchema, records: np.ndarray) -> Iterator[Record]:
-    batch = decode(schema, records)
-    for row in range(len(records)):
-        yield Record(
-            Origin(path, first + row),
-            {name: batch[name][row] for name in FIELDS},
-            {name: values[row] for name, values in batch.items() if name not in FIELDS})
+def read(path: str, bad: BadRecords) -> Iterator[Record]:
+    """The packs in order; foreign columns hold one value for each of the pack's sequences, then zeros."""
+    for first, schema, records in _blocks(path):
+        batch = decode(schema, records)
+        slots = FIELDS if schema.kind == BERT else [column.name for column in schema.on(SLOT)] + ["input_mask", "positions"]
+        for row in range(len(records)):
+            yield Record(
+                Origin(path, first + row),
+                {name: batch[name][row] for name in slots},
+                {name: values[row] for name, values in batch.items() if name not in slots})
 
 
-def _sequences(path: str, first: int, schema: PackSchema, records: np.ndarray) -> Iterator[Record]:
-    sequences = disassemble(schema, records)
-    for row, (begin, length) in enumerate(zip(starts_of(sequences.lengths), sequences.lengths)):
-        yield Record(
-            Origin(path, first + row),
-            {name: values[begin:begin + length] for name, values in sequences.tokens.items()},
-            {name: values[row] for name, values in sequences.scalars.items()})
+def sequences(path: str) -> Iterator[Record]:
+    """The sequences of the packs, in order of packs and slots, each with its own foreign values and the origin of its pack."""
+    for first, schema, records in _blocks(path):
+        block = disassemble(schema, records)
+        packs = np.repeat(np.arange(len(records)), (records["lengths"] > 0).sum(axis=1))
+        values = block.to_examples() if schema.kind == BERT else [
+            {name: column[begin:begin + length] for name, column in block.tokens.items()}
+            for begin, length in zip(starts_of(block.lengths), block.lengths)]
+        foreign = [name for name in block.scalars if schema.kind != BERT or name not in ("first_segment_lengths", "next_sentence_labels")]
+        for row, value in enumerate(values):
+            yield Record(Origin(path, first + int(packs[row])), value, {name: block.scalars[name][row] for name in foreign})
 
 
 def write(path: str, packs: Callable[[], Iterable[Record]], widths: Shape) -> int:

@@ -230,6 +230,8 @@ def message(features: Mapping[str, Feature]) -> bytes:
 
 def _listed(name: str, value: object) -> np.ndarray:
     """Integers, floats, or an object array of bytes, one-dimensional."""
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iubf":
+        return value
     if hasattr(value, "as_py"):
         value = value.as_py()
     if value is None:

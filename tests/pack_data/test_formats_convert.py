@@ -185,9 +185,37 @@ def test_token_sequences_come_out_of_their_store(tmp_path):
     writer = StoreWriter(tmp_path / "store", schema)
     writer.add(assemble(schema, sequences, np.array([0, 0, 1]), np.array([0, 1, 0]), 2))
     writer.finish(algorithm="by hand").close()
-    assert command(tmp_path / "store", tmp_path / "a.parquet") == 0
+    assert command(tmp_path / "store", tmp_path / "a.parquet", "--unpack") == 0
     assert pq.read_table(tmp_path / "a.parquet").to_pydict() == {
         "input_ids": [[0, 1, 2], [3, 4], [5, 6, 7, 8]], "labels": [[-4, -3, -2], [-1, 0], [1, 2, 3, 4]], "row": [5, 6, 7]}
+    # As packs, with sequence numbers and positions, for whoever trains on the table itself; and apart again.
+    packed = {"input_ids": [[0, 1, 2, 3, 4, 0, 0, 0], [5, 6, 7, 8, 0, 0, 0, 0]], "labels": [[-4, -3, -2, -1, 0, 0, 0, 0], [1, 2, 3, 4, 0, 0, 0, 0]],
+              "input_mask": [[1, 1, 1, 2, 2, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]], "positions": [[0, 1, 2, 0, 1, 0, 0, 0], [0, 1, 2, 3, 0, 0, 0, 0]],
+              "row": [[5, 6, 0], [7, 0, 0]]}
+    assert command(tmp_path / "store", tmp_path / "b.parquet") == 0
+    assert command(tmp_path / "b.parquet", tmp_path / "c.arrow") == 0
+    assert command(tmp_path / "c.arrow", tmp_path / "d.parquet") == 0
+    assert open_source(tmp_path / "d.parquet").kind == "token_packs"
+    for name in ("b.parquet", "d.parquet"):
+        assert pq.read_table(tmp_path / name).to_pydict() == packed
+    assert [{name: values.tolist() for name, values in record.value.items()} for record in open_source(tmp_path / "d.parquet").examples()] == [
+        {"input_ids": [0, 1, 2], "labels": [-4, -3, -2]}, {"input_ids": [3, 4], "labels": [-1, 0]}, {"input_ids": [5, 6, 7, 8], "labels": [1, 2, 3, 4]}]
+
+
+@pytest.mark.parametrize("change, reason", [
+    ({"positions": [0, 1, 1, 0]}, "positions of sequence 1 are not 0 to 1, each once|positions of sequence 2"),
+    ({"input_mask": [1, 1, 3, 0]}, "positions of sequence 2 are not 0 to 0"),
+    ({"input_mask": [0, 0, 0, 0], "positions": [0, 0, 0, 0]}, "needs at least one sequence"),
+    ({"positions": [0, 1, 0, 1]}, "positions is not 0 where input_mask says padding"),
+    ({"input_ids": [1, 2, 3]}, "no column of tokens has as many values as input_mask, 4"),
+    ({"positions": [0, 1, 0]}, "columns of different lengths: input_ids 4, input_mask 4, positions 3"),
+])
+def test_token_packs_that_cannot_be_are_named(tmp_path, change, reason):
+    row = {"input_ids": [7, 8, 9, 0], "input_mask": [1, 1, 2, 0], "positions": [0, 1, 0, 0]}
+    pq.write_table(pa.Table.from_pylist([row, {**row, **change}]), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=f"a.parquet: record 1: .*({reason})"):
+        list(open_source(tmp_path / "a.parquet").read())
+    assert [record.value["input_ids"].tolist() for record in open_source(tmp_path / "a.parquet", skip_bad=1).examples()] == [[7, 8], [9]]
 
 
 def test_blocks_are_what_the_build_takes(tmp_path, mlperf, packed, examples):
