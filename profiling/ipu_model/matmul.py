@@ -147,17 +147,25 @@ def transform(elements: float, *, element_bytes: int, aligned: bool, target: Tar
     return on_tile * (1.25 if aligned else 1.67) / rate, on_tile / target.exchange_bytes_per_cycle
 
 
-def _splits(parts: int, limit: int, *, even: bool = False) -> List[int]:
-    """The smallest split for every distinct share ceil(parts / split), and the smallest even one where wanted."""
+def _splits(parts: int, limit: int, *, even: bool = False, largest: bool = False) -> List[int]:
+    """The smallest split for every distinct share ceil(parts / split).
+
+    even: the smallest even one too. largest: the largest one too, since more tiles sum partials faster. Both may leave
+    tiles idle, as if the operand were padded; without that a larger product could be cheaper than a smaller one.
+    """
     chosen = set()
     seen = set()
-    for split in range(1, min(parts, limit) + 1):
+    for split in range(1, min(parts + 1 if even else parts + parts // 4 if largest else parts, limit) + 1):
         share = -(-parts // split)
         keys = [share] + ([("even", share)] if even and split % 2 == 0 else [])
+        if largest and share not in seen and split > 1:
+            chosen.add(split - 1)
         for key in keys:
             if key not in seen:
                 seen.add(key)
                 chosen.add(split)
+    if largest:
+        chosen.add(split)
     return sorted(chosen)
 
 
@@ -172,7 +180,7 @@ def plan(product: Product, target: Target) -> Plan:
     limit = target.tiles
     axes = np.meshgrid(
         np.array(_splits(product.matrices, limit), dtype=np.int64), np.array(_splits(product.rows, limit), dtype=np.int64),
-        np.array(_splits(inner_groups, limit), dtype=np.int64),
+        np.array(_splits(inner_groups, limit, largest=True), dtype=np.int64),
         np.array(_splits(column_groups, limit, even=True), dtype=np.int64), indexing="ij", sparse=True)
     used = axes[0] * axes[1] * axes[2] * axes[3]
     keep = np.nonzero(used <= limit)

