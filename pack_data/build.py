@@ -359,9 +359,10 @@ class _Build:
         if not schema_file.exists():
             S = self.options.max_sequence_length
             counts, masked = np.zeros(S + 1, dtype=np.int64), np.zeros(S + 1, dtype=np.int64)
-            for lengths, predictions in self._lengths(parts_schema, notes):
-                counts += np.bincount(lengths, minlength=S + 1)
-                np.maximum.at(masked, lengths, predictions)
+            for note in notes:
+                lengths, sequences, most = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T
+                counts[lengths] += sequences
+                masked[lengths] = np.maximum(masked[lengths], most)
             packing = self._solve(LengthHistogram(counts, self.out.name))
             if self.former:
                 packing = _split_overfull(packing, masked, self.former.schema.max_predictions_per_pack)
@@ -397,16 +398,12 @@ class _Build:
             raise ValueError(f"{self.out}: what is new lacks some of the data set's columns ({', '.join(types)}); build one of both together")
         return schema
 
-    def _lengths(self, schema: PackSchema, notes: Sequence[Dict[str, Any]]) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-        spill = SpillFormat.of(schema)
-        for note in notes:
-            yield spill.read_lengths(self.work / f"{examples_name(note['part'])}.bin", Totals(*note["totals"]))
-
     def _assignment(self, parts_schema: PackSchema, notes: Sequence[Dict[str, Any]], packing: Packing) -> None:
         done = self.work / "slot.npy"
         if done.exists():
             return
-        lengths = np.concatenate([lengths for lengths, _ in self._lengths(parts_schema, notes)])
+        spill = SpillFormat.of(parts_schema)
+        lengths = np.concatenate([spill.read_lengths(self.work / f"{examples_name(note['part'])}.bin", Totals(*note["totals"])) for note in notes])
         assignment = assign(lengths, packing, (self.options.seed, self.options.epoch))
         save_array(self.work / "pack.npy", assignment.pack)
         save_array(done, assignment.slot)

@@ -31,7 +31,7 @@ def totals_of(sequences: Sequences) -> Totals:
 
 @dataclass(frozen=True)
 class SpillFormat:
-    """The columns of a file. Lengths and counts of masked tokens come first, so that they can be read alone."""
+    """The columns of a file. The lengths come first, so that they can be read alone."""
 
     lengths_type: str
     columns: Tuple[Column, ...]
@@ -84,7 +84,6 @@ class SpillFormat:
     def read_all(self, path: Path, totals: Totals) -> Sequences:
         return self.read(path, totals, Totals(0, 0, 0), totals)
 
-    def read_lengths(self, path: Path, totals: Totals) -> Tuple[np.ndarray, np.ndarray]:
-        """Lengths and counts of masked tokens alone, [sequences] each, in the type of the file."""
-        both = np.fromfile(path, dtype=self.lengths_type, count=2 * totals.sequences)
-        return both[:totals.sequences], both[totals.sequences:]
+    def read_lengths(self, path: Path, totals: Totals) -> np.ndarray:
+        """The lengths alone, [sequences], in the type of the file."""
+        return np.fromfile(path, dtype=self.lengths_type, count=totals.sequences)

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -50,11 +50,20 @@ def save_array(path: Path, values: np.ndarray) -> None:
     os.replace(temporary, path)
 
 
+def count_lengths(sequences: Sequences) -> List[List[int]]:
+    """[length, sequences of that length, most masked tokens of one of them] for every length that occurs."""
+    counts = np.bincount(sequences.lengths)
+    masked = np.zeros(len(counts), dtype=np.int64)
+    np.maximum.at(masked, sequences.lengths, sequences.prediction_counts)
+    lengths = np.flatnonzero(counts)
+    return np.stack([lengths, counts[lengths], masked[lengths]], axis=1).tolist()
+
+
 def save_examples(work: Path, part: int, sequences: Sequences, schema: PackSchema, **about: Any) -> Dict[str, Any]:
     """Writes a block of sequences as part `part`, and then the note that it is there."""
     name = examples_name(part)
     SpillFormat.of(schema).write(work / f"{name}.bin", sequences)
-    note = {"part": part, "totals": list(totals_of(sequences)), "digest": digest(sequences), **about}
+    note = {"part": part, "totals": list(totals_of(sequences)), "digest": digest(sequences), "lengths": count_lengths(sequences), **about}
     write_json(work / f"{name}.json", note)
     return note
 
