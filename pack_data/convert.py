@@ -6,9 +6,11 @@ Reads one record at a time and writes DST whole or not at all.  Packs stay packs
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from dataclasses import dataclass
-from typing import Iterator, Optional, Sequence
+from itertools import chain, count, islice
+from typing import Callable, Iterator, Optional, Sequence
 
 from pack_data.command import ArgumentParser, positive_int, progress_bar, run_main
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
@@ -22,15 +24,16 @@ TARGETS = {
     "arrow": ("packs", "examples", "token_packs", "tokens"),
     "store": ("packs",),
 }
+SUFFIX = {"mlperf_tfrecord": "tfrecord", "packed_tfrecord": "tfrecord", "parquet": "parquet", "arrow": "arrow"}
+WORDS = {"examples": "examples", "packs": "packs", "tokens": "token sequences", "token_packs": "packs of token sequences"}
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was done: records read and written, by kind; bad ones skipped; foreign columns that could not come along."""
+    """What was done: the format and kind written, how many records, bad ones skipped, foreign columns left out."""
 
     format: str
     kind: str
-    read: int
     written: int
     bad: int
     foreign_lost: Sequence[str] = ()
@@ -53,16 +56,18 @@ def target_format(destination: str, kind: str) -> str:
 
 def convert(
     source: Source, destination: str, to_format: str = "auto", *, unpack: bool = False, widths: Shape = Shape(),
-    shown: Optional[bool] = None,
+    records_per_file: Optional[int] = None, shown: Optional[bool] = None,
 ) -> Conversion:
     """Write every good record of `source` to `destination`.
 
     unpack: take packs apart into sequences, also where the target could hold packs.  widths: row widths of an unpacked
-    TFRecord (S and P), else those of the source.  Raises ValueError.
+    TFRecord (S and P), else those of the source.  records_per_file: write a folder of files of so many.  Raises ValueError.
     """
     kind = source.unpacked_kind if unpack else source.kind
     if to_format == "auto":
         to_format = target_format(destination, kind)
+    if records_per_file is not None and to_format not in SUFFIX:
+        raise ValueError(f"{to_format} is not written in numbered files; leave out --records-per-file")
     if to_format not in TARGETS:
         raise ValueError(f"format {to_format!r} cannot be written; choose from {', '.join(TARGETS)}")
     if kind == "packs" and "packs" not in TARGETS[to_format]:
@@ -76,25 +81,54 @@ def convert(
     if to_format in ("mlperf_tfrecord", "store"):
         own = source.example_shape() if kind == "examples" else source.shape()
         widths = Shape(*(given if given is not None else found for given, found in zip(widths, own)))
-    read = 0
 
     def records() -> Iterator[Record]:
-        nonlocal read
-        read = 0
+        found = 0
         with progress_bar(None, f"{source.format} to {to_format}", shown=shown, unit=" records") as bar:
             for record in source.examples() if kind == source.unpacked_kind else source.read():
-                read += 1
+                found += 1
                 bar.update()
                 yield record
+        if not found:
+            raise ValueError(f"{source.path}: has no record to convert")
 
     module = module_of(to_format)
+
+    def write(path: str, some: Iterator[Record]) -> int:
+        if FORMATS[to_format][0] == "parquet":
+            return module.write(path, some, kind, to_format == "arrow")
+        return module.write(path, some, widths)
+
     if to_format == "store":
         written = module.write(destination, records, widths)
-    elif FORMATS[to_format][0] == "parquet":
-        written = module.write(destination, records(), kind, to_format == "arrow")
+    elif records_per_file is None:
+        written = write(destination, records())
     else:
-        written = module.write(destination, records(), widths)
-    return Conversion(to_format, kind, read, written, source.bad.count, source.foreign_lost)
+        written = _write_parts(destination, SUFFIX[to_format], records(), records_per_file, write)
+    return Conversion(to_format, kind, written, source.bad.count, source.foreign_lost)
+
+
+def _write_parts(
+    folder: str, suffix: str, records: Iterator[Record], per_file: int, write: Callable[[str, Iterator[Record]], int],
+) -> int:
+    """Files part-00000.SUFFIX, part-00001.SUFFIX, ... in a new folder, which gets its name when all are there."""
+    if os.path.exists(folder):
+        raise ValueError(f"{folder}: is there already; files are written into a new folder")
+    temporary = f"{folder}.{os.getpid()}.part"
+    os.makedirs(temporary)
+    try:
+        written = 0
+        for number in count():
+            first = next(records, None)
+            if first is None:
+                break
+            name = f"part-{number:05d}.{suffix}"
+            written += write(os.path.join(temporary, name), chain([first], islice(records, per_file - 1)))
+        os.rename(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary)
+        raise
+    return written
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -106,6 +140,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--unpack", action="store_true", help="take packs apart into sequences")
     parser.add_argument("--skip-bad", type=int, default=0, metavar="N", help="leave out up to N bad records (default 0: the first is an error)")
     parser.add_argument("--columns", type=lambda text: tuple(text.split(",")), default=(), metavar="A,B", help="Parquet, Arrow: the integer columns of the sequences")
+    parser.add_argument("--records-per-file", type=positive_int, metavar="N", help="make DST a folder of files of N records (with --to-format)")
     parser.add_argument("--max-sequence-length", type=positive_int, metavar="S", help="slots in a row of an unpacked TFRecord; default: as in SRC")
     parser.add_argument("--max-predictions-per-sequence", type=positive_int, metavar="P", help="predictions in such a row; default: as in SRC")
     parser.add_argument("--progress", action="store_true", default=None, help="show progress though stderr is no terminal")
@@ -115,9 +150,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     source = open_source(args.source, args.from_format, args.skip_bad, args.columns)
     done = convert(
-        source, args.destination, args.to_format, unpack=args.unpack, shown=args.progress,
+        source, args.destination, args.to_format, unpack=args.unpack, shown=args.progress, records_per_file=args.records_per_file,
         widths=Shape(args.max_sequence_length, args.max_predictions_per_sequence))
-    print(f"{args.source} ({source.format}, {source.kind}) -> {args.destination} ({done.format}): {done.written:,} {done.kind}")
+    print(f"{args.source} ({source.format}, {WORDS[source.kind]}) -> {args.destination} ({done.format}): {done.written:,} {WORDS[done.kind]}")
     if done.bad:
         print(source.report(), file=sys.stderr)
         print(f"{done.bad} bad records skipped of {args.skip_bad} allowed", file=sys.stderr)

@@ -249,6 +249,29 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path, monkeypatch
     assert capsys.readouterr().err == f"error: this file format needs the package {needs}: pip install 'ipu_packed_bert[formats]'\n"
 
 
+@pytest.mark.parametrize("more", [(), ("--records-per-file", 3)])
+def test_nothing_is_not_converted(tmp_path, capsys, more):
+    (tmp_path / "a.tfrecord").write_bytes(frame(b"junk"))
+    arguments = (tmp_path / "a.tfrecord", tmp_path / "b", "--from-format", "mlperf_tfrecord", "--to-format", "mlperf_tfrecord")
+    assert command(*arguments, "--skip-bad", 1, *more) == 2
+    assert "a.tfrecord: has no record to convert" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tfrecord"]
+
+
+def test_a_folder_of_numbered_files_is_written_whole_or_not_at_all(tmp_path, mlperf, examples, capsys):
+    arguments = (mlperf, tmp_path / "parts", "--to-format", "mlperf_tfrecord", "--records-per-file", 4)
+    assert command(*arguments) == 0
+    assert [path.name for path in sorted((tmp_path / "parts").iterdir())] == [f"part-0000{number}.tfrecord" for number in range(3)]
+    assert [record.value for record in open_source(tmp_path / "parts").read()] == examples
+    assert command(*arguments) == 2
+    assert "is there already" in capsys.readouterr().err
+    mlperf.write_bytes(mlperf.read_bytes()[:-5])
+    assert command(mlperf, tmp_path / "other", *arguments[2:]) == 2
+    assert not list(tmp_path.glob("other*"))
+    assert command(mlperf, tmp_path / "other", "--to-format", "parquet", "--records-per-file", 4, "--skip-bad", 1) == 0
+    assert [record.value for record in open_source(tmp_path / "other").read()] == examples[:-1]
+
+
 def test_reading_streams(tmp_path):
     """The first record is there before the second is read: a broken second one does not hide it."""
     (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), S, P))) + b"broken from here on.......")
