@@ -455,7 +455,7 @@ class IpuEngine(Engine):
         outputs = self._training(*tensors)
         seconds = time.perf_counter() - started
         self._updates += 1
-        return self._result(outputs, batch, self.accumulation, seconds, self.cycles())
+        return self._result(outputs, batch, seconds, self.cycles())
 
     def evaluate(self, batch: Batch) -> StepResult:
         iterations = self._iterations(batch)
@@ -477,7 +477,7 @@ class IpuEngine(Engine):
             self._evaluation.detachFromDevice()
         finally:
             self._program.train()
-        return self._result(outputs, batch, iterations, seconds, None)
+        return self._result(outputs, batch, seconds, None)
 
     def cycles(self) -> Optional[int]:
         if not self.config.engine.log_cycles or self.device.kind != "ipu" or not self._updates:
@@ -535,14 +535,18 @@ class IpuEngine(Engine):
             )
         return iterations
 
-    def _result(self, outputs, batch: Batch, times: int, seconds: float, cycles: Optional[int]) -> StepResult:
+    def _result(self, outputs, batch: Batch, seconds: float, cycles: Optional[int]) -> StepResult:
+        """Means over the sequences of this process, which are those of the update unless poprun started several."""
         # One value a replica, or a scalar where there is one: sums over micro-batches either way.
-        loss, mlm_loss, nsp_loss, mlm_correct, nsp_correct = (float(output.to(torch.float64).sum()) for output in outputs)
-        micro, counts = times * self.instance.replicas, count(batch)
+        _, mlm_sum, nsp_sum, mlm_correct, nsp_correct = (float(output.to(torch.float64).sum()) for output in outputs)
+        counts = count(batch)
+        token = self.config.loss.normalisation == "token"
+        mlm_loss = _mean(mlm_sum, batch["mlm_scale"], counts.masked_tokens if token else counts.sequences)
+        nsp_loss = _mean(nsp_sum, batch["nsp_scale"], counts.sequences)
         return StepResult(
-            loss=loss / micro,
-            mlm_loss=mlm_loss / micro,
-            nsp_loss=nsp_loss / micro,
+            loss=mlm_loss + nsp_loss,
+            mlm_loss=mlm_loss,
+            nsp_loss=nsp_loss,
             mlm_accuracy=mlm_correct / max(1, counts.masked_tokens),
             nsp_accuracy=nsp_correct / max(1, counts.sequences),
             seconds=seconds,
@@ -598,6 +602,11 @@ class IpuEngine(Engine):
             self._waiting_rng = None
 
 
+def _mean(scaled_sum: float, scale: np.ndarray, number: int) -> float:
+    """A sum of losses, each multiplied by the batch's scale, over `number` of them -> their mean."""
+    return scaled_sum / (float(scale[0]) * number) if number else 0.0
+
+
 def check(config: Config, schema, *, packing_factor: float) -> None:
     """What only the engine can know before it compiles. Raises ValueError, in one line each."""
     check_accumulation(config, packing_factor)
@@ -607,11 +616,15 @@ def check(config: Config, schema, *, packing_factor: float) -> None:
             f"{config.path}: data.max_sequence_length is {data.max_sequence_length}, the data set's packs have"
             f" {schema.max_sequence_length} slots; build it again or change the configuration"
         )
-    depth = data.max_sequences_per_pack
-    if depth is not None and schema.max_sequences_per_pack > depth:
+    if data.max_sequences_per_pack not in (None, schema.max_sequences_per_pack):
         raise ValueError(
-            f"{config.path}: data.max_sequences_per_pack is {depth}, the data set's packs hold up to"
-            f" {schema.max_sequences_per_pack} sequences; build it again or change the configuration"
+            f"{config.path}: data.max_sequences_per_pack is {data.max_sequences_per_pack}, the data set was packed at depth"
+            f" {schema.max_sequences_per_pack}; build it again or change the configuration"
+        )
+    if schema.max_predictions_per_pack < (data.max_predictions_per_sequence or 1):
+        raise ValueError(
+            f"{config.path}: data.max_predictions_per_sequence is {data.max_predictions_per_sequence}, the data set's packs"
+            f" have room for {schema.max_predictions_per_pack} masked tokens; build it again or change the configuration"
         )
     if config.batch.device_iterations != 1:
         raise ValueError(

@@ -13,7 +13,7 @@ import torch
 from ipu_packed_bert.config import (
     BatchConfig, Config, ConfigError, DataConfig, EngineConfig, ModelConfig, OptimizerConfig, PlacementConfig, load_config)
 from ipu_packed_bert.engine import build_engine, choose_engine
-from ipu_packed_bert.engine.base import build_model
+from ipu_packed_bert.engine.base import build_model, count
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.model.packed import BATCH_FIELDS
@@ -489,7 +489,9 @@ def one_line(error):
 
 @pytest.mark.parametrize("broken, complaint", [
     (PackSchema(16, 3, 8), "16 slots"),
-    (PackSchema(SLOTS, 4, 9), "up to 4 sequences"),
+    (PackSchema(SLOTS, 4, 9), "packed at depth 4"),
+    (PackSchema(SLOTS, 2, 7), "packed at depth 2"),
+    (PackSchema(SLOTS, 3, 4), "room for 4 masked tokens"),
 ])
 def test_a_data_set_that_contradicts_the_configuration(sdk, broken, complaint):
     with pytest.raises(ValueError, match=complaint) as error:
@@ -618,8 +620,12 @@ def test_each_process_reads_its_share(tmp_path):
             engine.close()
     for name in BATCH_FIELDS:
         assert np.array_equal(np.concatenate([part[name] for part in parts]), whole[name])
-    host = HostEngine(config, packing_factor=1.0).step(whole, 0.01)
-    assert sum(result.loss for result in engines) / 2 == pytest.approx(host.loss, rel=1e-5)
+    # Each reports the means over its own sequences; weighed by their numbers they are those of the update.
+    host, counts = HostEngine(config, packing_factor=1.0).step(whole, 0.01), [count(part) for part in parts]
+    masked, sequences = (np.array([getattr(each, name) for each in counts]) for name in ("masked_tokens", "sequences"))
+    assert np.dot([r.mlm_loss for r in engines], masked) / masked.sum() == pytest.approx(host.mlm_loss, rel=1e-5)
+    assert np.dot([r.nsp_loss for r in engines], sequences) / sequences.sum() == pytest.approx(host.nsp_loss, rel=1e-5)
+    assert np.dot([r.mlm_accuracy for r in engines], masked) / masked.sum() == pytest.approx(host.mlm_accuracy)
 
 
 def test_poprun_with_another_number_of_replicas():
