@@ -51,7 +51,7 @@ def main(argv=None):
     from ipu_packed_bert.engine import build_engine, choose_engine
     from ipu_packed_bert.loader import GlobalBatches
     from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, print_summary
-    from ipu_packed_bert.train import train
+    from ipu_packed_bert.train import SilentLog, train
 
     checkpoint = load_checkpoint(newest_checkpoint(Path(args.resume, CHECKPOINTS))) if args.resume else None
     if checkpoint and checkpoint.step >= config.run.steps:
@@ -65,9 +65,12 @@ def main(argv=None):
         if choice.kind == "ipu_model":
             config = config.with_least_accumulation(factor.value)
         check_accumulation(config, factor.value)
-        batches = opened.enter_context(contextlib.closing(GlobalBatches(store, config, packing_factor=factor.value)))
         engine = opened.enter_context(contextlib.closing(
             build_engine(config, store.schema, packing_factor=factor.value)))
+        # An engine of several processes takes its share of each batch; one whose device starves a thread, another reader.
+        share = getattr(engine, "share", (0, 1))
+        batches = GlobalBatches(store, config, packing_factor=factor.value, share=share)
+        batches = opened.enter_context(contextlib.closing(getattr(engine, "feed", lambda same: same)(batches)))
         print_data(config, store.manifest)
         print_batch(config, factor, batches)
         print("engine    {}".format(engine.description), flush=True)
@@ -80,6 +83,9 @@ def main(argv=None):
             engine.load_state(checkpoint.engine)
             batches.load_state(checkpoint.batches)
         first_step = checkpoint.step if checkpoint else 0
+        if share[0]:  # the first process writes for all
+            outcome = train(config, engine, batches, SilentLog(), None, first_step=first_step)
+            return outcome.status
         folder = open_run_folder(
             args.resume or args.out, config, first_step=first_step,
             environment=environment(device=engine.description, seed=config.run.seed, command=[sys.executable] + sys.argv))
@@ -89,9 +95,8 @@ def main(argv=None):
             max_sequence_length=config.data.max_sequence_length, progress=args.progress)))
         outcome = train(config, engine, batches, log, folder / CHECKPOINTS, first_step=first_step)
         log.close()
-        print_summary(folder, log.totals, config, outcome.step)
-        # As a shell reports a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM.
-        return 128 + outcome.stopped_by if outcome.stopped_by else 0
+        print_summary(folder, log.totals, config, outcome)
+        return outcome.status
 
 
 def for_this_machine(config, choice):

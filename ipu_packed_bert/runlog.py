@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import torch
 
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import BatchCounts, StepResult
+from ipu_packed_bert.train import Log, Outcome
 from pack_data.store import write_atomically
 
 LOG, EVALUATIONS, ENVIRONMENT, CONFIG = "log.jsonl", "evaluation.jsonl", "environment.json", "config.yml"
@@ -39,7 +41,7 @@ class Totals(NamedTuple):
     tokens: int = 0
     seconds: float = 0.0
 
-    def plus(self, counts: BatchCounts, seconds: float) -> "Totals":
+    def plus(self, counts: BatchCounts, seconds: float) -> Totals:
         return Totals(self.packs + counts.packs, self.sequences + counts.sequences, self.tokens + counts.tokens,
                       self.seconds + seconds)
 
@@ -56,7 +58,7 @@ class Totals(NamedTuple):
         return self.sequences / self.packs if self.packs else 1.0
 
 
-class RunLog:
+class RunLog(Log):
     """Writes one run's steps, as they are made, to its folder and to the terminal.
 
     A terminal gets a live line, anything else about twenty lines in all.  After a resumption the lines of steps that
@@ -78,17 +80,15 @@ class RunLog:
             forget_after(self._folder / name, first_step)
         self._log = open(self._folder / LOG, "a", encoding="utf-8")
         self._evaluations = open(self._folder / EVALUATIONS, "a", encoding="utf-8")
-        self._board = _tensorboard(self._folder, first_step, self._say)
-        self._live = sys.stderr.isatty() if progress is None else progress
         self._bar = None
-        if self._live:
+        self._board = _tensorboard(self._folder, first_step, self._say)
+        if sys.stderr.isatty() if progress is None else progress:
             from tqdm import tqdm
 
             self._bar = tqdm(total=steps, initial=first_step, file=sys.stderr, unit="step", dynamic_ncols=True,
                              bar_format="{percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}")
 
     def step(self, step: int, learning_rate: float, counts: BatchCounts, result: StepResult) -> None:
-        """Write down update number ``step`` (the first is 1)."""
         record = {
             "step": step, "loss": result.loss, "mlm_loss": result.mlm_loss, "nsp_loss": result.nsp_loss,
             "mlm_accuracy": result.mlm_accuracy, "nsp_accuracy": result.nsp_accuracy, "learning_rate": learning_rate,
@@ -113,17 +113,18 @@ class RunLog:
                                 ("packing/sequences_per_pack", recent.packing_factor),
                                 ("packing/padding_avoided", avoided)):
                 self._board.add_scalar(name, value, step)
-        line = "loss {:.3f}  mlm {:.3f} {:.1%}  nsp {:.3f} {:.1%}  {:,.1f} seq/s  {:,.0f} tok/s  padding avoided {:.2%}".format(
-            result.loss, result.mlm_loss, result.mlm_accuracy, result.nsp_loss, result.nsp_accuracy,
+        rates = "{:,.1f} seq/s  {:,.0f} tok/s  padding avoided {:.2%}".format(
             recent.sequences_per_second, recent.tokens_per_second, avoided)
         if self._bar is not None:
-            self._bar.set_postfix_str(line, refresh=False)
+            self._bar.set_postfix_str("loss {:.3f}  mlm {:.1%}  nsp {:.1%}  {}".format(
+                result.loss, result.mlm_accuracy, result.nsp_accuracy, rates), refresh=False)
             self._bar.update(1)
         elif step == 1 or step == self._steps or step % self._lines_every == 0:
-            self._say("step {:>{}}/{}  {}".format(step, len(str(self._steps)), self._steps, line))
+            self._say("step {:>{}}/{}  loss {:.3f}  mlm {:.3f} {:.1%}  nsp {:.3f} {:.1%}  {}".format(
+                step, len(str(self._steps)), self._steps, result.loss, result.mlm_loss, result.mlm_accuracy,
+                result.nsp_loss, result.nsp_accuracy, rates))
 
     def evaluation(self, step: int, counts: BatchCounts, result: StepResult) -> None:
-        """Write down an evaluation after update number ``step``."""
         _append(self._evaluations, {
             "step": step, "loss": result.loss, "mlm_loss": result.mlm_loss, "nsp_loss": result.nsp_loss,
             "mlm_accuracy": result.mlm_accuracy, "nsp_accuracy": result.nsp_accuracy, "packs": counts.packs,
@@ -152,7 +153,7 @@ class RunLog:
         self._evaluations.close()
 
     def _say(self, text: str) -> None:
-        if getattr(self, "_bar", None) is not None:
+        if self._bar is not None:
             self._bar.write(text, file=self._stream)
         else:
             print(text, file=self._stream, flush=True)
@@ -180,7 +181,7 @@ def open_run_folder(folder: Optional[str], config: Config, *, first_step: int, e
     return path
 
 
-def print_summary(folder: Path, totals: "Totals", config: Config, step: int) -> None:
+def print_summary(folder: Path, totals: Totals, config: Config, outcome: Outcome) -> None:
     """What a run came to, where it lies and how to go on with it."""
     records = read_log(folder / LOG)
     first, last = records[0], records[-1]
@@ -193,9 +194,13 @@ def print_summary(folder: Path, totals: "Totals", config: Config, step: int) -> 
     rows.append(("padding", "{:.2%} avoided: {:.3f} sequences in a pack".format(
         padding_avoided(totals.packs, totals.sequences, totals.tokens, config.data.max_sequence_length), totals.packing_factor)))
     rows.append(("run", "{}  (tensorboard --logdir {})".format(folder, folder)))
-    more = "" if step < config.run.steps else " --steps {}".format(2 * config.run.steps)
-    rows.append(("continue" if more else "resume", "python run_pretraining.py --resume {}{}".format(folder, more)))
+    finished = outcome.step == config.run.steps
+    more = " --steps {}".format(2 * config.run.steps) if finished else ""
+    rows.append(("continue" if finished else "resume", "python run_pretraining.py --resume {}{}".format(folder, more)))
     print()
+    if outcome.stopped_by:
+        print("stopped   by {} after update {:,} of {:,}; saved".format(
+            signal.Signals(outcome.stopped_by).name, outcome.step, config.run.steps))
     for label, text in rows:
         print("{:<9} {}".format(label, text))
 

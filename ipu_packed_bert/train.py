@@ -1,6 +1,7 @@
 """The training loop: next batch, step, record, maybe evaluate, maybe save."""
 from __future__ import annotations
 
+import abc
 import signal
 import threading
 from pathlib import Path
@@ -11,7 +12,28 @@ from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import Batch, BatchCounts, Engine, StepResult, count
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.optim import learning_rate
-from ipu_packed_bert.runlog import RunLog
+
+
+class Log(abc.ABC):
+    """What the training loop tells."""
+
+    @abc.abstractmethod
+    def step(self, step: int, learning_rate: float, counts: BatchCounts, result: StepResult) -> None:
+        """Update number ``step`` (the first is 1) was made."""
+
+    @abc.abstractmethod
+    def evaluation(self, step: int, counts: BatchCounts, result: StepResult) -> None:
+        """The held-out packs were evaluated after update number ``step``."""
+
+
+class SilentLog(Log):
+    """For the processes of a run that another one writes down."""
+
+    def step(self, step: int, learning_rate: float, counts: BatchCounts, result: StepResult) -> None:
+        pass
+
+    def evaluation(self, step: int, counts: BatchCounts, result: StepResult) -> None:
+        pass
 
 
 class Outcome(NamedTuple):
@@ -20,10 +42,15 @@ class Outcome(NamedTuple):
     step: int  # updates made, those before a resumption included
     stopped_by: Optional[int]  # the signal that ended it early, else None
 
+    @property
+    def status(self) -> int:
+        """Exit status, as a shell reports a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+        return 128 + self.stopped_by if self.stopped_by else 0
 
-def train(config: Config, engine: Engine, batches: GlobalBatches, log: RunLog, checkpoints: Path, *,
+
+def train(config: Config, engine: Engine, batches: GlobalBatches, log: Log, checkpoints: Optional[Path], *,
           first_step: int = 0) -> Outcome:
-    """Make the updates ``first_step`` to ``config.run.steps``.
+    """Make the updates after ``first_step`` up to ``config.run.steps``; ``checkpoints`` None saves none.
 
     Ctrl-C and SIGTERM let the update under way finish, save a checkpoint and return; a second Ctrl-C stops at once.
     """
@@ -39,7 +66,8 @@ def train(config: Config, engine: Engine, batches: GlobalBatches, log: RunLog, c
             last = step == run.steps
             if run.evaluate_every and (last or step % run.evaluate_every == 0) and not interruption.signal:
                 log.evaluation(step, *evaluate(engine, batches.held_out(), token=config.loss.normalisation == "token"))
-            if last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0):
+            due = last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0)
+            if due and checkpoints is not None:
                 save_checkpoint(checkpoints, Checkpoint(step, engine.state(), batches.state(), config.to_yaml()),
                                 keep=run.keep_checkpoints)
             if interruption.signal:

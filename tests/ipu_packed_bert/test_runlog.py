@@ -1,6 +1,7 @@
 """What a run writes down, and what it forgets when it is resumed from before."""
 import io
 import json
+import signal
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import BatchCounts, StepResult
 from ipu_packed_bert.runlog import (
     EVALUATIONS, LOG, RunLog, Totals, environment, forget_after, open_run_folder, padding_avoided, print_summary, read_log)
+from ipu_packed_bert.train import Outcome
 
 KEYS = ["step", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "packs", "sequences",
         "tokens", "seconds", "cycles"]
@@ -144,9 +146,10 @@ def test_a_run_is_not_overwritten(tmp_path):
 def test_the_summary_says_what_came_of_it_and_how_to_go_on(tmp_path, capsys):
     log, _ = written(tmp_path, [1, 2, 3])
     (tmp_path / EVALUATIONS).write_text(json.dumps({"step": 3, "loss": 6.5, "mlm_accuracy": 0.25, "nsp_accuracy": 0.75}) + "\n")
-    print_summary(tmp_path, log.totals, Config(), 3)
+    print_summary(tmp_path, log.totals, Config(), Outcome(3, signal.SIGTERM))
     text = capsys.readouterr().out
-    for part in ("9.000 -> 7.000 in 3 updates", "loss 6.500, masked tokens 25.0% right, next sentence 75.0% right",
+    for part in ("stopped   by SIGTERM after update 3 of 100; saved",
+                 "9.000 -> 7.000 in 3 updates", "loss 6.500, masked tokens 25.0% right, next sentence 75.0% right",
                  "14.0 sequences/s, 760 tokens/s", "1.750 sequences in a pack",
                  "resume    python run_pretraining.py --resume {}\n".format(tmp_path)):
         assert part in text, text
