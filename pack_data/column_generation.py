@@ -23,9 +23,12 @@ from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 _TOLERANCE = 1e-9  # relative; the linear programmes are solved to about 1e-9 themselves
 _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a block stays in the cache
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
-_FULL_ROWS = 1536  # beyond, the full programme takes minutes and the finest of these instead
-_FINEST_ROWS = 256
+_FULL_ROWS = 1536  # beyond, the full programme takes too long
+_FEW = 60  # sequences of a length, on average
 _CANDIDATES = 512  # strategies sought a round
+
+
+Progress = Callable[[float, float], None]  # told the value and the bound after every programme solved
 
 
 class PackTables:
@@ -193,13 +196,13 @@ class Programme:
         self.bound, self.prices = -1.0, np.zeros(len(lengths))
         self._stride, self._turn = -(-2 * len(lengths) // _CANDIDATES), 0
         for prices in first_prices(lengths, counts, self.S, depth):
-            self._price(prices, 1)
+            self.price(prices, 1)
         self.reach = min(depth, max(4, int(self.weights.sum() / self.bound) + 2))
         self.pool.add(lengths[:, None])
         for prices in first_prices(lengths, counts, self.S, self.reach):
-            self.pool.add(self._price(prices, self.reach))
+            self.pool.add(self.price(prices, self.reach))
 
-    def _price(self, prices: np.ndarray, reach: int) -> np.ndarray:
+    def price(self, prices: np.ndarray, reach: int) -> np.ndarray:
         """Improves the bound with these prices; best packs of at most `reach` sequences that contain given lengths."""
         lengths, S = self.lengths, self.S
         tables = PackTables(lengths, prices, S)
@@ -216,14 +219,14 @@ class Programme:
     def improve(self, prices: np.ndarray) -> int:
         """Adds strategies worth more than 1 at these prices of the master; returns how many."""
         for smoothing in (0.8, 0.4, 0.0):
-            candidates = self._price(smoothing * self.prices + (1 - smoothing) * prices, self.reach)
+            candidates = self.price(smoothing * self.prices + (1 - smoothing) * prices, self.reach)
             added = self.pool.add(candidates[self.pool.worth(prices, candidates) > 1 + _TOLERANCE])
             if added:
                 return added
         if self.reach == self.depth:
             return 0
         self.reach = min(self.depth, 2 * self.reach)
-        candidates = self._price(prices, self.reach)
+        candidates = self.price(prices, self.reach)
         return self.pool.add(candidates[self.pool.worth(prices, candidates) > 1 + _TOLERANCE])
 
     def forget(self, prices: np.ndarray, used: np.ndarray, limit: int) -> None:
@@ -232,8 +235,8 @@ class Programme:
             worth = self.pool.worth(prices, self.pool.strategies)
             self.pool.keep(used | (worth >= np.partition(worth, -limit)[-limit]))
 
-    def solve_on(self, knots: np.ndarray, progress=lambda value, bound: None) -> None:
-        """Strategies and prices for the coarse programme with these rows (see `solve_coarse`), to 1e-5."""
+    def solve_on(self, knots: np.ndarray, progress: Progress) -> Relaxation:
+        """The coarse programme with these rows (see `solve_coarse`), to 1e-5."""
         hats = _hats(self.lengths, knots)
         wanted = hats @ self.weights
         self.pool.add(self.lengths[knots][:, None])  # so that each row can be met
@@ -241,13 +244,16 @@ class Programme:
             master = _solve_master(hats @ self.pool.matrix(self.pool.strategies), wanted)
             progress(master.value, self.bound)
             prices = hats.T @ master.prices
+            used = master.packs > 0
+            result = self.pool.strategies[used], master.packs[used]
             if master.value - self.bound <= 1e-5 * master.value:
                 break
-            self.forget(prices, master.packs > 0, 3 * len(self.lengths))
+            self.forget(prices, used, 3 * len(self.lengths))
             if not self.improve(prices):
                 break
+        return Relaxation(master.value, self.bound, self.prices, *result, exact=False)
 
-    def solve_coarse(self, rounds: int = 60, progress=lambda value, bound: None) -> Relaxation:
+    def solve_coarse(self, progress: Progress, rounds: int = 60) -> Relaxation:
         """Prices that are piecewise linear in the length, between knots that are set where that is felt most.
 
         Such prices bound the full programme all the same.  Its optimal prices mostly have a handful of kinks only, so few
@@ -303,7 +309,7 @@ class Programme:
 def relax(
     lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int, *,
     seeds: Optional[np.ndarray] = None, good_enough: float = 0.0, incumbent: float = np.inf, rounds: int = 60, exact: bool = False,
-    progress: Callable[[float, float], None] = lambda value, bound: None,
+    progress: Progress = lambda value, bound: None,
 ) -> Relaxation:
     """Solves the linear programme over `lengths` (ascending, all with counts > 0), packs of S slots, `depth` sequences.
 
@@ -319,17 +325,22 @@ def relax(
     if seeds is not None:
         pool.add(seeds)
     if m > _FULL_ROWS and not exact:
-        return programme.solve_coarse(progress=progress)
-    for rows in _COARSE_ROWS:
-        if 2 * rows < m:
-            programme.solve_on(np.unique(np.linspace(0, m - 1, rows).round().astype(np.int64)), progress)
-    if m > 2 * _COARSE_ROWS[0]:
+        return programme.solve_coarse(progress)
+    if seeds is None and m > 2 * _COARSE_ROWS[0]:
+        known = programme.bound
+        for rows in _COARSE_ROWS:
+            if 2 * rows < m:
+                coarse = programme.solve_on(np.unique(np.linspace(0, m - 1, rows).round().astype(np.int64)), progress)
+        if not exact and programme.bound == known and weights.sum() < _FEW * m:
+            # The bound known in advance stands: tokens, not lengths, are scarce.  The full programme then closes the last
+            # thousandth very slowly, and with few sequences of each length its detail would be rounded away anyway.
+            return coarse
         # Prices that are all but right leave a choice of strategies; noise takes from all over it.
         random = np.random.default_rng(0)
         pool.keep(pool.worth(programme.prices, pool.strategies) > 1 - 1e-3)
         pool.add(lengths[:, None])
         for _ in range(8):
-            pool.add(programme._price(programme.prices * (1 + 1e-6 * random.random(m)), programme.reach))
+            pool.add(programme.price(programme.prices * (1 + 1e-6 * random.random(m)), programme.reach))
     for round_ in range(rounds):
         master = _solve_master(pool.matrix(pool.strategies), weights)
         progress(master.value, programme.bound)

@@ -178,7 +178,7 @@ def whole_packs(
         shorter = np.zeros(S + 1, np.int64)
         shorter[lengths] = lengths
         seeds = np.maximum.accumulate(shorter)[pool]  # the strategies so far, on the lengths that remain
-        relaxation = relax(lengths, left[lengths], S, depth_of(lengths), seeds=seeds, good_enough=target - total, rounds=30, exact=True)
+        relaxation = relax(lengths, left[lengths], S, depth_of(lengths), seeds=seeds, good_enough=target - total, rounds=8, exact=True)
         take = _round(relaxation, left)
 
 
