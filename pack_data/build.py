@@ -214,7 +214,7 @@ class _Build:
             made_with = {"options": before["options"], "sources": before["sources"] + sources,
                          "parts": before["parts"] + len(notes), "documents": before["documents"] + made_with["documents"]}
         if self.source is not None:
-            made_with["skipped"] = json.loads((self.work / "examples.json").read_text())["skipped"]
+            made_with.update(json.loads((self.work / "examples.json").read_text()))
             ids = parts.vocabulary_size(notes)
             if vocabulary and ids > vocabulary_size:
                 raise ValueError(f"{self.options.source}: token id {ids - 1} is not in the vocabulary of {vocabulary_size}; give the one it was made with")
@@ -317,7 +317,8 @@ class _Build:
                 bar.update(sum(note["totals"][0] for note in read_notes(self.work, "examples-*.json")))
                 for note in self.runner.map(function, tasks):
                     bar.update(note["totals"][0])
-            write_json(self.work / "examples.json", {"skipped": [] if self.source is None else [str(bad) for bad in self.source.bad.found]})
+            write_json(self.work / "examples.json", {} if self.source is None else {
+                "skipped": [str(bad) for bad in self.source.bad.found], "left_out": list(self.source.foreign_lost)})
         notes = read_notes(self.work, "examples-*.json")
         if not sum(note["totals"][0] for note in notes):
             raise ValueError(f"{options.corpus}: the corpus is empty: no text in {sum(note['documents'] for note in notes)} documents; nothing to pack")
@@ -555,6 +556,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         size = sum(entry.bytes for entry in store.manifest.shards)
         for skipped in store.manifest.made_with.get("skipped", ()):
             print(f"skipped {skipped}", file=sys.stderr)
+        if store.manifest.made_with.get("left_out"):
+            print(f"left out: {', '.join(store.manifest.made_with['left_out'])} (a store holds whole numbers only)", file=sys.stderr)
         print(f"\n{store.folder}: {len(store):,} packs in {len(store.manifest.shards)} shards, {size / 1e6:,.1f} MB, {size / len(store):,.0f} bytes a pack")
     return 0
 

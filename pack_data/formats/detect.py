@@ -113,7 +113,7 @@ class Source:
     columns: Tuple[str, ...] = ()
     skip_bad: int = 0
     bad: BadRecords = field(default_factory=BadRecords)
-    foreign_lost: Tuple[str, ...] = ()  # foreign columns of packs that examples() could not give to one sequence
+    foreign_lost: Tuple[str, ...] = ()  # foreign columns that examples() could not give to one sequence, or blocks() not hold
 
     @property
     def unpacked_kind(self) -> str:
@@ -145,7 +145,8 @@ class Source:
                     yield Record(record.origin, value)
 
     def blocks(self, size: int = 4096, longest: Optional[int] = None) -> Iterator[Sequences]:
-        """`examples` in columns, `size` sequences at a time.  Foreign columns of one integer a record come as scalars.
+        """`examples` in columns, `size` sequences at a time.  Foreign columns of one integer a record come as scalars; the
+        others are left out and named in `foreign_lost`.
 
         ValueError, naming the record, where a sequence has more than `longest` tokens or other columns than the first.
         """
@@ -154,6 +155,7 @@ class Source:
         if first is None:
             return
         scalars = integer_columns(first)
+        self.foreign_lost = tuple(sorted(set(self.foreign_lost) | set(first.foreign) - set(scalars)))
         records = chain([first], records)
         # Small blocks first: as Python numbers, examples take ten times the memory.
         small = (self._block(block, first, scalars, longest) for block in iter(lambda: list(islice(records, 512)), []))

@@ -58,6 +58,7 @@ def test_token_columns_are_packed_with_positions_and_sequence_numbers(tmp_path):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     store = made(tmp_path / "a.parquet", tmp_path / "out", max_sequences_per_pack=4)
     assert store.manifest.kind == "tokens" and store.manifest.sequences == 50
+    assert store.manifest.made_with["left_out"] == ["text"]
     assert {column.name: column.dtype for column in store.schema.columns} == {"input_ids": "<u4", "labels": "|i1", "row": "|u1"}
     batch = build.PackStore.open(tmp_path / "out").batch(np.arange(len(store)))
     assert set(batch) == {"input_ids", "labels", "row", "input_mask", "positions"}
@@ -133,3 +134,16 @@ def test_a_column_with_a_name_of_the_build_is_refused(tmp_path, capsys):
     pq.write_table(pa.table({"input_ids": [[1, 2]], "slot": [3]}), tmp_path / "a.parquet")
     assert command("--from", tmp_path / "a.parquet", "--out", tmp_path / "out", "--workers", 1) == 2
     assert "may not be called slot" in capsys.readouterr().err
+
+
+def test_more_files_are_appended(tmp_path, examples):
+    """The second file has the smaller ids; the data set is whole, and both files' examples come out."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    small = [each._replace(input_ids=[1 + value % 300 for value in each.input_ids], masked_lm_ids=[5] * len(each.masked_lm_ids)) for each in examples[:20]]
+    mlperf_tfrecord.write(str(folder / "part-0.tfrecord"), [Record(Origin("", 0), each) for each in examples], Shape(S, P))
+    first = made(folder, tmp_path / "out")
+    mlperf_tfrecord.write(str(folder / "part-1.tfrecord"), [Record(Origin("", 0), each) for each in small], Shape(S, P))
+    second = made(folder, tmp_path / "out", append=True)
+    assert second.manifest.vocabulary_size == first.manifest.vocabulary_size
+    assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples + small)
