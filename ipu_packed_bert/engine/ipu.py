@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-import poptorch
 import torch
 from torch import nn
+
+try:
+    import poptorch
+except AssertionError as error:  # while it is imported, PopTorch asserts that torch is the version it was built with
+    raise ImportError(str(error)) from None
 
 from ipu_packed_bert.config import Config, check_accumulation
 from ipu_packed_bert.engine.base import Batch, Engine, StepResult, build_model, count, micro_batches
@@ -397,6 +401,11 @@ class IpuEngine(Engine):
         device = find_device(config)
         if device is None:
             raise ValueError(f"no device for {_ipus(config)}; see gc-info -l for what is attached, or use --engine host")
+        if device.kind == "ipu_model" and config.placement.replicas > 1:
+            raise ValueError(
+                f"the Poplar IPU Model runs one replica, placement.replicas is {config.placement.replicas}; use"
+                " --set placement.replicas=1 --set placement.replicated_tensor_sharding=false"
+            )
         self.config = config
         self.device = device
         self.instance = find_instance(config)
@@ -413,6 +422,7 @@ class IpuEngine(Engine):
         self._evaluation = None
         self._evaluation_iterations = None
         self._updates = 0
+        self._cycles: Optional[int] = None
         self._waiting: Optional[Dict[str, Any]] = None  # optimiser state for a program not yet compiled
         self._waiting_rng: Optional[List[int]] = None
 
@@ -420,7 +430,8 @@ class IpuEngine(Engine):
     def description(self) -> str:
         engine = self.config.engine
         weights = "half" if engine.half_weights else "float32"
-        return f"{self.device.reason}; {weights} weights, {len(place(self.config).stages)} forward stages"
+        stages = len(place(self.config).stages)
+        return f"{self.device.reason}; {weights} weights, {stages} forward stage{'' if stages == 1 else 's'}"
 
     @property
     def compilations(self) -> Dict[str, int]:
@@ -455,34 +466,39 @@ class IpuEngine(Engine):
         outputs = self._training(*tensors)
         seconds = time.perf_counter() - started
         self._updates += 1
-        return self._result(outputs, batch, seconds, self.cycles())
+        if self.config.engine.log_cycles and self.device.kind == "ipu":
+            self._cycles = int(self._training.cycleCount())
+        return self._result(outputs, batch, seconds, self._cycles)
 
     def evaluate(self, batch: Batch) -> StepResult:
         iterations = self._iterations(batch)
         tensors = self._tensors(batch, iterations)
+        hardware = self.device.kind == "ipu"
         if self._training.isCompiled() and self._training.isAttachedToDevice():
-            # Both programs want the same IPUs, and the same weights: the host has them in between. Detaching saves the
-            # optimiser's state too; the next step attaches again and restores it.
             self._training.copyWeightsToHost()
-            self._training.detachFromDevice()
+            if hardware:
+                # Both programs want the same IPUs. Detaching saves the optimiser's and the random state; the next step
+                # attaches again and restores them.
+                self._training.detachFromDevice()
         self._program.eval()
         try:
             if self._evaluation is None:
                 options = evaluation_options(self.config, self.device, self.instance, iterations=iterations)
                 self._evaluation = poptorch.inferenceModel(self._program, options=options)
                 self._evaluation_iterations = iterations
+            elif self._evaluation.isAttachedToDevice():
+                self._evaluation.copyWeightsToDevice()
             started = time.perf_counter()
             outputs = self._evaluation(*tensors)
             seconds = time.perf_counter() - started
-            self._evaluation.detachFromDevice()
+            if hardware:
+                self._evaluation.detachFromDevice()
         finally:
             self._program.train()
         return self._result(outputs, batch, seconds, None)
 
     def cycles(self) -> Optional[int]:
-        if not self.config.engine.log_cycles or self.device.kind != "ipu" or not self._updates:
-            return None
-        return int(self._training.cycleCount())
+        return self._cycles
 
     def close(self) -> None:
         for executor in (self._evaluation, self._training):

@@ -816,8 +816,6 @@ class PoplarExecutor:
             raise Error("compiled for {}, called with {}".format(self._shapes, found))
         if not self._attached:
             self.attachToDevice()
-        if not self._training:
-            self.copyWeightsToDevice()            # PopTorch: done where the training model's weights are newer
         self._write_optimizer_state()
         if self._values.get("synthetic_data"):
             inputs = [_torch.randn(t.shape).to(t.dtype) if t.is_floating_point() else _torch.zeros_like(t) for t in inputs]

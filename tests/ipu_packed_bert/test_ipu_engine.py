@@ -5,6 +5,7 @@ Tests marked `ipu`, at the end, run on what the stand-in stands for.
 import dataclasses
 import json
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -531,6 +532,24 @@ def test_too_old_a_poptorch(monkeypatch):
             pass
 
 
+@pytest.mark.parametrize("fault, complaint", [
+    ("assert False, 'PopTorch only works with torch==2.0.1'", "torch==2.0.1"),       # as PopTorch compares versions
+    ("raise ImportError('libpopart.so: cannot open shared object file')", "libpopart.so"),  # the SDK is not enabled
+])
+def test_a_broken_sdk_is_one_line(tmp_path, monkeypatch, fault, complaint):
+    import ipu_packed_bert.engine as package
+
+    (tmp_path / "poptorch.py").write_text(fault)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("poptorch", "ipu_packed_bert.engine.ipu"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delattr(package, "ipu", raising=False)
+    with pytest.raises(ValueError, match=complaint) as error:
+        choose_engine(make_config())
+    assert "Poplar SDK" in one_line(error)
+    assert choose_engine(change(make_config(), engine={"kind": "auto"})).kind == "host"
+
+
 # ------------------------------------------------------------------------------------------------------------- devices
 
 
@@ -566,12 +585,16 @@ def test_the_ipu_model_on_request(sdk, how, monkeypatch):
         monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
     assert choose_engine(config).kind == "ipu_model"
     engine, host = make_engine(sdk, config), HostEngine(config, packing_factor=1.0)
-    batch = make_batch(config)
-    result = engine.step(batch, 0.01)
-    assert result.cycles is None
-    host.step(batch, 0.01)
+    for seed in range(2):
+        batch = make_batch(config, seed=seed)
+        assert engine.step(batch, 0.01).cycles is None
+        host.step(batch, 0.01)
+        assert engine.evaluate(batch)[:5] == pytest.approx(host.evaluate(batch)[:5], rel=1e-5)
     assert_same_weights(engine.state(), host.state())
-    assert sdk[1]._machine.attached == 0
+    assert sdk[1]._machine.attached == 0 and engine.cycles() is None
+    with pytest.raises(ValueError, match="runs one replica") as error:
+        make_engine(sdk, change(config, placement={"replicas": 2}, engine={"ipu_model": True}))
+    one_line(error)
 
 
 def test_a_program_for_another_machine(tmp_path):
