@@ -1,5 +1,6 @@
 """A build that is stopped, at any point, loses nothing: run again, it continues and ends with the bytes of an undisturbed one."""
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,13 +52,15 @@ def test_stopped_between_any_two_files(corpus, tmp_path, monkeypatch):
     build_small(corpus, tmp_path / "calm").close()
     expected = content(tmp_path / "calm")
     out = tmp_path / "data"
-    build_small(corpus, out, seed=9).close()
-    former = content(out)
+    build_small(corpus, tmp_path / "former", seed=9).close()
+    former = content(tmp_path / "former")
     with monkeypatch.context() as patch:
         done = stop_after(patch, 0)
         build_small(corpus, tmp_path / "counted").close()
     assert done[0] > 15
     for count in range(1, done[0] + 1, 3):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(tmp_path / "former", out)
         with monkeypatch.context() as patch:
             stop_after(patch, count)
             with pytest.raises(Stopped):
@@ -69,7 +72,6 @@ def test_stopped_between_any_two_files(corpus, tmp_path, monkeypatch):
             name: data for name, data in former.items() if name.endswith(".npy")}
         build_small(corpus, out).close()
         assert content(out) == expected
-        build_small(corpus, out, seed=9).close()
 
 
 def test_what_was_complete_is_not_made_again(corpus, tmp_path, monkeypatch):
