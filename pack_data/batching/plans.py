@@ -104,8 +104,11 @@ def _bins_to_plan(lengths: np.ndarray, bins: List[List[int]], options: BatchOpti
     if last:
         left = sorted((number for numbers in bins[-last:] for number in numbers), key=lambda number: (-lengths[number], number))
         shares: List[List[int]] = [[] for _ in range(options.ranks)]
+        load = [0] * options.ranks
         for number in left:
-            min(shares, key=lambda share: sum(lengths[share])).append(number)
+            rank = load.index(min(load))
+            shares[rank].append(number)
+            load[rank] += int(lengths[number])
         bins = bins[:-last] + shares
     return _whole(lengths, [[numbers] if numbers else [] for numbers in bins], options.ranks)
 

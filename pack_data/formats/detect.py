@@ -79,16 +79,17 @@ def _tfrecord_format(path: str) -> str:
                 return name
         break
     if not names:
-        raise ValueError(f"{path}: no record of this TFRecord file can be read; name its format with --from-format to see why")
+        raise ValueError(f"{path}: no record of this TFRecord file can be read; name its format to see why")
     raise ValueError(f"{path}: TFRecord with features {', '.join(names[:12])}: no format known here; "
-                     "name the one it should be with --from-format to see what is missing")
+                     "name the one it should be to see what is missing")
 
 
 def detect(path: str) -> str:
     """The format of a path, from its content.  Raises ValueError."""
     if os.path.isfile(os.path.join(path, "manifest.json")):
         return "store"
-    first = files_of(path)[0]
+    files = files_of(path)
+    first = next((file for file in files if os.path.getsize(file)), files[0])  # parts may be empty
     with open(first, "rb") as file:
         head = file.read(12)
     for magic, name in MAGIC:
@@ -191,8 +192,9 @@ class Source:
         return made
 
     def shape(self) -> Shape:
-        """Row widths of the first file; None for what it does not fix."""
-        return module_of(self.format).shape(self.files[0], **self._options())
+        """Row widths, from the first file that has a good record; None for what the format does not fix."""
+        shapes = (module_of(self.format).shape(file, **self._options()) for file in self.files)
+        return next((shape for shape in shapes if shape.max_sequence_length is not None), Shape())
 
     def example_shape(self) -> Shape:
         """Row widths of the unpacked examples: a pack has one prediction more for each of its sequences, so without those;

@@ -104,6 +104,16 @@ def test_a_folder_is_read_in_the_order_of_its_numbers(tmp_path):
     assert [record.origin.record for record in got] == [0, 1] * 3
 
 
+def test_an_empty_part_is_no_obstacle(tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "part-00000").write_bytes(b"")
+    (folder / "part-00001").write_bytes(frame(tf_example(mlperf_row(example(), S, P))))
+    source = open_source(folder)
+    assert (source.format, source.shape()) == ("mlperf_tfrecord", Shape(S, P, None))
+    assert [record.value for record in source.read()] == [example()]
+
+
 def test_mlperf_part_names_without_a_suffix_are_read(tmp_path):
     folder = tmp_path / "parts"
     folder.mkdir()
