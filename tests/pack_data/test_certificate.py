@@ -1,0 +1,178 @@
+"""The bound is checked against the true optimum by exhaustive search, and forged certificates are refused."""
+import json
+from dataclasses import replace
+from functools import lru_cache
+from itertools import combinations_with_replacement
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from pack_data import certificate
+from pack_data.certificate import Certificate, best_pack_value, prove, prove_packing
+from pack_data.command import run_main
+from pack_data.histogram import LengthHistogram
+from pack_data.optimal import pack
+from pack_data.packing import Packing
+
+
+def fewest_packs(lengths, slots, depth):
+    """The true optimum by dynamic programming over the multisets that remain; exponential, for a few sequences."""
+
+    @lru_cache(maxsize=None)
+    def fewest(left):
+        if not left:
+            return 0
+        first, rest = left[0], left[1:]  # the first sequence goes somewhere: try every set of companions
+        best = 1 + fewest(rest)
+        seen = set()
+
+        def companions(held, total, start, others):
+            nonlocal best
+            if held not in seen:
+                seen.add(held)
+                best = min(best, 1 + fewest(others))
+            if len(held) + 1 < depth:
+                for index in range(start, len(others)):
+                    if total + others[index] <= slots:
+                        companions(held + (others[index],), total + others[index], index, others[:index] + others[index + 1:])
+
+        companions((), first, 0, rest)
+        return best
+
+    return fewest(tuple(sorted(lengths, reverse=True)))
+
+
+small_sets = st.integers(1, 12).flatmap(
+    lambda S: st.tuples(st.just(S), st.lists(st.integers(1, S), min_size=0, max_size=9), st.sampled_from([1, 2, 3, 4, None])))
+
+
+@given(small_sets)
+def test_the_bound_never_exceeds_the_true_optimum_and_the_packs_never_fall_below_it(case):
+    slots, lengths, depth = case
+    packing = pack(LengthHistogram.from_lengths(np.array(lengths, int), slots), max_sequences_per_pack=depth)
+    truth = fewest_packs(lengths, slots, depth or len(lengths))
+    assert packing.lower_bound <= truth <= packing.packs
+    assert prove_packing(packing).lower_bound == packing.lower_bound
+    # The bound is the linear programme's: at most one pack below the truth for all but contrived sets, never two here.
+    assert truth - packing.lower_bound <= 1
+    assert packing.packs - truth <= 1
+
+
+def test_the_exhaustive_search_knows_hand_worked_cases():
+    assert fewest_packs([5, 5, 5], 10, 9) == 2
+    assert fewest_packs([6, 5, 5, 4], 10, 9) == 2  # 6 + 4, 5 + 5
+    assert fewest_packs([2, 2, 2, 2, 2], 10, 2) == 3
+    assert fewest_packs([], 10, 3) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 14), st.integers(0, 30)), min_size=1, max_size=7, unique_by=lambda pair: pair[0]),
+    st.integers(1, 14), st.sampled_from([1, 2, 3, 5, None]))
+def test_best_pack_value_is_that_of_the_best_of_all_packs(priced, slots, depth):
+    priced = [(length, price) for length, price in priced if length <= slots]
+    best = 0
+    for size in range(1, (depth or slots) + 1):
+        for chosen in combinations_with_replacement(priced, size):
+            if sum(length for length, _ in chosen) <= slots:
+                best = max(best, sum(price for _, price in chosen))
+        if size * min([length for length, _ in priced], default=slots + 1) > slots:
+            break
+    assert best_pack_value([l for l, _ in priced], [p for _, p in priced], slots, depth) == best
+
+
+def test_a_proof_by_hand():
+    # Packs of 10 slots, sequences of 6 worth 1/2 + 1/10 and of 4 worth 2/5: 6 + 4 and 4 + 4 fit, worth 1 and 4/5.
+    certificate = Certificate(10, None, (4, 6), (4, 6), 10)
+    counts = np.zeros(11, np.int64)
+    counts[[4, 6]] = 3, 8
+    proof = prove(certificate, counts)
+    assert (proof.best_pack_value, proof.worth, proof.lower_bound) == (10, 6, 6)  # (3 * 4 + 8 * 6) / 10
+
+
+@pytest.fixture(scope="module")
+def squad():
+    return pack(LengthHistogram.published("squad_1_1_384"), max_sequences_per_pack=3)
+
+
+def test_prices_too_high_prove_nothing(squad):
+    prices = list(squad.certificate.prices)
+    prices[len(prices) // 2] += squad.certificate.denominator // 100
+    forged = replace(squad, certificate=replace(squad.certificate, prices=tuple(prices)))
+    with pytest.raises(ValueError, match="more than 1"):
+        prove_packing(forged)
+
+
+def test_a_smaller_denominator_proves_nothing(squad):
+    forged = replace(squad, certificate=replace(squad.certificate, denominator=squad.certificate.denominator - 1))
+    with pytest.raises(ValueError, match="more than 1"):
+        prove_packing(forged)
+
+
+def test_a_higher_claim_than_proved_is_refused(squad):
+    with pytest.raises(ValueError, match="claims"):
+        prove_packing(replace(squad, lower_bound=squad.lower_bound + 1))
+
+
+def test_prices_for_other_limits_are_refused(squad):
+    with pytest.raises(ValueError, match="max_sequences_per_pack"):
+        prove_packing(replace(squad, max_sequences_per_pack=4))
+
+
+def test_prices_beyond_64_bits_are_refused():
+    with pytest.raises(ValueError, match="64-bit"):
+        best_pack_value([1], [2**60], 100, None)
+
+
+def test_a_recipe_is_proved_again_from_its_file(tmp_path, squad, capsys):
+    path = tmp_path / "recipe.json"
+    squad.save(path)
+    assert prove_packing(Packing.load(path)) == prove_packing(squad)
+    assert run_main(certificate.main, [str(path)]) == 0
+    assert "40,195" in capsys.readouterr().out
+
+
+def forge(path, change):
+    recipe = json.loads(path.read_text())
+    change(recipe)
+    path.write_text(json.dumps(recipe))
+
+
+def raise_price(recipe):
+    recipe["certificate"]["prices"][-1] *= 2
+
+
+def raise_bound(recipe):
+    recipe["accounting"]["lower_bound"] += 1
+    recipe["accounting"]["gap"] -= 1
+
+
+def drop_price(recipe):
+    del recipe["certificate"]["prices"][0]
+
+
+def turn_to_text(recipe):
+    recipe["certificate"]["denominator"] = "1"
+
+
+def take_certificate(recipe):
+    recipe["certificate"] = None
+
+
+def take_field(recipe):
+    del recipe["certificate"]["denominator"]
+
+
+@pytest.mark.parametrize("change", [raise_price, raise_bound, drop_price, turn_to_text, take_certificate, take_field])
+def test_a_forged_recipe_is_one_line_and_status_2(change, tmp_path, squad, capsys):
+    path = tmp_path / "recipe.json"
+    squad.save(path)
+    forge(path, change)
+    assert run_main(certificate.main, [str(path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1 and str(path) in printed.err
+
+
+def test_a_certificate_survives_json(squad):
+    assert Certificate.from_json(json.loads(json.dumps(squad.certificate.to_json()))) == squad.certificate
