@@ -34,6 +34,8 @@ def pick_attention(config: Config, device: torch.device) -> str:
 class _Program:
     """Forward and loss of one mode, training or evaluation, and how many static graphs it has needed so far."""
 
+    backend = "inductor"  # of torch.compile
+
     def __init__(self, model: torch.nn.Module, compiled: bool):
         self.graphs = 0
         self._shapes: Set[Tuple] = set()
@@ -45,7 +47,7 @@ class _Program:
         from torch._dynamo.backends.registry import lookup_backend
 
         self.graphs += 1
-        return lookup_backend("inductor")(graph, example_inputs)
+        return lookup_backend(self.backend)(graph, example_inputs)
 
     def __call__(self, fields: List[torch.Tensor]) -> PretrainingOutput:
         if not self._compiled:

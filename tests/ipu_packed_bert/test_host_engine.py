@@ -12,7 +12,7 @@ import torch
 from ipu_packed_bert.config import BatchConfig, Config, ModelConfig, OptimizerConfig
 from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.engine.base import build_model, count
-from ipu_packed_bert.engine.host import HostEngine, pick_attention
+from ipu_packed_bert.engine.host import HostEngine, _Program, pick_attention
 from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.optim import build_optimizer
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
@@ -175,6 +175,21 @@ def test_one_program_serves_all_batches():
     for batch in make_batches(1, depth=4, micro_batch=2):  # other shapes would need another
         engine.step(batch, 1e-2)
     assert engine.compilations == {"training": 2, "evaluation": 1}
+
+
+def test_compiled_it_is_one_graph_for_each_mode(monkeypatch):
+    """Captured whole, without breaks, and not again for other data; by a backend that runs the graph as it is."""
+    monkeypatch.setattr(_Program, "backend", "eager")
+    compiled = HostEngine(change(CONFIG, engine={"compile": True}), packing_factor=1.0, device="cpu")
+    plain = HostEngine(CONFIG, packing_factor=1.0, device="cpu")
+    batches = make_batches(2, depth=3, micro_batch=2)
+    compiled.compile(batches[0])
+    assert compiled.compilations == {"training": 1, "evaluation": 0}
+    for batch in batches:
+        assert compiled.step(batch, 1e-2).loss == pytest.approx(plain.step(batch, 1e-2).loss, rel=1e-6)
+        assert compiled.evaluate(batch).loss == pytest.approx(plain.evaluate(batch).loss, rel=1e-6)
+    assert compiled.compilations == {"training": 1, "evaluation": 1}
+    assert set(compiled.state()["model"]) == set(plain.state()["model"])
 
 
 def test_packing_adjusts_the_betas_where_configured():
