@@ -39,10 +39,11 @@ class Placement(NamedTuple):
 
     def ipu_of_layer(self, layer: int) -> int:
         """The IPU that encoder layer number `layer` lies on."""
+        end = 0
         for ipu, layers in enumerate(self.layers_per_ipu):
-            if layer < layers:
+            end += layers
+            if layer < end:
                 return ipu
-            layer -= layers
         raise ValueError(f"layer {layer} lies beyond placement.layers_per_ipu; place as many layers as model.num_layers")
 
 
@@ -253,6 +254,8 @@ def _link_bytes(graph: Graph, crossing: Sequence[Edge], placement: Placement, nu
     seen = set()
     for edge in crossing:
         within_layers = edge.source.startswith("layer.") and edge.target.startswith("layer.")
+        if within_layers and {edge.source, edge.target} != {"layer.0", "layer.1"}:
+            continue                               # the first pair stands for all
         for_all_layers = not edge.source.startswith("layer.") and len(readers.get(edge.value, ())) > 1
         if within_layers:                          # from one layer to the next: a copy where they lie on different IPUs
             pairs = list(zip(homes, homes[1:])) if edge.phase == "forward" else list(zip(homes[1:], homes))

@@ -91,37 +91,39 @@ class Traces:
         self.traced = 0
         self._graphs: Dict[Tuple, Graph] = {}
 
-    def _get(self, key: Tuple, make: Callable[[int], Graph], num_layers: int) -> Graph:
+    def _get(self, key: Tuple, make: Callable[[], Graph]) -> Graph:
         if key not in self._graphs:
-            digest = sources_digest()
-
             def trace() -> Graph:
                 self.traced += 1
-                graph = make(min(TRACED_LAYERS, num_layers))
-                return graph if num_layers <= TRACED_LAYERS or layers_alike(graph) else make(num_layers)
+                return make()
 
-            self._graphs[key] = cached(f"{digest} {key}", self.folder, trace)
+            self._graphs[key] = cached(f"{sources_digest()} {key}", self.folder, trace)
         return self._graphs[key]
 
     def training(self, config: Any, shape: Shape, arrangement: Arrangement) -> Graph:
         """Forward and backward of a micro-batch; of layers that are alike, three are traced."""
-        def make(num_layers: int) -> Graph:
-            from ipu_model.variants import build
-            return capture(lambda: build(replace(config.model, num_layers=num_layers), config.loss, arrangement),
-                           batch_shapes(shape), num_layers)
-        key = ("training", astuple(config.model), astuple(config.loss), tuple(shape), astuple(arrangement))
-        return self._get(key, make, config.model.num_layers)
+        def traced(num_layers: int) -> Graph:
+            model = replace(config.model, num_layers=num_layers)
+
+            def make() -> Graph:
+                from ipu_model.variants import build
+                return capture(lambda: build(model, config.loss, arrangement), batch_shapes(shape), num_layers)
+            return self._get(("training", astuple(model), astuple(config.loss), tuple(shape), astuple(arrangement)), make)
+
+        few = traced(min(TRACED_LAYERS, config.model.num_layers))
+        return few if few.num_layers == config.model.num_layers or layers_alike(few) else traced(config.model.num_layers)
 
     def update(self, config: Any) -> Graph:
-        """The weight update."""
-        def make(num_layers: int) -> Graph:
+        """The weight update. Its costs are scaled by parameters, so a model of one layer says it all."""
+        model = replace(config.model, num_layers=1)
+
+        def make() -> Graph:
             from ipu_model.variants import build
             optim = importlib.import_module("ipu_packed_bert.optim")
             return capture_update(
-                lambda: build(replace(config.model, num_layers=num_layers), config.loss, PACKED),
-                lambda model: optim.build_optimizer(model, config.optimizer, betas=(0.9, 0.999)), num_layers)
-        key = ("update", astuple(config.model), astuple(config.loss), astuple(config.optimizer))
-        return self._get(key, make, 1)             # costs are scaled by parameters, so one layer says it all
+                lambda: build(model, config.loss, PACKED),
+                lambda built: optim.build_optimizer(built, config.optimizer, betas=(0.9, 0.999)), 1)
+        return self._get(("update", astuple(model), astuple(config.loss), config.optimizer.name), make)
 
 
 class Machine:

@@ -1,0 +1,111 @@
+"""Every way of writing the packed parts computes the same numbers: in float64 to 1e-12, gradients included."""
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ipu_model import variants  # noqa: E402
+from ipu_model.workload import Arrangement  # noqa: E402
+from ipu_packed_bert.config import LossConfig, ModelConfig  # noqa: E402
+from ipu_packed_bert.model.packed import PackedBertForPreTraining  # noqa: E402
+
+MODEL = ModelConfig(vocabulary_size=97, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64,
+                    max_position_embeddings=24, hidden_dropout=0.0)
+
+
+def batch(*, cls_first=False):
+    """Two packs of 24 slots: sequences of 9, 8 and 4 tokens and padding; sequences of 24."""
+    lengths = [[9, 8, 4], [24]]
+    B, S, D, P = 2, 24, 3, 6
+    generator = torch.Generator().manual_seed(3)
+    fields = {name: torch.zeros(B, S, dtype=torch.int32) for name in ("input_mask", "segment_ids", "positions")}
+    ids = torch.randint(5, 97, (B, S), generator=generator, dtype=torch.int32)
+    cls = torch.zeros(B, D, dtype=torch.int32)
+    present = torch.zeros(B, D, dtype=torch.int32)
+    for row, parts in enumerate(lengths):
+        at = 0
+        for number, length in enumerate(parts):
+            fields["input_mask"][row, at:at + length] = number + 1
+            fields["positions"][row, at:at + length] = torch.arange(length, dtype=torch.int32)
+            cls[row, number], present[row, number] = at, 1
+            at += length
+        ids[row, at:] = 0
+    masked = torch.tensor([[2, 4, 11, 18, 0, 0], [1, 5, 9, 20, 22, 3]], dtype=torch.int32)
+    weights = torch.tensor([[1, 1, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1]], dtype=torch.int32)
+    labels = torch.randint(5, 97, (B, P), generator=generator, dtype=torch.int32)
+    scale = torch.full((B,), 0.25, dtype=torch.float64)
+    return (ids, fields["input_mask"], fields["segment_ids"], fields["positions"], masked, labels, weights, cls,
+            torch.ones_like(cls), present, scale, scale)
+
+
+def outputs(model, fields):
+    parameters = dict(model.named_parameters())
+    result = model(*fields)
+    gradients = torch.autograd.grad(result.loss, list(parameters.values()), allow_unused=True)
+    return result, dict(zip(parameters, gradients))
+
+
+@pytest.fixture(scope="module")
+def reference():
+    torch.manual_seed(0)
+    model = PackedBertForPreTraining(MODEL, LossConfig()).double()
+    for parameter in model.parameters():       # far from the initial values: scores differ by tens
+        parameter.data.mul_(8.0 if parameter.dim() > 1 else 1.0)
+    return model
+
+
+@pytest.mark.parametrize("arrangement", [
+    Arrangement(mask="layer"), Arrangement(mask="layer", mask_form="arithmetic"), Arrangement(mask_form="arithmetic"),
+    Arrangement(apply="select"), Arrangement(mask="product"), Arrangement(cls="one_hot"), Arrangement(mlm="one_hot"),
+    Arrangement(positions="one_hot"), Arrangement(mask="product", cls="one_hot", mlm="one_hot", positions="one_hot")],
+    ids=lambda a: "-".join(getattr(a, name) for name in ("mask", "mask_form", "apply", "cls", "mlm", "positions")))
+def test_arrangements_are_equal(reference, arrangement):
+    fields = batch()
+    expected, expected_gradients = outputs(reference, fields)
+    variant = variants.build(MODEL, LossConfig(), arrangement).double()
+    variant.load_state_dict(reference.state_dict())
+    found, gradients = outputs(variant, fields)
+    for ours, theirs in zip(found, expected):
+        assert torch.allclose(ours, theirs, rtol=1e-12, atol=0)
+    norm = sum(float(g.pow(2).sum()) for g in expected_gradients.values()) ** 0.5
+    difference = sum(float((gradients[n] - g).pow(2).sum()) for n, g in expected_gradients.items()) ** 0.5
+    assert norm > 1e-3 and difference <= 1e-12 * norm
+
+
+def test_the_mask_matters(reference):
+    """A control: without a mask the losses are others by a wide margin."""
+    fields = batch()
+    variant = variants.build(MODEL, LossConfig(), Arrangement(mask="none")).double()
+    variant.load_state_dict(reference.state_dict())
+    assert abs(variant(*fields).loss.item() / reference(*fields).loss.item() - 1) > 1e-3
+
+
+def test_product_mask_is_exact_in_half_precision():
+    """Within a sequence only zeros are added to the scores, and other sequences get no probability at all."""
+    codes = variants.SequenceCodes(5)(batch()[1], torch.float16)
+    own, other = codes[:, 0], codes[:, 1]
+    mask = torch.matmul(own.float(), other.float().transpose(1, 2))
+    same = batch()[1].unsqueeze(2) == batch()[1].unsqueeze(1)
+    assert (mask[same] == 0).all() and (mask[~same] == variants.HIDDEN).all()
+
+
+def test_unpacked_forms_equal_the_model_on_unpacked_rows(reference):
+    """One sequence a row and no padding: row mask, fixed positions and the first slot give the same as the packed forms."""
+    fields = list(batch())
+    fields[1] = torch.ones_like(fields[1])
+    fields[3] = torch.arange(24, dtype=torch.int32).repeat(2, 1)
+    fields[6] = (fields[6] > 0).to(torch.int32)
+    for index in (7, 8, 9):
+        fields[index] = fields[index][:, :1]
+    fields[7] = torch.zeros_like(fields[7])
+    variant = variants.build(MODEL, LossConfig(), Arrangement(mask="row", cls="fixed", positions="fixed")).double()
+    variant.load_state_dict(reference.state_dict())
+    assert torch.allclose(variant(*fields).loss, reference(*fields).loss, rtol=1e-12, atol=0)
+
+
+def test_parameters_keep_their_names():
+    plain = {n: p.shape for n, p in PackedBertForPreTraining(MODEL, LossConfig()).named_parameters()}
+    for arrangement in (Arrangement(mask="product", positions="one_hot"), Arrangement(mask="row", positions="fixed")):
+        built = variants.build(replace(MODEL), LossConfig(), arrangement)
+        assert {n: p.shape for n, p in built.named_parameters()} == plain
