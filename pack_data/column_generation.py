@@ -23,7 +23,7 @@ from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 _TOLERANCE = 1e-9  # relative; the linear programmes are solved to about 1e-9 themselves
 _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a block stays in the cache
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
-_FULL_ROWS = 1536  # beyond, the full programme takes too long
+FULL_ROWS = 1536  # beyond, the full programme takes too long
 _FEW = 60  # sequences of a length, on average
 _CANDIDATES = 512  # strategies sought a round
 
@@ -324,7 +324,7 @@ def relax(
         return Relaxation(incumbent, programme.bound, programme.prices, np.zeros((0, 1), np.int64), np.zeros(0), exact=True)
     if seeds is not None:
         pool.add(seeds)
-    if m > _FULL_ROWS and not exact:
+    if m > FULL_ROWS and not exact:
         return programme.solve_coarse(progress)
     if seeds is None and m > 2 * _COARSE_ROWS[0]:
         known = programme.bound

@@ -16,7 +16,7 @@ import numpy as np
 
 from pack_data.balance import AttentionWork, balance_attention
 from pack_data.certificate import Certificate, best_pack_value, prove_packing, statement
-from pack_data.column_generation import relax
+from pack_data.column_generation import FULL_ROWS, Relaxation, relax
 from pack_data.command import ArgumentParser, depth_text, run_main, run_packer
 from pack_data.fit_decreasing import fit_decreasing
 from pack_data.histogram import LengthHistogram
@@ -24,6 +24,7 @@ from pack_data.packing import Packing
 from pack_data.rounding import Packs, whole_packs
 
 _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this, a loss of less than 1e-9 of the bound
+_SMALL = 256  # lengths; then the full programme is solved wherever the coarse one leaves a gap
 _BENCHMARK_DEPTHS = (2, 3, 4, 8, 16, None)
 
 
@@ -43,11 +44,13 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], b
         room = S // int(lengths[0])
         depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
         packs = fit_decreasing(histogram, depth, lambda free: np.argsort(free, kind="stable"))
-        incumbent = sum(count for _, count in packs)
-        relaxation = relax(lengths, counts[lengths], S, depth, incumbent=incumbent)
-        target = int(np.ceil(relaxation.bound - 1e-6))
-        if incumbent > target:
-            packs = min(packs, whole_packs(relaxation, counts, depth, target), key=lambda packs: sum(count for _, count in packs))
+        relaxation = relax(lengths, counts[lengths], S, depth, incumbent=_number(packs))
+        packs = _fewer(packs, relaxation, counts, depth)
+        gap = _number(packs) - _target(relaxation)
+        if not relaxation.exact and (gap > 2 and len(lengths) <= FULL_ROWS or gap > 0 and len(lengths) <= _SMALL):
+            full = relax(lengths, counts[lengths], S, depth, incumbent=_number(packs), exact=True)
+            relaxation = full if full.bound > relaxation.bound else relaxation
+            packs = _fewer(packs, full, counts, depth)
         prices = np.floor(relaxation.prices * _PRICE_UNITS).astype(np.int64).tolist()
     denominator = max(1, best_pack_value(lengths.tolist(), prices, S, max_sequences_per_pack))
     worth = sum(count * price for count, price in zip(counts[lengths].tolist(), prices))
@@ -56,6 +59,22 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], b
         lower_bound=-(-worth // denominator), lp_bound=float(Fraction(worth, denominator)),
         certificate=Certificate(S, max_sequences_per_pack, tuple(lengths.tolist()), tuple(prices), denominator))
     return packing if balance is None else balance_attention(packing)
+
+
+def _number(packs: Packs) -> int:
+    return sum(count for _, count in packs)
+
+
+def _target(relaxation: Relaxation) -> int:
+    """Packs that the bound asks for; solvers leave it a little too high or low, so a whole number is taken as met."""
+    return int(np.ceil(relaxation.bound * (1 - 1e-12) - 1e-6))
+
+
+def _fewer(packs: Packs, relaxation: Relaxation, counts: np.ndarray, depth: int) -> Packs:
+    """These packs, or those that the relaxation leads to if they are fewer."""
+    if _number(packs) <= _target(relaxation):
+        return packs
+    return min(packs, whole_packs(relaxation, counts, depth, _target(relaxation)), key=_number)
 
 
 def benchmark_set(folder: Path, depths: Sequence[Optional[int]] = _BENCHMARK_DEPTHS) -> None:

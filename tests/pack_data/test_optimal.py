@@ -80,7 +80,8 @@ def test_degenerate_sets(lengths, S, depth):
 
 def test_more_lengths_than_the_full_programme_takes(monkeypatch):
     # Coarse prices bound, packs follow the model of coarse strategies: everything placed, the bound proved, a small gap.
-    monkeypatch.setattr(column_generation, "_FULL_ROWS", 100)
+    for module in (column_generation, optimal):
+        monkeypatch.setattr(module, "FULL_ROWS", 100)
     histogram = synthetic_histogram("lognormal:mean=60,max=512,n=20000,seed=1")
     packing = optimal.pack(histogram, max_sequences_per_pack=6)
     packing.check(histogram)
