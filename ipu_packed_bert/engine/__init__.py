@@ -39,7 +39,7 @@ def choose_engine(config: Config) -> EngineChoice:
         return EngineChoice("host", "host engine, as configured")
     try:
         ipu = _ipu_module()
-    except ValueError as error:
+    except ValueError:
         if config.engine.kind == "ipu":
             raise
         return EngineChoice("host", "host engine: no Poplar SDK here")

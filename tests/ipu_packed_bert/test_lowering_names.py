@@ -22,8 +22,9 @@ from ipu_packed_bert.config import LossConfig, ModelConfig
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from tests.packed_examples import lay_out, random_sequences, with_scales
 
-LOWERING = json.loads((Path(__file__).parent.parent / "data" / "poptorch_lowering.json").read_text(encoding="utf-8"))
-OPERATORS = set(LOWERING["aten_ops_with_lowering"])
+DATA = Path(__file__).parent.parent / "data"
+LOWERING = json.loads((DATA / "poptorch_lowering.json").read_text(encoding="utf-8"))
+OPERATORS = set(json.loads((DATA / "poptorch_api.json").read_text(encoding="utf-8"))["aten_ops_with_lowering"])
 MODEL = ModelConfig(
     vocabulary_size=61,
     hidden_size=16,
