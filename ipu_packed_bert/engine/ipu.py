@@ -575,7 +575,7 @@ class IpuEngine(Engine):
         running = self._training.isCompiled() and not self.device.offline
         if running and self._training.isAttachedToDevice():
             self._training.copyWeightsToHost()
-        parameters = {name: tensor.detach().to(torch.float32, copy=True) for name, tensor in self._network.named_parameters()}
+        parameters = {name: _plain(tensor) for name, tensor in self._network.named_parameters()}
         state = {"model": parameters}
         if not running:
             held = self._waiting or {"exp_avg": {}, "exp_avg_sq": {}}
@@ -616,6 +616,11 @@ class IpuEngine(Engine):
         if self._waiting_rng is not None:
             self._training.rng_state = self._waiting_rng
             self._waiting_rng = None
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A float32 copy that is a torch.Tensor and nothing more: a trained model's parameters are of PopTorch's own class."""
+    return torch.from_numpy(tensor.detach().to(torch.float32).numpy().copy())
 
 
 def _mean(scaled_sum: float, scale: np.ndarray, number: int) -> float:
@@ -667,7 +672,7 @@ def moments(device: Dict[str, torch.Tensor], parameters: Dict[str, torch.Tensor]
     for key, tensor in device.items():
         prefix, name = _weight_of(key, parameters)
         if prefix in _MOMENTS and name is not None:
-            found[_MOMENTS[prefix]][name] = tensor.detach().to(torch.float32, copy=True).reshape(parameters[name].shape)
+            found[_MOMENTS[prefix]][name] = _plain(tensor).reshape(parameters[name].shape)
     for moment, tensors in found.items():
         missing = sorted(set(parameters) - set(tensors))
         if missing:

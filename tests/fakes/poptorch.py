@@ -8,6 +8,7 @@ signatures are those of the published interface (tests/data/poptorch_api.json); 
 What it cannot show: memory, speed, the compiler's own limits, half precision as the IPU rounds it, and gelu, which the
 IPU computes by the tanh form.  Where it and PopTorch differ, PopTorch is right.
 """
+import copy as _copy
 import enum as _enum
 import math as _math
 import pickle as _pickle
@@ -15,6 +16,7 @@ import queue as _queue
 import re as _re
 import threading as _threading
 import time as _time
+import weakref as _weakref
 from pathlib import Path as _Path
 
 import torch as _torch
@@ -502,6 +504,7 @@ def inferenceModel(model, options=None):
     return PoplarExecutor(model.model if isinstance(model, PoplarExecutor) else model, options, False, __version__)
 
 
+_wrapped = _weakref.WeakSet()                 # models that are being trained
 _NARROWED = {_torch.int64: _torch.int32, _torch.float64: _torch.float32}
 
 
@@ -520,13 +523,19 @@ class PoplarExecutor:
         options = options if options is not None else Options()
         if options.defaultOutputMode():
             options.outputMode(OutputMode.Final if training else OutputMode.All)
+        if training:
+            if model in _wrapped:
+                raise RuntimeError("Model has already been wrapped in 'poptorch.trainingModel'; call destroy() first")
+            _wrapped.add(model)
         if not training and options.Training._values["accumulation"] != 1:
             raise AssertionError("Gradient accumulation should be left to its default value (1) for inference")
         for name, buffer in model.named_buffers():
             if type(buffer) is not _torch.Tensor:
                 raise Error("buffer {} must be a plain torch.Tensor".format(name))
         options._freeze()
-        self._model, self._options, self._training = model, options, training
+        # A shallow copy, as PopTorch makes one: it shares parameters and submodules, not the attributes of its own.
+        self._user_model, self._model = model, _copy.copy(model)
+        self._options, self._training = options, training
         self._values = {**options._values, **options.Training._values, "strategy_": options._values["strategy"]}
         self._compiled = self._attached = False
         self._device = None                       # parameters and buffers on the device
@@ -537,7 +546,7 @@ class PoplarExecutor:
         if optimizer is not None:
             self.setOptimizer(optimizer)
 
-    model = property(lambda self: self._model)
+    model = property(lambda self: self._user_model)
     options = property(lambda self: self._options)
 
     @property
@@ -793,6 +802,7 @@ class PoplarExecutor:
         if self._attached:
             self.detachFromDevice()
         self._compiled = False
+        _wrapped.discard(self._user_model)
 
     # -- execution ----------------------------------------------------------------------------------------------
 
@@ -929,8 +939,7 @@ class AsynchronousDataAccessor:
         self._dataset, self._stop = dataset, _threading.Event()
         self._ready = _queue.Queue(buffer_size)
         self._indefinitely = load_indefinitely
-        self._thread = _threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
+        self._thread = None
 
     def _put(self, item):
         while not self._stop.is_set():
@@ -953,22 +962,28 @@ class AsynchronousDataAccessor:
                 if [t.shape for t in item] != shapes:
                     self._put(Error("batches must keep their shapes"))
                     return
-                if not self._put(tuple(t.clone() for t in item)):
+                if not self._put([t.clone() for t in item]):
                     return
             if not self._put(StopIteration()) or not self._indefinitely:
                 return
 
     def terminate(self):
         self._stop.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def __len__(self):
         return len(self._dataset)
 
     def __iter__(self):
+        if self._thread is None:
+            self._thread = _threading.Thread(target=self._read, daemon=True)
+            self._thread.start()
         return self
 
     def __next__(self):
+        if self._thread is None:
+            raise Error("iterate over the accessor before taking its next batch")
         item = self._ready.get()
         if isinstance(item, Exception):
             raise item

@@ -381,6 +381,16 @@ def test_inputs_are_tensors():
         compile_training(lambda m, x: loss_of(x * m.weight), [1.0, 2.0])
 
 
+def test_a_model_is_trained_by_one_executor():
+    model = Regression()
+    first = poptorch.trainingModel(model, made(), adamw(model))
+    with pytest.raises(RuntimeError, match="already been wrapped"):
+        poptorch.trainingModel(model, made(), adamw(model))
+    poptorch.inferenceModel(model, made())
+    first.destroy()
+    poptorch.trainingModel(model, made(), adamw(model))
+
+
 # ------------------------------------------------------------------------------------------------------------- pipeline
 
 
@@ -479,6 +489,7 @@ def test_cycles_are_counted_on_hardware_only():
     executor = poptorch.trainingModel(model, made(), adamw(model))
     with pytest.raises(poptorch.Error, match="disabled"):
         executor.cycleCount()
+    model = Regression()
     executor = poptorch.trainingModel(model, made().useIpuModel(True).logCycleCount(True), adamw(model))
     executor(torch.ones(1, 3), torch.zeros(1, 3))
     with pytest.raises(poptorch.Error, match="hardware"):
