@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ipu_packed_bert.config import ConfigError, check_accumulation, load_config
-from ipu_packed_bert.data import manifest_if_there, open_or_build, packing_factor
+from ipu_packed_bert.data import built_otherwise, manifest_if_there, open_or_build, packing_factor
 from pack_data.command import ArgumentParser, run_main
 
 CONFIG, CHECKPOINTS = "config.yml", "checkpoints"  # in a run's folder
@@ -63,7 +63,7 @@ def main(argv=None):
         store = opened.enter_context(open_or_build(config, progress=args.progress))
         factor = packing_factor(config, store.manifest, args.packing_factor)
         if choice.kind == "ipu_model":
-            config = config.with_least_accumulation(factor.value)
+            config = config.for_simulation(factor.value)
         check_accumulation(config, factor.value)
         engine = opened.enter_context(contextlib.closing(
             build_engine(config, store.schema, packing_factor=factor.value)))
@@ -88,7 +88,8 @@ def main(argv=None):
             return outcome.status
         folder = open_run_folder(
             args.resume or args.out, config, first_step=first_step,
-            environment=environment(device=engine.description, seed=config.run.seed, command=[sys.executable] + sys.argv))
+            environment=environment(device=engine.description, seed=config.run.seed, data=store.manifest,
+                                    command=[sys.executable] + sys.argv))
         print("run       {}{}".format(folder, ", from step {}".format(first_step) if checkpoint else ""), flush=True)
         log = opened.enter_context(contextlib.closing(RunLog(
             folder, steps=config.run.steps, first_step=first_step, log_every=config.run.log_every,
@@ -119,6 +120,9 @@ def print_data(config, manifest):
     print("data      {}: {:,} sequences in {:,} packs of {} ({}, depth {}), {:.1%} of the slots are tokens".format(
         config.data.directory, manifest.sequences, manifest.packs, manifest.schema.max_sequence_length, manifest.algorithm,
         manifest.schema.max_sequences_per_pack, manifest.efficiency))
+    others = built_otherwise(config, manifest)
+    if others:
+        print("note      it was built with {}; delete the folder to build it anew".format(", ".join(others)))
 
 
 def print_batch(config, factor, batches):
@@ -130,6 +134,9 @@ def print_batch(config, factor, batches):
           "{:,} updates an epoch".format(
               batches.packs_per_update, config.expected_sequences_per_update(factor.value), config.batch.micro_batch,
               accumulation, divided, config.placement.replicas, batches.updates_per_epoch))
+    if len(batches.training_packs) < batches.packs_per_update:
+        print("note      the data set has {:,} packs to train on, fewer than an update: the rest of each batch is empty".format(
+            len(batches.training_packs)))
 
 
 def run(argv):

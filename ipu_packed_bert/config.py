@@ -278,12 +278,14 @@ class Config:
         replaced = {section: dataclasses.replace(getattr(self, section), **values) for section, values in sections.items()}
         return dataclasses.replace(self, without_ipus=(), **replaced), tuple(changes)
 
-    def with_least_accumulation(self, packing_factor: float) -> "Config":
-        """With the fewest micro-batches that fill the training pipeline, for a simulated device."""
+    def for_simulation(self, packing_factor: float) -> "Config":
+        """For a simulated device: one replica, and the fewest micro-batches that fill its pipeline."""
         # floor(stages x p) is the largest unpacked value that the packing factor p >= 1 divides to no more than stages.
         divided = self.optimizer.packing_adjustment == "accumulation"
         accumulation = int(self.pipeline_stages * (packing_factor if divided else 1.0))
-        return dataclasses.replace(self, batch=dataclasses.replace(self.batch, gradient_accumulation=accumulation))
+        return dataclasses.replace(
+            self, batch=dataclasses.replace(self.batch, gradient_accumulation=accumulation),
+            placement=dataclasses.replace(self.placement, replicas=1, replicated_tensor_sharding=False))
 
 
 SECTIONS = {

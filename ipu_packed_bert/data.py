@@ -103,3 +103,14 @@ def check_data(config: Config, manifest: Manifest) -> None:
     if problems:
         raise ConfigError("{}: the data set in {} {}; change the setting, or name another data.directory".format(
             config.path, data.directory, "; ".join(problems)))
+
+
+def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
+    """Settings under ``data`` that the data set was not built with, in words; it is used as it is.
+
+    Empty for a data set that does not say how it was built.
+    """
+    made, wanted = manifest.made_with.get("options", {}), config.data
+    names = ["packer", "duplication_factor", "seed"] + ([] if wanted.vocabulary else ["vocabulary_size"])
+    return ["{} {} (data.{} is {})".format(name, made[name], name, getattr(wanted, name))
+            for name in names if name in made and made[name] != getattr(wanted, name)]

@@ -107,12 +107,13 @@ class GlobalBatches:
     def state(self) -> Dict[str, Any]:
         """Plain values; ``load_state`` continues with the batch that would have come next."""
         return {"epoch": self._position.epoch, "packs": self._position.packs, "seed": self._seed,
-                "training_packs": len(self.training_packs), "packs_per_update": self.packs_per_update}
+                "training_packs": len(self.training_packs), "packs_per_update": self.packs_per_update,
+                "data": "{:016x}".format(self._store.manifest.digest)}
 
     def load_state(self, state: Dict[str, Any]) -> None:
         """Raises ValueError where the state is of another data set, seed or batch."""
         own = self.state()
-        for key, words in (("seed", "run.seed"), ("training_packs", "the number of training packs"),
+        for key, words in (("seed", "run.seed"), ("data", "a data set of digest"), ("training_packs", "the number of training packs"),
                            ("packs_per_update", "the number of packs per update")):
             if state[key] != own[key]:
                 raise ValueError("the run was saved with {} {}, it is {} now; continue with what it was begun with".format(

@@ -18,7 +18,7 @@ import torch
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import BatchCounts, StepResult
 from ipu_packed_bert.train import Log, Outcome
-from pack_data.store import write_atomically
+from pack_data.store import Manifest, write_atomically
 
 LOG, EVALUATIONS, ENVIRONMENT, CONFIG = "log.jsonl", "evaluation.jsonl", "environment.json", "config.yml"
 
@@ -221,7 +221,7 @@ def forget_after(path: Path, step: int) -> None:
         write_atomically(Path(path), "".join(json.dumps(record) + "\n" for record in kept).encode())
 
 
-def environment(*, device: str, seed: int, command: List[str]) -> Dict[str, Any]:
+def environment(*, device: str, seed: int, data: Manifest, command: List[str]) -> Dict[str, Any]:
     """What else, besides config and data, a run depends on."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     poptorch = sys.modules.get("poptorch")  # there only if the IPU engine has loaded it
@@ -229,6 +229,8 @@ def environment(*, device: str, seed: int, command: List[str]) -> Dict[str, Any]
         versions["poptorch"] = poptorch.__version__
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": command, "seed": seed, "device": device,
+        "data": {"digest": "{:016x}".format(data.digest), "packs": data.packs, "sequences": data.sequences,
+                 "algorithm": data.algorithm, "vocabulary_sha256": data.vocabulary_sha256},
         "versions": versions, "commit": _commit(), "platform": platform.platform(), "host": platform.node(),
         "cpus": os.cpu_count(), "torch_threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None}

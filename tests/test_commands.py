@@ -105,7 +105,7 @@ def test_nnlshp_on_squad(checkout):
     assert numbers["sequences"] == 88641 and numbers["packing_factor"] > 2.16
 
 
-def test_a_plan_needs_no_device_and_no_torch(checkout):
+def test_a_plan_needs_no_device(checkout):
     text = command(checkout, "run_pretraining.py", "--config", "configs/unpacked_phase2_pod16.yml", "--plan")
     assert "16,384" in text or "16384" in text              # packs in an update
 

@@ -178,9 +178,10 @@ def test_adjustments_of_section_3_3():
 
 
 @given(st.integers(1, 9), st.floats(1.0, 16.0))
-def test_least_accumulation_fills_the_pipeline_and_no_more(later, factor):
-    layers = (0,) + (1,) * later
-    config = Config(placement=PlacementConfig(ipus_per_replica=later + 1, layers_per_ipu=layers)).with_least_accumulation(factor)
+def test_a_simulated_device_gets_one_replica_and_the_fewest_micro_batches_that_fill_its_pipeline(later, factor):
+    placement = PlacementConfig(replicas=4, ipus_per_replica=later + 1, layers_per_ipu=(0,) + (1,) * later, replicated_tensor_sharding=True)
+    config = Config(placement=placement).for_simulation(factor)
+    assert config.placement.replicas == 1 and not config.placement.replicated_tensor_sharding
     assert config.accumulation(factor) == config.pipeline_stages == 2 * (later + 2) - 1
 
 

@@ -99,7 +99,7 @@ def test_resumed_anywhere_the_next_batches_are_the_same(store, updates, ahead):
         next(stopped)
     state = stopped.state()                                 # what was decoded ahead is not counted as used
     stopped.close()
-    assert all(type(value) is int for value in state.values())
+    assert all(type(value) in (int, str) for value in state.values())
     resumed = opened(store, prefetch=ahead)
     resumed.load_state(state)
     assert resumed.position == undisturbed.position
@@ -152,6 +152,15 @@ def test_a_state_of_another_run_is_refused(store, override, words):
         other.load_state(first.state())
     first.close()
     other.close()
+
+
+def test_a_state_of_another_data_set_is_refused(store, tmp_path):
+    with PackStore.open(tiny_data(tmp_path, sequences=90, seed=1)) as other_store:
+        first, other = opened(store), opened(other_store)
+        with pytest.raises(ValueError, match="saved with a data set of digest [0-9a-f]{16}, it is [0-9a-f]{16} now"):
+            other.load_state(first.state())
+        first.close()
+        other.close()
 
 
 def test_what_goes_wrong_in_the_thread_reaches_the_loop(store):

@@ -142,5 +142,11 @@ def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monke
     first = capsys.readouterr().out.split("\n")
     assert first[0] == "data      {} is missing: building it from {}; kept for the next run".format(tmp_path / "data", corpus)
     assert run_pretraining.main(arguments + ["--out", str(tmp_path / "two")]) == 0
-    assert "building" not in capsys.readouterr().out
+    second = capsys.readouterr().out
+    assert "building" not in second and "note" not in second
     assert results(tmp_path / "one") == results(tmp_path / "two")
+    others = ["--set", "data.packer=lpfhp", "--set", "data.seed=6", "--set", "batch.gradient_accumulation=500"]
+    assert run_pretraining.main(arguments + others + ["--out", str(tmp_path / "three"), "--steps", "1"]) == 0
+    third = capsys.readouterr().out
+    assert "note      it was built with packer spfhp (data.packer is lpfhp), seed 5 (data.seed is 6); delete the folder" in third
+    assert "fewer than an update: the rest of each batch is empty" in third

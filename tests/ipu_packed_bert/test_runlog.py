@@ -13,6 +13,8 @@ from ipu_packed_bert.engine.base import BatchCounts, StepResult
 from ipu_packed_bert.runlog import (
     EVALUATIONS, LOG, RunLog, Totals, environment, forget_after, open_run_folder, padding_avoided, print_summary, read_log)
 from ipu_packed_bert.train import Outcome
+from pack_data.store import read_manifest
+from tests.tiny_runs import tiny_data
 
 KEYS = ["step", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "packs", "sequences",
         "tokens", "seconds", "cycles"]
@@ -116,7 +118,9 @@ def test_without_tensorboard_it_says_so_and_goes_on(tmp_path, monkeypatch):
 
 
 def test_environment_says_what_a_run_depends_on(tmp_path):
-    found = environment(device="host engine", seed=5, command=["run_pretraining.py"])
+    data = read_manifest(tiny_data(tmp_path))
+    found = environment(device="host engine", seed=5, data=data, command=["run_pretraining.py"])
+    assert found["data"]["digest"] == "{:016x}".format(data.digest) and found["data"]["sequences"] == 60
     assert found["versions"]["torch"] == torch.__version__ and found["seed"] == 5 and found["device"] == "host engine"
     assert json.loads(json.dumps(found)) == found
     head = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, universal_newlines=True)
