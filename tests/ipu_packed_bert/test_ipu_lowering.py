@@ -117,6 +117,13 @@ def test_one_is_at_full_depth_and_all_are_there():
     assert any(stem.endswith("ipu1") for stem in stems)
 
 
+@pytest.mark.parametrize("overrides", [
+    ["loss.normalisation=sequence"], ["loss.next_sentence=false"], ["engine.half_weights=false"], ["model.attention_dropout=0.1"]])
+def test_variants_lower(overrides, sdk):
+    config = two_layers(load_config(next(path for path in CONFIGS if path.stem == FULL_DEPTH), overrides))
+    check(Trace(config, sdk), config)
+
+
 def test_evaluation_lowers(sdk):
     trace = Trace(two_layers(load_config(CONFIGS[0])), sdk, training=False)
     names = {operator.name for operator in trace.operators}
