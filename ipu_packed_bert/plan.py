@@ -6,11 +6,11 @@ exchange buffers and the temporary values of products come on top: what is left 
 """
 from __future__ import annotations
 
-import sys
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.config import Config, ModelConfig, check_accumulation
-from ipu_packed_bert.data import PackingFactor, packing_factor as factor_of
+from ipu_packed_bert.data import PackingFactor
+from ipu_packed_bert.data import packing_factor as factor_of
 from ipu_packed_bert.placement import Block, Placement, place
 from pack_data.store import Manifest
 
@@ -177,9 +177,6 @@ def _layer(config: Config) -> float:
 
 def print_plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> None:
     """Print :func:`plan` so that it can be read at a glance."""
-    if manifest is None and packing_factor is None and config.packed:
-        print("no data set yet: packing a published histogram to learn the packing factor (--packing-factor P skips this)",
-              file=sys.stderr, flush=True)
     print("\n".join(lines(plan(config, manifest, packing_factor=packing_factor))))
 
 
