@@ -3,7 +3,8 @@
 What a file holds is told by its columns: the ten fields of the packed format are packs; input_ids, segment_ids,
 masked_lm_positions, masked_lm_ids and next_sentence_labels (a number, or a list of one) are pre-training examples,
 with or without padding, input_mask and masked_lm_weights; input_mask and positions beside other integer lists are
-packs of token sequences; anything else is token sequences, every column of integer lists or the columns named.  An attention_mask only tells padding: its zeros are cut off and it is not kept.
+packs of token sequences; anything else is token sequences, every column of integer lists or the columns named.  An
+attention_mask only tells padding: its zeros are cut off and it is not kept.
 All other columns are foreign and travel along with their type.
 
 An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; written is the stream.

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
-import numpy as np
-
 from pack_data.formats.detect import Source, integer_columns
 from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, Column, PackSchema, smallest_type
 from pack_data.sequences import Sequences

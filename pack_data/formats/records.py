@@ -318,9 +318,9 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
     if outside.any():
         raise RecordError(
             f"masked_lm_positions holds {_first(pack['masked_lm_positions'], outside)}, the row has {len(mask)} slots")
-    foreign = (weights != 0) & (mask[pack["masked_lm_positions"]] != weights)
-    if foreign.any():
-        at = int(np.flatnonzero(foreign)[0])
+    stray = (weights != 0) & (mask[pack["masked_lm_positions"]] != weights)
+    if stray.any():
+        at = int(np.flatnonzero(stray)[0])
         raise RecordError(
             f"masked_lm_weights says sequence {weights[at]} at index {at}, input_mask says {mask[pack['masked_lm_positions'][at]]}")
     deepest = int(mask.max()) if len(mask) else 0
