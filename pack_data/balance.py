@@ -29,6 +29,9 @@ class AttentionWork:
         """Largest / mean, at least 1; 1 for no packs."""
         return self.largest / self.mean if self.mean else 1.0
 
+    def __str__(self) -> str:
+        return f"max / mean {self.imbalance:.3f}, standard deviation / mean {self.deviation / self.mean if self.mean else 0.0:.3f}"
+
     @classmethod
     def of(cls, packing: Packing) -> AttentionWork:
         work = np.array([_work(strategy) for strategy in packing.strategies], float)

@@ -65,7 +65,9 @@ class Proof:
     lower_bound: int  # packs that any packing needs
 
 
-def best_pack_value(lengths: Sequence[int], prices: Sequence[int], max_sequence_length: int, max_sequences_per_pack: Optional[int]) -> int:
+def best_pack_value(
+    lengths: Sequence[int], prices: Sequence[int], max_sequence_length: int, max_sequences_per_pack: Optional[int],
+) -> int:
     """Price of the most valuable pack: at most D sequences, of these lengths and prices, of at most S tokens together.
 
     A dynamic programme over (sequences, tokens) in int64; ValueError where a pack could be worth 2^62 or more.

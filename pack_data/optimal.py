@@ -129,23 +129,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             "--benchmark-set", metavar="FOLDER", help="instead: pack every histogram in the folder at depths 2 to unlimited")
 
     def options(args: argparse.Namespace) -> Dict[str, Any]:
-        return {"balance": args.balance, "report": None if args.json else lines}
+        return {"balance": args.balance, "quiet": args.json}
 
     def pack_and_report(
-        histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], balance: Optional[str], report: Optional[List[str]],
+        histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], balance: Optional[str], quiet: bool,
     ) -> Packing:
         packing = pack(histogram, max_sequences_per_pack=max_sequences_per_pack)
+        before = AttentionWork.of(packing)
         if balance is not None:
-            before = AttentionWork.of(packing)
             packing = balance_attention(packing)
-            after = AttentionWork.of(packing)
-            lines.append(
-                f"attention work of a pack (sum of squared lengths), max / mean: {before.imbalance:.3f} before, "
-                f"{after.imbalance:.3f} after balancing; standard deviation / mean: {before.deviation / before.mean:.3f}, "
-                f"{after.deviation / after.mean:.3f}" if packing.packs else "attention work: no packs, nothing to balance")
-        lines.append(statement(packing, prove_packing(packing)))
-        if report is None:
-            lines.clear()
+        proof = prove_packing(packing)
+        if not quiet:
+            if balance is not None:
+                after = AttentionWork.of(packing)
+                lines.append(f"attention work of a pack (sum of squared lengths): {before}; balanced: {after}")
+            lines.append(statement(packing, proof))
         return packing
 
     status = run_packer(

@@ -159,7 +159,8 @@ def whole_packs(
         if not len(lengths):
             return made
         relaxation = relax(
-            lengths, left[lengths], S, depth_of(lengths), good_enough=target - total, exact=placed < 0.1 * relaxation.bound)
+            lengths, left[lengths], S, depth_of(lengths), good_enough=target - total, rounds=12,
+            exact=placed < 0.1 * relaxation.bound)  # where little follows the model, its detail is what is left
 
     take = np.floor(relaxation.packs + 1e-6).astype(np.int64)
     while True:
