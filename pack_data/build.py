@@ -1,6 +1,6 @@
 """python -m pack_data.build: text in, a packed data set out.
 
-    documents -> examples (spilled) -> histogram -> packing -> assignment -> sorted by shard (spilled) -> shards -> manifest
+    documents, dealt out to parts -> examples -> histogram -> packing -> assignment -> sorted by shard -> shards -> manifest
 
 Every stage works on parts of a few megabytes and notes what is done in a folder beside the data set (OUT.building). So
 memory does not grow with the corpus, a build that was killed continues where it was, and the bytes do not depend on the
@@ -12,6 +12,7 @@ import argparse
 import fcntl
 import hashlib
 import json
+import random
 import shutil
 import sys
 import time
@@ -35,12 +36,13 @@ from pack_data.packs import PREDICTION, PackSchema, predictions_per_pack
 from pack_data.runner import DaskRunner, ProcessRunner, SerialRunner, available_cores
 from pack_data.spill import SpillFormat, Totals
 from pack_data.stages import (ExamplesTask, ShardTask, SortTask, SyntheticTask, examples_name, make_part, make_shard,
-                              make_synthetic_part, read_notes, save_array, shard_name, sort_part, sorted_name, write_json)
+                              make_synthetic_part, read_notes, save_array, shard_name, sort_part, sorted_name, text_name, write_json)
 from pack_data.store import Manifest, PackStore, StoredFile, commit, map_table, read_manifest, stored_file, write_atomically, write_table
 from pack_data.wordpiece import load_vocabulary, train_vocabulary
 
-# Characters, and documents at least, that make one part. The second segment of an example comes from the same part.
-PART_CHARACTERS, PART_DOCUMENTS = 1 << 20, 8
+# Characters of text in one part (some 8 of the longest documents, thousands of ordinary ones), and characters that wait
+# in memory until they are written to their parts.
+PART_CHARACTERS, TEXT_IN_MEMORY = 8 << 20, 64 << 20
 SYNTHETIC_PART = 1 << 15
 # Token positions in one shard, so that a worker's memory does not depend on S.
 SLOTS_PER_SHARD = 1 << 22
@@ -259,15 +261,16 @@ class _Build:
 
     def _check_room(self) -> None:
         """Refuses to begin what the disk cannot hold: the sorted sequences and the shards lie there together at the end."""
-        options = self.options
+        options, text = self.options, 0.0
         if options.synthetic is not None:
             tokens = options.sequences * LengthHistogram.published(options.synthetic).mean_length
         elif self.source is not None:
             tokens = sum(Path(path).stat().st_size for path in self.source.files if Path(path).is_file())
         else:
-            tokens = _characters(options.corpus) / CHARACTERS_PER_TOKEN * options.duplication_factor
+            text = _characters(options.corpus)
+            tokens = text / CHARACTERS_PER_TOKEN * options.duplication_factor
         already = sum(path.stat().st_size for path in self.work.iterdir())
-        needed, free = tokens * BYTES_PER_TOKEN - already, free_bytes(self.work)
+        needed, free = text + tokens * BYTES_PER_TOKEN - already, free_bytes(self.work)
         if needed > free:
             raise ValueError(f"{self.out}: the build needs about {needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB are free; "
                              "make room or choose another --out")
@@ -321,26 +324,44 @@ class _Build:
                 "skipped": [str(bad) for bad in self.source.bad.found], "left_out": list(self.source.foreign_lost)})
         notes = read_notes(self.work, "examples-*.json")
         if not sum(note["totals"][0] for note in notes):
+            for path in self.work.glob("examples-*.json"):
+                path.unlink()                      # so that nothing stays behind
             raise ValueError(f"{options.corpus}: the corpus is empty: no text in {sum(note['documents'] for note in notes)} documents; nothing to pack")
         return notes
 
     def _missing(self, part: int) -> bool:
         return not (self.work / f"{examples_name(part)}.json").exists()
 
-    def _text_tasks(self, schema: PackSchema) -> Iterator[ExamplesTask]:
-        part, waiting, characters = 0, [], 0      # type: int, List[Document], int
-        for document in self._documents():
-            waiting.append(document)
-            characters += sum(map(len, document.lines))
-            if characters >= PART_CHARACTERS and len(waiting) >= PART_DOCUMENTS:
-                if self._missing(part):
-                    yield self._text_task(part, waiting, schema)
-                part, waiting, characters = part + 1, [], 0
-        if waiting and self._missing(part):
-            yield self._text_task(part, waiting, schema)
+    def _spread_text(self) -> int:
+        """Deals the documents out to parts at random, and returns how many parts there are.
 
-    def _text_task(self, part: int, waiting: Sequence[Document], schema: PackSchema) -> ExamplesTask:
-        return ExamplesTask(str(self.work.resolve()), part, self.first_stream + part, tuple(waiting), self.options.lower_case, self.example_options, schema)
+        The second segment of an example comes from the same part, so a part is to be a fair sample of the corpus, whose
+        files are often sorted by kind or age.
+        """
+        done = self.work / "text.json"
+        if not done.exists():
+            count = max(1, round(_characters(self.options.corpus) / PART_CHARACTERS))
+            paths = [self.work / text_name(part) for part in range(count)]
+            for path in paths:
+                path.write_bytes(b"")
+            draw, waiting, characters = random.Random(f"{self.options.seed} documents {self.first_stream}"), {}, 0  # type: Any, Dict[Path, List[str]], int
+            with progress_bar(None, "reading", shown=self.progress, unit=" documents") as bar:
+                for document in self._documents():
+                    line = json.dumps(document.lines)
+                    waiting.setdefault(paths[draw.randrange(count)], []).append(line)
+                    characters += len(line)
+                    bar.update(1)
+                    if characters > TEXT_IN_MEMORY:
+                        _append_lines(waiting)
+                        waiting, characters = {}, 0
+            _append_lines(waiting)
+            write_json(done, {"parts": count})
+        return json.loads(done.read_text())["parts"]
+
+    def _text_tasks(self, schema: PackSchema) -> Iterator[ExamplesTask]:
+        for part in range(self._spread_text()):
+            if self._missing(part):
+                yield ExamplesTask(str(self.work.resolve()), part, self.first_stream + part, self.options.lower_case, self.example_options, schema)
 
     def _synthetic_tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[SyntheticTask]:
         histogram = LengthHistogram.published(self.options.synthetic)
@@ -495,6 +516,12 @@ def _merged(former: Packing, new: Packing) -> Packing:
         proof = dict(lower_bound=whole.lower_bound, lp_bound=whole.lp_bound, certificate=whole.certificate)
     packs = [*zip(former.strategies, former.repeats), *zip(new.strategies, new.repeats)]
     return Packing.of(former.algorithm, histogram, former.max_sequences_per_pack, packs, solve_seconds=new.solve_seconds, **proof)
+
+
+def _append_lines(waiting: Dict[Path, List[str]]) -> None:
+    for path, lines in waiting.items():
+        with open(path, "a", encoding="utf-8") as out:
+            out.write("\n".join(lines) + "\n")
 
 
 def free_bytes(folder: Path) -> int:

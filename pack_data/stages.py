@@ -1,8 +1,8 @@
 """The three kinds of work that a build hands to workers. Each task names its files and needs nothing else.
 
-    examples   documents (or drawn lengths)      -> examples-00007.bin    in the order of the corpus
-    sort       examples-00007.bin + assignment   -> sorted-00007.bin      by shard, each sequence knows pack and slot
-    shard      its slice of every sorted-*.bin   -> packs-00003-*.npy     whole packs
+    examples   text-00007.jsonl (or drawn lengths)  -> examples-00007.bin    in the order of the text
+    sort       examples-00007.bin + assignment      -> sorted-00007.bin      by shard, each sequence knows pack and slot
+    shard      its slice of every sorted-*.bin      -> packs-00003-*.npy     whole packs
 
 A task is done when its small .json (or .npy) file exists; that file is written after the data and by rename.
 """
@@ -24,6 +24,10 @@ from pack_data.sequences import Sequences, digest
 from pack_data.spill import SpillFormat, Totals, totals_of
 from pack_data.store import lengths_of, write_atomically, write_shard
 from pack_data.wordpiece import Vocabulary, load_vocabulary
+
+
+def text_name(part: int) -> str:
+    return f"text-{part:05d}.jsonl"
 
 
 def examples_name(part: int) -> str:
@@ -73,7 +77,6 @@ class ExamplesTask:
     work: str
     part: int
     stream: int                     # of random numbers: the part's number counted over all that was ever appended
-    documents: Tuple[Document, ...]
     lower_case: bool
     options: ExampleOptions
     schema: PackSchema
@@ -85,11 +88,17 @@ def _vocabulary(path: str, lower_case: bool) -> Vocabulary:
 
 
 def make_part(task: ExamplesTask) -> Dict[str, Any]:
-    """Documents to examples, spilled."""
-    work = Path(task.work)
-    vocabulary = _vocabulary(str(work / "vocab.txt"), task.lower_case)
-    sequences = examples_of(task.documents, vocabulary, task.options, task.stream)
-    return save_examples(work, task.part, sequences, task.schema, documents=len(task.documents))
+    """Documents to examples, spilled; the text is removed when that is noted."""
+    work, note = Path(task.work), Path(task.work) / f"{examples_name(task.part)}.json"
+    text = work / text_name(task.part)
+    if not note.exists():           # a cluster may run a task again although it had ended
+        with open(text, encoding="utf-8") as lines:
+            documents = [Document("", json.loads(line)) for line in lines]
+        sequences = examples_of(documents, _vocabulary(str(work / "vocab.txt"), task.lower_case), task.options, task.stream)
+        save_examples(work, task.part, sequences, task.schema, documents=len(documents))
+    if text.exists():
+        text.unlink()
+    return json.loads(note.read_text())
 
 
 @dataclass(frozen=True)

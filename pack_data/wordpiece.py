@@ -62,9 +62,14 @@ class Vocabulary:
 
     def encode(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
         """Token ids of all sentences, flat int32, and the tokens of each, int64 [sentences]; no special tokens are added."""
-        encoded = [item.ids for item in self._tokenizer.encode_batch(list(sentences), add_special_tokens=False)]
-        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
-        return np.fromiter((number for ids in encoded for number in ids), dtype=np.int32, count=int(lengths.sum())), lengths
+        ids: List[np.ndarray] = [np.zeros(0, dtype=np.int32)]
+        lengths: List[int] = []
+        # The library's result for a sentence takes a hundred bytes a token, so not for all of them at once.
+        for start in range(0, len(sentences), 4096):
+            for item in self._tokenizer.encode_batch(list(sentences[start:start + 4096]), add_special_tokens=False):
+                ids.append(np.array(item.ids, dtype=np.int32))
+                lengths.append(len(ids[-1]))
+        return np.concatenate(ids), np.array(lengths, dtype=np.int64)
 
 
 def _untrained(model: object, lower_case: bool) -> "Tokenizer":
