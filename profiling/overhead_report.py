@@ -107,13 +107,12 @@ class Report:
         import reports
         from packings import Packings
         from pack_data import sort
-        histogram = self.histogram()
+        histogram, config = self.histogram(), self.main_config
+        if config.data.max_sequence_length != histogram.max_sequence_length:
+            raise ValueError(f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}, the histogram "
+                             f"{histogram.name} is of {histogram.max_sequence_length}; give a matching --config")
         packings = Packings(histogram, self.folder, reports.ROWS)
         try:
-            config = self.main_config
-            if config.data.max_sequence_length != histogram.max_sequence_length:
-                raise ValueError(f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}, the histogram "
-                                 f"{histogram.name} is of {histogram.max_sequence_length}; give a matching --config")
             comparison = reports.Comparison(self.machine, config, self.calibration)
             for _, depth in reports.ROWS:            # the model works while the packers do
                 if depth is not None and depth > 1:

@@ -1,0 +1,171 @@
+"""The report: the paper's rows, sources beside every number, and what a user types."""
+import csv
+import io
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import overhead_report  # noqa: E402
+import packings  # noqa: E402
+import reports  # noqa: E402
+import tables  # noqa: E402
+from ipu_model import calibration  # noqa: E402
+from ipu_model.workload import PACKED  # noqa: E402
+from pack_data import sort  # noqa: E402
+from pack_data.command import run_main  # noqa: E402
+from pack_data.histogram import LengthHistogram  # noqa: E402
+
+FAST = tuple(row for row in reports.ROWS if row[0] in ("none", "spfhp"))
+
+
+@pytest.fixture(scope="module")
+def comparison(machine, load):
+    return reports.Comparison(machine, load("packed_phase2_pod16.yml"), calibration.load())
+
+
+@pytest.fixture(scope="module")
+def table1(comparison, cycle_cache):
+    histogram = LengthHistogram.published("wikipedia_512")
+    found = packings.Packings(histogram, cycle_cache, FAST)
+    try:
+        return reports.table1(comparison, found, FAST, sort.batch(histogram, batch_size=256), histogram.name)
+    finally:
+        found.close()
+
+
+@pytest.fixture
+def run(cycle_cache, monkeypatch, capsys):
+    """run("--table", "2") -> what it printed; raises on any exit status but 0."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
+
+    def call(*argv):
+        status = run_main(overhead_report.main, argv)
+        out, error = capsys.readouterr()
+        assert status == 0, error
+        return out
+    return call
+
+
+SMALL = ("--set", "model.hidden_size=64", "--set", "model.num_heads=4", "--set", "model.intermediate_size=128", "--set",
+         "model.vocabulary_size=512", "--set", "data.vocabulary_size=512", "--set", "model.num_layers=4", "--set",
+         "placement.layers_per_ipu=[1, 1, 1, 1]")
+
+
+def test_efficiency_and_factor_to_the_papers_last_digit(table1):
+    rows = {row["depth"]: row for row in table1.rows if row["algorithm"] == "SPFHP"}
+    for depth in ("2", "3", "4", "8", "max (16)"):
+        row = rows[depth]
+        assert round(row["efficiency"], 1) == row["paper_efficiency"]
+        assert round(row["packing_factor"], 2) == row["paper_packing_factor"]
+
+
+def test_realised_speedup_is_p_over_one_plus_overhead_and_holds_the_papers(table1):
+    checked = 0
+    for row in table1.rows:
+        if row["algorithm"] != "SPFHP":
+            continue
+        assert row["realised"] == pytest.approx(row["packing_factor"] / (1 + row["overhead"] / 100))
+        assert row["overhead_lower"] < row["overhead"] < row["overhead_upper"]
+        assert row["realised_lower"] < row["paper_realised"] < row["realised_upper"]
+        assert row["realised"] == pytest.approx(row["paper_realised"], rel=0.01)
+        checked += 1
+    assert checked == 5
+
+
+def test_sort_is_engines_and_no_percentage(table1):
+    (row,) = [row for row in table1.rows if row["algorithm"] == "SORT"]
+    assert row["overhead"] == "508 engines" and row.get("realised") is None and row.get("overhead_lower") is None
+    assert row["paper_overhead"] == ">>100"
+
+
+def test_decomposition_adds_up(comparison):
+    parts, over = comparison.decomposition(3), comparison.overhead(3)
+    for side in ("lower", "calibrated", "upper"):
+        assert sum(getattr(part, side) for part in parts.values()) == pytest.approx(getattr(over, side))
+    assert parts["layout"].lower < parts["layout"].calibrated < parts["layout"].upper
+    # Everything but the mask's layout is known to a tenth of a point; the layout is most of the interval.
+    assert over.upper - over.lower == pytest.approx(parts["layout"].upper - parts["layout"].lower, rel=0.1)
+
+
+def test_every_column_has_a_source(table1, comparison):
+    for table in (table1, reports.decomposition(comparison, 3)):
+        assert all(column.source in tables.SOURCES for column in table.columns)
+        keys = {column.key for column in table.columns}
+        assert all(set(row) <= keys for row in table.rows)
+        lines = tables.text(table).splitlines()
+        assert lines[3].count("(") == len(table.columns)
+
+
+def test_csv_and_json_hold_the_same_numbers(table1):
+    read = list(csv.reader(io.StringIO(tables.as_csv([table1]))))
+    plain = tables.as_json(table1)
+    assert read[0] == ["# table1"] and read[1] == [c["key"] for c in plain["columns"]] and read[2] == [c["source"] for c in plain["columns"]]
+    first = plain["rows"][0]
+    assert float(read[3][read[1].index("packing_factor")]) == first["packing_factor"] == 1.0
+    json.dumps(plain)
+
+
+def test_a_better_arrangement_is_found(machine, load):
+    """The mask inside the score product: a quarter of the overhead, whatever the unknown layout costs."""
+    found = reports.Comparison(machine, load("packed_phase2_pod16.yml"), calibration.load(), packed=PACKED.with_(mask="product")).overhead(3)
+    plain = reports.Comparison(machine, load("packed_phase2_pod16.yml"), calibration.load()).overhead(3)
+    assert found.upper < plain.lower and found.calibrated < 0.35 * plain.calibrated
+
+
+def test_table1_of_a_small_histogram(run, tmp_path):
+    path = tmp_path / "lengths.csv"
+    path.write_text("length,count\n" + "".join(f"{length},{40 + length}\n" for length in range(5, 33)))
+    out = run("--table", "1", "--histogram", str(path), "--max-sequence-length", "32", *SMALL, "--set", "data.max_sequence_length=32",
+              "--set", "data.max_predictions_per_sequence=5", "--set", "model.max_position_embeddings=32", "--json")
+    (table, parts) = json.loads(out)["tables"]
+    assert [row["algorithm"] for row in table["rows"]] == ["NONE", "SORT", "GREEDY"] + ["SPFHP"] * 2 + ["NNLSHP"] + ["SPFHP"] * 3 + ["OPTIMAL"] * 5
+    by = {(row["algorithm"], row["depth"]): row for row in table["rows"]}
+    assert by["OPTIMAL", "3"]["packing_factor"] >= max(by["SPFHP", "3"]["packing_factor"], by["NNLSHP", "3"]["packing_factor"])
+    assert parts["name"] == "decomposition"
+
+
+def test_what_if(run):
+    out = run("--config", "configs/packed_phase2_pod16.yml", *SMALL, "--depth", "4", "--target", "bow", "--packing-factor", "1.9", "--csv")
+    assert out.startswith("# what_if") and out.count("# breakdown") == 2
+    header, sources, first, second = [next(csv.reader([line])) for line in out.splitlines()[1:5]]
+    rate, ratio = header.index("rate"), header.index("rate_ratio")
+    assert sources[rate] == "model" and float(first[ratio]) == 1.0
+    assert float(second[rate]) > float(first[rate]) and "depth 4" in first[0] and "model.hidden_size=64" in second[0]
+
+
+def test_per_ipu_names_the_bottleneck(run):
+    out = run("--per-ipu", "--packing-factor", "1.996", *SMALL)
+    assert out.count("slowest") == 1 and "sequences/s" in out and "Cache of plans" in out
+
+
+def test_runs_that_happened(run, tmp_path):
+    for name, packs, seconds in (("packed", 8, 1.0), ("unpacked", 16, 1.9)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.jsonl").write_text("\n".join(json.dumps(
+            {"step": i, "packs": packs, "sequences": 16, "seconds": seconds, "cycles": None}) for i in range(3)))
+    (table,) = json.loads(run("--packed", str(tmp_path / "packed"), "--unpacked", str(tmp_path / "unpacked"), "--json"))["tables"]
+    assert table["rows"][0]["overhead"] == pytest.approx(100 * (1 / 8 / (1.9 / 16) - 1))
+    assert {c["source"] for c in table["columns"]} == {"config", "host"}
+
+
+def test_plot(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("figure.svg", "figure.png"):
+        run("--scaling", "--packing-factor", "1.996", "--plot", str(tmp_path / name))
+        assert (tmp_path / name).stat().st_size > 5000
+    assert "packing" in (tmp_path / "figure.svg").read_text()
+
+
+@pytest.mark.parametrize("argv, message", [
+    (("--json", "--csv"), "exclude each other"), (("--plot", "figure.pdf"), ".png or .svg"),
+    (("--packed", "somewhere"), "--unpacked belong together"), (("--config", "missing.yml"), "missing.yml"),
+    (("--histogram", "lengths.csv", "--table", "1"), "--max-sequence-length"),
+    (("--set", "model.hiden_size=3"), "hiden_size"), (("--packed", "a", "--unpacked", "b"), "log.jsonl"),
+    (("--table", "1", "--set", "data.max_sequence_length=256"), "matching --config")])
+def test_mistakes_are_one_line(argv, message, capsys, monkeypatch, cycle_cache):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
+    assert run_main(overhead_report.main, argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
