@@ -188,7 +188,7 @@ def plot(path: str, case: Case, rows: Sequence[Row]) -> None:
 _CAPPED: Tuple[Tuple[str, Optional[int]], ...] = (
     ("sample:wikipedia_512,n=1000000", 4),
     ("lognormal:mean=400,max=4096,n=1000000", 8),
-    ("lognormal:mode=100,sigma=0.8,max=2048,n=20000", 8),
+    ("lognormal:mode=100,max=4096,n=20000", 8),
     ("squad_1_1_384", 3))
 
 
