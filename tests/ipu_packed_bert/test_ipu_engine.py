@@ -23,7 +23,7 @@ from pack_data.packs import PackSchema
 from pack_data.store import PackStore
 from tests.fakes.sdk import fake_popdist, installed
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
-from tests.tiny_runs import DEPTH, tiny_config, tiny_data
+from tests.tiny_runs import tiny_config, tiny_data
 from tests.tolerances import relative_error
 
 SLOTS, VOCABULARY = 24, 62
@@ -745,7 +745,7 @@ def real_ipu():
     """The engine module on a real PopTorch, and the kind of device: hardware, else the Poplar IPU Model."""
     try:
         import poptorch
-    except ImportError as error:
+    except (ImportError, AssertionError) as error:                # PopTorch asserts that torch is the version it wants
         pytest.skip("no Poplar SDK: {}".format(error))
     from ipu_packed_bert.engine import ipu
 
