@@ -159,3 +159,20 @@ def test_manifest_says_what_went_in(corpus, tmp_path):
     made = json.loads((tmp_path / "data" / "manifest.json").read_text())["made_with"]
     assert made["documents"] == 60 and len(made["sources"]) == 60 and made["sources"][0][0] == "000.txt"
     assert made["options"]["duplication_factor"] == 2 and str(corpus) not in json.dumps(made)
+
+
+def test_second_segments_come_from_the_whole_corpus(tmp_path):
+    """A corpus sorted by kind: a third of its files in words of their own. Random second segments mix the kinds."""
+    corpus = write_corpus(tmp_path / "corpus", 60)
+    for number in range(20):
+        path = corpus / f"{number:03d}.txt"
+        path.write_text(path.read_text().upper().translate(str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "абвгдежзийклмнопрстуфхцчшщ")))
+    with build_small(corpus, tmp_path / "data") as store:
+        vocabulary = load_vocabulary(tmp_path / "data" / "vocab.txt")
+        other = np.array([any("\u0430" <= letter <= "\u044f" for letter in token) for token in vocabulary.tokens])
+        examples = disassemble(store.schema, store.records(np.arange(len(store)))).to_examples()
+        assert store.manifest.made_with["parts"] > 3
+    kinds = [(other[e.input_ids[1:e.first_segment_length - 1]].mean() > 0.3, other[e.input_ids[e.first_segment_length:-1]].mean() > 0.3)
+             for e in examples if e.next_sentence_label]
+    # Were the parts runs of files, nearly none would mix; independent choices of a third mix in 4 of 9.
+    assert len(kinds) > 100 and 0.25 < np.mean([a != b for a, b in kinds]) < 0.6
