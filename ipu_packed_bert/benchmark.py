@@ -183,14 +183,17 @@ def measure(config: Config, work: Work, *, rounds: int, bar) -> Measurement:
 
 def bfloat16_slowdown() -> float:
     """Seconds of a bfloat16 matrix product over those of a float32 one, on the CPU."""
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        factor = torch.ones(256, 256, dtype=dtype)
-        torch.mm(factor, factor)
-        start = time.perf_counter()
-        torch.mm(factor, factor)
-        seconds[dtype] = time.perf_counter() - start
-    return seconds[torch.bfloat16] / seconds[torch.float32]
+
+    def seconds(dtype: torch.dtype) -> float:
+        factor = torch.ones(384, 384, dtype=dtype)
+        times = []
+        for _ in range(5):  # the first one warms up, and others may be held up by other work: the best counts
+            start = time.perf_counter()
+            torch.mm(factor, factor)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    return seconds(torch.bfloat16) / seconds(torch.float32)
 
 
 def table(measurements: Sequence[Measurement]) -> str:
