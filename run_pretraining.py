@@ -1,6 +1,7 @@
 """Pre-train a packed BERT: python run_pretraining.py --config configs/packed_phase2_pod16.yml"""
 import argparse
 import contextlib
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ def parse(argv):
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="FILE", help="a run's settings, such as configs/packed_phase2_pod16.yml")
     what.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint")
+    parser.add_argument("--start-from", metavar="RUN",
+                        help="a new run begins with the weights of that run's newest checkpoint (phase 2 after phase 1)")
     parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
     parser.add_argument("--data", metavar="DIR", help="the packed data set; as --set data.directory=...")
     parser.add_argument("--steps", type=int, metavar="N", help="weight updates of the whole run; as --set run.steps=...")
@@ -31,9 +34,11 @@ def parse(argv):
     args = parser.parse_args(argv)
     if args.resume and args.out:
         parser.error("--out names a new run; --resume continues in the run's own folder")
+    if args.resume and args.start_from:
+        parser.error("--start-from begins a new run; --resume continues with the run's own weights")
     for key, value in (("engine.kind", args.engine), ("data.directory", args.data), ("run.steps", args.steps)):
         if value is not None:
-            args.overrides.append("{}={}".format(key, value))
+            args.overrides.append("{}={}".format(key, json.dumps(value)))  # JSON is YAML, with texts in quotes
     return args
 
 
@@ -50,10 +55,13 @@ def main(argv=None):
     from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
     from ipu_packed_bert.engine import build_engine, choose_engine
     from ipu_packed_bert.loader import GlobalBatches
-    from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, print_summary
+    from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, print_summary, refuse_a_run_in
     from ipu_packed_bert.train import SilentLog, train
 
     checkpoint = load_checkpoint(newest_checkpoint(Path(args.resume, CHECKPOINTS))) if args.resume else None
+    begun = load_checkpoint(newest_checkpoint(Path(args.start_from, CHECKPOINTS))) if args.start_from else None
+    if not args.resume:
+        refuse_a_run_in(args.out)
     if checkpoint and checkpoint.step >= config.run.steps:
         print("{} has made its {:,} updates already; --steps N continues it".format(args.resume, checkpoint.step))
         return 0
@@ -79,6 +87,8 @@ def main(argv=None):
         if config.engine.offline_export:
             print("compiled  {}; take it to a machine with IPUs".format(config.engine.offline_export))
             return 0
+        if begun:
+            engine.load_state({**engine.state(), "model": begun.engine["model"]})
         if checkpoint:
             engine.load_state(checkpoint.engine)
             batches.load_state(checkpoint.batches)

@@ -41,7 +41,7 @@ class Rule(NamedTuple):
         if all(holds(v, bound) for v in values for _, bound, holds in stated):
             return None
         each = "each must be " if isinstance(value, tuple) else "must be "
-        return each + " and ".join("{} {:g}".format(words, bound) for words, bound, _ in stated)
+        return each + " and ".join("{} {}".format(words, "{:g}".format(bound) if isinstance(bound, float) else bound) for words, bound, _ in stated)
 
 
 def setting(default: Any, **rule: Any) -> Any:

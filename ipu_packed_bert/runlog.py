@@ -159,6 +159,12 @@ class RunLog(Log):
             print(text, file=self._stream, flush=True)
 
 
+def refuse_a_run_in(folder: Optional[str]) -> None:
+    """Raise ValueError if a new run would overwrite one."""
+    if folder is not None and Path(folder, LOG).exists():
+        raise ValueError("{}: holds a run already; continue it with --resume {}, or give another --out".format(folder, folder))
+
+
 def open_run_folder(folder: Optional[str], config: Config, *, first_step: int, environment: Dict[str, Any]) -> Path:
     """The folder of a run, with its config.yml and environment.json; None: a new one, ``runs/NAME-TIME``.
 
@@ -172,8 +178,6 @@ def open_run_folder(folder: Optional[str], config: Config, *, first_step: int, e
             tries += 1
     else:
         path = Path(folder)
-        if not first_step and (path / LOG).exists():
-            raise ValueError("{}: holds a run already; continue it with --resume {}, or give another --out".format(path, path))
     path.mkdir(parents=True, exist_ok=True)
     write_atomically(path / CONFIG, config.to_yaml().encode())
     name = "environment-from-step-{}.json".format(first_step) if first_step else ENVIRONMENT

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+import torch
 import yaml
 
 import run_pretraining
@@ -109,6 +110,25 @@ def test_a_run_folder_rebuilds_the_run(tiny, undisturbed, tmp_path):
     assert results(folder) == results(undisturbed)
     environment = json.loads((undisturbed / "environment.json").read_text())
     assert environment["seed"] == 5 and environment["device"].startswith("host engine")
+
+
+def test_a_new_run_starts_from_the_weights_of_another(tiny, undisturbed, tmp_path, monkeypatch):
+    begun, original = [], HostEngine.step
+
+    def looking(engine, batch, rate):
+        if not begun:
+            begun.append(engine.state())
+        return original(engine, batch, rate)
+
+    monkeypatch.setattr(HostEngine, "step", looking)
+    arguments = ["--config", tiny, "--out", str(tmp_path / "run"), "--steps", "3", "--start-from", str(undisturbed)]
+    assert run_pretraining.main(arguments) == 0
+    weights = load_checkpoint(checkpoints(undisturbed / "checkpoints")[-1]).engine["model"]
+    assert set(begun[0]["model"]) == set(weights)
+    assert all(torch.equal(begun[0]["model"][name], weights[name]) for name in weights)
+    assert begun[0]["optimizer"]["step"] == 0 and not any(each.any() for each in begun[0]["optimizer"]["exp_avg"].values())
+    records = read_log(tmp_path / "run" / LOG)
+    assert [record["step"] for record in records] == [1, 2, 3] and records[0]["loss"] != read_log(undisturbed / LOG)[0]["loss"]
 
 
 def test_without_ipus_each_override_is_printed(tiny, tmp_path, capsys):

@@ -11,7 +11,8 @@ import torch
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import BatchCounts, StepResult
 from ipu_packed_bert.runlog import (
-    EVALUATIONS, LOG, RunLog, Totals, environment, forget_after, open_run_folder, padding_avoided, print_summary, read_log)
+    EVALUATIONS, LOG, RunLog, Totals, environment, forget_after, open_run_folder, padding_avoided, print_summary, read_log,
+    refuse_a_run_in)
 from ipu_packed_bert.train import Outcome
 from pack_data.store import read_manifest
 from tests.tiny_runs import tiny_data
@@ -144,7 +145,9 @@ def test_a_new_run_has_a_folder_of_its_own(tmp_path, monkeypatch):
 def test_a_run_is_not_overwritten(tmp_path):
     written(tmp_path, [1])
     with pytest.raises(ValueError, match="holds a run already; continue it with --resume"):
-        open_run_folder(str(tmp_path), Config(), first_step=0, environment={})
+        refuse_a_run_in(str(tmp_path))
+    refuse_a_run_in(str(tmp_path / "new"))
+    refuse_a_run_in(None)
 
 
 def test_the_summary_says_what_came_of_it_and_how_to_go_on(tmp_path, capsys):

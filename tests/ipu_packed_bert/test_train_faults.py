@@ -136,6 +136,7 @@ def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
     (["--config", "no.yml"], "no.yml: cannot be read (No such file or directory)"),
     (["--resume", "nowhere"], "nowhere/config.yml: cannot be read (No such file or directory)"),
     (["--resume", "a", "--out", "b"], "--resume continues in the run's own folder"),
+    (["--resume", "a", "--start-from", "b"], "--resume continues with the run's own weights"),
     (["--config", "a.yml", "--steps", "many"], "invalid int value: 'many'"),
 ])
 def test_wrong_arguments(capsys, arguments, words):
