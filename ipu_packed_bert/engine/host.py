@@ -81,7 +81,7 @@ class HostEngine(Engine):
     def description(self) -> str:
         compiled = ", compiled" if self._config.engine.compile else ""
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "CPU"
-        threads = f", {torch.get_num_threads()} threads" if self._device.type == "cpu" else ""
+        threads = f", torch threads: {torch.get_num_threads()}" if self._device.type == "cpu" else ""
         return f"host engine: {name}{threads}, {self._config.engine.precision}, {self._attention} attention{compiled}"
 
     @property
