@@ -23,7 +23,7 @@ from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 _TOLERANCE = 1e-9  # relative; the linear programmes are solved to about 1e-9 themselves
 _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a block stays in the cache
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
-FULL_ROWS = 1536  # beyond, the full programme takes too long
+FULL_ROWS = 4200  # half a minute; beyond, only the coarse programme
 _FEW = 60  # sequences of a length, on average
 _CANDIDATES = 512  # strategies sought a round
 

@@ -179,7 +179,10 @@ def whole_packs(
         shorter = np.zeros(S + 1, np.int64)
         shorter[lengths] = lengths
         seeds = np.maximum.accumulate(shorter)[pool]  # the strategies so far, on the lengths that remain
-        relaxation = relax(lengths, left[lengths], S, depth_of(lengths), seeds=seeds, good_enough=target - total, rounds=8, exact=True)
+        relaxation = relax(
+            lengths, left[lengths], S, depth_of(lengths), seeds=seeds, good_enough=target - total, rounds=8, exact=True)
+        if total + np.ceil(relaxation.bound - 1e-6) >= best_total:  # what was packed so far has already cost the difference
+            return best
         take = _round(relaxation, left)
 
 
