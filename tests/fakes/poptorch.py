@@ -10,6 +10,7 @@ IPU computes by the tanh form.  Where it and PopTorch differ, PopTorch is right.
 """
 import copy as _copy
 import enum as _enum
+import inspect as _inspect
 import math as _math
 import pickle as _pickle
 import queue as _queue
@@ -225,7 +226,7 @@ class _PrecisionOptions(_Settings):
 class _TrainingOptions(_Settings):
     def __init__(self, popart_options):
         super().__init__(popart_options._owner)
-        self._values.update(accumulation=1, reduction=ReductionType.Mean, strategy=MeanReductionStrategy.Post)
+        self._values.update(accumulation=1, reduction=ReductionType.Mean, mean_strategy=MeanReductionStrategy.Post)
 
     def gradientAccumulation(self, gradient_accumulation):
         return self._set(accumulation=_positive(gradient_accumulation, "gradientAccumulation"))
@@ -234,7 +235,7 @@ class _TrainingOptions(_Settings):
         return self._set(reduction=_of(ReductionType, reduction_type, "reduction_type"))
 
     def setMeanAccumulationAndReplicationReductionStrategy(self, mean_reduction_strategy):
-        return self._set(strategy=_of(MeanReductionStrategy, mean_reduction_strategy, "strategy"))
+        return self._set(mean_strategy=_of(MeanReductionStrategy, mean_reduction_strategy, "strategy"))
 
     def setAutomaticLossScaling(self, enabled):
         return self._set(automatic_loss_scaling=_of(bool, enabled, "enabled"))
@@ -536,12 +537,11 @@ class PoplarExecutor:
         # A shallow copy, as PopTorch makes one: it shares parameters and submodules, not the attributes of its own.
         self._user_model, self._model = model, _copy.copy(model)
         self._options, self._training = options, training
-        self._values = {**options._values, **options.Training._values, "strategy_": options._values["strategy"]}
+        self._values = {**options._values, **options.Training._values}
         self._compiled = self._attached = False
         self._device = None                       # parameters and buffers on the device
         self._moments = {}
         self._optimizer = self._device_optimizer = None
-        self._state_is_fresh = False
         self._cycles = None
         if optimizer is not None:
             self.setOptimizer(optimizer)
@@ -624,8 +624,7 @@ class PoplarExecutor:
         self.compileAndExport(filename, *self._sample, export_model=export_model)
 
     def _bind(self, args, kwargs):
-        import inspect
-        bound = inspect.signature(self._model.forward).bind(*args, **kwargs)
+        bound = _inspect.signature(self._model.forward).bind(*args, **kwargs)
         tensors = list(bound.args)
         if bound.kwargs:
             raise Error("keyword-only arguments do not reach the device")
@@ -728,7 +727,7 @@ class PoplarExecutor:
         if self._training and len(graph.losses) != 1:
             raise Error("a training model has exactly one final loss, this one has {}; see identity_loss".format(
                 len(graph.losses)))
-        stages = graph.stages(values["strategy_"])
+        stages = graph.stages(values["strategy"])
         self._stages = stages
         if len(stages) > 1:
             if self._training:

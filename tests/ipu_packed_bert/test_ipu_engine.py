@@ -394,7 +394,7 @@ def test_options_say_what_the_configuration_says(sdk):
     assert values["synthetic_data"] is False
     assert options.Training._values == {
         "accumulation": 1027, "reduction": stand_in.ReductionType.Mean, "automatic_loss_scaling": True,
-        "strategy": stand_in.MeanReductionStrategy.Post}
+        "mean_strategy": stand_in.MeanReductionStrategy.Post}
     assert options.Precision._values == {"stochastic_rounding": True, "partials": torch.float16}
     assert options.TensorLocations._values == {"optimizer": {"on_chip": False, "sharding": True}}
     assert options._Popart._values["accumulateOuterFragmentSettings.schedule"] == 3
