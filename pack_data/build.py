@@ -18,6 +18,7 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
@@ -36,7 +37,7 @@ from pack_data.packs import PREDICTION, PackSchema, predictions_per_pack
 from pack_data.runner import DaskRunner, ProcessRunner, SerialRunner, available_cores
 from pack_data.spill import SpillFormat, Totals
 from pack_data.stages import (ExamplesTask, ShardTask, SortTask, SyntheticTask, examples_name, make_part, make_shard,
-                              make_synthetic_part, read_notes, save_array, shard_name, sort_part, sorted_name, text_name, write_json)
+                              make_synthetic_part, read_notes, read_text, save_array, shard_name, sort_part, sorted_name, text_name, write_json)
 from pack_data.store import Manifest, PackStore, StoredFile, commit, map_table, read_manifest, stored_file, write_atomically, write_table
 from pack_data.wordpiece import load_vocabulary, train_vocabulary
 
@@ -235,7 +236,8 @@ class _Build:
         elif self.source is not None:
             sources = [list(entry) for entry in parts.content_digest(self.source)]
         else:
-            sources = [list(entry) for entry in content_digest(options.corpus)]
+            with progress_bar(None, "checking the corpus", shown=self.progress, unit="B") as bar:
+                sources = [list(entry) for entry in content_digest(options.corpus, bar.update)]
         if self.former:
             held = {sha256 for _, sha256 in self.former.made_with["sources"] if sha256}
             self.known = {name for name, sha256 in sources if sha256 in held}
@@ -297,7 +299,7 @@ class _Build:
             if options.vocabulary is not None:
                 content = Path(options.vocabulary).read_bytes()
             else:
-                content = train_vocabulary(self._documents(), options.vocabulary_size, options.lower_case).text
+                content = train_vocabulary(self._dealt_out(), options.vocabulary_size, options.lower_case).text
             write_atomically(path, content)
         return len(load_vocabulary(path, options.lower_case)), path
 
@@ -344,7 +346,9 @@ class _Build:
             paths = [self.work / text_name(part) for part in range(count)]
             for path in paths:
                 path.write_bytes(b"")
-            draw, waiting, characters = random.Random(f"{self.options.seed} documents {self.first_stream}"), {}, 0  # type: Any, Dict[Path, List[str]], int
+            draw = random.Random(f"{self.options.seed} documents {self.first_stream}")
+            waiting: Dict[Path, List[str]] = {}
+            characters = 0
             with progress_bar(None, "reading", shown=self.progress, unit=" documents") as bar:
                 for document in self._documents():
                     line = json.dumps(document.lines)
@@ -358,6 +362,11 @@ class _Build:
             write_json(done, {"parts": count})
         return json.loads(done.read_text())["parts"]
 
+    def _dealt_out(self) -> Iterator[Document]:
+        """The documents part by part, each part a fair sample of them."""
+        for part in range(self._spread_text()):
+            yield from read_text(self.work, part)
+
     def _text_tasks(self, schema: PackSchema) -> Iterator[ExamplesTask]:
         for part in range(self._spread_text()):
             if self._missing(part):
@@ -370,8 +379,9 @@ class _Build:
         weights = tuple(histogram.counts.tolist())
         for part, first in enumerate(range(0, self.options.sequences, SYNTHETIC_PART)):
             if self._missing(part):
-                yield SyntheticTask(str(self.work.resolve()), part, self.first_stream + part, min(SYNTHETIC_PART, self.options.sequences - first), weights,
-                                    self.example_options, vocabulary_size, schema)
+                count = min(SYNTHETIC_PART, self.options.sequences - first)
+                yield SyntheticTask(str(self.work.resolve()), part, self.first_stream + part, count, weights, self.example_options,
+                                    vocabulary_size, schema)
 
     # ---- lengths to packing and assignment ------------------------------------------------------------------------------
 
@@ -449,8 +459,9 @@ class _Build:
         def shard_task(number: int) -> ShardTask:
             between = tuple((totals[part], Totals(*runs[part, number].tolist()), Totals(*runs[part, number + 1].tolist()))
                             for part in range(len(notes)))
-            return ShardTask(str(work.resolve()), str(self.out.resolve()), number, first_shard + number, min(per_shard, packing.packs - number * per_shard),
-                             between, parts_schema, schema, per_shard)
+            packs = min(per_shard, packing.packs - number * per_shard)
+            return ShardTask(str(work.resolve()), str(self.out.resolve()), number, first_shard + number, packs, between, parts_schema,
+                             schema, per_shard)
 
         with self._timed("writing"), progress_bar(packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
             done = {note["number"] for note in read_notes(work, "shard-*.json") if (self.out / note["file"]).exists()}
@@ -472,10 +483,9 @@ class _Build:
         if vocabulary is not None:
             files.append("vocab.txt")
             write_atomically(self.out / "vocab.txt", vocabulary.read_bytes())
-        tables = [np.load(self.work / f"{shard_name(note['number'])}.npy") for note in shards]
-        if former:
-            tables.insert(0, map_table(self.out, former.lengths, schema.lengths_dtype))
-        lengths = write_table(self.out, "lengths", schema.lengths_dtype, iter(tables), whole.packs)
+        tables = chain([map_table(self.out, former.lengths, schema.lengths_dtype)] if former else [],
+                       (np.load(self.work / f"{shard_name(note['number'])}.npy") for note in shards))
+        lengths = write_table(self.out, "lengths", schema.lengths_dtype, tables, whole.packs)
         digest = sum(note["digest"] for note in notes) + (former.digest if former else 0)
         commit(self.out, Manifest(
             schema=schema, sequences=whole.sequences, packs=whole.packs, tokens=whole.tokens,
@@ -577,8 +587,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
     chosen = {name: value for name, value in vars(args).items() if name not in ("keep_case", "progress")}
     options = BuildOptions(lower_case=not args.keep_case, **chosen)
-    store, packing, _ = build_and_report(options, args.progress)
+    store, packing, seconds = build_and_report(options, args.progress)
     with store:
+        if options.append and "commit" not in seconds:
+            print(f"nothing new: {store.folder} holds all of it already\n")
         print(packing.table(f"{store.folder}"))
         size = sum(entry.bytes for entry in store.manifest.shards)
         for skipped in store.manifest.made_with.get("skipped", ()):

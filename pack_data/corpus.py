@@ -18,7 +18,7 @@ import warnings
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Iterable, Iterator, List, NamedTuple, Tuple, Union
+from typing import IO, Any, Callable, Iterable, Iterator, List, NamedTuple, Tuple, Union
 
 EMBEDDED = "embedded"
 # Characters after which a document is continued as another one, and a line as another one.
@@ -243,8 +243,10 @@ def split_sentences(line: str) -> List[str]:
     return [sentence for sentence in (item.strip() for item in sentences) if sentence]
 
 
-def content_digest(source: Union[str, Path]) -> List[Tuple[str, str]]:
-    """(name, sha256) of every file of a corpus: what went in, whatever its path or date. The embedded corpus counts as one."""
+def content_digest(source: Union[str, Path], seen: Callable[[int], Any] = lambda count: None) -> List[Tuple[str, str]]:
+    """(name, sha256) of every file of a corpus: what went in, whatever its path or date. The embedded corpus counts as one.
+
+    `seen` is told how many bytes have been read since it was last called."""
     if str(source) == EMBEDDED:
         text = hashlib.sha256()
         for document in embedded_documents():
@@ -256,5 +258,6 @@ def content_digest(source: Union[str, Path]) -> List[Tuple[str, str]]:
         with open(path, "rb") as handle:
             for block in iter(lambda: handle.read(1 << 20), b""):
                 content.update(block)
+                seen(len(block))
         digests.append((relative_name(path, source), content.hexdigest()))
     return digests

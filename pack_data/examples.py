@@ -42,6 +42,8 @@ class ExampleOptions:
             raise ValueError(f"max_sequence_length is {self.max_sequence_length}; [CLS] a [SEP] b [SEP] needs at least 5")
         if self.max_predictions_per_sequence < 1:
             raise ValueError(f"max_predictions_per_sequence is {self.max_predictions_per_sequence}; at least 1 token is masked")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; a seed is at least 0")
         if self.duplication_factor < 1:
             raise ValueError(f"duplication_factor is {self.duplication_factor}; the corpus is read at least once")
         for name in ("short_sequence_probability", "masked_lm_probability"):

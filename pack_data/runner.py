@@ -6,6 +6,7 @@ anywhere, in any order, and twice: each writes its files whole and under names o
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from typing import Any, Callable, Iterable, Iterator, Optional
@@ -28,7 +29,10 @@ class SerialRunner:
 
 
 def _follow_parent(parent: int) -> None:
-    """Ends a worker whose parent was killed: it would wait for tasks for ever, or write beside the build that continues."""
+    """Leaves Ctrl-C to the parent, and ends a worker whose parent was killed: it would wait for tasks for ever, or write
+    beside the build that continues."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)

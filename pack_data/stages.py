@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
@@ -28,6 +28,13 @@ from pack_data.wordpiece import Vocabulary, load_vocabulary
 
 def text_name(part: int) -> str:
     return f"text-{part:05d}.jsonl"
+
+
+def read_text(work: Path, part: int) -> Iterator[Document]:
+    """The documents that were dealt to a part: one JSON list of paragraphs a line."""
+    with open(work / text_name(part), encoding="utf-8") as lines:
+        for line in lines:
+            yield Document("", json.loads(line))
 
 
 def examples_name(part: int) -> str:
@@ -92,8 +99,7 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
     work, note = Path(task.work), Path(task.work) / f"{examples_name(task.part)}.json"
     text = work / text_name(task.part)
     if not note.exists():           # a cluster may run a task again although it had ended
-        with open(text, encoding="utf-8") as lines:
-            documents = [Document("", json.loads(line)) for line in lines]
+        documents = list(read_text(work, task.part))
         sequences = examples_of(documents, _vocabulary(str(work / "vocab.txt"), task.lower_case), task.options, task.stream)
         save_examples(work, task.part, sequences, task.schema, documents=len(documents))
     if text.exists():

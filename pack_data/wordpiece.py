@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# Characters of text that a vocabulary is trained on, spread over the corpus by the caller, and characters it knows.
+# Characters of text that a vocabulary is trained on (the first ones that come), and different characters it knows.
 TRAINING_CHARACTERS = 32 << 20
 LARGEST_ALPHABET = 1000
 
