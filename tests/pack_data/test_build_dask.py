@@ -1,0 +1,45 @@
+"""The same build on a cluster: the same bytes, also when a worker dies while it runs."""
+import os
+import signal
+
+import pytest
+
+from pack_data import build as build_module
+from pack_data.runner import DaskRunner
+from pack_data.verify import verify
+from tests.pack_data.text_corpus import build_small, write_corpus
+
+pytest.importorskip("distributed", reason="needs the extra 'dask'")
+
+
+class DeadlyRunner(DaskRunner):
+    """Kills one of the workers after the first result of every stage."""
+
+    killed = 0
+
+    def map(self, function, tasks):
+        for number, result in enumerate(super().map(function, tasks)):
+            if number == 0:
+                workers = sorted(self.client.run(os.getpid).values())
+                os.kill(workers[0], signal.SIGKILL)
+                DeadlyRunner.killed += 1
+            yield result
+
+
+def test_a_worker_dies_in_every_stage_and_nothing_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_module, "PART_CHARACTERS", 3000)
+    monkeypatch.setattr(build_module, "SLOTS_PER_SHARD", 64 * 50)
+    corpus = write_corpus(tmp_path / "corpus", 60)
+    build_small(corpus, tmp_path / "calm").close()
+    monkeypatch.setattr(build_module, "DaskRunner", DeadlyRunner)
+    build_small(corpus, tmp_path / "data", dask="local:2").close()
+    assert DeadlyRunner.killed == 3
+    verify(tmp_path / "data")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "calm").iterdir()}
+
+
+@pytest.mark.parametrize("address", ["local:0", "local:many"])
+def test_a_number_of_workers_that_cannot_be(tmp_path, address):
+    with pytest.raises(ValueError, match="local:N"):
+        build_small(write_corpus(tmp_path / "corpus", 2), tmp_path / "data", dask=address)
