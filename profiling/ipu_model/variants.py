@@ -171,7 +171,7 @@ class FirstSlots(nn.Module):
     """[CLS] where unpacked sequences have it; in packs this needs data with all [CLS] tokens first (or last)."""
 
     def forward(self, hidden_BSH, slots_BK):
-        return hidden_BSH[:, : slots_BK.shape[1]]
+        return hidden_BSH.narrow(1, 0, slots_BK.shape[1])
 
 
 class OneHotSlots(nn.Module):

@@ -45,13 +45,14 @@ def test_the_capture_is_what_make_fx_captures():
         finally:
             torch.set_default_dtype(default)
         model.train()
-        parameters = list(model.parameters())
+        named = dict(model.named_parameters())
         batch = [torch.empty(size, dtype=getattr(torch, dtype)) for size, dtype in batch_shapes(SHAPE).values()]
 
-        def step(*fields):
-            return torch.autograd.grad(model(*fields).loss, parameters, allow_unused=True)
+        def step(parameters, *fields):
+            result = torch.func.functional_call(model, parameters, fields)
+            return tuple(result), torch.autograd.grad(result.loss, list(parameters.values()), allow_unused=True)
 
-        found = make_fx(step)(*batch)
+        found = make_fx(step)(named, *batch)
     # make_fx turns an operator without a tensor in it into a constant, and keeps its own detachments.
     ignored = {"aten.detach.default", "aten.zeros.default", "aten.full.default", "aten.lift_fresh_copy.default"}
     expected = Counter(str(node.target) for node in found.graph.nodes if node.op == "call_function")
