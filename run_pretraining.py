@@ -112,7 +112,9 @@ def main(argv=None):
 
 def for_this_machine(config, choice):
     """The configuration as it will run here; each setting that the missing IPUs change is printed."""
-    config = replace(config, engine=replace(config.engine, kind="host" if choice.kind == "host" else "ipu"))
+    # What `auto` found is what the engine builds: without ipu_model, a second look would ask for hardware.
+    config = replace(config, engine=replace(
+        config.engine, kind="host" if choice.kind == "host" else "ipu", ipu_model=choice.kind == "ipu_model"))
     if choice.hardware or config.engine.offline_export or not config.without_ipus:
         return config
     config, changes = config.applied_without_ipus()

@@ -26,7 +26,7 @@ def _ipu_module():
         raise ValueError(
             f"engine.kind ipu: the Poplar SDK is missing ({error}); enable SDK 3.4 and install its wheels into a"
             " Python 3.8 environment, or use --engine host"
-        ) from None
+        ) from error
     return ipu
 
 
@@ -39,10 +39,12 @@ def choose_engine(config: Config) -> EngineChoice:
         return EngineChoice("host", "host engine, as configured")
     try:
         ipu = _ipu_module()
-    except ValueError:
+    except ValueError as error:
         if config.engine.kind == "ipu":
             raise
-        return EngineChoice("host", "host engine: no Poplar SDK here")
+        # A package that is there but does not load (built for another torch, say) is not the same as none.
+        missing = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "poptorch"
+        return EngineChoice("host", f"host engine: {'no Poplar SDK here' if missing else error.__cause__}")
     found = ipu.find_device(config)
     if found is not None:
         return EngineChoice(found.kind, found.reason)

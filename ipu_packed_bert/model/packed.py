@@ -106,11 +106,13 @@ class PackedBertForPreTraining(nn.Module):
         table_VH = self.bert.embeddings.word_embeddings.weight
         mask_B1SS = self.attention_mask(input_mask_BS, table_VH.dtype)
         hidden_BSH = self.bert(input_ids_BS, segment_ids_BS, positions_BS, mask_B1SS)
-        mlm_BPV = self.cls.predictions(self.masked_lm_slots(hidden_BSH, masked_lm_positions_BP), table_VH)
-        nsp_BD2 = None
-        if self.cls.seq_relationship is not None:
-            pooled_BDH = self.bert.pooler(self.next_sentence_slots(hidden_BSH, next_sentence_positions_BD))
-            nsp_BD2 = self.cls.seq_relationship(pooled_BDH)
+        next_sentence = self.cls.seq_relationship is not None
+        # Both sets of slots are gathered before the first head: only the gathered rows, not the whole hidden state,
+        # then have to reach the place where the heads are.
+        masked_BPH = self.masked_lm_slots(hidden_BSH, masked_lm_positions_BP)
+        first_BDH = self.next_sentence_slots(hidden_BSH, next_sentence_positions_BD) if next_sentence else None
+        mlm_BPV = self.cls.predictions(masked_BPH, table_VH)
+        nsp_BD2 = self.cls.seq_relationship(self.bert.pooler(first_BDH)) if next_sentence else None
         return PretrainingLogits(mlm_BPV, nsp_BD2)
 
     def forward(

@@ -737,6 +737,16 @@ def test_a_run_compiles_once_and_continues_on_the_host(tmp_path, capsys):
     assert len(losses(tmp_path / "half")) == 8
 
 
+def test_auto_runs_on_the_ipu_model_where_there_is_no_hardware(tmp_path, capsys):
+    """The SDK without an IPU: what `auto` found is what the engine builds, instead of looking for hardware again."""
+    config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
+    with installed(ipus=0):
+        assert command("--config", config, "--out", str(tmp_path / "model"), "--set", "engine.kind=auto",
+                       "--set", "engine.half_weights=false", "--steps", "2") == 0
+    assert "IPU Model" in capsys.readouterr().out
+    assert len(losses(tmp_path / "model")) == 2
+
+
 # ------------------------------------------------------------------------------------- on the SDK itself, where there is one
 
 
