@@ -1,0 +1,60 @@
+"""Tables for a README: Markdown, numbers rounded once, each with the command and the machine it came from."""
+from __future__ import annotations
+
+import math
+import os
+import platform
+from typing import List, Sequence
+
+import numpy as np
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, columns padded so that it also reads as text; all but the first column flush right."""
+    table = [list(header)] + [list(row) for row in rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [cell.ljust(width) if number == 0 else cell.rjust(width)
+                  for number, (cell, width) in enumerate(zip(cells, widths))]
+        return "| " + " | ".join(padded) + " |"
+
+    rule = ["-" * width if number == 0 else "-" * (width - 1) + ":" for number, width in enumerate(widths)]
+    return "\n".join([line(table[0]), line(rule)] + [line(row) for row in table[1:]]) + "\n"
+
+
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Mean and standard deviation over the seeds: `5.123 ± 0.012`; a single value stands alone."""
+    mean = f"{float(np.mean(values)):.{digits}f}"
+    return f"{mean} ± {float(np.std(values, ddof=1)):.{digits}f}" if len(values) > 1 else mean
+
+
+def signed(value: float, digits: int = 3) -> str:
+    """A difference with its sign."""
+    return f"{value:+.{digits}f}"
+
+
+def small(value: float) -> str:
+    """A number that may be very small: `3.1e-12`."""
+    return "0" if value == 0 or math.isnan(value) else f"{value:.1e}"
+
+
+def machine() -> str:
+    """This machine in one line: processor or CUDA device, cores, versions."""
+    import torch
+
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    else:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        device = f"{_processor()}, {cores} core{'' if cores == 1 else 's'}, {torch.get_num_threads()} torch thread{'' if torch.get_num_threads() == 1 else 's'}"
+    return f"{device}; Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names: List[str] = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()
