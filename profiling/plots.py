@@ -1,6 +1,7 @@
 """The report's figures: paper and model side by side. Needs matplotlib."""
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any, Sequence
 
@@ -20,10 +21,10 @@ def draw(tables: Sequence[Table], path: Path) -> None:
     drawn = [table for table in tables if table.name in panels]
     if not drawn:
         raise ValueError(f"--plot: none of these tables has a picture; there are {', '.join(panels)}")
-    figure = Figure(figsize=(7.0, 4.2 * len(drawn)), layout="constrained")
+    figure = Figure(figsize=(8.5, 4.4 * len(drawn)), layout="constrained")
     for axes, table in zip(figure.subplots(len(drawn), squeeze=False)[:, 0], drawn):
         panels[table.name](axes, table)
-        axes.set_title(table.title, fontsize=9)
+        axes.set_title("\n".join(textwrap.wrap(table.title, 75)), fontsize=9)
     figure.savefig(str(path), dpi=150)
 
 

@@ -204,3 +204,26 @@ def test_update_of_lamb_costs_forty_to_sixty_worker_cycles_for_two_parameters():
     elements = sum(graph.values[index].elements for index in graph.parameters)
     worker_cycles = cost.vertices / 6 / (elements / MK2.tiles / 6 / 2)
     assert 30 < worker_cycles < 70 and lowering.unknown == {}
+
+
+def test_the_default_arrangement_is_what_the_ipu_engine_runs():
+    """engine/ipu.py adapts the network for the device; the traced default must be that graph, operator by operator."""
+    from ipu_model.variants import build
+    from ipu_packed_bert.config import Config, DataConfig, EngineConfig, PlacementConfig
+    from tests.fakes.sdk import installed
+    model = replace(MODEL, num_layers=2)
+    config = Config(model=model, data=DataConfig(max_sequence_length=32), engine=EngineConfig(recompute_layers=False),
+                    placement=PlacementConfig(layers_per_ipu=(2,)))
+
+    def adapted():
+        network = PackedBertForPreTraining(model, LossConfig())
+        engine.adapt(network, config)
+        return network
+
+    def described(graph):
+        return Counter((o.operator, o.phase, tuple(graph.values[i].shape for i in o.inputs())) for o in graph.operations
+                       if short_name(o.operator)[0] not in ("arange", "detach"))
+    with installed() as (engine, _):
+        ran = capture(adapted, batch_shapes(SHAPE), 2)
+    ours = capture(lambda: build(model, LossConfig(), PACKED), batch_shapes(SHAPE), 2)
+    assert described(ran) == described(ours)
