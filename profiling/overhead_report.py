@@ -26,7 +26,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
-from pack_data.command import parse_depth, positive_int, run_main  # noqa: E402
+from pack_data.command import positive_int, run_main  # noqa: E402
 from pack_data.histogram import PUBLISHED, LengthHistogram  # noqa: E402
 
 DEFAULT = ROOT / "configs" / "packed_phase2_pod16.yml"

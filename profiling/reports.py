@@ -7,7 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from ipu_model.calibration import Calibration, Observations, overhead
 from ipu_model.lowering import (CLS, COPIES, ENCODER, LOSS, MASK_APPLICATION, MASK_BUILD, MLM, POSITIONS)
 from ipu_model.pipeline import Parameters, Pipeline
-from ipu_model.points import (FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_OVERHEAD, POD64_SCALING, POPART, TABLE2)
+from ipu_model.points import (FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_OVERHEAD, POD64_SCALING, TABLE2)
 from ipu_model.workload import PACKED, UNPACKED, Arrangement, Machine
 from cycle_sources import Overhead
 from packings import PackingSummary

@@ -20,8 +20,3 @@ def scattered(num_bytes: float, fragment_bytes: float, target: Target) -> float:
     payload = receive(num_bytes, target)
     fragments = ceil(num_bytes / fragment_bytes) if num_bytes else 0
     return max(payload, fragments * target.fragment_cycles)
-
-
-def two_stage_reduction(partials_per_output: int, outputs_on_tile: int, target: Target) -> float:
-    """Bytes moved between the two stages of a reduction over tiles: float partials, hence 4 bytes each."""
-    return receive(partials_per_output * outputs_on_tile * 4, target)

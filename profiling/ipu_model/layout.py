@@ -16,6 +16,7 @@ from ipu_model.target import Target
 
 
 ATOM = 8                                  # bytes of the largest atom that moves in one access
+GROUP_BYTES = 32                          # a group of 16 halves: what products keep together, so what arrives in one piece
 BLOCK = 64                                # columns of a tile's block where nothing fixed it: four groups of 16
 
 
@@ -91,7 +92,7 @@ def unknown_copy(num_bytes: float, target: Target) -> Cost:
     """To another order: the exchange is known, the size of the atoms is not, unless all is one atom."""
     if num_bytes <= ATOM:
         return Cost(exchange=exchange.receive(num_bytes, target), sync=target.sync_cycles)
-    return Cost(exchange=exchange.receive(num_bytes, target), sync=target.sync_cycles, layout_calls=1.0,
+    return Cost(exchange=exchange.scattered(num_bytes, GROUP_BYTES, target), sync=target.sync_cycles, layout_calls=1.0,
                 layout_bytes=num_bytes)
 
 

@@ -17,17 +17,13 @@ class Target:
     tiles: int = 1472                     # poplibs tests; Mk2 specification
     workers: int = 6                      # hardware threads a tile, barrel scheduled: one worker instruction = 6 cycles
     memory_per_tile: int = 638_976        # 624 KiB; PopART available-memory tests
-    vector_half: int = 4                  # elements of a 64-bit load, poplibs
-    vector_float: int = 2
     amp_units_half: int = 16              # half input, half partials (poplibs, "dual AMP"): 64 multiply-adds a cycle
     amp_units_float_partials: int = 8
     coefficient_bytes_per_cycle: int = 8  # poplibs: 128-bit coefficient loads are off by default
     exchange_bytes_per_cycle: int = 4     # received by one tile; 7.83 TB/s a chip at 1.33 GHz
     sync_cycles: int = 126                # the longest on-chip sync; third-party compiler reading Poplar's Target
     global_sync_cycles: int = 600         # between IPUs; same source
-    vertex_launch_cycles: int = 11        # poplibs, supervisor overhead
     dispatch_cycles: int = 64             # call and return of a compute set: 50 to 100 in practice, inferred
-    copy_call_cycles: int = 288           # a six-worker local copy, measured by the same third party
     fragment_cycles: int = 3              # issue slots of a separately addressed exchange fragment
     link_bytes_per_second: float = 64.0e9          # one direction between neighbours (two of ten links): inferred
     streaming_bytes_per_second: float = 5.0e9      # DDR an IPU (20 GB/s an M2000): recalled, uncertain by a factor of 2

@@ -7,7 +7,7 @@ A multi-vertex costs frame + 6 * (overhead + loop(w)); where the estimators give
 """
 from __future__ import annotations
 
-from math import ceil, floor, log2
+from math import ceil, floor
 from typing import Dict, NamedTuple, Tuple
 
 from ipu_model.target import FLOAT, HALF
@@ -70,22 +70,10 @@ UNARY: Dict[Tuple[str, str], Loop] = {
 }
 
 
-def kind_of(element_bytes: int) -> str:
-    return "half" if element_bytes == HALF else "float"
-
-
 def binary(n: float, operation: str, kind: str) -> float:
     """Elementwise with both operands full, out of place."""
     overhead = 26 if kind == "half" else 29
     return 11 + 6 * (overhead + BINARY[operation, kind](busiest(n)))
-
-
-def binary_in_place(n: float, operation: str, kind: str, *, interleaved: bool = False) -> float:
-    """Elementwise into the first operand: one vertex a region, and a cycle less a vector from interleaved memory."""
-    loop = BINARY[operation, kind]
-    if interleaved:
-        loop = Loop(loop.cycles - 1, loop.elements)
-    return 6 * (58 + loop(busiest(n)))
 
 
 def scalar(n: float, operation: str, kind: str) -> float:
@@ -226,23 +214,8 @@ def one_hot(indices: float) -> float:
     return 11 + 74 * ceil(indices)
 
 
-def binary_search(indices: float) -> float:
-    """What sorted indices add to a gather's gradient."""
-    return 20 * log2(max(2.0, indices))
-
-
 def argmax(n: float) -> float:
     return 9 + 6 * (27 + 3 * busiest(n))
-
-
-def transpose(rows: int, columns: int, matrices: float) -> float:
-    """Half matrices [rows, columns] on the tile: 4x4 blocks where both are multiples of 4, else element by element."""
-    per_worker = ceil(matrices / WORKERS)
-    if rows % 4 or columns % 4:
-        return 7 + 6 * (29 + per_worker * 2.5 * rows * columns)
-    if rows == columns == 4:
-        return 7 + 6 * (37 + 4 * max(0, per_worker - 2))
-    return 7 + 6 * (29 + per_worker * (18 + rows // 4 * (12 + 4 * max(0, columns // 4 - 2))))
 
 
 # Rearranging data inside a tile: poplibs' regression over ten thousand random cases, 587 + bytes * factor.
