@@ -10,7 +10,8 @@ published (measured by others), computed (arithmetic), config.
   --scaling            Figure 5: packing against un-padding on 1 to 2048 devices
   --points             published measurements D1 to D11, the model's errors and those of "31 % of peak"
   --arrangements       ways to write mask, heads and positions, and what each gains
-  --config A --config B [--set model.num_layers=12] [--depth 4] [--target bow] [--micro-batch 3]    what if
+  --config A --config B                                                 what if: any configurations side by side
+  --config A [--set KEY=VALUE] [--depth 4] [--target bow] [--micro-batch 3]    what if: one against itself as written
   --packed RUN --unpacked RUN    two run folders of run_pretraining.py, or --profile-packed/--profile-unpacked profiles
 """
 from __future__ import annotations
@@ -46,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     where = found.add_argument_group("of what")
     where.add_argument("--config", type=Path, action="append", default=[], help="configuration; two or more are compared")
     where.add_argument("--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[],
-                       help="override a setting of the last configuration (with one: compared with it as it is)")
+                       help="override a setting (in a comparison: of the last configuration)")
     where.add_argument("--depth", type=positive_int, help="packing depth instead of the configured one")
     where.add_argument("--micro-batch", type=positive_int, help="packs in a forward pass instead of the configured number")
     where.add_argument("--packing-factor", type=float, help="sequences a pack instead of what the histogram gives")
@@ -78,11 +79,11 @@ class Report:
         self.machine = workload.Machine(target.get_target(args.target), self.folder)
         self.tables: List[Any] = []
 
-    def load(self, path: Path, overrides: Sequence[str] = ()) -> Any:
-        """A configuration for IPUs, with the options that replace settings."""
+    def load(self, path: Path, overrides: Sequence[str] = (), *, as_written: bool = False) -> Any:
+        """A configuration for IPUs, with the options that replace settings unless it is wanted as_written."""
         from ipu_packed_bert.config import load_config
         given = ["without_ipus=null"] + list(overrides)
-        if self.args.micro_batch is not None:
+        if self.args.micro_batch is not None and not as_written:
             given.append(f"batch.micro_batch={self.args.micro_batch}")
         return load_config(path, given)
 
@@ -148,25 +149,40 @@ class Report:
             return PUBLISHED_FACTORS[length], "paper, Table 2"
         raise ValueError(f"{config.path}: no histogram of length {length} is known; give --packing-factor or --histogram")
 
-    def candidate(self, path: Path, overrides: Sequence[str] = ()) -> Any:
+    def candidate(self, path: Path, overrides: Sequence[str] = (), *, as_written: bool = False) -> Any:
+        """A configuration on the target, or as_written on Mk2 without --depth, --micro-batch and --target."""
         import reports
-        config = self.load(path, overrides)
+        from ipu_model.target import MK2
+        from ipu_model.workload import Machine
+        args = self.args
+        config = self.load(path, overrides, as_written=as_written)
         depth = config.data.max_sequences_per_pack
-        if depth != 1 and self.args.depth:
-            depth = self.args.depth
-        factor, source = self.factor(config, depth)
-        pipeline = self.machine.pipeline(config, depth=depth)
         name = config.name + "".join(f" {override}" for override in overrides)
-        if depth is not None and depth != config.data.max_sequences_per_pack:
-            name += f" depth {depth}"
-        return reports.Candidate(name, pipeline, config.accumulation(factor), factor, source)
+        machine = self.machine
+        if as_written:
+            if args.target != MK2.name:
+                machine = Machine(MK2, self.folder, self.machine.traces)
+        else:
+            if args.depth and depth != 1 and depth != args.depth:
+                depth = args.depth
+                name += f" depth {depth}"
+            if args.micro_batch:
+                name += f" micro-batch {args.micro_batch}"
+        factor, source = self.factor(config, depth)
+        return reports.Candidate(name, machine.pipeline(config, depth=depth), config.accumulation(factor), factor, source)
 
     def what_if(self) -> None:
+        """Several configurations against the first; a single one, with what the options change, against itself as written."""
         import reports
-        paths = self.args.config or [DEFAULT]
-        candidates = [self.candidate(path) for path in paths]
-        if self.args.overrides:
-            candidates.append(self.candidate(paths[-1], self.args.overrides))
+        args = self.args
+        paths = args.config or [DEFAULT]
+        changed = bool(args.overrides or args.depth or args.micro_batch or args.target != "mk2")
+        if len(paths) == 1:
+            candidates = [self.candidate(paths[0], as_written=True)]
+        else:
+            candidates = [self.candidate(path) for path in paths]
+        if changed and (len(paths) == 1 or args.overrides):
+            candidates.append(self.candidate(paths[-1], args.overrides))
         if len(candidates) > 1:
             self.tables.append(reports.what_if(candidates, self.calibration))
         for candidate in candidates:

@@ -127,12 +127,18 @@ def test_table1_of_a_small_histogram(run, tmp_path):
 
 
 def test_what_if(run):
-    out = run("--config", "configs/packed_phase2_pod16.yml", *SMALL, "--depth", "4", "--target", "bow", "--packing-factor", "1.9", "--csv")
+    config = str(overhead_report.DEFAULT)
+    out = run("--config", config, *SMALL, "--depth", "4", "--target", "bow", "--packing-factor", "1.9", "--csv")
     assert out.startswith("# what_if") and out.count("# breakdown") == 2
     header, sources, first, second = [next(csv.reader([line])) for line in out.splitlines()[1:5]]
     rate, ratio = header.index("rate"), header.index("rate_ratio")
     assert sources[rate] == "model" and float(first[ratio]) == 1.0
-    assert float(second[rate]) > float(first[rate]) and "depth 4" in first[0] and "model.hidden_size=64" in second[0]
+    assert float(second[rate]) > float(first[rate]) and first[:2] == ["packed_phase2_pod16", "mk2"]
+    assert "depth 4" in second[0] and "model.hidden_size=64" in second[0] and second[1] == "bow"
+    # Two configurations: the options hold for both, --set for the last one only.
+    out = run("--config", config, "--config", config, *SMALL, "--micro-batch", "1", "--packing-factor", "1.9", "--json")
+    names = [row["name"] for row in json.loads(out)["tables"][0]["rows"]]
+    assert len(names) == 3 and all("micro-batch 1" in name for name in names) and "hidden_size" in names[2]
 
 
 def test_per_ipu_names_the_bottleneck(run):
