@@ -39,7 +39,7 @@ def lines_of(path):
 
 
 def test_kill_9_at_random_moments(tiny, tmp_path):
-    options = ["--steps", "60", "--set", "run.checkpoint_every=4", "--set", "run.evaluate_every=0"]
+    options = ["--steps", "90", "--set", "run.checkpoint_every=4", "--set", "run.evaluate_every=0"]
     assert run_pretraining.main(["--config", tiny, "--out", str(tmp_path / "undisturbed")] + options) == 0
 
     folder, moments = tmp_path / "run", random.Random(os.urandom(8))
@@ -57,7 +57,7 @@ def test_kill_9_at_random_moments(tiny, tmp_path):
         arguments = ["--resume", str(folder)]
     assert run_pretraining.main(arguments) == 0
     assert losses(folder) == losses(tmp_path / "undisturbed"), "killed after {} lines".format(kills)
-    assert len(losses(folder)) == 60
+    assert len(losses(folder)) == 90
     assert {path.suffix for path in (folder / "checkpoints").iterdir()} == {".pt"}
 
 
