@@ -25,6 +25,7 @@ class Panel(NamedTuple):
     x_label: str
     y_label: str
     curves: Sequence[Curve]
+    logarithmic: bool = False
 
 
 def draw(panels: Sequence[Panel], path: Path) -> Path:
@@ -41,6 +42,8 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
             x, y = curve.x.mean(axis=0), curve.y
             axis.plot(x, y.mean(axis=0), color=colour, linestyle="--" if curve.dashed else "-", label=curve.label)
             axis.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.18, linewidth=0)
+        if panel.logarithmic:
+            axis.set_yscale("log")
         axis.set_title(panel.title)
         axis.set_xlabel(panel.x_label)
         axis.set_ylabel(panel.y_label)

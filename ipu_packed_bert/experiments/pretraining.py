@@ -31,8 +31,8 @@ DEPTH = 3
 
 
 class Size(NamedTuple):
-    """How large an experiment is. A share of the documents' sequences is cut short, which at 128 slots spreads the lengths
-    as Wikipedia's are spread at 512: half of the slots are padding, and two sequences fit into a pack."""
+    """How large an experiment is. A share of the documents' sequences is cut short, which at 192 slots spreads the lengths
+    of Wikipedia as they are at 512: nearly half of the slots are padding, and two sequences fit into a pack."""
 
     max_sequence_length: int
     hidden_size: int
@@ -51,15 +51,15 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "quick": Size(64, 32, 1, 2, 512, 200_000, 0.9, 2, 8, 20, 12, 3, 64, 1.0e-2),
-    "default": Size(128, 64, 2, 2, 2048, 3_000_000, 0.9, 2, 16, 500, 120, 8, 256, 1.0e-2),
+    "quick": Size(96, 32, 1, 2, 1024, 300_000, 0.9, 2, 6, 10, 6, 3, 32, 1.0e-2),
+    "default": Size(192, 64, 2, 2, 4096, 3_000_000, 0.9, 2, 12, 240, 64, 4, 160, 1.0e-2),
     "full": Size(512, 256, 4, 4, 8192, 40_000_000, 0.1, 8, 32, 4000, 3000, 20, 2048, 5.0e-3),
 }
 
 
 def describe(size: Size, seeds: Optional[int] = None) -> str:
     """One line for tables and help."""
-    return (f"{size.max_sequence_length} slots, hidden {size.hidden_size}, {size.num_layers} layer{'s'[:size.num_layers - 1]}, "
+    return (f"{size.max_sequence_length} slots, hidden {size.hidden_size}, {size.num_layers} layer{'' if size.num_layers == 1 else 's'}, "
             f"vocabulary {size.vocabulary_size}, {size.start_steps} updates to the shared checkpoint, then {size.steps} of about "
             f"{size.micro_batch * size.accumulation} sequences" + (f", {seeds} seeds" if seeds else ""))
 

@@ -1,0 +1,152 @@
+"""Packed and unpacked training give the same weights, beyond the paper: the same sequences in the same updates.
+
+Both runs start from the same weights and take LAMB's steps.  The packed one gets packs, the unpacked one the very sequences
+of those packs, each alone in its row.  With losses normalised over the update nothing parts them but rounding; with the
+usual mean over each micro-batch they part from the first update, because a sequence's weight then depends on its neighbours.
+"""
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+
+import numpy as np
+import torch
+
+from ipu_packed_bert.config import Config
+from ipu_packed_bert.engine.base import Batch
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.experiments import pretraining, tables
+from ipu_packed_bert.experiments.pretraining import Laboratory
+from ipu_packed_bert.experiments.runner import Cell, Row, Runner
+from ipu_packed_bert.optim import build_optimizer, learning_rate
+from pack_data.packs import FIELDS, assemble, decode, disassemble
+from pack_data.store import PackStore
+
+SUMMARY = (
+    "One model trained on packs and one on the same sequences unpacked, in the same updates, in float64 and float32:\n"
+    "relative L2 distance of all parameters after 100 updates (the promise: below 1e-6 in float64), and how far they\n"
+    "part with the usual means over micro-batches.\n\n"
+    "Data of the other experiments' size; hidden 32, 2 layers, 8 packs an update (quick: 5 updates).")
+
+UPDATES = {"quick": 5, "default": 100, "full": 1000}
+PACKS, MICRO_BATCH = 8, 2
+LIMIT = 1.0e-6  # relative L2 over all parameters, float64, after 100 updates
+
+
+class Variant(NamedTuple):
+    words: str
+    dtype: torch.dtype
+    whole_update: bool  # losses normalised over the update, else over each micro-batch
+
+
+VARIANTS: Dict[str, Variant] = {
+    "update_float64": Variant("over the update, float64", torch.float64, True),
+    "update_float32": Variant("over the update, float32", torch.float32, True),
+    "micro_batch_float64": Variant("over each micro-batch, float64", torch.float64, False),
+}
+
+
+def settings(options: Any) -> Dict[str, Any]:
+    return {**pretraining.settings(options), "updates": UPDATES[options.size], "packs": PACKS, "micro_batch": MICRO_BATCH}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def run(options: Any, runner: Runner) -> None:
+    laboratory = pretraining.laboratory(options)
+    updates = UPDATES[options.size]
+    cells = [Cell(name, seed) for seed in range(1, options.seeds + 1) for name in VARIANTS]
+    rows = runner.run(cells, lambda cell: part(laboratory, VARIANTS[cell.variant], seed=cell.seed, updates=updates))
+    runner.write_csv("distances.csv", rows)
+    factor = laboratory.store("packed").manifest.packing_factor
+    text = table(rows) + (
+        f"\nLAMB, no dropout, {PACKS} packs of {laboratory.size.max_sequence_length} slots (about {PACKS * factor:.0f} sequences) an "
+        f"update, micro-batches of {MICRO_BATCH} rows, {options.seeds} seeds; {laboratory.corpus}; {tables.machine()}\n")
+    runner.write("table.md", text)
+    print("\n" + text)
+    if options.plot:
+        _plot(rows, runner)
+    worst = max(row["distance"] for row in rows if row["variant"] == "update_float64")
+    print(f"float64, losses over the update: at most {worst:.1e} apart, {'below' if worst < LIMIT else 'ABOVE'} the limit of {LIMIT:.0e}")
+
+
+def part(laboratory: Laboratory, variant: Variant, *, seed: int, updates: int) -> List[Row]:
+    """Relative L2 distance between the two models after some of the updates, and their losses in those updates."""
+    config = configuration(laboratory, seed=seed, updates=updates)
+    packed, unpacked = engine(config, variant.dtype), engine(config, variant.dtype)
+    rows = []
+    with laboratory.store("packed") as store:
+        for number, (packs, alone) in enumerate(same_sequences(store, seed=seed, updates=updates), 1):
+            rate = learning_rate(number - 1, config)
+            scaled = [scales(batch, variant) for batch in (packs, alone)]
+            results = [each.step(batch, rate) for each, batch in zip((packed, unpacked), scaled)]
+            if number in (1, 2, 5, 10, 20, 50) or number % 100 == 0 or number == updates:
+                rows.append({"update": number, "distance": distance(packed, unpacked), "packed_loss": results[0].loss, "unpacked_loss": results[1].loss})
+    return rows
+
+
+def configuration(laboratory: Laboratory, *, seed: int, updates: int) -> Config:
+    config = laboratory.config("packed", seed=seed, steps=updates)
+    model = replace(config.model, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=128)
+    return replace(config, model=model, batch=replace(config.batch, micro_batch=MICRO_BATCH), optimizer=replace(config.optimizer, name="lamb"))
+
+
+def engine(config: Config, dtype: torch.dtype) -> HostEngine:
+    """A host engine whose weights, moments and arithmetic are of this type, from the initial weights of the seed."""
+    made = HostEngine(config, packing_factor=1.0)
+    made.model.to(dtype)
+    made.optimizer = build_optimizer(made.model, config.optimizer, betas=config.betas(1.0))
+    return made
+
+
+def same_sequences(store: PackStore, *, seed: int, updates: int) -> Iterator[Tuple[Batch, Batch]]:
+    """PACKS random packs, and their sequences each alone in a row, for every update."""
+    alone_schema = replace(store.schema, max_sequences_per_pack=1)
+    random = np.random.default_rng(seed)
+    for _ in range(updates):
+        records = store.records(random.choice(len(store), PACKS, replace=False))
+        sequences = disassemble(store.schema, records)
+        rows = len(sequences.lengths)
+        alone = assemble(alone_schema, sequences, np.arange(rows), np.zeros(rows, np.int64), -(-rows // MICRO_BATCH) * MICRO_BATCH)
+        packed, unpacked = decode(store.schema, records), decode(alone_schema, alone)
+        yield {name: packed[name] for name in FIELDS}, {name: unpacked[name] for name in FIELDS}
+
+
+def scales(batch: Batch, variant: Variant) -> Batch:
+    """The batch with the variant's normalisation, in the variant's type."""
+    whole = pretraining.update_scales(batch, MICRO_BATCH)
+    scaled = whole if variant.whole_update else pretraining.micro_batch_means(whole, MICRO_BATCH)
+    kind = np.float64 if variant.dtype == torch.float64 else np.float32
+    return {**scaled, **{name: scaled[name].astype(kind) for name in ("mlm_scale", "nsp_scale")}}
+
+
+def distance(first: HostEngine, second: HostEngine) -> float:
+    """Relative L2 over all parameters together: |first - second| / |second|."""
+    with torch.no_grad():
+        pairs = list(zip(first.model.parameters(), second.model.parameters()))
+        apart = sum(float((a.double() - b.double()).pow(2).sum()) for a, b in pairs)
+        whole = sum(float(b.double().pow(2).sum()) for _, b in pairs)
+    return (apart / whole) ** 0.5
+
+
+def table(rows: List[Row]) -> str:
+    """The largest distance over the seeds after some of the updates."""
+    numbers = sorted({row["update"] for row in rows})
+    shown = [number for number in numbers if number in (1, 10, 100, 1000) or number == numbers[-1]]
+    lines = [[variant.words] + [tables.small(max(row["distance"] for row in rows if (row["variant"], row["update"]) == (name, number))) for number in shown]
+             for name, variant in VARIANTS.items()]
+    return tables.markdown(["losses normalised"] + [f"after {number} update{'s' if number > 1 else ''}" for number in shown], lines)
+
+
+def _plot(rows: List[Row], runner: Runner) -> None:
+    from ipu_packed_bert.experiments.plots import Curve, Panel, draw
+
+    def values(name: str, column: str) -> np.ndarray:
+        seeds = sorted({row["seed"] for row in rows if row["variant"] == name})
+        return np.array([[row[column] for row in rows if (row["variant"], row["seed"]) == (name, seed)] for seed in seeds])
+
+    curves = [Curve(variant.words, values(name, "update"), values(name, "distance")) for name, variant in VARIANTS.items()]
+    draw([Panel("packed and unpacked weights", "updates", "relative L2 distance", curves, logarithmic=True)], runner.folder / "exactness.png")
