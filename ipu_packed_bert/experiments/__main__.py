@@ -20,8 +20,6 @@ EXPERIMENTS = {
     "learning_curves": "packed and unpacked pre-training, over sequences and over seconds (paper section 4.2, Figure 3)",
     "ablation": "what each adjustment of packedBERT is worth (paper section 4.2.1, Figure 4)",
     "exactness": "packed and unpacked training give the same weights (beyond the paper)",
-    "fine_tuning": "question answering and classification with packs (beyond the paper's section 4.3)",
-    "position_ids": "packs as flat rows of position ids against rows with padding",
 }
 
 
