@@ -1,0 +1,102 @@
+"""Between a run and a Hugging Face folder:
+
+    python -m ipu_packed_bert.export RUN DIR              # the newest checkpoint of a run -> a folder transformers loads
+    python -m ipu_packed_bert.export --import DIR RUN     # a folder -> a run: run_pretraining.py --start-from RUN
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+import yaml
+
+from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
+from ipu_packed_bert.config import Config, config_from_tree
+from ipu_packed_bert.hugging_face import Loaded, load_into, read_folder, write_folder
+from ipu_packed_bert.model.packed import PackedBertForPreTraining
+from pack_data.command import ArgumentParser, run_main
+from pack_data.store import write_atomically
+from pack_data.wordpiece import Vocabulary, load_vocabulary
+
+CONFIG, CHECKPOINTS, VOCABULARY = "config.yml", "checkpoints", "vocab.txt"  # in a run's folder
+
+
+def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) -> int:
+    """Write the newest checkpoint of ``run`` as a Hugging Face folder; returns its step.
+
+    The vocabulary is the given file, else that of the run's configuration, else the one beside its data set.
+    """
+    checkpoint = load_checkpoint(newest_checkpoint(run / CHECKPOINTS))
+    config = config_from_tree(yaml.safe_load(checkpoint.config), str(run))
+    architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
+    write_folder(folder, config.model, checkpoint.engine["model"], _vocabulary_of(config, vocabulary),
+                 architecture=architecture)
+    return checkpoint.step
+
+
+def import_folder(folder: Path, run: Path) -> Loaded:
+    """Write a Hugging Face folder as a run before its first update; says which heads the folder did not have.
+
+    Those are initialised from seed 5 of the default configuration.
+    """
+    import torch
+
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise ValueError(f"{run}: exists and is not an empty folder; give another one")
+    pretrained = read_folder(folder)
+    if not pretrained.vocabulary.lower_case:
+        raise ValueError(f"{folder}: its tokenizer keeps capitals (do_lower_case is false); pre-training data is lower case")
+    slots = min(512, pretrained.model.max_position_embeddings)
+    config = config_from_tree({
+        "data": {"vocabulary": str(run / VOCABULARY), "max_sequence_length": slots,
+                 "max_predictions_per_sequence": 76 if slots == 512 else None},
+        "model": {name: value for name, value in vars(pretrained.model).items()},
+        "placement": {"layers_per_ipu": [pretrained.model.num_layers]}}, str(folder))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.seed)
+        network = PackedBertForPreTraining(config.model, config.loss)
+    loaded = load_into(network, pretrained.weights)
+    run.mkdir(parents=True, exist_ok=True)
+    write_atomically(run / VOCABULARY, pretrained.vocabulary.text)
+    write_atomically(run / CONFIG, config.to_yaml().encode())
+    save_checkpoint(run / CHECKPOINTS, Checkpoint(0, {"model": network.state_dict()}, {}, config.to_yaml()), keep=1)
+    return loaded
+
+
+def _vocabulary_of(config: Config, given: Optional[Path]) -> Vocabulary:
+    path = given or Path(config.data.vocabulary or Path(config.data.directory, VOCABULARY))
+    if not path.exists():
+        raise ValueError(f"{path}: the run's vocabulary is not there; give it with --vocabulary FILE")
+    vocabulary = load_vocabulary(path)
+    if len(vocabulary) > config.model.vocabulary_size:
+        raise ValueError(f"{path}: {len(vocabulary):,} tokens, the run's model has rows for {config.model.vocabulary_size:,}; "
+                         "give its own with --vocabulary FILE")
+    return vocabulary
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(prog="python -m ipu_packed_bert.export", description=__doc__,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--import", action="store_true", dest="reverse", help="read the first folder from Hugging Face's form, write a run")
+    parser.add_argument("source", type=Path, help="a run; with --import a Hugging Face folder")
+    parser.add_argument("target", type=Path, help="a new folder")
+    parser.add_argument("--vocabulary", type=Path, metavar="FILE", help="vocab.txt of the run, where it is no longer beside its data set")
+    args = parser.parse_args(argv)
+    if args.reverse:
+        if args.vocabulary:
+            parser.error("--vocabulary is for writing a folder; one that is read has its own")
+        loaded = import_folder(args.source, args.target)
+        print(f"{args.target}: begin with it by run_pretraining.py --start-from {args.target}, its sizes are in {CONFIG}")
+        for names, what in ((loaded.fresh, "initialised, not in the folder"), (loaded.unused, "in the folder, left out")):
+            if names:
+                print(f"{what}: {', '.join(names)}")
+        return 0
+    step = export_run(args.source, args.target, vocabulary=args.vocabulary)
+    print(f"{args.target}: the model after {step:,} updates, as transformers loads it")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,216 @@
+"""Folders of Hugging Face's BERT: config.json, model.safetensors or pytorch_model.bin, vocab.txt and the tokenizer's files.
+
+Inside, a model has one form: names that begin with ``bert.`` or name a head, float32, and no tensor twice.  Reading accepts
+the forms in circulation: files of the encoder alone, without that prefix; the tied decoder written out, or not; the buffer
+``position_ids`` of old versions; the names ``gamma`` and ``beta`` of converted TensorFlow checkpoints.
+"""
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple, Union
+
+import torch
+
+from ipu_packed_bert.config import ModelConfig
+from ipu_packed_bert.model.bert import BertModel
+from pack_data.store import write_atomically
+from pack_data.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
+
+Weights = Dict[str, torch.Tensor]
+
+SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+# Our names, theirs, and the value that a config.json which leaves the key out means.
+_KEYS = (
+    ("vocabulary_size", "vocab_size", 30522),
+    ("hidden_size", "hidden_size", 768),
+    ("num_layers", "num_hidden_layers", 12),
+    ("num_heads", "num_attention_heads", 12),
+    ("intermediate_size", "intermediate_size", 3072),
+    ("max_position_embeddings", "max_position_embeddings", 512),
+    ("type_vocabulary_size", "type_vocab_size", 2),
+    ("hidden_dropout", "hidden_dropout_prob", 0.1),
+    ("attention_dropout", "attention_probs_dropout_prob", 0.1),
+    ("layer_norm_eps", "layer_norm_eps", 1e-12),
+    ("initializer_range", "initializer_range", 0.02),
+)
+# What this network computes in one way only: another value means another network.
+_FIXED = (("model_type", "bert"), ("hidden_act", "gelu"), ("position_embedding_type", "absolute"),
+          ("is_decoder", False), ("add_cross_attention", False))
+_TABLE = "bert.embeddings.word_embeddings.weight"
+_BIAS = "cls.predictions.bias"
+_DECODER = (("cls.predictions.decoder.weight", _TABLE), ("cls.predictions.decoder.bias", _BIAS))
+
+
+class Pretrained(NamedTuple):
+    """What a folder holds."""
+
+    model: ModelConfig
+    weights: Weights  # float32, by name; heads may be absent
+    vocabulary: Vocabulary
+
+
+class Loaded(NamedTuple):
+    """What came of loading weights into a network."""
+
+    fresh: Tuple[str, ...]  # parameters that the weights don't have: as they were initialised
+    unused: Tuple[str, ...]  # weights that the network doesn't have
+
+
+def read_folder(folder: Union[str, Path]) -> Pretrained:
+    """Read a folder; ValueError in one line if a file is missing or damaged, or the network is not this BERT."""
+    folder = Path(folder)
+    model = _read_config(folder / "config.json")
+    return Pretrained(model, _read_weights(folder, model), load_vocabulary(folder / "vocab.txt", _lower_case(folder)))
+
+
+def load_into(network: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Loaded:
+    """Copy the weights that the network has by name; ValueError where a shape differs."""
+    own = network.state_dict()
+    for name in sorted(set(own) & set(weights)):
+        if own[name].shape != weights[name].shape:
+            raise ValueError(f"weight {name} is {list(weights[name].shape)}, the network's is {list(own[name].shape)}; "
+                             "give the network the sizes of the checkpoint")
+    network.load_state_dict({name: weights[name] for name in own if name in weights}, strict=False)
+    return Loaded(tuple(sorted(set(own) - set(weights))), tuple(sorted(set(weights) - set(own))))
+
+
+def write_folder(folder: Union[str, Path], model: ModelConfig, weights: Mapping[str, torch.Tensor],
+                 vocabulary: Vocabulary, *, architecture: str, **settings: Any) -> None:
+    """Write what ``transformers`` loads as ``architecture``; ``settings`` are further keys of config.json.
+
+    The tied decoder is left out, as Hugging Face's own safetensors files do.  Raises ValueError if the folder holds
+    anything already, or a weight is missing that every BERT has.
+    """
+    from safetensors.torch import save
+
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder}: exists and is not an empty folder; give another one")
+    _check_encoder(weights, model, "the model")
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": [architecture], **dict(_FIXED), "pad_token_id": vocabulary.ids["[PAD]"],
+        "tie_word_embeddings": True, "torch_dtype": "float32",
+        **{theirs: getattr(model, ours) for ours, theirs, _ in _KEYS}, **settings}
+    _write_tokenizer(folder, model, vocabulary)
+    tensors = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
+    write_atomically(folder / SAFETENSORS, save(tensors, metadata={"format": "pt"}))
+    # Last, so that a folder whose writing was cut short doesn't look like a model.
+    write_atomically(folder / "config.json", _json(config))
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _read_json(path: Path) -> Dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; a Hugging Face folder has config.json, vocab.txt and {SAFETENSORS} "
+                         f"or {TORCH}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error}); get the file again") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: holds {type(found).__name__}; must hold one object")
+    return found
+
+
+def _read_config(path: Path) -> ModelConfig:
+    found = _read_json(path)
+    for key, only in _FIXED:
+        if found.get(key, only) != only:
+            raise ValueError(f"{path}: {key} is {found[key]!r}; this network has {only!r} only")
+    values = {}
+    for ours, theirs, default in _KEYS:
+        value = found.get(theirs, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or (
+                isinstance(default, int) and (not isinstance(value, int) or value < 1)):
+            rule = "a whole number of at least 1" if isinstance(default, int) else "a number"
+            raise ValueError(f"{path}: {theirs} is {value!r}; must be {rule}")
+        values[ours] = value if isinstance(default, int) else float(value)
+    if values["hidden_size"] % values["num_heads"]:
+        raise ValueError(f"{path}: hidden_size is {values['hidden_size']}; must be a multiple of num_attention_heads, "
+                         f"{values['num_heads']}")
+    return ModelConfig(**values)
+
+
+def _lower_case(folder: Path) -> bool:
+    path = folder / "tokenizer_config.json"
+    return bool(_read_json(path).get("do_lower_case", True)) if path.exists() else True
+
+
+def _read_weights(folder: Path, model: ModelConfig) -> Weights:
+    path = next((folder / name for name in (SAFETENSORS, TORCH) if (folder / name).exists()), None)
+    if path is None:
+        raise ValueError(f"{folder}: holds neither {SAFETENSORS} nor {TORCH}; weights in several files are not read")
+    try:
+        if path.name == SAFETENSORS:
+            from safetensors.torch import load_file
+
+            found = load_file(str(path))
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch 2.0's own reader uses what it calls deprecated
+                found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # safetensors and torch raise many types for a damaged file
+        raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]}); get the file again") from None
+    weights = canonical(found, str(path))
+    _check_encoder(weights, model, str(path))
+    return weights
+
+
+def canonical(found: Mapping[str, torch.Tensor], where: str) -> Weights:
+    """Weights under any of the names in circulation -> the one form; ValueError for a decoder that isn't tied."""
+    weights: Weights = {}
+    headless = not any(name.startswith("bert.") for name in found)
+    for name, tensor in found.items():
+        if name.endswith("embeddings.position_ids"):
+            continue
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        if headless and name.split(".")[0] in ("embeddings", "encoder", "pooler"):
+            name = "bert." + name
+        weights[name] = tensor.to(torch.float32)
+    for name, tied in _DECODER:
+        if name not in weights:
+            continue
+        tensor = weights.pop(name)
+        if tied == _BIAS:
+            weights.setdefault(_BIAS, tensor)
+        if tied in weights and not torch.equal(weights[tied], tensor):
+            raise ValueError(f"{where}: {name} differs from {tied}; this network has one tensor for both")
+    return weights
+
+
+def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, where: str) -> None:
+    """Every BERT has these; only the pooler and the heads may be absent."""
+    with torch.device("meta"):  # shapes without memory
+        expected = BertModel(model, attention="eager", pooler=False).state_dict()
+    wrong: List[str] = []
+    for name, tensor in expected.items():
+        name = "bert." + name
+        if name not in weights:
+            wrong.append(f"{name} is missing")
+        elif weights[name].shape != tensor.shape:
+            wrong.append(f"{name} is {list(weights[name].shape)}, by its configuration {list(tensor.shape)}")
+    layers = {int(name.split(".")[3]) for name in weights if name.startswith("bert.encoder.layer.")}
+    if layers and max(layers) >= model.num_layers:
+        wrong.append(f"layer {max(layers)} is there, its configuration has {model.num_layers}")
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise ValueError(f"{where}: {wrong[0]}{more}; weights and configuration must be of one BERT")
+
+
+def _write_tokenizer(folder: Path, model: ModelConfig, vocabulary: Vocabulary) -> None:
+    from tokenizers import BertWordPieceTokenizer
+
+    special = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS))
+    tokenizer = BertWordPieceTokenizer(dict(vocabulary.ids), lowercase=vocabulary.lower_case)
+    write_atomically(folder / "vocab.txt", vocabulary.text)
+    write_atomically(folder / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
+    write_atomically(folder / "special_tokens_map.json", _json(special))
+    write_atomically(folder / "tokenizer_config.json", _json({
+        "tokenizer_class": "BertTokenizer", "do_lower_case": vocabulary.lower_case, "strip_accents": None,
+        "tokenize_chinese_chars": True, "model_max_length": model.max_position_embeddings, **special}))

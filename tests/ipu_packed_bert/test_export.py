@@ -1,0 +1,211 @@
+"""Hugging Face folders: every form in circulation reads as the same weights; what is written reads back; bad ones in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
+from ipu_packed_bert.config import LossConfig, ModelConfig, load_config
+from ipu_packed_bert.export import export_run, import_folder, main
+from ipu_packed_bert.hugging_face import load_into, read_folder, write_folder
+from ipu_packed_bert.model.packed import PackedBertForPreTraining
+from pack_data.command import run_main
+from pack_data.wordpiece import SPECIAL_TOKENS, Vocabulary
+
+pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
+
+VOCABULARY = Vocabulary(SPECIAL_TOKENS + ("a", "b", "##b", "c", "hello", "world", "!"))
+MODEL = ModelConfig(
+    vocabulary_size=20, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_position_embeddings=32,
+    hidden_dropout=0.0, layer_norm_eps=1e-12,
+)
+TABLE, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+
+
+def network(next_sentence=True):
+    torch.manual_seed(3)
+    made = PackedBertForPreTraining(MODEL, LossConfig(next_sentence=next_sentence))
+    for parameter in made.parameters():  # no zero or one is left that a wrong tensor could equal
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_folder(tmp_path / "hf", MODEL, network().state_dict(), VOCABULARY, architecture="BertForPreTraining")
+    return tmp_path / "hf"
+
+
+def as_torch_file(folder, weights):
+    """The folder with these weights in a torch file instead of the safetensors one."""
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+
+
+def same(found, expected):
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == torch.float32 and torch.equal(found[name], tensor), name
+
+
+def test_what_is_written_reads_back(folder):
+    found = read_folder(folder)
+    assert found.model == MODEL
+    assert found.vocabulary.tokens == VOCABULARY.tokens and found.vocabulary.lower_case
+    same(found.weights, network().state_dict())
+
+
+FORMS = {
+    "as it is": lambda weights: weights,
+    "decoder written out": lambda weights: {
+        **weights, "cls.predictions.decoder.weight": weights[TABLE], "cls.predictions.decoder.bias": weights[BIAS]},
+    "bias in the decoder only": lambda weights: {
+        **{name: value for name, value in weights.items() if name != BIAS}, "cls.predictions.decoder.bias": weights[BIAS]},
+    "old buffer": lambda weights: {**weights, "bert.embeddings.position_ids": torch.arange(32).view(1, 32)},
+    "converted from TensorFlow": lambda weights: {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in weights.items()},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_reads_as_the_same_weights(folder, form):
+    weights = dict(network().state_dict())
+    as_torch_file(folder, FORMS[form](weights))
+    same(read_folder(folder).weights, weights)
+
+
+def test_a_file_of_the_encoder_alone(folder):
+    weights = {name: value for name, value in network().state_dict().items() if name.startswith("bert.")}
+    bare = {name[len("bert."):]: value for name, value in weights.items()}
+    as_torch_file(folder, {**bare, "embeddings.position_ids": torch.arange(32).view(1, 32)})
+    found = read_folder(folder).weights
+    same(found, weights)
+    loaded = load_into(PackedBertForPreTraining(MODEL, LossConfig()), found)
+    assert loaded.unused == () and len(loaded.fresh) == 7 and all(name.startswith("cls.") for name in loaded.fresh)
+
+
+def test_half_precision_is_widened(folder):
+    as_torch_file(folder, {name: value.to(torch.float16) for name, value in network().state_dict().items()})
+    same(read_folder(folder).weights, {name: value.half().float() for name, value in network().state_dict().items()})
+
+
+def changed(folder, **settings):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+@pytest.mark.parametrize("damage, says", [
+    (lambda folder: (folder / "config.json").unlink(), "config.json: no such file"),
+    (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
+    (lambda folder: changed(folder, model_type="roberta"), "model_type is 'roberta'"),
+    (lambda folder: changed(folder, hidden_act="gelu_new"), "hidden_act is 'gelu_new'"),
+    (lambda folder: changed(folder, hidden_size="16"), "hidden_size is '16'; must be a whole number"),
+    (lambda folder: changed(folder, num_attention_heads=3), "must be a multiple of num_attention_heads"),
+    (lambda folder: changed(folder, num_hidden_layers=3), "bert.encoder.layer.2"),
+    (lambda folder: changed(folder, num_hidden_layers=1), "layer 1 is there"),
+    (lambda folder: changed(folder, intermediate_size=25), "by its configuration [25, 16]"),
+    (lambda folder: (folder / "vocab.txt").unlink(), "vocab.txt: no such vocabulary"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "holds neither"),
+    (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "cannot be read"),
+    (lambda folder: as_torch_file(folder, {**network().state_dict(), "cls.predictions.decoder.weight": torch.zeros(20, 16)}),
+     "differs from bert.embeddings.word_embeddings.weight"),
+])
+def test_what_cannot_be_read_is_said_in_one_line(folder, damage, says):
+    damage(folder)
+    with pytest.raises(ValueError) as error:
+        read_folder(folder)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_another_size_is_refused():
+    weights = {TABLE: torch.zeros(21, 16)}
+    with pytest.raises(ValueError, match=r"is \[21, 16\], the network's is \[20, 16\]"):
+        load_into(network(), weights)
+
+
+def a_run(tmp_path, next_sentence=True):
+    """A run folder with one checkpoint; its vocabulary lies beside its data."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "vocab.txt").write_bytes(VOCABULARY.text)
+    path = tmp_path / "tiny.yml"
+    model = "\n".join(f"  {name}: {value:.13f}" if isinstance(value, float) else f"  {name}: {value}"
+                      for name, value in vars(MODEL).items())
+    path.write_text(
+        f"data:\n  directory: {data}\n  vocabulary_size: 128\n  max_sequence_length: 32\n  max_predictions_per_sequence: 5\n"
+        f"  vocabulary: {data / 'vocab.txt'}\nmodel:\n{model}\nloss:\n  next_sentence: {str(next_sentence).lower()}\n"
+        "placement:\n  layers_per_ipu: [2]\n")
+    config = load_config(path)
+    checkpoint = Checkpoint(7, {"model": network(next_sentence).state_dict()}, {}, config.to_yaml())
+    save_checkpoint(tmp_path / "run" / "checkpoints", checkpoint, keep=1)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_a_run_goes_out_and_comes_back(tmp_path, next_sentence):
+    run = a_run(tmp_path, next_sentence)
+    assert export_run(run, tmp_path / "hf") == 7
+    loaded = import_folder(tmp_path / "hf", tmp_path / "again")
+    back = load_checkpoint(newest_checkpoint(tmp_path / "again" / "checkpoints"))
+    expected = network(next_sentence).state_dict()
+    for name, tensor in expected.items():
+        assert torch.equal(back.engine["model"][name], tensor), name
+    # Without next sentence prediction the run had no pooler and no classifier: those, and only those, are new.
+    fresh = set(back.engine["model"]) - set(expected)
+    assert set(loaded.fresh) == fresh and len(fresh) == (0 if next_sentence else 4)
+    assert load_config(tmp_path / "again" / "config.yml").model == MODEL
+
+
+def test_transformers_scores_the_same(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the outside reference: pip install transformers")
+    run = a_run(tmp_path)
+    export_run(run, tmp_path / "hf")
+    theirs, notes = transformers.BertForPreTraining.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not notes["missing_keys"] and not notes["unexpected_keys"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    encoded = tokenizer("Hello wOrld!", "ab c", return_tensors="pt")
+    ids = [VOCABULARY.ids[token] for token in ("[CLS]", "hello", "world", "!", "[SEP]", "a", "##b", "c", "[SEP]")]
+    assert encoded["input_ids"].tolist() == [ids]
+    assert encoded["token_type_ids"].tolist() == [[0] * 5 + [1] * 4]
+
+    slots = torch.arange(len(ids)).view(1, -1)
+    with torch.no_grad():
+        expected = theirs.eval()(**encoded)
+        found = network().eval().logits(
+            encoded["input_ids"], torch.ones_like(slots), encoded["token_type_ids"], slots, slots, slots[:, :1])
+    assert torch.allclose(found.mlm_BPV, expected.prediction_logits, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(found.nsp_BD2[:, 0], expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
+    assert float(expected.prediction_logits.std()) > 0.1
+
+
+def test_the_way_from_transformers(tmp_path):
+    """What transformers itself saves reads as the same weights."""
+    transformers = pytest.importorskip("transformers", reason="the outside reference: pip install transformers")
+    run = a_run(tmp_path)
+    export_run(run, tmp_path / "hf")
+    transformers.BertForPreTraining.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "vocab.txt").write_bytes(VOCABULARY.text)
+    found = read_folder(tmp_path / "theirs")
+    assert found.model == MODEL
+    same(found.weights, network().state_dict())
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (["missing", "out"], "no checkpoint"),
+    (["run", "full"], "is not an empty folder"),
+    (["run", "out", "--vocabulary", "nowhere.txt"], "--vocabulary FILE"),
+    (["--import", "full", "out"], "config.json: no such file"),
+])
+def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch, arguments, says):
+    a_run(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert run_main(main, arguments) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1 and says in message
+    assert not (tmp_path / "out").exists()
