@@ -6,9 +6,11 @@ import pytest
 import yaml
 
 from ipu_packed_bert.config import SECTIONS, load_config
+from ipu_packed_bert.finetuning import config as finetuning
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
-PATHS = sorted(FOLDER.glob("*"))
+FINE_TUNING = sorted(FOLDER.glob("finetune_*"))
+PATHS = sorted(set(FOLDER.glob("*")) - set(FINE_TUNING))
 NAME = re.compile(
     r"(?P<packing>packed|unpacked)_(?:(?P<phase>phase1|phase2)(?:_(?P<length>\d+))?(?P<base>_base)?_(?P<machine>pod16|pod4)"
     r"|(?P<small>small_ipu1|host))\.yml")
@@ -106,3 +108,23 @@ def test_packed_and_unpacked_differ_only_in_packing():
             assert first == second
             compared += 1
     assert compared == 8
+
+
+def test_fine_tuning_configs_are_there():
+    assert {path.name for path in FINE_TUNING} >= {"finetune_squad_packed.yml", "finetune_banking77_packed.yml"}
+
+
+@pytest.mark.parametrize("path", FINE_TUNING, ids=lambda path: path.name)
+def test_fine_tuning_complete_and_what_the_name_says(path):
+    name = re.fullmatch(r"finetune_(?P<data>[a-z0-9]+)_(?P<packing>packed|unpacked)\.yml", path.name)
+    assert name, "a name says finetune, the data and packed or unpacked"
+    config = finetuning.load_config(path)
+    settings = yaml.safe_load(path.read_text())
+    # All sections but that of the other kind of task, and each whole.
+    squad = config.data.task == "squad"
+    wanted = {section: set(values) for section, values in config.as_dict().items() if section != ("classification" if squad else "squad")}
+    assert {section: set(values) for section, values in settings.items()} == wanted
+    assert squad == (name["data"] == "squad")
+    assert config.data.training.startswith(name["data"] + "/") and config.data.evaluation.startswith(name["data"] + "/")
+    assert config.packed == (name["packing"] == "packed") and name["packing"] in path.read_text().split("\n")[0]
+    assert not finetuning.load_config(path, ["data.packer=none"]).packed

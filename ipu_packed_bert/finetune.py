@@ -1,0 +1,69 @@
+"""Fine-tune a BERT on packs: python -m ipu_packed_bert.finetune --config configs/finetune_squad_packed.yml"""
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+from ipu_packed_bert.config import ConfigError
+from ipu_packed_bert.finetuning.config import load_config
+from pack_data.command import ArgumentParser, run_main
+
+CONFIG = "config.yml"  # in a run's folder
+
+
+def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    parser = ArgumentParser(prog="python -m ipu_packed_bert.finetune", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", metavar="FILE", help="a run's settings, such as configs/finetune_squad_packed.yml")
+    what.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint; a finished one is evaluated again")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="folder in which the data files of the configuration lie")
+    parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides",
+                        help="override one setting, any number of times: --set data.packer=none")
+    parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
+    args = parser.parse_args(argv)
+    if args.resume and args.out:
+        parser.error("--out names a new run; --resume continues in the run's own folder")
+    return args
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    args = parse(argv)
+    config = load_config(Path(args.resume, CONFIG) if args.resume else args.config, args.overrides)
+
+    # torch loads from here on: a wrong configuration is refused without it.
+    from ipu_packed_bert.finetuning.run import describe, fine_tune, prepare
+    from ipu_packed_bert.runlog import refuse_a_run_in
+
+    if not args.resume:
+        refuse_a_run_in(args.out)
+    prepared = prepare(config, args.data_dir)
+    print(f"start     {prepared.start.description}")
+    if prepared.fresh:
+        print(f"          initialised, not in the checkpoint: {', '.join(prepared.fresh)}")
+    for note in prepared.task.notes:
+        print(f"data      {note}")
+    for what, packed in (("training", prepared.training), ("evaluation", prepared.evaluation)):
+        if packed is not None:
+            packing = packed.packing
+            print(f"packing   {what}: {packing.sequences:,} sequences in {packing.packs:,} rows of {packing.max_sequence_length} "
+                  f"({packing.algorithm}), {packing.packing_factor:.3f} in a row, {packing.efficiency:.1%} of the slots are tokens")
+    if prepared.schedule is not None:
+        print(f"updates   {prepared.schedule.steps:,}, {prepared.schedule.updates_per_epoch:,} an epoch, of about {config.batch.sequences_per_update} sequences")
+    print(f"engine    {describe(prepared)}", flush=True)
+    return fine_tune(prepared, args.resume or args.out, resume=bool(args.resume), progress=args.progress).status
+
+
+def run(argv: Optional[Sequence[str]] = None) -> int:
+    """As `run_main` wants it, but a configuration's problems keep a line each."""
+    try:
+        return main(argv)
+    except ConfigError as error:
+        print("error: {}".format(error), file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(run))

@@ -1,0 +1,90 @@
+"""Reading what tasks learn from: JSON, JSONL and tables, plain, .gz or .xz; errors name file, line and field."""
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import zlib
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional
+
+_SUFFIXES = (".gz", ".xz")
+
+
+def locate(name: str, data_dir: Optional[Path]) -> Path:
+    """The file of this name, in `data_dir` first where one is given."""
+    candidates = ([data_dir / name] if data_dir is not None else []) + [Path(name)]
+    for path in candidates:
+        if path.is_file():
+            return path
+    looked = " or ".join(dict.fromkeys(str(path) for path in candidates))
+    raise ValueError(f"{looked}: no such file; name it with --set data.training=FILE or data.evaluation=FILE, or give its folder with --data-dir")
+
+
+def read_text(path: Path) -> str:
+    """The whole file, unpacked by its ending; a byte order mark is dropped."""
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    try:
+        with opener(path, "rb") as file:
+            return file.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error.reason}); convert it") from None
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: the compressed file is cut or damaged ({error}); copy it again") from None
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not valid JSON ({error}); get the file again") from None
+
+
+class Record(NamedTuple):
+    """One record of a table and the line it begins on, for messages."""
+
+    line: int
+    values: Dict[str, Any]
+
+
+def read_table(path: Path) -> List[Record]:
+    """CSV and TSV with a header, or JSONL, told apart by the name's ending (before .gz or .xz)."""
+    kind = Path(path.stem).suffix if path.suffix in _SUFFIXES else path.suffix
+    text = read_text(path)
+    if kind in (".jsonl", ".json"):
+        return _json_lines(path, text)
+    if kind not in (".csv", ".tsv"):
+        raise ValueError(f"{path}: its name must end in .csv, .tsv or .jsonl (then .gz or .xz)")
+    # A quote in a TSV file is a character like any other, as in the GLUE files.
+    options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+    reader = csv.reader(io.StringIO(text, newline=""), **options)
+    records: List[Record] = []
+    try:
+        header = next(reader, [])
+        line = reader.line_num + 1
+        for row in reader:
+            if row and len(row) != len(header):
+                raise ValueError(f"{path} line {line}: {len(row)} columns, the header has {len(header)}")
+            if row:
+                records.append(Record(line, dict(zip(header, row))))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"{path} line {reader.line_num}: not a table ({error})") from None
+    return records
+
+
+def _json_lines(path: Path, text: str) -> List[Record]:
+    records = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} line {number}: not a JSON object ({error}); JSONL has one a line") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{path} line {number}: holds {type(values).__name__}; JSONL has one object a line")
+        records.append(Record(number, values))
+    return records

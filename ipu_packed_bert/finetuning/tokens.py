@@ -1,0 +1,44 @@
+"""Text to tokens with their places in the text, through the `tokenizers` library and a vocabulary of `pack_data.wordpiece`."""
+from __future__ import annotations
+
+import os
+from typing import List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.wordpiece import Vocabulary
+
+
+class Tokens(NamedTuple):
+    """The tokens of one text."""
+
+    ids: np.ndarray  # int32 [n]
+    spans: np.ndarray  # int64 [n, 2]: first character, and the one after the last
+
+
+class Tokenizer:
+    """WordPiece without special tokens."""
+
+    def __init__(self, vocabulary: Vocabulary):
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from tokenizers import BertWordPieceTokenizer
+
+        self.vocabulary = vocabulary
+        self.first, self.separator = vocabulary.ids["[CLS]"], vocabulary.ids["[SEP]"]
+        self._tokenizer = BertWordPieceTokenizer(dict(vocabulary.ids), lowercase=vocabulary.lower_case)
+
+    def encode(self, texts: Sequence[str]) -> List[Tokens]:
+        found: List[Tokens] = []
+        for start in range(0, len(texts), 1024):  # what the library returns is large
+            for each in self._tokenizer.encode_batch(list(texts[start:start + 1024]), add_special_tokens=False):
+                found.append(Tokens(np.array(each.ids, np.int32), np.array(each.offsets, np.int64).reshape(-1, 2)))
+        return found
+
+    def joined(self, parts: Sequence[np.ndarray]) -> Tuple[np.ndarray, np.ndarray]:
+        """[CLS] first [SEP] second [SEP]: input ids and segment ids."""
+        ids = [np.array([self.first], np.int32)]
+        segments = [np.zeros(1, np.int32)]
+        for number, part in enumerate(parts):
+            ids += [part, np.array([self.separator], np.int32)]
+            segments.append(np.full(len(part) + 1, number, np.int32))
+        return np.concatenate(ids), np.concatenate(segments)
