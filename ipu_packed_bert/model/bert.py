@@ -42,6 +42,15 @@ class BertEmbeddings(nn.Module):
         return self.dropout(self.LayerNorm(summed_BSH))
 
 
+class MaskedScores(nn.Module):
+    """query and key [B, N, S, A], additive mask -> scores [B, N, S, S]. Of its own so that it can be replaced as a whole."""
+
+    def forward(self, query_BNSA, key_BNSA, mask_B1SS) -> torch.Tensor:
+        scores_BNSS = torch.matmul(query_BNSA, key_BNSA.transpose(2, 3))
+        # The cast does something under autocast only: a float32 mask would turn the scores into float32.
+        return scores_BNSS + mask_B1SS.to(scores_BNSS.dtype)
+
+
 class BertSelfAttention(nn.Module):
     def __init__(self, model: ModelConfig, attention: str):
         super().__init__()
@@ -51,6 +60,7 @@ class BertSelfAttention(nn.Module):
         self.query = nn.Linear(model.hidden_size, model.hidden_size)
         self.key = nn.Linear(model.hidden_size, model.hidden_size)
         self.value = nn.Linear(model.hidden_size, model.hidden_size)
+        self.scores = MaskedScores()
         self.dropout = nn.Dropout(model.attention_dropout)
 
     def _heads(self, projected_BSH) -> torch.Tensor:
@@ -69,9 +79,7 @@ class BertSelfAttention(nn.Module):
             )
         else:
             # The query is scaled, not the scores: S / A times fewer multiplications.
-            scores_BNSS = torch.matmul(query_BNSA * (1.0 / math.sqrt(self.head_size)), key_BNSA.transpose(2, 3))
-            # The cast does something under autocast only: a float32 mask would turn the scores into float32.
-            scores_BNSS = scores_BNSS + mask_B1SS.to(scores_BNSS.dtype)
+            scores_BNSS = self.scores(query_BNSA * (1.0 / math.sqrt(self.head_size)), key_BNSA, mask_B1SS)
             weights_BNSS = self.dropout(torch.softmax(scores_BNSS, dim=-1))
             context_BNSA = torch.matmul(weights_BNSS, value_BNSA)
         return context_BNSA.transpose(1, 2).reshape(hidden_BSH.shape)
