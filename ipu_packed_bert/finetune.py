@@ -34,12 +34,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     config = load_config(Path(args.resume, CONFIG) if args.resume else args.config, args.overrides)
 
     # torch loads from here on: a wrong configuration is refused without it.
+    from ipu_packed_bert.finetuning.files import located
     from ipu_packed_bert.finetuning.run import describe, fine_tune, prepare
     from ipu_packed_bert.runlog import refuse_a_run_in
 
     if not args.resume:
         refuse_a_run_in(args.out)
-    prepared = prepare(config, args.data_dir)
+    # With the files' full names, so that the run can be resumed without --data-dir.
+    config = located(config, args.data_dir)
+    prepared = prepare(config)
     print(f"start     {prepared.start.description}")
     if prepared.fresh:
         print(f"          initialised, not in the checkpoint: {', '.join(prepared.fresh)}")

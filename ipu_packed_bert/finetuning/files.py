@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import gzip
 import io
 import json
@@ -9,6 +10,8 @@ import lzma
 import zlib
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
+
+from ipu_packed_bert.finetuning.config import FinetuneConfig
 
 _SUFFIXES = (".gz", ".xz")
 
@@ -40,6 +43,13 @@ def read_json(path: Path) -> Any:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not valid JSON ({error}); get the file again") from None
+
+
+def located(config: FinetuneConfig, data_dir: Optional[Path]) -> FinetuneConfig:
+    """The configuration with the places of its files, looked for in `data_dir` first."""
+    names = {name: getattr(config.data, name) for name in ("training", "evaluation")}
+    found = {name: str(locate(value, data_dir).resolve()) for name, value in names.items() if value is not None}
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **found))
 
 
 class Record(NamedTuple):

@@ -47,6 +47,8 @@ def span_log_probabilities(logits_BS, input_mask_BS, present_BD) -> torch.Tensor
 class PackedBert(nn.Module):
     """What both tasks share: the encoder under the block mask."""
 
+    of_slots: bool  # whether the logits are those of slots [B, S, ...] or of sequences [B, D, ...]
+
     def __init__(self, model: ModelConfig, *, attention: str, pooler: bool):
         super().__init__()
         self.attention_mask = AttentionMask(attention)
@@ -59,6 +61,8 @@ class PackedBert(nn.Module):
 
 class PackedBertForQuestionAnswering(PackedBert):
     """Start and end of an answer in every sequence.  Targets: start_positions, end_positions [B, D], slots of the row."""
+
+    of_slots = True
 
     def __init__(self, model: ModelConfig, *, attention: str = "eager"):
         super().__init__(model, attention=attention, pooler=False)
@@ -89,6 +93,8 @@ class PackedBertForSequenceClassification(PackedBert):
 
     kind "single_label": target labels [B, D]; "multi_label": labels [B, D, C] of 0 and 1; "regression": labels [B, D], C = 1.
     """
+
+    of_slots = False
 
     def __init__(self, model: ModelConfig, *, classes: int, kind: str, attention: str = "eager"):
         super().__init__(model, attention=attention, pooler=True)

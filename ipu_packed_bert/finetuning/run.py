@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
@@ -40,12 +41,12 @@ class Prepared(NamedTuple):
     fresh: List[str]  # weights that the checkpoint didn't have
 
 
-def prepare(config: FinetuneConfig, data_dir: Optional[Path] = None, *, unpacked: bool = False) -> Prepared:
+def prepare(config: FinetuneConfig, *, unpacked: bool = False) -> Prepared:
     """`unpacked`: the updates of the packed run, each sequence alone in its row (and evaluation alike)."""
     if config.engine.threads is not None:
         torch.set_num_threads(config.engine.threads)
-    start = find_start(config, data_dir)
-    task = build_task(config, start.vocabulary, data_dir, start.labels)
+    start = find_start(config)
+    task = build_task(config, start.vocabulary, start.labels)
     device = pick_device()
     attention = pick_attention(config, start.model.attention_dropout, device)
     with torch.random.fork_rng(devices=[]):
@@ -109,6 +110,13 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
         if schedule is not None and step < schedule.steps:
             step = _train(prepared, folder, step, interruption, progress)
     steps = schedule.steps if schedule else 0
+    # The first update warms up caches and allocators: it counts only if it is the only one.
+    records = read_log(folder / LOG)
+    if records:
+        counted = records[1:] or records
+        seconds = sum(record["seconds"] for record in counted)
+        print(f"trained   {len(records):,} updates, loss {records[0]['loss']:.3f} -> {records[-1]['loss']:.3f}, "
+              f"{sum(record['sequences'] for record in counted) / seconds:,.1f} seq/s, {sum(record['tokens'] for record in counted) / seconds:,.0f} tok/s")
     if step < steps:
         print(f"stopped   by {signal.Signals(interruption.signal).name} after update {step:,} of {steps:,}; saved")
         print(f"resume    python -m ipu_packed_bert.finetune --resume {folder}")
@@ -138,12 +146,13 @@ def _train(prepared: Prepared, folder: Path, step: int, interruption: Interrupti
             bar.set_postfix_str(_line(update), refresh=False)
             bar.update(1)
             last = step == schedule.steps
+            # Before the checkpoint, so that an interruption while it evaluates is saved too.
+            if run.evaluate_every and not last and step % run.evaluate_every == 0 and not interruption.signal:
+                evaluate(prepared, folder, step, progress)
             if bar.disable and (step == 1 or last or step % every == 0):
                 print(f"update {step:>{len(str(schedule.steps))}}/{schedule.steps}  {_line(update)}", flush=True)
             if last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0):
                 save_checkpoint(folder / CHECKPOINTS, Checkpoint(step, tuner.state(), {}, config.to_yaml()), keep=run.keep_checkpoints)
-            if run.evaluate_every and not last and step % run.evaluate_every == 0 and not interruption.signal:
-                evaluate(prepared, folder, step, progress)
     return step
 
 
@@ -179,15 +188,10 @@ def describe(prepared: Prepared) -> str:
     return f"{name}, {prepared.config.engine.precision}, {prepared.attention} attention"
 
 
-def seconds_of_updates(folder: Path) -> float:
-    """All updates of a run but the first of the process, which warms up."""
-    return sum(record["seconds"] for record in read_log(folder / LOG)[1:])
-
-
 def _data(prepared: Prepared) -> Data:
     packed = prepared.training or prepared.evaluation
     ids = packed.inputs.input_ids
-    return Data(int(ids.astype("int64").sum()), packed.packing.packs, len(packed.inputs), packed.packing.algorithm, prepared.start.vocabulary.sha256)
+    return Data(zlib.crc32(ids.tobytes()), packed.packing.packs, len(packed.inputs), packed.packing.algorithm, prepared.start.vocabulary.sha256)
 
 
 def _write_json(path: Path, content: Any) -> None:

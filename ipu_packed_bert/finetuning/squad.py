@@ -156,7 +156,7 @@ def max_context(windows: Sequence[Window], tokens: int) -> np.ndarray:
 
 
 class Candidate(NamedTuple):
-    """A possible answer; start and end None: there is none."""
+    """A possible answer; "" for none."""
 
     text: str
     score: float  # sum of the two logits

@@ -13,7 +13,6 @@ from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
 from ipu_packed_bert.config import ModelConfig, config_from_tree
 from ipu_packed_bert.finetuning.config import SQUAD, FinetuneConfig
 from ipu_packed_bert.finetuning.classification import read_texts
-from ipu_packed_bert.finetuning.files import locate
 from ipu_packed_bert.finetuning.squad import read_squad
 from ipu_packed_bert.hugging_face import Weights, read_folder
 from pack_data.corpus import Document
@@ -32,9 +31,9 @@ class Start(NamedTuple):
     description: str
 
 
-def find_start(config: FinetuneConfig, data_dir: Optional[Path]) -> Start:
+def find_start(config: FinetuneConfig) -> Start:
     """ValueError in one line where there is nothing to begin with, or it doesn't fit the configuration."""
-    start = _from_nothing(config, data_dir) if config.model.checkpoint is None else _from_checkpoint(config, config.model.checkpoint)
+    start = _from_nothing(config) if config.model.checkpoint is None else _from_checkpoint(config, config.model.checkpoint)
     model = start.model
     if config.data.max_sequence_length > model.max_position_embeddings:
         raise ValueError(f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}; the checkpoint has "
@@ -84,21 +83,21 @@ def _package_folder(name: str) -> Path:
     return folder
 
 
-def _from_nothing(config: FinetuneConfig, data_dir: Optional[Path]) -> Start:
+def _from_nothing(config: FinetuneConfig) -> Start:
     sizes = config.model
     if sizes.vocabulary:
         vocabulary, source = load_vocabulary(sizes.vocabulary), sizes.vocabulary
     else:
-        vocabulary = train_vocabulary([Document("texts", texts) for texts in [training_texts(config, data_dir)]], sizes.vocabulary_size)
+        vocabulary = train_vocabulary([Document("texts", tuple(training_texts(config)))], sizes.vocabulary_size)
         source = "the training texts"
     model = ModelConfig(vocabulary_size=len(vocabulary), hidden_size=sizes.hidden_size, num_layers=sizes.num_layers, num_heads=sizes.num_heads,
                         intermediate_size=sizes.intermediate_size, max_position_embeddings=max(8, config.data.max_sequence_length))
     return Start(model, {}, vocabulary, None, f"from scratch, vocabulary of {len(vocabulary):,} from {source}")
 
 
-def training_texts(config: FinetuneConfig, data_dir: Optional[Path]) -> List[str]:
+def training_texts(config: FinetuneConfig) -> List[str]:
     """All that is read in training, each text once."""
-    path = locate(str(config.data.training), data_dir)
+    path = Path(str(config.data.training))
     if config.data.task == SQUAD:
         questions = read_squad(path)
         texts = [question.paragraph for question in questions] + [question.text for question in questions]

