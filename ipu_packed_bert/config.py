@@ -125,6 +125,7 @@ class EngineConfig:
     attention: str = setting("auto", choices=("auto", "eager", "sdpa", "varlen"))  # host
     compile: bool = setting(False)                                         # host: torch.compile
     threads: Optional[int] = setting(None, minimum=1)                      # host; null: as many as torch chooses
+    mask: str = setting("product", choices=("product", "additive"))        # inside the score product, or added to the scores
     half_weights: bool = setting(True)
     half_partials: bool = setting(True)
     stochastic_rounding: bool = setting(True)
@@ -247,6 +248,15 @@ class Config:
         """(beta1, beta2); each to the power of the packing factor where the adjustment is "betas" (packedBERT, section 3.3)."""
         power = packing_factor if self.optimizer.packing_adjustment == "betas" else 1.0
         return self.optimizer.beta1 ** power, self.optimizer.beta2 ** power
+
+    def mask_columns(self, depth: int) -> int:
+        """Columns that the product mask adds to query and key, for packs of up to ``depth`` sequences and padding.
+
+        Two for each binary digit of a sequence's number (``model/products.py``), and as many more as make the inner
+        dimension of the score product a multiple of 16, the channels that a pass of the IPU's matrix unit takes.
+        """
+        head = self.model.hidden_size // self.model.num_heads
+        return -(-(head + 2 * depth.bit_length()) // 16) * 16 - head
 
     def as_dict(self) -> Dict[str, Any]:
         """Nested plain values, ready for YAML; :func:`load_config` of them gives an equal Config."""

@@ -28,6 +28,7 @@ from ipu_packed_bert.config import Config, check_accumulation
 from ipu_packed_bert.engine.base import Batch, Engine, StepResult, build_model, count, micro_batches
 from ipu_packed_bert.loader import GlobalBatches, Position
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
+from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
 from ipu_packed_bert.optim import parameter_groups
 from ipu_packed_bert.placement import Placement, place
 from pack_data.store import PackStore
@@ -101,19 +102,6 @@ def find_instance(config: Config) -> Instance:
 # -------------------------------------------------------------------------------------------- what the device changes
 
 
-class OneHotSlots(nn.Module):
-    """As `model.packed.GatherSlots`, as a matrix product: cheaper than a gather on the IPU, above all backwards."""
-
-    def __init__(self, max_sequence_length: int):
-        super().__init__()
-        # A buffer, because a tensor made in the forward pass would be a constant captured from the host.
-        self.register_buffer("slots", torch.arange(max_sequence_length, dtype=torch.int32), persistent=False)
-
-    def forward(self, hidden_BSH, slots_BK) -> torch.Tensor:
-        chosen_BKS = (slots_BK.unsqueeze(2) == self.slots).to(hidden_BSH.dtype)
-        return torch.matmul(chosen_BKS, hidden_BSH)
-
-
 class SerialisedProduct(nn.Module):
     """As `model.bert.VocabularyProduct`, in `factor` parts of the vocabulary, one after the other in the same memory."""
 
@@ -137,8 +125,14 @@ def checkpoint(module: nn.Module, inputs: Tuple, output: torch.Tensor) -> torch.
     return poptorch.recomputationCheckpoint(output)
 
 
-def adapt(network: PackedBertForPreTraining, config: Config) -> None:
-    """Put the pieces of this module into a network, in place; names, shapes and values of its weights stay."""
+def adapt(network: PackedBertForPreTraining, config: Config, *, depth: int) -> None:
+    """Put into a network what the device needs differently, in place; names, shapes and values of its weights stay.
+
+    depth: sequences that a pack of the data set has room for; where the configuration leaves it open, only the data set
+    knows it.
+    """
+    if config.engine.mask == "product":
+        mask_in_product(network, sequences=depth, columns=config.mask_columns(depth))
     slots = config.data.max_sequence_length
     network.masked_lm_slots = OneHotSlots(slots)
     network.next_sentence_slots = OneHotSlots(slots)
@@ -162,44 +156,18 @@ class Program(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(
-        self,
-        input_ids_BS,
-        input_mask_BS,
-        segment_ids_BS,
-        positions_BS,
-        masked_lm_positions_BP,
-        masked_lm_ids_BP,
-        masked_lm_weights_BP,
-        next_sentence_positions_BD,
-        next_sentence_labels_BD,
-        next_sentence_weights_BD,
-        mlm_scale_B,
-        nsp_scale_B,
-    ) -> Tuple[torch.Tensor, ...]:
-        output = self.network(
-            input_ids_BS,
-            input_mask_BS,
-            segment_ids_BS,
-            positions_BS,
-            masked_lm_positions_BP,
-            masked_lm_ids_BP,
-            masked_lm_weights_BP,
-            next_sentence_positions_BD,
-            next_sentence_labels_BD,
-            next_sentence_weights_BD,
-            mlm_scale_B,
-            nsp_scale_B,
-        )
+    def forward(self, *fields) -> Tuple[torch.Tensor, ...]:
+        """The fields of `BATCH_FIELDS` of a micro-batch, in their order."""
+        output = self.network(*fields)
         # The loss is a sum of two, so it must be named; it is a scalar already.
         loss = poptorch.identity_loss(output.loss, reduction="none")
         return loss, output.mlm_loss, output.nsp_loss, output.mlm_correct, output.nsp_correct
 
 
-def build_program(config: Config) -> Program:
-    """The network as PopTorch gets it, with its initial weights."""
+def build_program(config: Config, *, depth: int) -> Program:
+    """The network as PopTorch gets it, with its initial weights; `depth` as in :func:`adapt`."""
     network = build_model(config, attention="eager")
-    adapt(network, config)
+    adapt(network, config, depth=depth)
     begin_blocks(network, place(config))
     if config.engine.half_weights:
         network.half()
@@ -411,7 +379,7 @@ class IpuEngine(Engine):
         self.instance = find_instance(config)
         self.packing_factor = packing_factor
         self.accumulation = config.accumulation(packing_factor)
-        self._program = build_program(config)
+        self._program = build_program(config, depth=schema.max_sequences_per_pack)
         self._network = self._program.network
         self._optimizer = build_optimizer(self._program, config, betas=config.betas(packing_factor))
         self._training = poptorch.trainingModel(

@@ -628,11 +628,11 @@ class PoplarExecutor:
         tensors = list(bound.args)
         if bound.kwargs:
             raise Error("keyword-only arguments do not reach the device")
-        for name, tensor in zip(bound.arguments, tensors):
+        for number, tensor in enumerate(tensors):
             if not isinstance(tensor, _torch.Tensor):
-                raise TypeError("argument {} is {}; inputs are tensors".format(name, type(tensor).__name__))
+                raise TypeError("argument {} is {}; inputs are tensors".format(number, type(tensor).__name__))
             if tensor.dtype == _torch.bfloat16 or tensor.dtype.is_complex:
-                raise Error("argument {}: {} does not exist on the device".format(name, tensor.dtype))
+                raise Error("argument {}: {} does not exist on the device".format(number, tensor.dtype))
         return [_narrow(tensor.detach()) for tensor in tensors]
 
     @property

@@ -52,11 +52,12 @@ def change(config, **sections):
         config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()})
 
 
-def make_batch(config, *, depth=3, seed=0):
+def make_batch(config, *, depth=3, seed=0, shortest=3, longest=15):
     """A global batch that the configuration asks for, with mixed packs, the last of them empty."""
     rng = np.random.default_rng([seed, depth])
     rows = config.packs_per_update(1.0)
-    lengths = [int(length) for length in rng.integers(3, 16, rows + rows // 2)]
+    number = rows + rows // 2 if depth <= 3 else rows * depth
+    lengths = [int(length) for length in rng.integers(shortest, longest + 1, number)]
     examples = random_sequences(rng, lengths=lengths, vocabulary=VOCABULARY)
     packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)[:rows - 1]
     packs += [[]] * (rows - len(packs))
@@ -102,10 +103,11 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.parametrize("mask", ["product", "additive"])
 @pytest.mark.parametrize("depth", [1, 3], ids=["unpacked", "packed"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_three_updates_equal_the_hosts(sdk, layout, depth):
-    config = make_config(**layout, data={"max_sequences_per_pack": depth})
+def test_three_updates_equal_the_hosts(sdk, layout, depth, mask):
+    config = make_config(**layout, data={"max_sequences_per_pack": depth}, engine={"mask": mask})
     engine, host = make_engine(sdk, config, depth=depth), HostEngine(config, packing_factor=1.0)
     for update, rate in enumerate(RATES):
         batch = make_batch(config, depth=depth, seed=update)
@@ -140,6 +142,18 @@ def test_variants_equal_the_hosts(sdk, sections):
     engine, host = make_engine(sdk, config), HostEngine(config, packing_factor=1.0)
     for update, rate in enumerate(RATES):
         batch = make_batch(config, seed=update)
+        assert engine.step(batch, rate)[:5] == pytest.approx(host.step(batch, rate)[:5], rel=1e-5)
+    assert_same_weights(engine.state(), host.state())
+
+
+@pytest.mark.parametrize("mask", ["product", "additive"])
+def test_any_depth(sdk, mask):
+    """The configuration leaves the depth open: the data set knows it, and with it how wide the mask's codes are."""
+    config = make_config(data={"max_sequences_per_pack": None}, engine={"mask": mask})
+    engine, host = make_engine(sdk, config, depth=9), HostEngine(config, packing_factor=1.0)
+    for update, rate in enumerate(RATES):
+        batch = make_batch(config, depth=9, seed=update, shortest=1, longest=4)
+        assert batch["input_mask"].max() > 7
         assert engine.step(batch, rate)[:5] == pytest.approx(host.step(batch, rate)[:5], rel=1e-5)
     assert_same_weights(engine.state(), host.state())
 
@@ -191,15 +205,17 @@ def test_automatic_loss_scaling_starts_from_one(sdk):
 # -------------------------------------------------------------------------------------------- what the engine swaps in
 
 
+@pytest.mark.parametrize("mask", ["product", "additive"])
 @pytest.mark.parametrize("next_sentence", [True, False])
-def test_the_adapted_network_computes_the_same(sdk, next_sentence):
-    """Serialised product, one-hot slots, checkpoints and blocks: losses and gradients in float64."""
+def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
+    """Mask, serialised product, one-hot slots, checkpoints and blocks: losses and gradients in float64."""
     ipu, _ = sdk
-    config = make_config(layers_per_ipu=(1, 1), accumulation=5, loss={"next_sentence": next_sentence})
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5, loss={"next_sentence": next_sentence}, engine={"mask": mask})
     plain, adapted = build_model(config).double(), build_model(config).double()
-    ipu.adapt(adapted, config)
+    ipu.adapt(adapted, config, depth=3)
     ipu.begin_blocks(adapted, place(config))
     assert type(adapted.masked_lm_slots) is not type(plain.masked_lm_slots)
+    assert (type(adapted.attention_mask) is type(plain.attention_mask)) == (mask == "additive")
     assert type(adapted.cls.predictions.product) is not type(plain.cls.predictions.product)
     assert {name: p.shape for name, p in plain.state_dict().items()} == {
         name: p.shape for name, p in adapted.state_dict().items()}
@@ -430,7 +446,7 @@ def test_the_ipu_model_gets_no_cycle_counter_and_no_cache(sdk):
 def test_parameter_groups_and_types(sdk):
     ipu, _ = sdk
     config = make_config(engine={"first_moment_type": "float16", "gradient_accumulator_type": "float16"})
-    program = ipu.build_program(config)
+    program = ipu.build_program(config, depth=3)
     optimizer = ipu.build_optimizer(program, config, betas=(0.8, 0.99))
     groups = [(group["weight_decay"], group["max_weight_norm"]) for group in optimizer.param_groups]
     assert groups == [(0.0, 0.0), (0.0, 65500.0), (0.01, 65500.0)]

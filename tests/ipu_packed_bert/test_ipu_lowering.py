@@ -20,7 +20,7 @@ from ipu_packed_bert.placement import place
 from tests.fakes.lowering import ALLOWED, Recorder, wide_types
 from tests.fakes.sdk import installed
 
-CONFIGS = sorted(path for path in (Path(__file__).resolve().parents[2] / "configs").glob("*.yml") if "host" not in path.stem)
+CONFIGS = sorted(path for path in (Path(__file__).resolve().parents[2] / "configs").glob("*packed_*.yml") if "host" not in path.stem)
 DEVICE = torch.device("meta")                        # any but the host's
 FULL_DEPTH = "packed_phase2_pod16"
 
@@ -55,7 +55,7 @@ class Trace:
     def __init__(self, config, sdk, *, training=True):
         ipu, stand_in = sdk
         with torch.device("meta"):
-            program = ipu.build_program(config)
+            program = ipu.build_program(config, depth=config.data.max_sequences_per_pack)
         rows = config.batch.micro_batch
         with FakeTensorMode(allow_non_fake_inputs=False):
             tensors = dict([*program.named_parameters(), *program.named_buffers()])
@@ -97,6 +97,12 @@ def check(trace, config):
     assert names.count("_softmax") == config.model.num_layers
     assert names.count("embedding") == 3 and "gather" not in names
     assert "dropout" in names
+    # The mask as configured: a product mask makes no tensor of [rows, slots, slots], every such one is of all heads.
+    slots, rows, additive = config.data.max_sequence_length, config.batch.micro_batch, config.engine.mask == "additive"
+    square = [t.numel() for operator in trace.operators for t in operator.outputs if t.shape[-2:] == (slots, slots)]
+    assert names.count("where") == (1 if additive else 0)
+    assert (rows * slots * slots in square) == additive
+    assert square.count(rows * config.model.num_heads * slots * slots) >= 2 * config.model.num_layers
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -115,6 +121,12 @@ def test_one_is_at_full_depth_and_all_are_there():
                      "phase2_base_pod16", "phase2_pod4"):
             assert "{}_{}".format(kind, each) in stems
     assert any(stem.endswith("ipu1") for stem in stems)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_additive_mask_lowers(path, sdk):
+    config = two_layers(load_config(path, ["engine.mask=additive"]))
+    check(Trace(config, sdk), config)
 
 
 @pytest.mark.parametrize("overrides", [
@@ -140,7 +152,7 @@ def test_weights_of_a_block_stay_on_its_ipu(sdk):
         for tensor in operator.inputs:
             if id(tensor) in names:
                 homes.setdefault(names[id(tensor)], set()).add(operator.ipu)
-    parameters = {name for name in homes if "slots" not in name}
+    parameters = homes.keys() & {name for name, _ in trace.program.named_parameters()}
     assert all(len(homes[name]) == 1 for name in parameters) and len(parameters) == len(list(trace.program.parameters()))
     assert homes["network.bert.embeddings.word_embeddings.weight"] == {0}
     assert homes["network.bert.encoder.layer.1.output.dense.weight"] == {2}

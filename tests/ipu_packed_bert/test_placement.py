@@ -7,7 +7,7 @@ import pytest
 from ipu_packed_bert.config import Config, ConfigError, LossConfig, ModelConfig, PlacementConfig, load_config
 from ipu_packed_bert.placement import place
 
-CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yml"))
+CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*packed_*.yml"))
 POD = [path for path in CONFIGS if "host" not in path.stem]
 
 

@@ -18,7 +18,7 @@ from pack_data.store import PackStore
 from tests.tiny_runs import tiny_config, tiny_data
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = sorted((ROOT / "configs").glob("*.yml"))
+CONFIGS = sorted((ROOT / "configs").glob("*packed_*.yml"))
 FACTOR = 1.995
 
 
