@@ -1,0 +1,88 @@
+"""Tiny files to fine-tune on, made of random words, and a tiny checkpoint whose vocabulary knows them.
+
+    checkpoint = tiny_checkpoint(tmp_path / "bert")                 # a Hugging Face folder, hidden 16, 2 layers
+    config = tiny_config(checkpoint, squad=tiny_squad(path, questions=20))
+"""
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+import numpy as np
+import torch
+
+from ipu_packed_bert.config import ModelConfig
+from ipu_packed_bert.finetuning.config import FinetuneConfig, config_from_tree
+from ipu_packed_bert.hugging_face import write_folder
+from ipu_packed_bert.model.bert import BertModel
+from pack_data.wordpiece import SPECIAL_TOKENS, Vocabulary
+
+WORDS = tuple("river stone castle bridge market winter garden letter silver engine north seven music doctor paper".split())
+VOCABULARY = Vocabulary(SPECIAL_TOKENS + WORDS + tuple("abcdefghijklmnopqrstuvwxyz.?,'") + tuple("##" + c for c in "abcdefghijklmnopqrstuvwxyz"))
+MODEL = ModelConfig(vocabulary_size=len(VOCABULARY), hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,
+                    max_position_embeddings=64, hidden_dropout=0.0, layer_norm_eps=1e-12)
+SLOTS = 64
+
+
+def tiny_checkpoint(folder: Path, *, pooler: bool = True) -> Path:
+    """An encoder without heads; weights large enough that tokens see each other."""
+    torch.manual_seed(11)
+    network = BertModel(MODEL, attention="eager", pooler=pooler)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    write_folder(folder, MODEL, {"bert." + name: value for name, value in network.state_dict().items()}, VOCABULARY, architecture="BertModel")
+    return folder
+
+
+def tiny_squad(path: Path, *, questions: int = 20, without_answer: int = 0, seed: int = 0) -> Path:
+    """Version 2 form; some paragraphs need several windows of SLOTS; the last questions have no answer."""
+    rng = np.random.default_rng(seed)
+    paragraphs = []
+    for number in range(questions):
+        words = rng.choice(WORDS, int(rng.integers(6, 25) if number % 5 else rng.integers(70, 110))).tolist()
+        text = " ".join(words)
+        first = int(rng.integers(0, len(words) - 2))
+        start = len(" ".join(words[:first])) + (1 if first else 0)
+        answer = " ".join(words[first:first + 2])
+        impossible = number >= questions - without_answer
+        paragraphs.append({"context": text, "qas": [{
+            "id": f"q{number}", "question": f"{words[first]} after {words[first - 1]}?", "is_impossible": impossible,
+            "answers": [] if impossible else [{"text": answer, "answer_start": start}]}]})
+    path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    return path
+
+
+def tiny_table(path: Path, kind: str, *, texts: int = 40, seed: int = 0) -> Path:
+    """A CSV table with the columns text and label."""
+    rng = np.random.default_rng(seed)
+    with open(path, "w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["text", "label"])
+        for _ in range(texts):
+            words = rng.choice(WORDS, int(rng.integers(2, 20))).tolist()
+            label: Any = WORDS.index(words[0]) % 3
+            if kind == "multi_label":
+                label = "|".join(sorted({f"l{WORDS.index(word) % 4}" for word in words[:2]}))
+            elif kind == "regression":
+                label = round(float(rng.normal()), 3)
+            out.writerow([" ".join(words), label])
+    return path
+
+
+def tiny_config(checkpoint: Optional[Path], training: Path, *, task: str = "squad", evaluation: Optional[Path] = None,
+                **sections: Dict[str, Any]) -> FinetuneConfig:
+    """Any setting may be given by its section: tiny_config(..., batch={"micro_batch": 1})."""
+    tree: Dict[str, Dict[str, Any]] = {
+        "data": {"task": task, "training": str(training), "evaluation": str(evaluation or training), "max_sequence_length": SLOTS, "packer": "spfhp"},
+        "squad": {"max_query_length": 8, "stride": 16, "max_answer_length": 5},
+        "model": {"checkpoint": None if checkpoint is None else str(checkpoint), "hidden_dropout": 0.0, "attention_dropout": 0.0},
+        "optimizer": {"learning_rate": 1.0e-2},
+        "batch": {"sequences_per_update": 8, "micro_batch": 3},
+        "engine": {"threads": 1},
+        "run": {"epochs": 2, "seed": 3},
+    }
+    for section, values in sections.items():
+        tree.setdefault(section, {}).update(values)
+    return config_from_tree(tree, "tiny")
