@@ -120,6 +120,7 @@ class Report:
                     comparison.packed(depth)
             batching = sort.batch(histogram, batch_size=256)
             self.tables.append(reports.table1(comparison, packings, reports.ROWS, batching, histogram.name))
+            self.tables.append(reports.graphs(comparison, packings, reports.ROWS))
         finally:
             packings.close()
         self.tables.append(reports.decomposition(comparison, self.depth(config)))
@@ -206,7 +207,7 @@ class Report:
 
     def points(self) -> None:
         import reports
-        from ipu_model import calibration, points
+        from ipu_model import calibration, points, workload
         from ipu_packed_bert.config import load_config
         machine_of = calibration.machines(self.folder)
         observations = calibration.observe(machine_of, load_config)
@@ -214,7 +215,8 @@ class Report:
         self.tables.append(reports.points(
             observations, self.calibration,
             reports.Comparison(machine_of["mk2"], config, self.calibration, packed=points.POPART),
-            reports.Comparison(machine_of["mk2"], config, self.calibration)))
+            [reports.Comparison(machine_of["mk2"], config, self.calibration, packed=arrangement)
+             for arrangement in (workload.PACKED, workload.ADDITIVE)]))
         for machine in machine_of.values():
             machine.save()
 

@@ -5,10 +5,10 @@ from math import log, sqrt
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_model.calibration import Calibration, Observations, overhead
-from ipu_model.lowering import (CLS, COPIES, ENCODER, LOSS, MASK_APPLICATION, MASK_BUILD, MLM, POSITIONS)
+from ipu_model.lowering import CLS, COPIES, ENCODER, LOSS, MASK_APPLICATION, MASK_BUILD, MLM, POSITIONS, SCORES
 from ipu_model.pipeline import Parameters, Pipeline
-from ipu_model.points import (FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_OVERHEAD, POD64_SCALING, TABLE2)
-from ipu_model.workload import PACKED, UNPACKED, Arrangement, Machine
+from ipu_model.points import FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_OVERHEAD, POD64_SCALING, POPART, TABLE2
+from ipu_model.workload import ADDITIVE, PACKED, UNPACKED, Arrangement, Machine, engine_arrangement
 from cycle_sources import Overhead
 from packings import PackingSummary
 from tables import COMPUTED, CONFIGURED, HARDWARE, MODEL, PAPER, PROFILE, PUBLISHED, Column, Table, percent
@@ -23,7 +23,12 @@ PAPER_ROWS: Dict[Tuple[str, Optional[int]], Tuple[Any, Any, Any, Any]] = {
     ("spfhp", 3): (89.4, 1.79, 4.287, 1.716), ("nnlshp", 3): (99.7, 2.00, 4.287, 1.913),
     ("spfhp", 4): (93.9, 1.88, 4.294, 1.803), ("spfhp", 8): (98.9, 1.98, 4.481, 1.895),
     ("spfhp", None): (99.6, 1.99, 4.477, 1.905)}
-PARTS = (MASK_BUILD, MASK_APPLICATION, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
+PARTS = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
+# The graphs whose overheads stand beside each other: what this project runs by default, with an additive mask, and the
+# one behind the paper's numbers, which the model is calibrated on.
+GRAPHS: Tuple[Tuple[str, Arrangement], ...] = (
+    ("this engine: mask in the query/key product", PACKED), ("this engine with engine.mask: additive", ADDITIVE),
+    ("the paper's (PopART: mask made in every layer)", POPART))
 
 
 class Interval(NamedTuple):
@@ -37,12 +42,13 @@ class Interval(NamedTuple):
 class Comparison:
     """Packed pipelines against an unpacked one, with the three values of every overhead."""
 
-    def __init__(self, machine: Machine, config: Any, calibration: Calibration, *, packed: Arrangement = PACKED,
+    def __init__(self, machine: Machine, config: Any, calibration: Calibration, *, packed: Optional[Arrangement] = None,
                  unpacked: Arrangement = UNPACKED):
+        """packed: the arrangement of the packed graph; without it, that of the IPU engine with this configuration."""
         self.machine = machine
         self.config = config
         self.calibration = calibration
-        self.arrangement = packed
+        self.arrangement = engine_arrangement(config) if packed is None else packed
         self.unpacked = machine.pipeline(config, arrangement=unpacked, depth=1)
 
     @property
@@ -99,7 +105,8 @@ def table1(comparison: Comparison, packings: Any, rows: Sequence[Tuple[str, Opti
                  "overhead": f"{sort.shapes} engines"}, PAPER_ROWS["sort", 1]))
     notes = [
         "EFF and p are computed from the histogram; OH is extra cycles of a micro-batch against unpacked BERT of the same length;",
-        "low: every rearrangement in 8-byte atoms, high: in 2-byte atoms; realised speed-up = p / (1 + OH), as in the paper."]
+        "low: every rearrangement in 8-byte atoms, high: in 2-byte atoms; realised speed-up = p / (1 + OH), as in the paper.",
+        f"OH is of the graph that the IPU engine makes, engine.mask: {comparison.config.engine.mask}; the paper's is of another graph."]
     if sort is not None:
         notes.append(f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
                      "which is no percentage of a run.")
@@ -123,10 +130,35 @@ def _beside_paper(line: Dict[str, Any], paper: Optional[Tuple[Any, Any, Any, Any
     return {**line, **dict(zip(keys, paper or (None,) * 4))}
 
 
+def graphs(comparison: Comparison, packings: Any, rows: Sequence[Tuple[str, Optional[int]]]) -> Table:
+    """Table 1's overheads for each of `GRAPHS`, for the rows that the paper has numbers of."""
+    lines: List[Dict[str, Any]] = []
+    for name, arrangement in GRAPHS:
+        compared = Comparison(comparison.machine, comparison.config, comparison.calibration, packed=arrangement)
+        for key in rows:
+            paper = PAPER_ROWS.get(key)
+            if key[0] in ("none", "greedy") or paper is None:
+                continue
+            summary: PackingSummary = packings[key]
+            over = compared.overhead(summary.largest_depth if key[1] is None else key[1])
+            lines.append({
+                "graph": name, "depth": _depth(key[1], summary), "algorithm": key[0].upper(), "packing_factor": summary.packing_factor,
+                "overhead_lower": percent(over.lower), "overhead": percent(over.calibrated), "overhead_upper": percent(over.upper),
+                "realised": summary.packing_factor / (1 + over.calibrated), "paper_overhead": paper[2], "paper_realised": paper[3]})
+    return Table(
+        "graphs", f"The same packings in other graphs, {comparison.config.name}", (
+            Column("graph", "graph", CONFIGURED), Column("depth", "depth", CONFIGURED), Column("algorithm", "packing", CONFIGURED),
+            Column("packing_factor", "p", COMPUTED, ".3f"), Column("overhead_lower", "OH % low", MODEL, ".3f"),
+            Column("overhead", "OH %", MODEL, ".3f"), Column("overhead_upper", "OH % high", MODEL, ".3f"),
+            Column("realised", "speed-up", MODEL, ".3f"), Column("paper_overhead", "OH %", PAPER, ".3f"),
+            Column("paper_realised", "speed-up", PAPER, ".3f")), lines,
+        (f"The model is calibrated on the paper's graph at depth {FITTED_DEPTH} and on throughputs; everything else is predicted.",))
+
+
 def decomposition(comparison: Comparison, depth: int) -> Table:
     parts = comparison.decomposition(depth)
-    order = (MASK_BUILD, MASK_APPLICATION, "layout", POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
-    rows = [{"part": "mask layout" if part == "layout" else part, "lower": percent(parts[part].lower),
+    order = (MASK_BUILD, MASK_APPLICATION, SCORES, "layout", POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
+    rows = [{"part": part, "lower": percent(parts[part].lower),
              "calibrated": percent(parts[part].calibrated), "upper": percent(parts[part].upper)} for part in order]
     over, slowest = comparison.overhead(depth), comparison.pipeline_overhead(depth)
     rows.append({"part": "sum: a micro-batch (OH)", **_interval(over)})
@@ -135,7 +167,8 @@ def decomposition(comparison: Comparison, depth: int) -> Table:
         "decomposition", f"Where the overhead at depth {depth} comes from, percent of the unpacked micro-batch's cycles",
         (Column("part", "part", CONFIGURED), Column("lower", "low %", MODEL, ".3f"), Column("calibrated", "calibrated %", MODEL, ".3f"),
          Column("upper", "high %", MODEL, ".3f")), rows,
-        ("layout: bringing the mask into the scores' layout, once per application; its atom size is the unknown.",
+        (f"{SCORES}: what its columns for the mask cost (engine.mask: product), beside joining them to query and key (mask application).",
+         "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; the atom size is the unknown.",
          "A pipeline cycle is what the slowest IPU takes: the first IPU's heads hide behind the encoder."))
 
 
@@ -148,15 +181,17 @@ def table2(machine: Machine, load: Any, calibration: Calibration) -> Table:
     rows = []
     for row in TABLE2:
         config = load(row.packed)
-        comparison = Comparison(machine, config, calibration)
         depth = config.data.max_sequences_per_pack
-        over = comparison.overhead(depth)
+        over = Comparison(machine, config, calibration).overhead(depth)
+        papers = Comparison(machine, config, calibration, packed=POPART).overhead(depth)
         p = row.packing_factor
         low, high = ((p / (row.realised + 0.005)) - 1.0, (p / (row.realised - 0.005)) - 1.0)
         rows.append({
             "model": row.model, "length": row.length, "packing_factor": p, "overhead_lower": percent(over.lower),
             "overhead": percent(over.calibrated), "overhead_upper": percent(over.upper), "realised": p / (1 + over.calibrated),
-            "realised_lower": p / (1 + over.upper), "realised_upper": p / (1 + over.lower), "paper_realised": row.realised,
+            "realised_lower": p / (1 + over.upper), "realised_upper": p / (1 + over.lower),
+            **{f"papers_{key}": value for key, value in _interval(papers).items()}, "papers_realised": p / (1 + papers.calibrated),
+            "paper_realised": row.realised,
             "paper_overhead": f"{max(0.0, 100 * low):.1f} to {100 * high:.1f}"})
     return Table(
         "table2", "Table 2: realised speed-up of pre-training, depth 3",
@@ -164,8 +199,11 @@ def table2(machine: Machine, load: Any, calibration: Calibration) -> Table:
          Column("overhead_lower", "OH % low", MODEL, ".2f"), Column("overhead", "OH %", MODEL, ".2f"),
          Column("overhead_upper", "OH % high", MODEL, ".2f"), Column("realised", "speed-up", MODEL, ".3f"),
          Column("realised_lower", "at least", MODEL, ".3f"), Column("realised_upper", "at most", MODEL, ".3f"),
+         Column("papers_lower", "its graph: low", MODEL, ".2f"), Column("papers_calibrated", "OH %", MODEL, ".2f"),
+         Column("papers_upper", "high", MODEL, ".2f"), Column("papers_realised", "speed-up", MODEL, ".3f"),
          Column("paper_realised", "speed-up", PAPER, ".2f"), Column("paper_overhead", "OH %", PAPER)),
-        rows, ("The paper's overhead follows from its two rounded columns; its throughputs include host traffic, the model's do not.",))
+        rows, ("First the graph of this project's engine, then the paper's own (PopART: mask made in every layer), then what the paper measured.",
+               "The paper's overhead follows from its two rounded columns; its throughputs include host traffic, the model's do not.",))
 
 
 def breakdown(name: str, pipeline: Pipeline, calibration: Calibration, *, accumulation: int, packing_factor: float,
@@ -240,7 +278,8 @@ def what_if(candidates: Sequence[Candidate], calibration: Calibration) -> Table:
         rows, ("Rates are of all replicas of the configuration; ratios are against the first line.",))
 
 
-def points(observations: Observations, calibration: Calibration, paper_graph: Comparison, own: Comparison) -> Table:
+def points(observations: Observations, calibration: Calibration, paper_graph: Comparison,
+           own: Sequence[Comparison]) -> Table:
     """D1 to D11: what others measured, what the model says, and what the trivial model says."""
     errors = {row["point"]: row for row in calibration.report["points"]}
     rows: List[Dict[str, Any]] = []
@@ -278,10 +317,11 @@ def points(observations: Observations, calibration: Calibration, paper_graph: Co
         add("D9", f"overhead at depth {depth}, PopART graph of the paper's time", "%", paper, percent(interval.lower),
             percent(interval.calibrated), percent(interval.upper), 0.0, "fitted" if depth == FITTED_DEPTH else "predicted",
             percent(calibration.report["overhead_fitted_depth"]["left_out"] / paper - 1.0) if depth == FITTED_DEPTH else None)
-    for depth in (3,):
-        interval = own.overhead(depth)
-        add("D9", f"overhead at depth {depth}, this project's graph", "%", PAPER_OVERHEAD[depth], percent(interval.lower),
-            percent(interval.calibrated), percent(interval.upper), 0.0, "predicted")
+    for comparison, mask in zip(own, ("product", "additive")):
+        # With its mask in the product the graph is another one than anybody has measured.
+        interval, measured = comparison.overhead(3), PAPER_OVERHEAD[3] if mask == "additive" else None
+        add("D9", f"overhead at depth 3, this project's graph, {mask} mask", "%", measured, percent(interval.lower),
+            percent(interval.calibrated), percent(interval.upper), None if measured is None else 0.0, "predicted")
     rms = calibration.report["rms_error"]
     ratios = [row for row in rows if row["unit"] == "ratio"]
     of_ratios = [sqrt(sum(log(row[key] / row["measured"]) ** 2 for row in ratios) / len(ratios)) for key in ("model", "trivial")]
@@ -310,18 +350,17 @@ def _ordered(observations: Observations, calibration: Calibration) -> Tuple[int,
 
 
 ARRANGEMENTS: Tuple[Tuple[str, Arrangement], ...] = (
-    ("as engine/ipu.py runs it", PACKED),
-    ("mask built again in every layer", PACKED.with_(mask="layer")),
-    ("mask by arithmetic, in every layer (PopART)", PACKED.with_(mask="layer", mask_form="arithmetic")),
-    ("mask applied by select", PACKED.with_(apply="select")),
-    ("mask as part of Q and K", PACKED.with_(mask="product")),
+    ("as engine/ipu.py runs it: mask in the query/key product", PACKED),
+    ("additive mask, made once (engine.mask: additive)", ADDITIVE),
+    ("additive mask, made in every layer", ADDITIVE.with_(mask="layer")),
+    ("additive mask by arithmetic, in every layer (PopART)", POPART),
+    ("mask made once, applied by select", ADDITIVE.with_(apply="select")),
     ("MLM by gather", PACKED.with_(mlm="gather")),
     ("CLS by gather", PACKED.with_(cls="gather")),
     ("CLS at fixed slots", PACKED.with_(cls="fixed")),
     ("positions by one-hot product", PACKED.with_(positions="one_hot")),
-    ("mask in Q and K, CLS fixed", PACKED.with_(mask="product", cls="fixed")),
-    ("mask in Q and K, MLM by gather, CLS fixed", PACKED.with_(mask="product", mlm="gather", cls="fixed")),
-    ("mask in Q and K, CLS fixed, positions one-hot", PACKED.with_(mask="product", cls="fixed", positions="one_hot")),
+    ("CLS fixed, MLM by gather", PACKED.with_(mlm="gather", cls="fixed")),
+    ("CLS fixed, positions by one-hot product", PACKED.with_(cls="fixed", positions="one_hot")),
     ("no mask at all (wrong; shows the floor)", PACKED.with_(mask="none")))
 
 
@@ -344,8 +383,8 @@ def arrangements(machine: Machine, config: Any, calibration: Calibration, depth:
             Column("overhead_calibrated", "OH %", MODEL, ".3f"), Column("overhead_upper", "OH % high", MODEL, ".3f"),
             Column("pipeline", "pipeline OH %", MODEL, ".3f"), Column("realised", "speed-up", MODEL, ".3f"),
             Column("gain", "gain %", MODEL, "+.2f")),
-        rows, (f"speed-up at p = {packing_factor:.3f}; gain is in realised speed-up over the arrangement that engine/ipu.py runs.",
-               "mask in Q and K: one-hot codes of the sequence numbers appended to query and key, so that the score product adds the mask."))
+        rows, (f"speed-up at p = {packing_factor:.3f}; gain is in realised speed-up over the arrangement that engine/ipu.py runs by default.",
+               "Lines that name no mask have it in the query/key product: codes of the sequence numbers beside query and key add it."))
 
 
 def measured(found: Overhead, packing_factor: Optional[float]) -> Table:

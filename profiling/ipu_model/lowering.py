@@ -18,10 +18,10 @@ from ipu_model.target import FLOAT, HALF
 from ipu_model.tracing import Graph, Operation, Value, layer_of, layers_alike
 
 # Where the cycles of packing go; everything else is "encoder".
-MASK_BUILD, MASK_APPLICATION = "mask build", "mask application"
+MASK_BUILD, MASK_APPLICATION, SCORES = "mask build", "mask application", "query/key product"
 POSITIONS, CLS, MLM, LOSS, COPIES = "position gather", "CLS gather", "MLM slots", "loss unpacking", "copies"
 ENCODER = "encoder"
-CATEGORIES = (MASK_BUILD, MASK_APPLICATION, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
+CATEGORIES = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
 
 VIEWS = frozenset((
     "view", "_unsafe_view", "reshape", "_reshape_alias", "t", "transpose", "permute", "unsqueeze", "squeeze", "expand",
@@ -114,7 +114,7 @@ def producers(graph: Graph) -> Dict[int, Operation]:
 
 
 def derived_from(graph: Graph, name: str) -> Set[int]:
-    """Values that depend on the batch field `name` and on no other field and no parameter."""
+    """Values that depend on the batch field `name` and on no other field and no parameter; constants do not count."""
     found = {index for index, value in enumerate(graph.values) if value.name == name}
     for operation in graph.operations:
         inputs = [i for i in operation.inputs() if not _is_constant(graph, i)]
@@ -124,8 +124,8 @@ def derived_from(graph: Graph, name: str) -> Set[int]:
 
 
 def _is_constant(graph: Graph, index: int) -> bool:
-    """A number in a tensor's clothes: traced scalars such as the two values of a mask."""
-    return graph.values[index].elements == 1 and not graph.values[index].name
+    """A buffer of the model, or a number in a tensor's clothes: traced scalars such as the two values of a mask."""
+    return index in graph.buffers or graph.values[index].elements == 1 and not graph.values[index].name
 
 
 class Lowering:
@@ -168,7 +168,10 @@ class Lowering:
         if inputs and all(i in self._mask for i in inputs):
             return MASK_BUILD
         if layer_of(scope) is not None:
-            return MASK_APPLICATION if any(i in self._mask for i in inputs) else ENCODER
+            if any(i in self._mask for i in inputs):
+                return MASK_APPLICATION
+            # Wider where the mask is part of it; joining query and key with their codes is in the lines around it.
+            return SCORES if scope.endswith("attention.self.scores") else ENCODER
         if scope.startswith("attention_mask"):
             return MASK_BUILD
         if scope.startswith("bert.embeddings.position"):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Tuple
 
-from ipu_model.workload import PACKED, UNPACKED, Arrangement
+from ipu_model.workload import ADDITIVE, UNPACKED, Arrangement
 
 # The graph of the PopART and MLPerf code of the paper's time: the mask is rebuilt from the numbers in every layer and
 # slots are selected by one-hot products. The PyTorch code builds the mask once and hands it on.
 POPART = Arrangement(mask="layer", mask_form="arithmetic", cls="one_hot", mlm="one_hot")
+PYTORCH = ADDITIVE
 
 
 class Point(NamedTuple):
@@ -42,7 +43,7 @@ POINTS: Tuple[Point, ...] = (
           POPART, "mk2", 96, 2.0, 4240.4, "MLPerf v1.0 closed, median of 10 runs"),
     Point("D3", "large 128 unpacked, PopART", "unpacked_phase1_pod16.yml", _POPART, UNPACKED, "bow", 2048, 1.0, 5179.0,
           "Graphcore performance results, before SDK 2.5"),
-    Point("D4", "large 512 packed, PyTorch", "packed_phase2_pod16.yml", (), PACKED, "bow", 1024, 2.0, 1969.0,
+    Point("D4", "large 512 packed, PyTorch", "packed_phase2_pod16.yml", (), PYTORCH, "bow", 1024, 2.0, 1969.0,
           "Graphcore performance results, SDK 3.1"),
     Point("D5", "base 128 unpacked, PopART", "unpacked_phase1_base_pod16.yml",
           _POPART + ("placement.available_memory_proportion=[0.28, 0.28, 0.28, 0.28]",), UNPACKED, "bow", 512, 1.0, 16391.0,

@@ -63,11 +63,12 @@ class Graph:
     parameters: Tuple[int, ...]           # indices of values
     gradients: Tuple[int, ...]            # of the parameters, in the same order; -1 where a parameter has none
     num_layers: int                       # encoder layers that were traced
+    buffers: Tuple[int, ...] = ()         # indices of values: constants that the model holds
 
     def to_json(self) -> str:
         return json.dumps({
             "values": self.values, "operations": self.operations, "parameters": self.parameters,
-            "gradients": self.gradients, "num_layers": self.num_layers})
+            "gradients": self.gradients, "num_layers": self.num_layers, "buffers": self.buffers})
 
     @classmethod
     def from_json(cls, text: str) -> "Graph":
@@ -75,7 +76,8 @@ class Graph:
         return cls(
             values=tuple(Value(tuple(v[0]), tuple(v[1]), v[2], v[3]) for v in plain["values"]),
             operations=tuple(Operation(o[0], tuple(o[1]), o[2], tuple(o[3]), o[4], o[5]) for o in plain["operations"]),
-            parameters=tuple(plain["parameters"]), gradients=tuple(plain["gradients"]), num_layers=plain["num_layers"])
+            parameters=tuple(plain["parameters"]), gradients=tuple(plain["gradients"]), num_layers=plain["num_layers"],
+            buffers=tuple(plain["buffers"]))
 
 
 def _values_in(arguments):
@@ -222,15 +224,15 @@ def capture(build: Callable[[], Any], batch_shapes: Dict[str, Tuple[Tuple[int, .
             batch.append(tensor)
         named = list(model.named_parameters())
         parameters = [recorder.value(parameter, name) for name, parameter in named]
-        for name, buffer in model.named_buffers():
-            recorder.value(buffer, name)
+        buffers = [recorder.value(buffer, name) for name, buffer in model.named_buffers()]
         with recorder.mode():
             loss = model(*batch).loss
             recorder.phase, recorder.scope = "backward", "loss"
             found = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
         gradients = [-1 if gradient is None else recorder.value(gradient) for gradient in found]
         scopes.remove()
-    return Graph(tuple(recorder.values), tuple(recorder.operations), tuple(parameters), tuple(gradients), num_layers)
+    return Graph(tuple(recorder.values), tuple(recorder.operations), tuple(parameters), tuple(gradients), num_layers,
+                 tuple(buffers))
 
 
 def capture_update(build: Callable[[], Any], optimizer: Callable[[Any], Any], num_layers: int) -> Graph:

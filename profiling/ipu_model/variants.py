@@ -1,62 +1,61 @@
 """The model with its packed parts written in other ways: every variant computes the same numbers.
 
-Replaces modules of `PackedBertForPreTraining` from outside, as an engine would. tests/profiling proves the equality.
-Letters as in the model: B rows, S slots, N heads, A width of a head, H hidden size, K gathered slots, C classes.
+Replaces modules of `PackedBertForPreTraining` from outside, as an engine would. tests/profiling proves the equality, and
+that the arrangement `workload.PACKED` is the graph that the IPU engine makes.
+Letters as in the model: B rows, S slots, N heads, A width of a head, H hidden size, K gathered slots.
 """
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import nn
 
 from ipu_model.workload import Arrangement
+from ipu_packed_bert.model.bert import MaskedScores
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
+from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
 
 HIDDEN = -1000.0                          # exactly no attention, in every type (the model's own constant)
 
 
-def build(model: Any, loss: Any, arrangement: Arrangement, *, sequences: int = 16) -> nn.Module:
-    """The model in the wanted arrangement; `sequences`: what the one-hot codes of a "product" mask have room for."""
+def build(model: Any, loss: Any, arrangement: Arrangement, *, slots: int, depth: int, columns: int) -> nn.Module:
+    """The model in the wanted arrangement, for packs of `slots` and up to `depth` sequences.
+
+    columns: width of the codes of a "product" mask, `Config.mask_columns(depth)`.
+    """
     built = PackedBertForPreTraining(model, loss)
-    apply(built, arrangement, sequences=sequences)
+    attentions = [layer.attention.self for layer in built.bert.encoder.layer]
+    if arrangement.mask == "product":
+        mask_in_product(built, sequences=depth, columns=columns)
+    elif arrangement.mask == "row":
+        built.attention_mask = RowMask()
+    elif arrangement.mask == "none":
+        built.attention_mask = Numbers()
+        _replace_scores(attentions, UnmaskedScores)
+    elif arrangement.apply == "select":
+        built.attention_mask = SameSequence()
+        _replace_scores(attentions, SelectMaskedScores)
+    elif arrangement.mask == "layer":
+        built.attention_mask = Numbers()
+        _replace_scores(attentions, lambda: RebuildingScores(arrangement.mask_form))
+    elif arrangement.mask_form == "arithmetic":
+        built.attention_mask = BlockMask("arithmetic")
+    if arrangement.cls == "fixed":
+        built.next_sentence_slots = FirstSlots()
+    elif arrangement.cls == "one_hot":
+        built.next_sentence_slots = OneHotSlots(slots)
+    if arrangement.mlm == "one_hot":
+        built.masked_lm_slots = OneHotSlots(slots)
+    positions = {"fixed": FixedPositions, "one_hot": OneHotPositions}.get(arrangement.positions)
+    if positions is not None:
+        built.bert.embeddings.position_embeddings.__class__ = positions
     return built
 
 
-def apply(model: nn.Module, arrangement: Arrangement, *, sequences: int = 16) -> None:
-    """Rewrite `model` in place; parameters keep their names and values."""
-    layers = model.bert.encoder.layer
-    if arrangement.mask == "row":
-        model.attention_mask = RowMask()
-    elif arrangement.mask == "product":
-        model.attention_mask = SequenceCodes(sequences)
-        for layer in layers:
-            layer.attention.self.__class__ = ProductMaskedAttention
-    elif arrangement.mask == "none":
-        model.attention_mask = NoMask()
-        for layer in layers:
-            layer.attention.self.__class__ = UnmaskedAttention
-    elif arrangement.apply == "select":
-        model.attention_mask = SameSequence()
-        for layer in layers:
-            layer.attention.self.__class__ = SelectMaskedAttention
-    elif arrangement.mask == "layer":
-        model.attention_mask = Numbers()
-        for layer in layers:
-            layer.attention.self.block_mask = BlockMask(arrangement.mask_form)
-            layer.attention.self.__class__ = RebuildingAttention
-    elif arrangement.mask_form == "arithmetic":
-        model.attention_mask = BlockMask("arithmetic")
-    if arrangement.cls == "fixed":
-        model.next_sentence_slots = FirstSlots()
-    elif arrangement.cls == "one_hot":
-        model.next_sentence_slots = OneHotSlots()
-    if arrangement.mlm == "one_hot":
-        model.masked_lm_slots = OneHotSlots()
-    positions = {"fixed": FixedPositions, "one_hot": OneHotPositions}.get(arrangement.positions)
-    if positions is not None:
-        model.bert.embeddings.position_embeddings.__class__ = positions
+def _replace_scores(attentions: Any, make: Any) -> None:
+    for attention in attentions:
+        attention.scores = make()
 
 
 # Masks ---------------------------------------------------------------------------------------------------------------
@@ -67,11 +66,6 @@ class RowMask(nn.Module):
     def forward(self, input_mask_BS, dtype):
         zero = torch.zeros((), dtype=dtype, device=input_mask_BS.device)
         return torch.where(input_mask_BS > 0, zero, torch.full_like(zero, HIDDEN))[:, None, None, :]
-
-
-class NoMask(nn.Module):
-    def forward(self, input_mask_BS, dtype):
-        return None
 
 
 class BlockMask(nn.Module):
@@ -101,68 +95,29 @@ class Numbers(nn.Module):
         return input_mask_BS
 
 
-class SequenceCodes(nn.Module):
-    """Two codes of each slot's sequence number whose product is the additive mask.
+# Scores --------------------------------------------------------------------------------------------------------------
 
-    For slots i and j in sequences a and b: onehot(a) . HIDDEN * (1 - onehot(b)) is 0 where a = b and HIDDEN where not.
-    Appended to query and key, the codes make the score product add the mask: no [S, S] tensor is made, moved or added.
-    Exact in every type: within a sequence only zeros are added. Returns [B, 2, S, C], C = sequences (0 is padding).
-    """
-
-    def __init__(self, sequences: int):
-        super().__init__()
-        self.sequences = sequences
-
-    def forward(self, input_mask_BS, dtype):
-        numbers_C = torch.arange(self.sequences, dtype=input_mask_BS.dtype, device=input_mask_BS.device)
-        own_BSC = (input_mask_BS.unsqueeze(2) == numbers_C).to(dtype)
-        return torch.stack((own_BSC, (1.0 - own_BSC) * HIDDEN), dim=1)
+class UnmaskedScores(nn.Module):
+    def forward(self, query_BNSA, key_BNSA, input_mask_BS):
+        return torch.matmul(query_BNSA, key_BNSA.transpose(2, 3))
 
 
-class _Attention(nn.Module):
-    """What all variants share with the model's BertSelfAttention, whose parameters and sizes they keep."""
-
-    def projected(self, hidden_BSH):
-        query_BNSA = self._heads(self.query(hidden_BSH)) * (1.0 / math.sqrt(self.head_size))
-        return query_BNSA, self._heads(self.key(hidden_BSH)), self._heads(self.value(hidden_BSH))
-
-    def _heads(self, projected_BSH):
-        batch, slots, _ = projected_BSH.shape
-        return projected_BSH.view(batch, slots, self.num_heads, self.head_size).transpose(1, 2)
-
-    def context(self, scores_BNSS, value_BNSA, like_BSH):
-        weights_BNSS = self.dropout(torch.softmax(scores_BNSS, dim=-1))
-        return torch.matmul(weights_BNSS, value_BNSA).transpose(1, 2).reshape(like_BSH.shape)
-
-
-class ProductMaskedAttention(_Attention):
-    def forward(self, hidden_BSH, codes_B2SC):
-        query_BNSA, key_BNSA, value_BNSA = self.projected(hidden_BSH)
-        batch, _, slots, classes = codes_B2SC.shape
-        own, other = (codes_B2SC[:, i].unsqueeze(1).expand(batch, self.num_heads, slots, classes) for i in (0, 1))
-        scores_BNSS = torch.matmul(torch.cat((query_BNSA, own), dim=3), torch.cat((key_BNSA, other), dim=3).transpose(2, 3))
-        return self.context(scores_BNSS, value_BNSA, hidden_BSH)
-
-
-class UnmaskedAttention(_Attention):
-    def forward(self, hidden_BSH, mask):
-        query_BNSA, key_BNSA, value_BNSA = self.projected(hidden_BSH)
-        return self.context(torch.matmul(query_BNSA, key_BNSA.transpose(2, 3)), value_BNSA, hidden_BSH)
-
-
-class SelectMaskedAttention(_Attention):
-    def forward(self, hidden_BSH, same_B1SS):
-        query_BNSA, key_BNSA, value_BNSA = self.projected(hidden_BSH)
+class SelectMaskedScores(nn.Module):
+    def forward(self, query_BNSA, key_BNSA, same_B1SS):
         scores_BNSS = torch.matmul(query_BNSA, key_BNSA.transpose(2, 3))
         hidden = torch.full((), HIDDEN, dtype=scores_BNSS.dtype, device=scores_BNSS.device)
-        return self.context(torch.where(same_B1SS, scores_BNSS, hidden), value_BNSA, hidden_BSH)
+        return torch.where(same_B1SS, scores_BNSS, hidden)
 
 
-class RebuildingAttention(_Attention):
-    def forward(self, hidden_BSH, input_mask_BS):
-        query_BNSA, key_BNSA, value_BNSA = self.projected(hidden_BSH)
-        scores_BNSS = torch.matmul(query_BNSA, key_BNSA.transpose(2, 3))
-        return self.context(scores_BNSS + self.block_mask(input_mask_BS, scores_BNSS.dtype), value_BNSA, hidden_BSH)
+class RebuildingScores(MaskedScores):
+    """The mask is made from the sequence numbers in every layer."""
+
+    def __init__(self, form: str):
+        super().__init__()
+        self.block_mask = BlockMask(form)
+
+    def forward(self, query_BNSA, key_BNSA, input_mask_BS):
+        return super().forward(query_BNSA, key_BNSA, self.block_mask(input_mask_BS, query_BNSA.dtype))
 
 
 # Slots and positions --------------------------------------------------------------------------------------------------
@@ -172,14 +127,6 @@ class FirstSlots(nn.Module):
 
     def forward(self, hidden_BSH, slots_BK):
         return hidden_BSH.narrow(1, 0, slots_BK.shape[1])
-
-
-class OneHotSlots(nn.Module):
-    """A gather as a product with a one-hot matrix: exact, since every sum has one term."""
-
-    def forward(self, hidden_BSH, slots_BK):
-        numbers_S = torch.arange(hidden_BSH.shape[1], dtype=slots_BK.dtype, device=slots_BK.device)
-        return torch.matmul((slots_BK.unsqueeze(2) == numbers_S).to(hidden_BSH.dtype), hidden_BSH)
 
 
 class FixedPositions(nn.Embedding):

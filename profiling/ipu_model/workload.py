@@ -20,7 +20,7 @@ TRACED_LAYERS = 3                         # first, last, and one between that st
 class Arrangement:
     """How the parts of the graph that packing touches are written. The default is what the model does by itself."""
 
-    mask: str = "once"            # "once"; "layer": built again in every layer; "product": part of Q and K (see variants);
+    mask: str = "once"            # "once"; "layer": built again in every layer; "product": part of the query/key product;
     #                               "row": an unpacked sequence's padding mask; "none": no mask, to see its cost
     mask_form: str = "select"     # "select": where(); "arithmetic": cast and multiply
     apply: str = "add"            # "add": additive; "select": where() on the scores
@@ -32,8 +32,9 @@ class Arrangement:
         return replace(self, **changes)
 
 
-# What engine/ipu.py runs: the model's mask, and slots taken by one-hot products.
-PACKED = Arrangement(cls="one_hot", mlm="one_hot")
+# What engine/ipu.py runs with `engine.mask: product`, its default, and with `additive`: the model's mask, made once.
+PACKED = Arrangement(mask="product", cls="one_hot", mlm="one_hot")
+ADDITIVE = PACKED.with_(mask="once")
 # Canonical BERT, the paper's baseline: a padding mask, [CLS] at slot 0, the same positions in every row.
 UNPACKED = Arrangement(mask="row", cls="fixed", mlm="one_hot", positions="fixed")
 
@@ -83,6 +84,18 @@ def batch_shapes(shape: Shape) -> Dict[str, Tuple[Tuple[int, ...], str]]:
     return shapes
 
 
+def build(config: Any, model: Any, shape: Shape, arrangement: Arrangement) -> Any:
+    """The network of `config`, with the layers of `model`, in an arrangement. Needs torch, which a cached graph does not."""
+    from ipu_model import variants
+    return variants.build(model, config.loss, arrangement, slots=shape.slots, depth=shape.depth,
+                          columns=config.mask_columns(shape.depth))
+
+
+def engine_arrangement(config: Any) -> Arrangement:
+    """What the IPU engine makes of a configuration's packs."""
+    return PACKED if config.engine.mask == "product" else ADDITIVE
+
+
 class Traces:
     """Graphs of configurations, traced once and kept on disk where a folder is given."""
 
@@ -106,8 +119,7 @@ class Traces:
             model = replace(config.model, num_layers=num_layers)
 
             def make() -> Graph:
-                from ipu_model.variants import build
-                return capture(lambda: build(model, config.loss, arrangement), batch_shapes(shape), num_layers)
+                return capture(lambda: build(config, model, shape, arrangement), batch_shapes(shape), num_layers)
             return self._get(("training", astuple(model), astuple(config.loss), tuple(shape), astuple(arrangement)), make)
 
         few = traced(min(TRACED_LAYERS, config.model.num_layers))
@@ -118,10 +130,9 @@ class Traces:
         model = replace(config.model, num_layers=1)
 
         def make() -> Graph:
-            from ipu_model.variants import build
             optim = importlib.import_module("ipu_packed_bert.optim")
             return capture_update(
-                lambda: build(model, config.loss, PACKED),
+                lambda: build(config, model, Shape(1, config.data.max_sequence_length, 1, 1), UNPACKED),
                 lambda built: optim.build_optimizer(built, config.optimizer, betas=(0.9, 0.999)), 1)
         return self._get(("update", astuple(model), astuple(config.loss), config.optimizer.name), make)
 
@@ -139,7 +150,7 @@ class Machine:
         """The configuration's training step on this target; `depth` replaces the configured packing depth."""
         shape = shape_of(config, depth=depth)
         if arrangement is None:
-            arrangement = PACKED if shape.depth > 1 else UNPACKED
+            arrangement = engine_arrangement(config) if shape.depth > 1 else UNPACKED
         placement = placement_of(config)
         key = (astuple(config.model), astuple(config.loss), astuple(config.optimizer), tuple(shape), tuple(placement), arrangement)
         if key not in self._pipelines:

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 from ipu_model.lowering import COPIES, ENCODER, MASK_APPLICATION  # noqa: E402
 from ipu_model.pipeline import Parameters, Placement, _route  # noqa: E402
 from ipu_model.target import BOW, MK2  # noqa: E402
-from ipu_model.workload import PACKED, UNPACKED, Arrangement, Machine, placement_of, shape_of  # noqa: E402
+from ipu_model.workload import ADDITIVE, PACKED, UNPACKED, Machine, placement_of, shape_of  # noqa: E402
 
 PLAIN = Parameters(1.0, 3.125)
 PACKED_LARGE = "packed_phase2_pod16.yml"
@@ -68,10 +68,13 @@ def test_accumulation_fill_and_drain(machine, load):
 
 def test_a_mask_made_once_travels_and_one_made_in_each_layer_does_not(machine, load):
     config = load(PACKED_LARGE)
-    once = machine.pipeline(config, arrangement=PACKED)
-    again = machine.pipeline(config, arrangement=PACKED.with_(mask="layer"))
+    once = machine.pipeline(config, arrangement=ADDITIVE)
+    again = machine.pipeline(config, arrangement=ADDITIVE.with_(mask="layer"))
+    codes = machine.pipeline(config, arrangement=PACKED)
     assert [ipu.link_bytes.get("mask", 0) for ipu in once.ipus] == [2 * 512 * 512 * 2] * 3 + [0]
     assert all("mask" not in ipu.link_bytes for ipu in again.ipus)
+    # Two codes of 16 halves for each slot.
+    assert [ipu.link_bytes.get("mask", 0) for ipu in codes.ipus] == [2 * 2 * 512 * 16 * 2] * 3 + [0]
     hidden = 2 * 512 * 1024 * 2
     assert [sum(ipu.link_bytes.values()) for ipu in again.ipus] == [hidden] * 4
     assert once.ipus[1].costs[COPIES].cycles(3.0) > again.ipus[1].costs[COPIES].cycles(3.0)      # and is stashed
@@ -113,11 +116,10 @@ def test_three_traced_layers_stand_for_all(machine, load):
     """The whole model, traced layer by layer, costs the same as three layers do for all."""
     from ipu_model.pipeline import assemble
     from ipu_model.tracing import capture
-    from ipu_model.variants import build
-    from ipu_model.workload import batch_shapes
+    from ipu_model.workload import batch_shapes, build
     config = load(PACKED_LARGE, "model.num_layers=6", "placement.layers_per_ipu=[0, 2, 2, 2]", *NARROW)
     shape = shape_of(config)
-    whole = capture(lambda: build(config.model, config.loss, PACKED), batch_shapes(shape), 6)
+    whole = capture(lambda: build(config, config.model, shape, PACKED), batch_shapes(shape), 6)
     pipeline = assemble(whole, machine.traces.update(config), placement_of(config), machine.planner, num_layers=6, micro_batch=2)
     short = machine.pipeline(config)
     for a, b in zip(pipeline.ipus, short.ipus):
@@ -137,7 +139,8 @@ def test_packed_and_unpacked_defaults(machine, load):
     config = load(PACKED_LARGE)
     assert machine.pipeline(load("unpacked_phase2_pod16.yml")) is machine.pipeline(
         load("unpacked_phase2_pod16.yml"), arrangement=UNPACKED)
-    plain = machine.pipeline(config, arrangement=Arrangement(cls="one_hot", mlm="one_hot"))
-    product = machine.pipeline(config, arrangement=PACKED.with_(mask="product"))
+    assert machine.pipeline(config) is machine.pipeline(config, arrangement=PACKED)
+    plain, product = machine.pipeline(load(PACKED_LARGE, "engine.mask=additive")), machine.pipeline(config)
+    assert plain is machine.pipeline(config, arrangement=ADDITIVE)
     for layout in (0.44, 3.125, 5.148):
         assert product.micro_batch_cycles(Parameters(1.0, layout)) < plain.micro_batch_cycles(Parameters(1.0, layout))
