@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Optional
 
@@ -26,13 +27,14 @@ MODEL = ModelConfig(vocabulary_size=len(VOCABULARY), hidden_size=16, num_layers=
 SLOTS = 64
 
 
-def tiny_checkpoint(folder: Path, *, pooler: bool = True) -> Path:
+def tiny_checkpoint(folder: Path, *, pooler: bool = True, positions: int = 64) -> Path:
     """An encoder without heads; weights large enough that tokens see each other."""
     torch.manual_seed(11)
-    network = BertModel(MODEL, attention="eager", pooler=pooler)
+    model = replace(MODEL, max_position_embeddings=positions)
+    network = BertModel(model, attention="eager", pooler=pooler)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    write_folder(folder, MODEL, {"bert." + name: value for name, value in network.state_dict().items()}, VOCABULARY, architecture="BertModel")
+    write_folder(folder, model, {"bert." + name: value for name, value in network.state_dict().items()}, VOCABULARY, architecture="BertModel")
     return folder
 
 

