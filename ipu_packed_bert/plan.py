@@ -62,6 +62,7 @@ class Plan(NamedTuple):
     accumulation: int
     packs_per_update: int
     sequences_per_update: float
+    depth: int  # sequences that a pack has room for; a guess where neither configuration nor data set says it
     bytes_per_pack: int  # host to device
     training_packs: Optional[int]  # None while the data set is not built
 
@@ -95,17 +96,18 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
         config=config,
         factor=factor,
         placement=placement,
-        memory=tuple(_memory(config, placement, ipu, predictions) for ipu in range(placement.ipus)),
+        memory=tuple(_memory(config, placement, ipu, predictions, depth) for ipu in range(placement.ipus)),
         accumulation=config.accumulation(factor.value),
         packs_per_update=config.packs_per_update(factor.value),
         sequences_per_update=config.expected_sequences_per_update(factor.value),
+        depth=depth,
         # int32: four fields of slots, three of masked tokens, three of sequences; and two float32 scales.
         bytes_per_pack=4 * (4 * slots + 3 * predictions + 3 * depth + 2),
         training_packs=None if manifest is None else manifest.packs - held_out,
     )
 
 
-def _memory(config: Config, placement: Placement, ipu: int, predictions: int) -> Memory:
+def _memory(config: Config, placement: Placement, ipu: int, predictions: int, depth: int) -> Memory:
     engine, model = config.engine, config.model
     blocks = placement.on(ipu)
     number = sum(parameters(block, model) for block in blocks)
@@ -121,7 +123,7 @@ def _memory(config: Config, placement: Placement, ipu: int, predictions: int) ->
         weights=number * _width(config),
         gradients=number * WIDTH[engine.gradient_accumulator_type],
         optimizer=optimizer,
-        activations=_activations(config, placement, ipu, predictions),
+        activations=_activations(config, placement, ipu, predictions, depth),
     )
 
 
@@ -129,7 +131,7 @@ def _width(config: Config) -> int:
     return WIDTH["float16" if config.engine.half_weights else "float32"]
 
 
-def _activations(config: Config, placement: Placement, ipu: int, predictions: int) -> float:
+def _activations(config: Config, placement: Placement, ipu: int, predictions: int, depth: int) -> float:
     """Kept from forward to backward for every micro-batch under way, and the layer being worked on.
 
     In a pipeline of f forward stages, stage i runs backwards 2 (f - 1 - i) micro-batches after it ran forwards.
@@ -143,12 +145,12 @@ def _activations(config: Config, placement: Placement, ipu: int, predictions: in
         layers = sum(1 for block in stage.blocks if ".layer." in block.module)
         outputs = layers if config.engine.recompute_layers else 0
         # What comes into the stage, with the mask for its layers; and each layer's checkpoint, or all it computed.
-        kept += under_way * (_hidden(config) + (_mask(config) if layers else 0.0) + outputs * _hidden(config))
+        kept += under_way * (_hidden(config) + (_mask(config, depth) if layers else 0.0) + outputs * _hidden(config))
         if not config.engine.recompute_layers:
-            kept += under_way * layers * _layer(config)
+            kept += under_way * layers * _layer(config, depth)
         for block in stage.blocks:
             if ".layer." in block.module:
-                at_work = max(at_work, _layer(config))
+                at_work = max(at_work, _layer(config, depth))
             elif block.module == "cls.predictions":
                 # Logits, and their soft-max and gradient in float32.
                 width = _width(config) + 2 * WIDTH["float32"]
@@ -160,15 +162,21 @@ def _hidden(config: Config) -> float:
     return _width(config) * config.batch.micro_batch * config.data.max_sequence_length * config.model.hidden_size
 
 
-def _mask(config: Config) -> float:
-    return _width(config) * config.batch.micro_batch * config.data.max_sequence_length ** 2
+def _mask(config: Config, depth: int) -> float:
+    """What every layer reads: two codes for each slot, or a number for each pair of slots."""
+    slots = config.data.max_sequence_length
+    numbers = 2 * config.mask_columns(depth) if config.engine.mask == "product" else slots
+    return _width(config) * config.batch.micro_batch * slots * numbers
 
 
-def _layer(config: Config) -> float:
+def _layer(config: Config, depth: int) -> float:
     """All that one layer computes forwards (Korthikanti et al. 2022, arXiv 2205.05198, section 4.1), in bytes."""
     slots, model = config.data.max_sequence_length, config.model
     scores = 5 if model.attention_dropout else 2
     half = 34 * slots * model.hidden_size + scores * model.num_heads * slots * slots
+    if config.engine.mask == "product":
+        # Query and key once more, joined with their codes.
+        half += 2 * 2 * slots * (model.hidden_size + model.num_heads * config.mask_columns(depth))
     return half * config.batch.micro_batch * _width(config) / WIDTH["float16"]
 
 
@@ -191,6 +199,7 @@ def lines(made: Plan) -> List[str]:
         f" vocabulary {model.vocabulary_size:,}: {total / 1e6:,.1f} M parameters in"
         f" {'float16' if engine.half_weights else 'float32'}",
         f"  data      {_data(made)}",
+        f"  mask      {_mask_words(made)}",
         f"  devices   {config.placement.replicas} replica{_s(config.placement.replicas)} of {placement.ipus}"
         f" IPU{_s(placement.ipus)} = {config.ipus} IPU{_s(config.ipus)}",
         f"  pipeline  {len(stages)} forward stage{_s(len(stages))}"
@@ -236,6 +245,17 @@ def _data(made: Plan) -> str:
     return f"{data.directory}: {packs}, {data.max_sequence_length} slots, " + ("one sequence each" if one else f"{depth} sequences each")
 
 
+def _mask_words(made: Plan) -> str:
+    config, slots = made.config, made.config.data.max_sequence_length
+    travels = f"{_mib(_mask(config, made.depth))} MiB to each IPU"
+    if config.engine.mask == "additive":
+        return f"additive: {slots:,} x {slots:,} for each pack, added to every head's scores; {travels}"
+    head, columns = config.model.hidden_size // config.model.num_heads, config.mask_columns(made.depth)
+    known = made.training_packs is not None or config.data.max_sequences_per_pack is not None
+    sequences = f"up to {made.depth} sequences" if known else "the data set's sequences"
+    return f"in the query/key product: heads of {head} + {columns} columns keep {sequences} and padding apart; {travels}"
+
+
 def _epochs(made: Plan) -> str:
     if made.updates_per_epoch is None:
         return "an epoch's length is known once the data set is built"
@@ -266,7 +286,9 @@ def _bar(share: float) -> str:
 
 
 def _mib(value: float) -> str:
-    return f"{value / MIB:,.0f}" if value >= 10 * MIB or not value else f"{value / MIB:.1f}"
+    if value >= 10 * MIB or not value:
+        return f"{value / MIB:,.0f}"
+    return f"{value / MIB:.1f}" if value >= MIB / 10 else f"{value / MIB:.2f}"
 
 
 def _s(number: int) -> str:

@@ -65,16 +65,31 @@ def test_memory_by_hand():
 
     A layer has 4 (1024^2 + 1024) + 2 x 1024 + (1024 x 4096 + 4096) + (4096 x 1024 + 1024) + 2 x 1024 = 12,596,224
     parameters, half weights and half accumulators.  It is stage 1 of 5, so 2 (4 - 1) + 1 = 7 micro-batches are under
-    way; each keeps the stage's input (2 x 512 x 1024 halves = 2 MiB), the mask (2 x 512 x 512 halves = 1 MiB) and 7
-    checkpoints of 2 MiB: 7 x 17 MiB.  At work is one layer: (34 x 512 x 1024 + 2 x 16 x 512 x 512) x 2 rows = 50 MiB.
+    way; each keeps the stage's input (2 x 512 x 1024 halves = 2 MiB), the mask's codes (2 x 2 x 512 x 16 halves =
+    1/16 MiB) and 7 checkpoints of 2 MiB: 7 x (16 + 1/16) MiB.  At work is one layer: (34 x 512 x 1024 + 2 x 16 x 512 x
+    512) x 2 rows = 50 MiB, and query and key with their codes, 2 x 2 x 512 x 16 x (64 + 16) halves = 5 MiB.
     """
     made = plan(load_config(ROOT / "configs" / "packed_phase2_pod16.yml"), packing_factor=FACTOR)
     memory = made.memory[1]
     assert memory.parameters == 7 * 12596224
     assert memory.weights == memory.gradients == 2 * memory.parameters
     assert memory.optimizer == 0
-    assert memory.activations == (7 * 17 + 50) * MIB
+    assert memory.activations == (7 * (16 + 1 / 16) + 55) * MIB
+    additive = plan(load_config(ROOT / "configs" / "packed_phase2_pod16.yml", ["engine.mask=additive"]), packing_factor=FACTOR)
+    # The mask itself, 2 x 512 x 512 halves = 1 MiB, in place of the codes.
+    assert additive.memory[1].activations == (7 * 17 + 50) * MIB
     assert IPU_BYTES == 624 * 1024 * 1472
+
+
+@pytest.mark.parametrize("overrides, words", [
+    ([], "in the query/key product: heads of 64 + 16 columns keep up to 3 sequences and padding apart; 0.06 MiB"),
+    (["data.packer=spfhp", "data.max_sequences_per_pack=300"], "heads of 64 + 32 columns keep up to 300"),
+    (["data.packer=spfhp", "data.max_sequences_per_pack=null"], "keep the data set's sequences and padding apart"),
+    (["engine.mask=additive"], "additive: 512 x 512 for each pack, added to every head's scores; 1.0 MiB")])
+def test_the_mask_is_named(overrides, words):
+    made = plan(load_config(ROOT / "configs" / "packed_phase2_pod16.yml", overrides), packing_factor=FACTOR)
+    (line,) = [line for line in lines(made) if line.startswith("  mask ")]
+    assert words in line
 
 
 def test_state_on_the_chip_is_counted_and_shared():
