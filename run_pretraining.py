@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ipu_packed_bert.config import ConfigError, check_accumulation, load_config
+from ipu_packed_bert.config import check_accumulation, load_config
 from ipu_packed_bert.data import built_otherwise, manifest_if_there, open_or_build, packing_factor
 from pack_data.command import ArgumentParser, run_main
 
@@ -75,10 +75,8 @@ def main(argv=None):
         check_accumulation(config, factor.value)
         engine = opened.enter_context(contextlib.closing(
             build_engine(config, store.schema, packing_factor=factor.value)))
-        # An engine of several processes takes its share of each batch; one whose device starves a thread, another reader.
-        share = getattr(engine, "share", (0, 1))
-        batches = GlobalBatches(store, config, packing_factor=factor.value, share=share)
-        batches = opened.enter_context(contextlib.closing(getattr(engine, "feed", lambda same: same)(batches)))
+        batches = GlobalBatches(store, config, packing_factor=factor.value, share=engine.share)
+        batches = opened.enter_context(contextlib.closing(engine.feed(batches)))
         print_data(config, store.manifest)
         print_batch(config, factor, batches)
         print("engine    {}".format(engine.description), flush=True)
@@ -93,7 +91,7 @@ def main(argv=None):
             engine.load_state(checkpoint.engine)
             batches.load_state(checkpoint.batches)
         first_step = checkpoint.step if checkpoint else 0
-        if share[0]:  # the first process writes for all
+        if engine.share[0]:  # the first process writes for all
             outcome = train(config, engine, batches, SilentLog(), None, first_step=first_step)
             return outcome.status
         folder = open_run_folder(
@@ -151,14 +149,5 @@ def print_batch(config, factor, batches):
             len(batches.training_packs)))
 
 
-def run(argv):
-    """As ``run_main``, but a configuration's problems keep a line each."""
-    try:
-        return main(argv)
-    except ConfigError as error:
-        print("error: {}".format(error), file=sys.stderr)
-        return 2
-
-
 if __name__ == "__main__":
-    raise SystemExit(run_main(run, sys.argv[1:]))
+    raise SystemExit(run_main(main, sys.argv[1:]))

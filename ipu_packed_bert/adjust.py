@@ -126,14 +126,5 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def run(argv: Optional[Sequence[str]]) -> int:
-    """As `main`, but a configuration's problems keep a line each."""
-    try:
-        return main(argv)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-
-
 if __name__ == "__main__":
-    sys.exit(run_main(run))
+    sys.exit(run_main(main))

@@ -14,10 +14,11 @@ from typing import AbstractSet, Any, Dict, List, Mapping, NamedTuple, Optional, 
 
 import yaml
 
+from pack_data.command import Problems
 from pack_data.packers import PACKERS, packs_at_depth
 
 
-class ConfigError(ValueError):
+class ConfigError(Problems):
     """What is wrong with a configuration: every problem found, each with its key, its value and the rule."""
 
 

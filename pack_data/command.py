@@ -13,6 +13,10 @@ from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.synthetic import HELP, synthetic_histogram
 
 
+class Problems(ValueError):
+    """Several problems in one error, a line each: `run_main` keeps the lines, and makes one line of any other error."""
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """An argument parser whose complaints are ValueErrors, so that `run_main` prints them like every other error."""
 
@@ -24,7 +28,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]] = None) -> int:
-    """Runs a command and returns its exit status: a user's mistake is one line on stderr and 2, Ctrl-C is 130."""
+    """Runs a command and returns its exit status: a user's mistake is one line on stderr (`Problems`: a line each) and 2, Ctrl-C is 130."""
     try:
         status = main(argv) or 0
         sys.stdout.flush()
@@ -33,7 +37,8 @@ def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opt
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError) as error:
-        print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)
+        lines = str(error).splitlines()
+        print("error: " + ("\n" if isinstance(error, Problems) else " ").join(lines), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

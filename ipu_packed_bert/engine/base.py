@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
 
 from ipu_packed_bert.config import Config
+from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 
 Batch = Dict[str, np.ndarray]  # the fields of BATCH_FIELDS, one row for each pack of the update
@@ -105,6 +106,15 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def load_state(self, state: Dict[str, Any]) -> None:
         """Continue from what `state` returned. Raises ValueError where names or shapes are not this model's."""
+
+    @property
+    def share(self) -> Tuple[int, int]:
+        """(index, parts): which part of each global batch this process reads; `loader.GlobalBatches` takes it."""
+        return 0, 1
+
+    def feed(self, batches: GlobalBatches) -> Iterator[Batch]:
+        """The same batches, read in the way that suits the device."""
+        return batches
 
     def cycles(self) -> Optional[int]:
         """Device cycles of the last step; None where the device has no counter."""

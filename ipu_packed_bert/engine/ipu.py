@@ -477,7 +477,6 @@ class IpuEngine(Engine):
 
     @property
     def share(self) -> Tuple[int, int]:
-        """(index, parts): which part of each global batch this process reads; `loader.GlobalBatches` takes it."""
         return self.instance.index, self.instance.instances
 
     def feed(self, batches: GlobalBatches):

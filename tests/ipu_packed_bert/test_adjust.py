@@ -23,7 +23,7 @@ def unpacked(tmp_path, **optimizer):
 
 def test_both_files_load_and_hold_what_the_paper_says(tmp_path):
     data, out, origin = tiny_data(tmp_path / "data"), tmp_path / "configs", unpacked(tmp_path)
-    assert run_main(adjust.run, ["--config", str(origin), "--data", str(data), "--out", str(out)]) == 0
+    assert run_main(adjust.main, ["--config", str(origin), "--data", str(data), "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["packed_tiny_accumulation.yml", "packed_tiny_betas.yml"]
     with PackStore.open(data) as store:
         factor = store.manifest.packing_factor
@@ -46,15 +46,15 @@ def test_what_cannot_be_adjusted_is_one_line(tmp_path, capsys, depth, complaint)
     if depth > 1:
         settings = tiny_settings(data)
         path.write_text(yaml.safe_dump(settings))
-    assert run_main(adjust.run, ["--config", str(path), "--data", str(data)]) == 2
+    assert run_main(adjust.main, ["--config", str(path), "--data", str(data)]) == 2
     text = capsys.readouterr().err
     assert complaint in text and text.count("\n") == 1
 
 
 def test_no_file_is_overwritten(tmp_path, capsys):
     arguments = ["--config", str(unpacked(tmp_path)), "--data", str(tiny_data(tmp_path / "data")), "--out", str(tmp_path / "configs")]
-    assert run_main(adjust.run, arguments) == 0
+    assert run_main(adjust.main, arguments) == 0
     former = (tmp_path / "configs" / "packed_tiny_betas.yml").read_bytes()
-    assert run_main(adjust.run, arguments) == 2
+    assert run_main(adjust.main, arguments) == 2
     assert "is there already" in capsys.readouterr().err
     assert (tmp_path / "configs" / "packed_tiny_betas.yml").read_bytes() == former

@@ -63,7 +63,7 @@ def test_kill_9_at_random_moments(tiny, tmp_path):
 
 def refused(capsys, *arguments):
     """The error of a command that must end with status 2; nothing else is on stderr."""
-    assert run_main(run_pretraining.run, list(arguments)) == 2
+    assert run_main(run_pretraining.main, list(arguments)) == 2
     text = capsys.readouterr().err
     assert text.startswith("error: ") and text.endswith("\n") and "Traceback" not in text
     return text[len("error: "):-1]

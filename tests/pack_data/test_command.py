@@ -1,0 +1,29 @@
+"""What every command shares: how mistakes are printed."""
+import pytest
+
+from pack_data.command import Problems, run_main
+
+
+def raising(error):
+    def main(argv):
+        raise error
+    return main
+
+
+@pytest.mark.parametrize("error, printed", [
+    (ValueError("a\n  b"), "error: a   b\n"), (FileNotFoundError(2, "No such file", "x"), "error: [Errno 2] No such file: 'x'\n"),
+    (Problems("config.yml: 2 problems\n  one\n  two"), "error: config.yml: 2 problems\n  one\n  two\n")])
+def test_one_line_unless_it_is_several_problems(error, printed, capsys):
+    assert run_main(raising(error), []) == 2
+    assert capsys.readouterr().err == printed
+
+
+def test_other_errors_are_our_own():
+    with pytest.raises(ZeroDivisionError):
+        run_main(raising(ZeroDivisionError()), [])
+
+
+def test_interruption_and_status(capsys):
+    assert run_main(raising(KeyboardInterrupt()), []) == 130
+    assert run_main(lambda argv: None, []) == 0 and run_main(lambda argv: 3, []) == 3
+    assert capsys.readouterr().err == "interrupted\n"
