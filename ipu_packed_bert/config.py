@@ -139,7 +139,6 @@ class EngineConfig:
     ipu_model: bool = setting(False)                                       # the simulated IPU instead of hardware
     offline_export: Optional[str] = setting(None)                          # file: compile for it, run nothing
     profile_directory: Optional[str] = setting(None)
-    loader_workers: int = setting(4, minimum=0)
     asynchronous_loading: bool = setting(True)
     log_cycles: bool = setting(False)
     recompute_layers: bool = setting(True)
