@@ -200,7 +200,8 @@ def table(rows: List[Row]) -> str:
 
 def notes(rows: List[Row], size: Size, options: Any) -> str:
     """What the table does not say: sizes, how far the runs and the inferences are apart, the machine."""
-    lines = [f"From {options.checkpoint}, AdamW, no dropout, {options.seeds} seed{'' if options.seeds == 1 else 's'}. {describe(size)}."]
+    lines = [f"From {options.checkpoint}, AdamW, no dropout, {options.seeds} seed{'' if options.seeds == 1 else 's'}. {describe(size)}. "
+             "Rows are padded to their full length in both."]
     for name in TASKS:
         packed, unpacked = (finals(rows, f"{name}_{packing}", METRICS[name][0]) for packing in ("packed", "unpacked"))
         losses = np.abs(curves(rows, f"{name}_packed", "loss") - curves(rows, f"{name}_unpacked", "loss")).max()

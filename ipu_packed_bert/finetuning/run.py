@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 import time
@@ -106,6 +107,7 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
     folder = open_run_folder(out, config, first_step=step, environment=environment(
         device=describe(prepared), seed=config.run.seed, data=_data(prepared), command=[sys.executable] + sys.argv))
     print(f"run       {folder}" + (f", from update {step:,}" if step else ""), flush=True)
+    begun = step
     with Interruption() as interruption:
         if schedule is not None and step < schedule.steps:
             step = _train(prepared, folder, step, interruption, progress)
@@ -124,7 +126,7 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
     metrics: Dict[str, Any] = {}
     if prepared.evaluation is not None:
         metrics = evaluate(prepared, folder, step, progress)
-    if config.run.export and schedule is not None and not (folder / MODEL / "config.json").exists():
+    if config.run.export and schedule is not None and (step > begun or not (folder / MODEL).exists()):
         export(prepared, folder / MODEL)
         print(f"model     {folder / MODEL}, as transformers loads it ({prepared.task.architecture})")
     return Outcome(step, None, folder, metrics)
@@ -177,9 +179,13 @@ def evaluate(prepared: Prepared, folder: Path, step: int, progress: Optional[boo
 
 
 def export(prepared: Prepared, folder: Path) -> None:
-    """The model as a Hugging Face folder."""
-    write_folder(folder, prepared.start.model, prepared.tuner.state()["model"], prepared.start.vocabulary,
+    """The model as a Hugging Face folder; a former one is replaced when the new one is whole."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    write_folder(partial, prepared.start.model, prepared.tuner.state()["model"], prepared.start.vocabulary,
                  architecture=prepared.task.architecture, **prepared.task.export_settings())
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
 
 
 def describe(prepared: Prepared) -> str:

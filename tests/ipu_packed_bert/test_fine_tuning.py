@@ -117,7 +117,7 @@ def test_cuts_are_nearly_even():
     assert np.abs(of_update - sequences.sum() / 60).max() <= 3
 
 
-@pytest.mark.parametrize("packer", ["none", "greedy", "first_fit", "spfhp", "lpfhp", "nnlshp", "optimal"])
+@pytest.mark.parametrize("packer", ["none", "greedy", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp", "optimal"])
 def test_every_sequence_once_an_epoch_and_the_same_ones_unpacked(packer):
     inputs = random_inputs(50)
     packed = PackedInputs(inputs, max_sequence_length=SLOTS, packer=packer, max_sequences_per_pack=3)

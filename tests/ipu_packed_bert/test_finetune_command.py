@@ -64,6 +64,15 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["seed"] == 3 and environment["data"]["algorithm"] == "spfhp"
     assert yaml.safe_load((tmp_path / "run" / "config.yml").read_text())["data"]["training"] == str((tmp_path / "train.json").resolve())
+    # Two more epochs, and the exported model is the new one.
+    from ipu_packed_bert.hugging_face import read_folder
+
+    before = read_folder(tmp_path / "run" / "model").weights
+    assert command("--resume", tmp_path / "run", "--set", "run.epochs=4") == 0
+    after = read_folder(tmp_path / "run" / "model").weights
+    assert set(after) == set(weights_of(tmp_path / "run")) and not torch.equal(before["qa_outputs.weight"], after["qa_outputs.weight"])
+    assert torch.equal(after["qa_outputs.weight"], weights_of(tmp_path / "run")["qa_outputs.weight"])
+    assert not (tmp_path / "run" / "model.partial").exists()
     # A second run is not written over the first.
     assert command("--config", config, "--out", tmp_path / "run") == 2
     assert "holds a run already" in capsys.readouterr().err
