@@ -216,3 +216,15 @@ def test_dropout_is_applied_in_training_only(checkpoint, tmp_path):
     assert losses[0] != losses[1]
     first, second = (made.tuner.predict(made.evaluation) for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second))
+
+
+@pytest.mark.parametrize("kind", ["squad", "regression"])
+def test_half_precision_is_near(checkpoint, tmp_path, kind):
+    outputs = {}
+    for precision in ("float32", "bfloat16"):
+        made = prepared(checkpoint, tmp_path, kind, dtype=torch.float32, engine={"precision": precision})
+        loss = made.tuner.step(made.schedule.update(0, 3), 1e-3).loss
+        outputs[precision] = (loss, np.concatenate([each.ravel() for each in made.tuner.predict(made.evaluation)]))
+    assert outputs["bfloat16"][0] == pytest.approx(outputs["float32"][0], rel=0.1)
+    error = np.abs(outputs["bfloat16"][1] - outputs["float32"][1]).max()
+    assert 0 < error < 0.05
