@@ -22,9 +22,11 @@ from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 
 _TOLERANCE = 1e-9  # relative; the linear programmes are solved to about 1e-9 themselves
 _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a block stays in the cache
+_CALL = 3000  # elements that NumPy handles in the time of a call
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
 FULL_ROWS = 4200  # half a minute; beyond, only the coarse programme
 _FEW = 60  # sequences of a length, on average
+_INTERIOR_ROWS = 150  # from here on the interior-point method, with its crossover to a vertex, is the faster one
 _CANDIDATES = 512  # strategies sought a round
 
 
@@ -34,41 +36,80 @@ Progress = Callable[[float, float], None]  # told the value and the bound after 
 class PackTables:
     """Most valuable packs of up to k sequences, by max-plus products: value_(i + j)(c) = max_s value_i(s) + value_j(c - s).
 
-    A slot may stay empty, so value_k is non-decreasing in k and in the capacity c.
+    A slot may stay empty, so value_k is non-decreasing in k and in the capacity c.  With few different prices one sequence is
+    added at a time (i = 1), because value_1 then has few steps s that matter; with many, numbers of sequences are doubled.
     lengths int [m] ascending; prices float64 [m] by length, non-decreasing.
     """
 
-    def __init__(self, lengths: np.ndarray, prices: np.ndarray, max_sequence_length: int) -> None:
+    def __init__(self, lengths: np.ndarray, prices: np.ndarray, max_sequence_length: int, most_sequences: int) -> None:
         steps = np.zeros(max_sequence_length + 1, np.int64)
         steps[lengths] = np.arange(1, len(lengths) + 1)
         steps = np.maximum.accumulate(steps)
         self._longest = np.concatenate([[0], lengths])[steps]  # the longest length that fits, 0 for none
-        self._tables: Dict[int, np.ndarray] = {0: np.zeros(len(steps)), 1: np.concatenate([[0.0], prices])[steps]}
+        one = np.concatenate([[0.0], prices])[steps]
+        self._tables: Dict[int, np.ndarray] = {0: np.zeros(len(steps)), 1: one}
+        self._steps = np.flatnonzero(np.diff(one, prepend=0.0))  # the shortest length of each price
+        self._enough = max_sequence_length // max(1, int(self._steps[0])) if len(self._steps) else 1
+        products = 2 * int(np.ceil(np.log2(max(2, most_sequences)))) - 1
+        self._single = most_sequences * len(self._steps) * (_CALL + len(steps)) < products * len(steps) ** 2 / 2
+
+    def _parts(self, sequences: int) -> Tuple[int, int]:
+        """Sequences in the two factors of the product."""
+        return (1, sequences - 1) if self._single else ((sequences + 1) // 2, sequences // 2)
 
     def _table(self, sequences: int) -> np.ndarray:
         """float64 [S + 1]: the best value by capacity."""
+        sequences = min(sequences, self._enough)  # no more fit
         if sequences not in self._tables:
-            a, b = self._table((sequences + 1) // 2), self._table(sequences // 2)
-            windows = _windows(b)
-            table = np.empty(len(a))
-            rows = max(1, _CHUNK // len(a))
-            for start in range(0, len(a), rows):
-                stop = min(len(a), start + rows)
-                share = stop if b is not a else stop // 2 + 1  # of two equal factors the first may have the smaller share
-                (windows[start:stop, :share] + a[:share]).max(axis=1, out=table[start:stop])
-            self._tables[sequences] = table
+            self._tables[sequences] = self._one_more(sequences) if self._single else self._product(sequences)
         return self._tables[sequences]
 
-    def best(self, sequences: int, capacities: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """The best value of at most `sequences` sequences for each capacity, and the tokens its first half takes."""
-        a, b = self._table((sequences + 1) // 2), self._table(sequences // 2)
+    def _one_more(self, sequences: int) -> np.ndarray:
+        while sequences - 1 not in self._tables:
+            self._table(max(self._tables) + 1)
+        one, before = self._tables[1], self._tables[sequences - 1]
+        if sequences > 2 and before is self._tables[sequences - 2]:
+            return before
+        table = before.copy()
+        for step, price in zip(self._steps.tolist(), one[self._steps].tolist()):
+            np.maximum(table[step:], before[:len(before) - step] + price, out=table[step:])
+        return before if (table == before).all() else table
+
+    def _product(self, sequences: int) -> np.ndarray:
+        a, b = map(self._table, self._parts(sequences))
         windows = _windows(b)
+        table = np.empty(len(a))
+        for start in range(0, len(a), rows_of(len(a))):
+            stop = min(len(a), start + rows_of(len(a)))
+            share = stop if b is not a else stop // 2 + 1  # of two equal factors the first may have the smaller share
+            (windows[start:stop, :share] + a[:share]).max(axis=1, out=table[start:stop])
+        return table
+
+    def value(self, sequences: int, capacities: np.ndarray) -> np.ndarray:
+        """The best value of at most `sequences` sequences for each capacity."""
+        if self._single or sequences < 2:
+            return self._table(sequences)[capacities]
+        return self._best(sequences, capacities)[0]
+
+    def _best(self, sequences: int, capacities: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        """The best value, and the tokens that its first factor takes."""
+        a, b = map(self._table, self._parts(sequences))
         value, share = np.empty(len(capacities)), np.empty(len(capacities), np.int64)
-        rows = max(1, _CHUNK // len(a))
-        for start in range(0, len(capacities), rows):
-            sums = windows[capacities[start:start + rows]] + a
-            share[start:start + rows] = sums.argmax(axis=1)
-            value[start:start + rows] = sums[np.arange(len(sums)), share[start:start + rows]]
+        if self._single:
+            steps = np.concatenate([[0], self._steps])
+            padded = np.concatenate([b, np.full(len(b), -np.inf)])  # a negative index is a step above the capacity
+            for start in range(0, len(capacities), rows_of(len(steps))):
+                some = slice(start, start + rows_of(len(steps)))
+                sums = padded[capacities[some, None] - steps] + a[steps]
+                best = sums.argmax(axis=1)
+                share[some], value[some] = steps[best], sums[np.arange(len(sums)), best]
+            return value, share
+        windows = _windows(b)
+        for start in range(0, len(capacities), rows_of(len(a))):
+            some = slice(start, start + rows_of(len(a)))
+            sums = windows[capacities[some]] + a
+            best = sums.argmax(axis=1)
+            share[some], value[some] = best, sums[np.arange(len(sums)), best]
         return value, share
 
     def packs(self, sequences: int, capacities: np.ndarray) -> np.ndarray:
@@ -77,13 +118,25 @@ class PackTables:
             return np.zeros((len(capacities), 0), np.int64)
         if sequences == 1:
             return self._longest[capacities][:, None]
-        _, share = self.best(sequences, capacities)
-        return np.hstack([self.packs((sequences + 1) // 2, share), self.packs(sequences // 2, capacities - share)])
+        _, share = self._best(sequences, capacities)
+        first, second = self._parts(sequences)
+        return np.hstack([self.packs(first, share), self.packs(second, capacities - share)])
+
+
+def rows_of(columns: int) -> int:
+    """Rows of a block of the knapsack tables."""
+    return max(1, _CHUNK // columns)
 
 
 def _windows(b: np.ndarray) -> np.ndarray:
     """View [S + 1, S + 1]: windows[c, s] = b[c - s], -inf for s > c."""
     return sliding_window_view(np.concatenate([b[::-1], np.full(len(b) - 1, -np.inf)]), len(b))[::-1]
+
+
+class _Master(NamedTuple):
+    value: float
+    prices: np.ndarray  # [lengths]
+    packs: np.ndarray  # [strategies]
 
 
 class Pool:
@@ -109,6 +162,17 @@ class Pool:
     def worth(self, prices: np.ndarray, strategies: np.ndarray) -> np.ndarray:
         """The prices [lengths] in each of the strategies added up."""
         return np.concatenate([[0.0], prices])[self._row[strategies]].sum(axis=1)
+
+    def solve(self, weights: np.ndarray) -> _Master:
+        """The full programme over these strategies; float weights [lengths].
+
+        Lengths for which no strategy has a slot can only go to the next longer one that has: they share its row and its price.
+        """
+        rows = np.unique(self._row[self.strategies])
+        rows = rows[rows > 0] - 1
+        group = np.searchsorted(rows, np.arange(len(weights)))
+        master = _solve_master(self.matrix(self.strategies)[rows], np.bincount(group, weights))
+        return master._replace(prices=master.prices[group])
 
     def matrix(self, strategies: np.ndarray) -> csc_matrix:
         """Sparse [lengths, strategies]: slots of each length."""
@@ -151,12 +215,6 @@ def first_prices(lengths: np.ndarray, counts: np.ndarray, max_sequence_length: i
     return prices
 
 
-class _Master(NamedTuple):
-    value: float
-    prices: np.ndarray  # [lengths]
-    packs: np.ndarray  # [strategies]
-
-
 def _hats(lengths: np.ndarray, knots: np.ndarray) -> csc_matrix:
     """Sparse [knots, lengths]: piecewise linear interpolation between the lengths at the indices `knots`, from first to last."""
     m, k = len(lengths), len(knots)
@@ -175,7 +233,10 @@ def _solve_master(slots: csc_matrix, wanted: np.ndarray) -> _Master:
     shorter = diags([np.ones(k - 1), -np.ones(k - 1)], [0, -1], shape=(k, k - 1)).tocsc()  # a slot of row l + 1 holds l
     cost = np.concatenate([np.ones(n), np.zeros(k - 1)])
     scale = max(1.0, float(wanted.mean()))  # keeps the solver's absolute tolerances meaningful for millions of sequences
-    result = linprog(cost, A_ub=-hstack([slots, shorter]).tocsc(), b_ub=-wanted / scale, method="highs-ds")
+    for method in ("highs-ipm", "highs-ds") if k > _INTERIOR_ROWS else ("highs-ds",):
+        result = linprog(cost, A_ub=-hstack([slots, shorter]).tocsc(), b_ub=-wanted / scale, method=method)
+        if result.status == 0:
+            break
     if result.x is None:
         raise RuntimeError(f"HiGHS found no solution of the packing programme: {result.message}")
     prices = np.maximum.accumulate(np.maximum(-result.ineqlin.marginals, 0.0))
@@ -195,26 +256,33 @@ class Programme:
         self.pool = Pool(lengths, max_sequence_length)
         self.bound, self.prices = -1.0, np.zeros(len(lengths))
         self._stride, self._turn = -(-2 * len(lengths) // _CANDIDATES), 0
-        for prices in first_prices(lengths, counts, self.S, depth):
-            self.price(prices, 1)
+        tables = [self._bound(prices) for prices in first_prices(lengths, counts, self.S, depth)]
         self.reach = min(depth, max(4, int(self.weights.sum() / self.bound) + 2))
-        self.pool.add(lengths[:, None])
-        for prices in first_prices(lengths, counts, self.S, self.reach):
-            self.pool.add(self.price(prices, self.reach))
+        self.pool.add(lengths[-1:, None])
+        for table in tables:
+            self.pool.add(self._packs(table, self.reach))
 
-    def price(self, prices: np.ndarray, reach: int) -> np.ndarray:
-        """Improves the bound with these prices; best packs of at most `reach` sequences that contain given lengths."""
-        lengths, S = self.lengths, self.S
-        tables = PackTables(lengths, prices, S)
-        most = tables.best(self.depth, np.array([S]))[0][0]
+    def _bound(self, prices: np.ndarray) -> PackTables:
+        """Improves the bound with these prices."""
+        tables = PackTables(self.lengths, prices, self.S, self.depth)
+        most = float(tables.value(self.depth, np.array([self.S]))[0])
         if most > 0 and self.weights @ prices / most > self.bound:
             self.bound, self.prices = float(self.weights @ prices / most), prices / most
+        return tables
+
+    def _packs(self, tables: PackTables, reach: int) -> np.ndarray:
+        """Best packs of at most `reach` sequences that contain given lengths."""
+        lengths, S = self.lengths, self.S
         if len(lengths) > _CANDIDATES and reach > 1:  # the lengths with the best packs, and others in turn
-            value = prices + tables.best(reach - 1, S - lengths)[0]
+            value = tables.value(1, lengths) + tables.value(reach - 1, S - lengths)
             best = lengths[np.argsort(-value, kind="stable")[:_CANDIDATES // 2]]
             lengths = np.union1d(best, lengths[self._turn % self._stride::self._stride])
             self._turn += 1
         return np.hstack([lengths[:, None], tables.packs(reach - 1, S - lengths)])
+
+    def price(self, prices: np.ndarray, reach: int) -> np.ndarray:
+        """Improves the bound with these prices; best packs of at most `reach` sequences that contain given lengths."""
+        return self._packs(self._bound(prices), reach)
 
     def improve(self, prices: np.ndarray) -> int:
         """Adds strategies worth more than 1 at these prices of the master; returns how many."""
@@ -335,14 +403,15 @@ def relax(
             # The bound known in advance stands: tokens, not lengths, are scarce.  The full programme then closes the last
             # thousandth very slowly, and with few sequences of each length its detail would be rounded away anyway.
             return coarse
-        # Prices that are all but right leave a choice of strategies; noise takes from all over it.
-        random = np.random.default_rng(0)
         pool.keep(pool.worth(programme.prices, pool.strategies) > 1 - 1e-3)
-        pool.add(lengths[:, None])
-        for _ in range(8):
+        pool.add(lengths[-1:, None])
+        # Prices that are all but right leave a choice of strategies; noise takes from all over it.  Where tokens alone are
+        # scarce every length matters; otherwise a few lengths do in the end, and each one more is a row more.
+        random = np.random.default_rng(0)
+        for _ in range(8 if programme.bound == known else 2 if m <= _CANDIDATES else 0):
             pool.add(programme.price(programme.prices * (1 + 1e-6 * random.random(m)), programme.reach))
     for round_ in range(rounds):
-        master = _solve_master(pool.matrix(pool.strategies), weights)
+        master = pool.solve(weights)
         progress(master.value, programme.bound)
         used = master.packs > 0
         result = pool.strategies[used], master.packs[used]

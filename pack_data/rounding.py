@@ -194,6 +194,7 @@ def _round(relaxation: Relaxation, counts: np.ndarray) -> np.ndarray:
     wanted = max(1, int(0.5 * packs.sum()))
     left = counts - np.bincount(
         relaxation.strategies.ravel(), np.repeat(take, relaxation.strategies.shape[1]), minlength=len(counts)).astype(np.int64)
+    left[0] = 0  # of empty slots there are always enough
     total = int(take.sum())
     for index in np.argsort(-fraction, kind="stable").tolist():
         if total >= wanted:

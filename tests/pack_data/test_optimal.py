@@ -99,8 +99,8 @@ def test_pack_tables_find_the_best_packs(priced, sequences):
     prices = np.maximum.accumulate(np.array([price for _, price in priced], float))
     S = 20
     capacities = np.arange(S + 1)
-    tables = PackTables(lengths, prices, S)
-    values, _ = tables.best(sequences, capacities)
+    tables = PackTables(lengths, prices, S, sequences)
+    values = tables.value(sequences, capacities)
     packs = tables.packs(sequences, capacities)
     price_of = dict(zip([0, *lengths.tolist()], [0.0, *prices.tolist()]))
     for capacity in (0, 7, 13, 20):
