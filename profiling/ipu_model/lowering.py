@@ -386,6 +386,7 @@ class Lowering:
         return step(self.target, vertices_cycles=vertices.copy(self._on_tile(value) * element_bytes(value.dtype)))
 
     def _op_cat(self, operation: Operation) -> Cost:
+        """PopART copies the concatenation into a clone of itself: the same order on both sides, so whole atoms move."""
         value = self._output(operation)
         num_bytes = self._on_tile(value) * element_bytes(value.dtype)
         return step(self.target, vertices_cycles=vertices.copy(num_bytes), exchange_bytes=num_bytes)
@@ -674,9 +675,8 @@ class Lowering:
         return cost + step(self.target, vertices_cycles=vertices.add_row_vector(columns, rows, size),
                            exchange_bytes=columns * size)
 
-    def _op_bmm(self, operation: Operation) -> Cost:
+    def _batched(self, operation: Operation, left: int, right: int) -> Cost:
         """Attention: neither operand is laid out for the product, since both were made by other operations."""
-        left, right = operation.inputs()[:2]
         a, b = self.graph.values[left], self.graph.values[right]
         cost, width = self._product(a.shape[0], a.shape[1], a.shape[2], b.shape[2], a.dtype, FORWARD)
         for index in (left, right):
@@ -685,16 +685,14 @@ class Lowering:
         self._layouts[operation.outputs[0]] = Layout(operation.outputs[0], grouped=True, columns=width)
         return cost
 
+    def _op_bmm(self, operation: Operation) -> Cost:
+        return self._batched(operation, *operation.inputs()[:2])
+
     def _op_baddbmm(self, operation: Operation) -> Cost:
         added, left, right = operation.inputs()[:3]
-        a, b = self.graph.values[left], self.graph.values[right]
-        cost, width = self._product(a.shape[0], a.shape[1], a.shape[2], b.shape[2], a.dtype, FORWARD)
-        for index in (left, right):
-            value = self.graph.values[index]
-            cost = cost + unknown_copy(self._on_tile(value) * element_bytes(value.dtype), self.target)
-        self._layouts[operation.outputs[0]] = Layout(operation.outputs[0], grouped=True, columns=width)
         out = self._output(operation)
-        return cost + self._combine(operation, "add", kind_of(out.dtype), (operation.outputs[0], added), out)
+        return self._batched(operation, left, right) + self._combine(
+            operation, "add", kind_of(out.dtype), (operation.outputs[0], added), out)
 
     # The optimiser: lists of tensors, each list one multi-tensor operation ---------------------------------------------
 
