@@ -54,7 +54,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             print(f"packing   {what}: {packing.sequences:,} sequences in {packing.packs:,} rows of {packing.max_sequence_length} "
                   f"({packing.algorithm}), {packing.packing_factor:.3f} in a row, {packing.efficiency:.1%} of the slots are tokens")
     if prepared.schedule is not None:
-        print(f"updates   {prepared.schedule.steps:,}, {prepared.schedule.updates_per_epoch:,} an epoch, of about {config.batch.sequences_per_update} sequences")
+        print(f"updates   {prepared.schedule.steps:,}, {prepared.schedule.updates_per_epoch:,} an epoch, "
+              f"of about {config.batch.sequences_per_update} sequences")
     print(f"engine    {describe(prepared)}", flush=True)
     return fine_tune(prepared, args.resume or args.out, resume=bool(args.resume), progress=args.progress).status
 

@@ -51,7 +51,7 @@ TASKS: Dict[str, Dict[str, Dict[str, Any]]] = {
         "data": {"task": "single_label", "training": "banking77/train.csv.xz", "evaluation": "banking77/test.csv.xz", "max_sequence_length": 64},
         "classification": {"text_column": "text", "label_column": "category"}},
 }
-METRICS = {"squad": ("f1", "exact"), "banking77": ("accuracy",)}
+METRICS = {"squad": {"f1": "F1", "exact": "EM"}, "banking77": {"accuracy": "accuracy"}}  # the first one is compared
 WORDS = {"squad": "SQuAD at 384", "banking77": "BANKING77 at 64"}
 
 
@@ -101,7 +101,7 @@ def run(options: Any, runner: Runner) -> None:
     def measure(cell: Cell) -> List[Row]:
         name, packing = cell.variant.rsplit("_", 1)
         config = configuration(name, getattr(size, name), checkpoint=options.checkpoint, seed=cell.seed)
-        return fine_tune(located(config, options.data_dir), METRICS[name], unpacked=packing == "unpacked", both=cell.seed == 1)
+        return fine_tune(located(config, options.data_dir), tuple(METRICS[name]), unpacked=packing == "unpacked", both=cell.seed == 1)
 
     cells = [Cell(f"{name}_{packing}", seed) for seed in range(1, options.seeds + 1) for name in TASKS for packing in ("packed", "unpacked")]
     rows = runner.run(cells, measure)
@@ -180,19 +180,24 @@ def finals(rows: List[Row], variant: str, value: str) -> np.ndarray:
     return np.array([last[seed][value] for seed in sorted(last) if value in last[seed]])
 
 
+def inference_rate(rows: List[Row], variant: str) -> np.ndarray:
+    """Sequences a second, by seed."""
+    return finals(rows, variant, "evaluation_sequences") / finals(rows, variant, "evaluation_seconds")
+
+
 def table(rows: List[Row]) -> str:
     """One line a variant; speed-ups are ratios of the two runs of a seed, then averaged."""
     lines = []
     for name in TASKS:
         for packing in ("unpacked", "packed"):
             variant = f"{name}_{packing}"
-            rate, inference = finals(rows, variant, "training_rate"), finals(rows, variant, "evaluation_sequences") / finals(rows, variant, "evaluation_seconds")
-            scores = ", ".join(f"{metric.replace('exact', 'EM').replace('f1', 'F1')} {tables.spread(finals(rows, variant, metric), 2)}" for metric in METRICS[name])
+            inference = inference_rate(rows, variant)
+            scores = ", ".join(f"{words} {tables.spread(finals(rows, variant, metric), 2)}" for metric, words in METRICS[name].items())
             speedups = ["", ""]
             if packing == "packed":
                 base = f"{name}_unpacked"
-                other = finals(rows, base, "evaluation_sequences") / finals(rows, base, "evaluation_seconds")
-                speedups = [tables.spread(rate / finals(rows, base, "training_rate"), 2), tables.spread(inference / other, 2)]
+                speedups = [tables.spread(finals(rows, variant, "training_rate") / finals(rows, base, "training_rate"), 2),
+                            tables.spread(inference / inference_rate(rows, base), 2)]
             lines.append([f"{WORDS[name]}, {packing}", scores, tables.spread(finals(rows, variant, "packing_factor"), 2).split(" ")[0],
                           tables.spread(finals(rows, variant, "seconds"), 1), speedups[0], tables.spread(inference, 1), speedups[1]])
     return tables.markdown(["", "%", "sequences in a row", "training, s", "speed-up", "inference, sequences/s", "speed-up"], lines)
@@ -203,14 +208,15 @@ def notes(rows: List[Row], size: Size, options: Any) -> str:
     lines = [f"From {options.checkpoint}, AdamW, no dropout, {options.seeds} seed{'' if options.seeds == 1 else 's'}. {describe(size)}. "
              "Rows are padded to their full length in both."]
     for name in TASKS:
-        packed, unpacked = (finals(rows, f"{name}_{packing}", METRICS[name][0]) for packing in ("packed", "unpacked"))
+        metric, words = next(iter(METRICS[name].items()))
+        packed, unpacked = (finals(rows, f"{name}_{packing}", metric) for packing in ("packed", "unpacked"))
         losses = np.abs(curves(rows, f"{name}_packed", "loss") - curves(rows, f"{name}_unpacked", "loss")).max()
         apart = finals(rows, f"{name}_packed", "logits_apart")
         inference = "" if not len(apart) else (
             f"; one model, inference packed and unpacked: {int(finals(rows, f'{name}_packed', 'different_predictions')[0])} of "
             f"{int(finals(rows, f'{name}_packed', 'predictions')[0]):,} predictions differ, logits by at most {tables.small(apart[0])}")
         lines.append(f"{WORDS[name]}: packed minus unpacked {', '.join(tables.signed(each, 2) for each in packed - unpacked)} "
-                     f"({METRICS[name][0].replace('f1', 'F1')}, by seed), training losses apart by at most {tables.small(float(losses))}{inference}.")
+                     f"({words}, by seed), training losses apart by at most {tables.small(float(losses))}{inference}.")
     lines.append(f"`python -m ipu_packed_bert.experiments fine_tuning --data-dir DIR`; {tables.machine()}")
     return "\n" + "\n".join(lines) + "\n"
 

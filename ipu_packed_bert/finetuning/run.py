@@ -116,9 +116,9 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
     records = read_log(folder / LOG)
     if records:
         counted = records[1:] or records
-        seconds = sum(record["seconds"] for record in counted)
+        seconds, sequences, tokens = (sum(record[name] for record in counted) for name in ("seconds", "sequences", "tokens"))
         print(f"trained   {len(records):,} updates, loss {records[0]['loss']:.3f} -> {records[-1]['loss']:.3f}, "
-              f"{sum(record['sequences'] for record in counted) / seconds:,.1f} seq/s, {sum(record['tokens'] for record in counted) / seconds:,.0f} tok/s")
+              f"{sequences / seconds:,.1f} seq/s, {tokens / seconds:,.0f} tok/s")
     if step < steps:
         print(f"stopped   by {signal.Signals(interruption.signal).name} after update {step:,} of {steps:,}; saved")
         print(f"resume    python -m ipu_packed_bert.finetune --resume {folder}")
@@ -143,7 +143,8 @@ def _train(prepared: Prepared, folder: Path, step: int, interruption: Interrupti
             rate = tuner.learning_rate(step)
             update = tuner.step(schedule.update(step, config.batch.micro_batch), rate)
             step += 1
-            log.write(json.dumps({"step": step, "epoch": (step - 1) // schedule.updates_per_epoch + 1, "learning_rate": rate, **update._asdict()}) + "\n")
+            epoch = (step - 1) // schedule.updates_per_epoch + 1
+            log.write(json.dumps({"step": step, "epoch": epoch, "learning_rate": rate, **update._asdict()}) + "\n")
             log.flush()
             bar.set_postfix_str(_line(update), refresh=False)
             bar.update(1)
@@ -159,7 +160,8 @@ def _train(prepared: Prepared, folder: Path, step: int, interruption: Interrupti
 
 
 def _line(update: Update) -> str:
-    return f"loss {update.loss:.3f}  right {update.accuracy:.1%}  {update.sequences / update.seconds:,.1f} seq/s  {update.sequences / update.rows:.2f} in a row"
+    return (f"loss {update.loss:.3f}  right {update.accuracy:.1%}  {update.sequences / update.seconds:,.1f} seq/s  "
+            f"{update.sequences / update.rows:.2f} in a row")
 
 
 def evaluate(prepared: Prepared, folder: Path, step: int, progress: Optional[bool]) -> Dict[str, Any]:

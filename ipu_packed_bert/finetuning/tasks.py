@@ -30,7 +30,6 @@ class Task(abc.ABC):
     training: Optional[Inputs] = None
     evaluation: Optional[Inputs] = None
     architecture: str  # of Hugging Face
-    main_metric: str
 
     def __init__(self) -> None:
         self.notes: List[str] = []  # what a user should know about the data, one line each
@@ -49,7 +48,7 @@ class Task(abc.ABC):
 
 
 class SquadTask(Task):
-    architecture, main_metric = "BertForQuestionAnswering", "f1"
+    architecture = "BertForQuestionAnswering"
 
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer):
         super().__init__()
@@ -59,7 +58,8 @@ class SquadTask(Task):
             questions = self._read(data.training)
             unlabelled = sum(not question.labelled for question in questions)
             if unlabelled:
-                raise ValueError(f"{data.training}: {unlabelled} of {len(questions)} questions have neither answers nor is_impossible; nothing can be learnt from them")
+                raise ValueError(f"{data.training}: {unlabelled} of {len(questions)} questions have neither answers nor is_impossible; "
+                                 "nothing can be learnt from them")
             seen = {question.paragraph for question in questions}
             questions = drawn(questions, data.training_examples, data.seed)
             self.training = squad.make_windows(questions, tokenizer, self._squad, data.max_sequence_length).inputs
@@ -107,7 +107,6 @@ class ClassificationTask(Task):
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, labels: Optional[Sequence[str]]):
         super().__init__()
         data, self._columns, self.kind = config.data, config.classification, config.data.task
-        self.main_metric = {SINGLE_LABEL: "accuracy", MULTI_LABEL: "micro_f1", REGRESSION: "pearson"}[self.kind]
         texts = {}
         for what, name in (("training", data.training), ("evaluation", data.evaluation)):
             if name is not None:
@@ -120,7 +119,8 @@ class ClassificationTask(Task):
             raise ValueError(f"{config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint that was trained on them")
         self.labels = [] if self.kind == REGRESSION else list(labels)
         if self.kind != REGRESSION and len(self.labels) < 2:
-            raise ValueError(f"{data.training}: has {len(self.labels)} different labels in {self._columns.label_column!r}; there must be two at least")
+            raise ValueError(f"{data.training}: has {len(self.labels)} different labels in {self._columns.label_column!r}; "
+                             "there must be two at least")
         for what, found in texts.items():
             found = drawn(found, data.training_examples if what == "training" else data.evaluation_examples, data.seed)
             inputs = classification.make_inputs(found, tokenizer, self.kind, self.labels, data.max_sequence_length)

@@ -13,6 +13,16 @@ from ipu_packed_bert.finetuning.packing import Batch, PackedInputs
 from ipu_packed_bert.optim import build_optimizer, load_neutral_state, neutral_state, warmup_linear
 
 
+class Sums(NamedTuple):
+    """What an update's micro-batches add up to."""
+
+    loss: float  # mean over its sequences
+    right: float  # sequences
+    rows: int
+    sequences: int
+    tokens: int
+
+
 class Update(NamedTuple):
     """What one update tells."""
 
@@ -66,7 +76,7 @@ class FineTuner:
     def step(self, batches: Iterable[Batch], learning_rate: float) -> Update:
         """One weight update on the micro-batches of one update."""
         start = time.perf_counter()
-        loss, right, rows, sequences, tokens = self.accumulate(batches)
+        sums = self.accumulate(batches)
         clip = self._config.optimizer.max_gradient_norm
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), clip)
@@ -75,24 +85,24 @@ class FineTuner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._wait()
-        return Update(loss, right / sequences, rows, sequences, tokens, time.perf_counter() - start)
+        return Update(sums.loss, sums.right / sums.sequences, sums.rows, sums.sequences, sums.tokens, time.perf_counter() - start)
 
-    def accumulate(self, batches: Iterable[Batch]):
-        """Adds the gradients of an update to those of the parameters: loss, sequences right, rows, sequences, tokens."""
+    def accumulate(self, batches: Iterable[Batch]) -> Sums:
+        """Adds the gradients of an update to those of the parameters."""
         self.network.train()
-        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        totals = torch.zeros(2, dtype=torch.float64, device=self._device)
         rows = sequences = tokens = 0
         with self._own_stream():
             for batch in batches:
                 with self._autocast():
                     output = self.network(self._fields(batch))
                 output.loss.backward()
-                sums += torch.stack(output).detach()
+                totals += torch.stack(output).detach()
                 rows += len(batch["input_ids"])
                 sequences += int((batch["sequence_numbers"] > 0).sum())
                 tokens += int((batch["input_mask"] > 0).sum())
-        loss, right = sums.tolist()
-        return loss, right, rows, sequences, tokens
+        loss, right = totals.tolist()
+        return Sums(loss, right, rows, sequences, tokens)
 
     def predict(self, packed: PackedInputs, *, seen: Callable[[int], Any] = lambda rows: None) -> List[np.ndarray]:
         """The logits of every sequence, in the order of the sequences: [length, 2] where the head is for slots, else [C].
