@@ -39,7 +39,7 @@ class Size(NamedTuple):
 SIZES = {
     "quick": Size(Part(16, 8, 1, 8, 4, 3.0e-4), Part(160, 40, 1, 16, 16, 3.0e-4)),
     "default": Size(Part(600, 250, 1, 4, 4, 5.0e-4), Part(1000, 400, 2, 16, 16, 8.0e-4)),
-    "full": Size(Part(None, None, 3, 32, 8, 2.0e-4), Part(None, None, 5, 32, 16, 2.0e-4)),
+    "full": Size(Part(None, None, 3, 16, 8, 3.0e-4), Part(None, None, 5, 32, 16, 2.0e-4)),
 }
 # The settings of each task that are no matter of size.  64 tokens cut 30 of the 10,003 texts of BANKING77: padded to more, the
 # unpacked runs would look worse than anyone runs them.
