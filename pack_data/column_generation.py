@@ -304,7 +304,7 @@ class Programme:
             self.pool.keep(used | (worth >= np.partition(worth, -limit)[-limit]))
 
     def solve_on(self, knots: np.ndarray, progress: Progress) -> Relaxation:
-        """The coarse programme with these rows (see `solve_coarse`), to 1e-5."""
+        """The coarse programme with these rows (see `solve_coarse`), to 1e-5 or a fraction of a pack."""
         hats = _hats(self.lengths, knots)
         wanted = hats @ self.weights
         self.pool.add(self.lengths[knots][:, None])  # so that each row can be met
@@ -314,7 +314,8 @@ class Programme:
             prices = hats.T @ master.prices
             used = master.packs > 0
             result = self.pool.strategies[used], master.packs[used]
-            if master.value - self.bound <= 1e-5 * master.value:
+            spare = np.ceil(self.bound - 1e-6) - self.bound  # packs that rounding up leaves anyway
+            if master.value - self.bound <= max(1e-5 * master.value, 0.2 * spare):
                 break
             self.forget(prices, used, 3 * len(self.lengths))
             if not self.improve(prices):
@@ -394,21 +395,21 @@ def relax(
         pool.add(seeds)
     if m > FULL_ROWS and not exact:
         return programme.solve_coarse(progress)
-    if seeds is None and m > 2 * _COARSE_ROWS[0]:
+    if (seeds is None or not exact) and m > 2 * _COARSE_ROWS[0]:
         known = programme.bound
         for rows in _COARSE_ROWS:
             if 2 * rows < m:
                 coarse = programme.solve_on(np.unique(np.linspace(0, m - 1, rows).round().astype(np.int64)), progress)
-        if not exact and programme.bound == known and weights.sum() < _FEW * m:
-            # The bound known in advance stands: tokens, not lengths, are scarce.  The full programme then closes the last
-            # thousandth very slowly, and with few sequences of each length its detail would be rounded away anyway.
-            return coarse
+                if not exact and programme.bound == known and weights.sum() < _FEW * m:
+                    # The bound known in advance stands: tokens, not lengths, are scarce.  The full programme then closes the
+                    # last thousandth very slowly, and with few sequences of each length its detail would be rounded away.
+                    return coarse
         pool.keep(pool.worth(programme.prices, pool.strategies) > 1 - 1e-3)
         pool.add(lengths[-1:, None])
         # Prices that are all but right leave a choice of strategies; noise takes from all over it.  Where tokens alone are
         # scarce every length matters; otherwise a few lengths do in the end, and each one more is a row more.
         random = np.random.default_rng(0)
-        for _ in range(8 if programme.bound == known else 2 if m <= _CANDIDATES else 0):
+        for _ in range(5 if programme.bound == known else 2 if m <= _CANDIDATES else 0):
             pool.add(programme.price(programme.prices * (1 + 1e-6 * random.random(m)), programme.reach))
     for round_ in range(rounds):
         master = pool.solve(weights)

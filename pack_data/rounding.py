@@ -159,7 +159,8 @@ def whole_packs(
         if not len(lengths):
             return made
         relaxation = relax(
-            lengths, left[lengths], S, depth_of(lengths), good_enough=target - total, rounds=12,
+            lengths, left[lengths], S, depth_of(lengths), seeds=_on(lengths, relaxation.strategies, S),
+            good_enough=target - total, rounds=12,
             exact=placed < 0.1 * relaxation.bound)  # where little follows the model, its detail is what is left
 
     take = np.floor(relaxation.packs + 1e-6).astype(np.int64)
@@ -176,14 +177,19 @@ def whole_packs(
         if best_total <= target or not left.any():
             return best
         lengths = np.flatnonzero(left)
-        shorter = np.zeros(S + 1, np.int64)
-        shorter[lengths] = lengths
-        seeds = np.maximum.accumulate(shorter)[pool]  # the strategies so far, on the lengths that remain
         relaxation = relax(
-            lengths, left[lengths], S, depth_of(lengths), seeds=seeds, good_enough=target - total, rounds=8, exact=True)
+            lengths, left[lengths], S, depth_of(lengths), seeds=_on(lengths, pool, S), good_enough=target - total, rounds=8,
+            exact=True)
         if total + np.ceil(relaxation.bound - 1e-6) >= best_total:  # what was packed so far has already cost the difference
             return best
         take = _round(relaxation, left)
+
+
+def _on(lengths: np.ndarray, strategies: np.ndarray, max_sequence_length: int) -> np.ndarray:
+    """The strategies with each length shortened to the next of these."""
+    shorter = np.zeros(max_sequence_length + 1, np.int64)
+    shorter[lengths] = lengths
+    return np.maximum.accumulate(shorter)[strategies]
 
 
 def _round(relaxation: Relaxation, counts: np.ndarray) -> np.ndarray:
