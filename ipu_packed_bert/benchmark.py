@@ -4,6 +4,9 @@ The same sequences go through forward and backward pass twice, packed and each a
 turn, so that both see the same machine. Lengths come from a histogram through a real packer, tokens are random.
 The unpacked side is canonical BERT: a padding mask for each row, no block mask. The weight update is left out: it
 comes once after hundreds of micro-batches, and is the same for both.
+
+`--lengths 512,2048,8192` asks another question: from which row length on does attention within each sequence beat a
+dense mask over the row? The same packs, their sequences stretched to each length, go through both in turn.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
-from ipu_packed_bert.config import BatchConfig, Config, EngineConfig, ModelConfig
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, ModelConfig
 from ipu_packed_bert.engine.base import Batch
 from ipu_packed_bert.engine.host import HostEngine
 from pack_data.command import (
@@ -181,6 +185,82 @@ def measure(config: Config, work: Work, *, rounds: int, bar) -> Measurement:
     )
 
 
+class Comparison(NamedTuple):
+    """Dense mask and attention within sequences on the same packs: seconds, one value a round."""
+
+    slots: int
+    dense: np.ndarray
+    varlen: np.ndarray
+    share: float  # of the dense attention's slots x slots that lies within sequences
+
+    @property
+    def speed_ups(self) -> np.ndarray:
+        return self.dense / self.varlen
+
+    def to_json(self) -> Dict[str, Any]:
+        low, middle, high = quartiles(self.speed_ups)
+        return {
+            "slots": self.slots,
+            "share_within_sequences": self.share,
+            "dense_seconds": float(np.median(self.dense)),
+            "varlen_seconds": float(np.median(self.varlen)),
+            "speed_up": middle,
+            "speed_up_quartiles": [low, high],
+        }
+
+
+def stretched(packing: Packing, slots: int) -> Packing:
+    """The same packs with all lengths multiplied, so that rows of `slots`, a multiple of the packing's, are as full."""
+    factor, rest = divmod(slots, packing.max_sequence_length)
+    if rest:
+        raise ValueError(f"--lengths: {slots} is not a multiple of {packing.max_sequence_length}, the histogram's; only whole multiples are stretched to")
+    strategies = tuple(tuple(factor * length for length in strategy) for strategy in packing.strategies)
+    return Packing(packing.algorithm, slots, packing.max_sequences_per_pack, strategies, packing.repeats)
+
+
+def compare_attention(config: Config, work: Work, depth: int, *, rounds: int, bar) -> Comparison:
+    """Forward and backward pass of the packs with each attention in turn, in alternating order; the first round warms up."""
+    config = replace(config, data=replace(config.data, max_sequences_per_pack=depth))
+    engines = {
+        attention: HostEngine(replace(config, engine=replace(config.engine, attention=attention)), packing_factor=1.0)
+        for attention in ("sdpa", "varlen")
+    }
+    seconds: Dict[str, List[float]] = {attention: [] for attention in engines}
+    for number in range(rounds + 1):
+        losses = []
+        for attention in sorted(engines, reverse=bool(number % 2)):
+            result = engines[attention].accumulate(work.packed)
+            engines[attention].optimizer.zero_grad(set_to_none=True)
+            losses.append(result.loss)
+            if number:
+                seconds[attention].append(result.seconds)
+            bar.update()
+        # Dropout differs; the sequences and their number do not.
+        assert abs(losses[0] - losses[1]) <= 0.02 * abs(losses[0]), f"the two do different work: losses {losses}"
+    numbers = work.packed["input_mask"]
+    squares = sum(int((numbers == number).sum(axis=1).astype(np.int64) @ (numbers == number).sum(axis=1)) for number in range(1, depth + 1))
+    slots = numbers.shape[1]
+    return Comparison(slots, np.array(seconds["sdpa"]), np.array(seconds["varlen"]), squares / (len(numbers) * slots * slots))
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> str:
+    lines = [
+        "          within     dense mask   within sequences   varlen over dense",
+        " slots    sequences   seconds         seconds         (quartiles)",
+    ]
+    for each in comparisons:
+        low, middle, high = quartiles(each.speed_ups)
+        lines.append(
+            f"{each.slots:6} {100 * each.share:9.1f} % {np.median(each.dense):10.3f} {np.median(each.varlen):15.3f}"
+            f"         {middle:.3f} ({low:.3f}..{high:.3f})"
+        )
+    return "\n".join(lines)
+
+
+def parse_lengths(text: str) -> List[int]:
+    return [positive_int(part) for part in text.split(",")]
+
+
 def bfloat16_slowdown() -> float:
     """Seconds of a bfloat16 matrix product over those of a float32 one, on the CPU."""
 
@@ -211,6 +291,53 @@ def table(measurements: Sequence[Measurement]) -> str:
     return "\n".join(lines)
 
 
+def model_of(size: str, *, vocabulary: int, slots: int, dropout: float) -> ModelConfig:
+    hidden, layers, heads, intermediate = SIZES[size]
+    return ModelConfig(
+        vocabulary_size=vocabulary,
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        intermediate_size=intermediate,
+        max_position_embeddings=slots,
+        hidden_dropout=dropout,
+    )
+
+
+def compare_lengths(args, packing: Packing, size: str, rounds: int) -> int:
+    """What `--lengths` prints; one row a micro-batch, the same number of packs at each length."""
+    plans = [stretched(packing, slots) for slots in args.lengths]
+    comparisons = []
+    with progress_bar(2 * (rounds + 1) * len(plans), "rounds") as bar:
+        for plan in plans:
+            slots = plan.max_sequence_length
+            work = draw_work(
+                plan,
+                packs=args.packs,
+                micro_batch=1,
+                vocabulary=args.vocabulary_size,
+                max_predictions=default_predictions(slots),
+                seed=args.seed,
+            )
+            config = Config(
+                data=DataConfig(max_sequence_length=slots),
+                model=model_of(size, vocabulary=args.vocabulary_size, slots=slots, dropout=args.dropout),
+                engine=EngineConfig(kind="host", threads=args.threads),
+                batch=BatchConfig(micro_batch=1),
+            )
+            depth = work.packed["next_sentence_positions"].shape[1]
+            comparisons.append(compare_attention(config, work, depth, rounds=rounds, bar=bar))
+    if args.json:
+        print(json.dumps({"size": size, "packs": args.packs, "comparisons": [each.to_json() for each in comparisons]}))
+        return 0
+    print(
+        f"model {size}, float32; forward and backward pass of {args.packs} packs of {packing.max_sequence_length} by"
+        f" {packing.algorithm}, stretched to each length; median of {rounds} rounds\n"
+    )
+    print(comparison_table(comparisons))
+    return 0
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(
         prog="python -m ipu_packed_bert.benchmark",
@@ -228,6 +355,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="auto, the default: both, but no bfloat16 on a CPU that only emulates it",
     )
     parser.add_argument("--attention", choices=("auto", "eager", "sdpa"), default="auto")
+    parser.add_argument(
+        "--lengths",
+        type=parse_lengths,
+        metavar="S,S,...",
+        help="compare a dense mask with attention within sequences at these row lengths, multiples of the histogram's",
+    )
     parser.add_argument("--micro-batch", type=positive_int, default=2, metavar="ROWS")
     parser.add_argument("--packs", type=positive_int, default=4, help="a round; a multiple of --micro-batch, default 4")
     parser.add_argument("--rounds", type=positive_int, default=9, help="counted; the first of all is not, default 9")
@@ -247,6 +380,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     histogram = histogram_from(args)
     slots = histogram.max_sequence_length
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
+    hidden, layers, heads, intermediate = SIZES[size]
+    if args.lengths:
+        return compare_lengths(args, packing, size, rounds)
     work = draw_work(
         packing,
         packs=args.packs,
@@ -255,16 +391,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         max_predictions=default_predictions(slots),
         seed=args.seed,
     )
-    hidden, layers, heads, intermediate = SIZES[size]
-    model = ModelConfig(
-        vocabulary_size=args.vocabulary_size,
-        hidden_size=hidden,
-        num_layers=layers,
-        num_heads=heads,
-        intermediate_size=intermediate,
-        max_position_embeddings=slots,
-        hidden_dropout=args.dropout,
-    )
+    model = model_of(size, vocabulary=args.vocabulary_size, slots=slots, dropout=args.dropout)
     precisions = {"both": BOTH, "auto": BOTH}.get(args.precision, (args.precision,))
     if args.precision == "auto" and not torch.cuda.is_available():
         slowdown = bfloat16_slowdown()

@@ -16,7 +16,13 @@ from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import Batch, Engine, StepResult, build_model, count, micro_batches
 from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.model.loss import PretrainingOutput
+from ipu_packed_bert.model.varlen import attend_within_sequences, has_kernel
 from ipu_packed_bert.optim import build_optimizer, load_neutral_state, neutral_state
+
+
+# On a CPU, slots of a row from which attention within each sequence is faster than a dense mask over the row:
+# `python -m ipu_packed_bert.benchmark --lengths 512,2048,8192`.
+VARLEN_FROM = 2048
 
 
 def pick_attention(config: Config, device: torch.device) -> str:
@@ -24,9 +30,14 @@ def pick_attention(config: Config, device: torch.device) -> str:
 
     Measured on a CPU with AVX-512 and AMX, torch 2.13: in float32 scaled_dot_product_attention is 2.5 times as fast as
     eager attention; in bfloat16 its backward pass is slower, and with dropout it falls back to eager code anyway.
+    Raises ValueError for varlen with engine.compile: the blocks have other shapes in every batch.
     """
+    if config.engine.attention == "varlen" and config.engine.compile:
+        raise ValueError("engine.attention: varlen does not go with engine.compile: true, as its blocks have other shapes in every batch; switch one off")
     if config.engine.attention != "auto":
         return config.engine.attention
+    if device.type == "cpu" and config.data.max_sequence_length >= VARLEN_FROM and not config.engine.compile:
+        return "varlen"
     eager = config.engine.precision == "bfloat16" or config.model.attention_dropout > 0.0
     return "eager" if device.type == "cpu" and eager else "sdpa"
 
@@ -66,7 +77,7 @@ class HostEngine(Engine):
         self._config = config
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._attention = pick_attention(config, self._device)
-        self.model = build_model(config, attention=self._attention).to(self._device)
+        self.model = self._build(schema).to(self._device)
         betas = config.betas(packing_factor)
         self.optimizer = build_optimizer(self.model, config.optimizer, betas=betas)
         self._programs = {
@@ -76,6 +87,19 @@ class HostEngine(Engine):
         with self._outer_random_stream_kept():
             torch.manual_seed(config.run.seed)
             self._random = self._read_random_stream()
+
+    def _build(self, schema) -> torch.nn.Module:
+        config = self._config
+        if self._attention != "varlen":
+            return build_model(config, attention=self._attention)
+        sequences = schema.max_sequences_per_pack if schema is not None else config.data.max_sequences_per_pack
+        if sequences is None:
+            raise ValueError("engine.attention: varlen needs the number of sequences in a pack: from the data set, or data.max_sequences_per_pack")
+        precision = torch.bfloat16 if config.engine.precision == "bfloat16" else torch.float32
+        model = build_model(config, attention="sdpa")
+        kernel = has_kernel(self._device, precision, config.model.attention_dropout)
+        attend_within_sequences(model, sequences=sequences, kernel=kernel)
+        return model
 
     @property
     def description(self) -> str:

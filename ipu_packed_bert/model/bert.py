@@ -51,16 +51,24 @@ class MaskedScores(nn.Module):
         return scores_BNSS + mask_B1SS.to(scores_BNSS.dtype)
 
 
+class SdpaContext(nn.Module):
+    """query, key, value [B, N, S, A], mask -> context [B, N, S, A] in one operator. Can be replaced as a whole."""
+
+    def forward(self, query_BNSA, key_BNSA, value_BNSA, mask_B1SS, dropout: float) -> torch.Tensor:
+        mask_B1SS = mask_B1SS.to(query_BNSA.dtype)
+        return F.scaled_dot_product_attention(query_BNSA, key_BNSA, value_BNSA, attn_mask=mask_B1SS, dropout_p=dropout)
+
+
 class BertSelfAttention(nn.Module):
     def __init__(self, model: ModelConfig, attention: str):
         super().__init__()
         self.num_heads = model.num_heads
         self.head_size = model.hidden_size // model.num_heads
-        self.attention = attention
         self.query = nn.Linear(model.hidden_size, model.hidden_size)
         self.key = nn.Linear(model.hidden_size, model.hidden_size)
         self.value = nn.Linear(model.hidden_size, model.hidden_size)
         self.scores = MaskedScores()
+        self.context = SdpaContext() if attention == "sdpa" else None
         self.dropout = nn.Dropout(model.attention_dropout)
 
     def _heads(self, projected_BSH) -> torch.Tensor:
@@ -72,11 +80,9 @@ class BertSelfAttention(nn.Module):
         query_BNSA = self._heads(self.query(hidden_BSH))
         key_BNSA = self._heads(self.key(hidden_BSH))
         value_BNSA = self._heads(self.value(hidden_BSH))
-        if self.attention == "sdpa":
+        if self.context is not None:
             dropout = self.dropout.p if self.training else 0.0
-            context_BNSA = F.scaled_dot_product_attention(
-                query_BNSA, key_BNSA, value_BNSA, attn_mask=mask_B1SS.to(query_BNSA.dtype), dropout_p=dropout
-            )
+            context_BNSA = self.context(query_BNSA, key_BNSA, value_BNSA, mask_B1SS, dropout)
         else:
             # The query is scaled, not the scores: S / A times fewer multiplications.
             scores_BNSS = self.scores(query_BNSA * (1.0 / math.sqrt(self.head_size)), key_BNSA, mask_B1SS)

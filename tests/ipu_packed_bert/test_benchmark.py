@@ -80,3 +80,21 @@ def test_command(capsys, monkeypatch, tmp_path):
     assert "speed-up" in capsys.readouterr().out
     assert run_main(main, ["--packs", "3"]) == 2
     assert capsys.readouterr().err == "error: --packs 3 is not a multiple of --micro-batch 2\n"
+
+
+def test_dense_and_varlen_go_over_the_same_packs_at_each_length(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(benchmark.SIZES, "tiny", (16, 1, 2, 16))
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("length,count\n40,6\n24,6\n", encoding="utf-8")  # every pack is 40 + 24
+    options = ["--quick", "--histogram", str(lengths), "--max-sequence-length", "64", "--vocabulary-size", "50"]
+    options += ["--packs", "1", "--micro-batch", "1", "--threads", "1", "--packer", "spfhp"]
+    assert main(options + ["--lengths", "64,128", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["comparisons"]
+    assert [each["slots"] for each in figures] == [64, 128]
+    within = (40**2 + 24**2) / 64**2  # stretched or not
+    assert all(each["share_within_sequences"] == pytest.approx(within) and each["speed_up"] > 0 for each in figures)
+    assert main(options + ["--lengths", "64"]) == 0
+    assert "within" in capsys.readouterr().out
+    assert run_main(main, options + ["--lengths", "64,100"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --lengths: 100 is not a multiple of 64") and error.count("\n") == 1

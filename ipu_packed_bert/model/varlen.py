@@ -1,0 +1,105 @@
+"""Attention that skips what packing masks: softmax over each sequence's own block, never over a whole row.
+
+A dense mask multiplies S x S scores of a row and throws away those between sequences; here a row of sequences of l1, l2, ...
+costs l1^2 + l2^2 + ... only (the variable-length attention of "Enhancing Training Efficiency Using Packing with Flash
+Attention", section 2). For devices without static graphs; the classes replace pieces of a network from outside, have no
+parameters, and compute the same for every slot of a sequence. Padding gets the context 0, or its own, and nobody reads it.
+Letters as in `bert.py`: B rows, S slots, N heads, A width of a head, D slots for sequences; T = B S.
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Boundaries(NamedTuple):
+    """Where the sequences of a micro-batch are, its rows laid end to end; the padding of a row counts as its last."""
+
+    cumulative: torch.Tensor  # int32 [B (D + 1) + 1], first 0, last T; a length of 0 where a row has fewer sequences
+    lengths: Optional[List[int]]  # [B (D + 1)] for blocks, which need numbers; None where a kernel reads the tensor
+    padding: int  # every `padding`-th length, D + 1, is padding
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype, dropout: float) -> bool:
+    """Whether torch brings a variable-length kernel for this: CUDA, half types, no dropout (`torch.nn.attention.varlen`)."""
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or dropout > 0.0:
+        return False
+    try:
+        from torch.nn.attention import varlen
+    except ImportError:  # torch 2.0
+        return False
+    return hasattr(varlen, "varlen_attn")
+
+
+class SequenceBoundaries(nn.Module):
+    """As `packed.AttentionMask`: sequence numbers [B, S], which rise from 1 to D and end in padding, 0 -> `Boundaries`.
+
+    blocks: read the lengths back from the device, once for all layers. Else all shapes are static.
+    """
+
+    def __init__(self, sequences: int, *, blocks: bool):
+        super().__init__()
+        self.blocks = blocks
+        order = list(range(1, sequences + 1)) + [0]
+        self.register_buffer("numbers", torch.tensor(order, dtype=torch.int32), persistent=False)
+
+    def forward(self, input_mask_BS, dtype: torch.dtype) -> Boundaries:
+        lengths_BE = (input_mask_BS.unsqueeze(2) == self.numbers).sum(dim=1, dtype=torch.int32)
+        cumulative = F.pad(lengths_BE.flatten().cumsum(0, dtype=torch.int32), (1, 0))
+        lengths = lengths_BE.flatten().tolist() if self.blocks else None
+        return Boundaries(cumulative, lengths, len(self.numbers))
+
+
+class BlockContext(nn.Module):
+    """As `bert.SdpaContext`, sequence by sequence: as many small attentions as there are sequences."""
+
+    def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: Boundaries, dropout: float) -> torch.Tensor:
+        pieces = zip(*(_end_to_end(heads).split(boundaries.lengths) for heads in (query_BNSA, key_BNSA, value_BNSA)))
+        contexts = []
+        for number, (query_LNA, key_LNA, value_LNA) in enumerate(pieces, start=1):
+            if number % boundaries.padding == 0 or not len(query_LNA):
+                contexts.append(torch.zeros_like(query_LNA))
+                continue
+            heads_1NLA = (piece.transpose(0, 1).unsqueeze(0) for piece in (query_LNA, key_LNA, value_LNA))
+            context_1NLA = F.scaled_dot_product_attention(*heads_1NLA, dropout_p=dropout)
+            contexts.append(context_1NLA.squeeze(0).transpose(0, 1))
+        return _rows(torch.cat(contexts), query_BNSA)
+
+
+class KernelContext(nn.Module):
+    """As `bert.SdpaContext`, by the variable-length kernel of torch: one call, boundaries as a tensor."""
+
+    def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: Boundaries, dropout: float) -> torch.Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        slots = query_BNSA.shape[2]  # no sequence is longer
+        context_TNA = varlen_attn(
+            _end_to_end(query_BNSA), _end_to_end(key_BNSA), _end_to_end(value_BNSA),
+            boundaries.cumulative, boundaries.cumulative, slots, slots,
+        )
+        return _rows(context_TNA, query_BNSA)
+
+
+def _end_to_end(heads_BNSA) -> torch.Tensor:
+    """[B, N, S, A] -> [T, N, A]."""
+    return heads_BNSA.transpose(1, 2).flatten(0, 1)
+
+
+def _rows(context_TNA, like_BNSA) -> torch.Tensor:
+    """[T, N, A] -> [B, N, S, A]."""
+    rows, heads, slots, width = like_BNSA.shape
+    return context_TNA.view(rows, slots, heads, width).transpose(1, 2)
+
+
+def attend_within_sequences(network: nn.Module, *, sequences: int, kernel: bool) -> None:
+    """Replace the mask and the attention of a network built for "sdpa", in place.
+
+    network: anything with `attention_mask` and `bert`. sequences: D, the most in a row. kernel: see `has_kernel`.
+    """
+    network.attention_mask = SequenceBoundaries(sequences, blocks=not kernel)
+    for layer in network.bert.encoder.layer:
+        layer.attention.self.context = KernelContext() if kernel else BlockContext()

@@ -1,0 +1,159 @@
+"""Attention within each sequence: the same losses and gradients as a dense mask, from blocks no larger than a sequence."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, LossConfig, ModelConfig, OptimizerConfig
+from ipu_packed_bert.engine.host import VARLEN_FROM, HostEngine, pick_attention
+from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
+from ipu_packed_bert.model.varlen import SequenceBoundaries, attend_within_sequences, has_kernel
+from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
+from tests.tolerances import assert_same
+
+SLOTS, DEPTH = 24, 4
+MODEL = ModelConfig(vocabulary_size=61, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,
+                    max_position_embeddings=SLOTS, hidden_dropout=0.0)
+
+
+def networks(dtype, *, kernel=False):
+    """The same weights twice: a dense mask, and attention within sequences."""
+    pair = []
+    for attention in ("eager", "sdpa"):
+        torch.manual_seed(1)
+        network = PackedBertForPreTraining(MODEL, LossConfig(), attention=attention).to(dtype)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(torch.randn(parameter.shape, dtype=dtype) * (0.3 if dtype == torch.float64 else 0.1))
+        pair.append(network)
+    attend_within_sequences(pair[1], sequences=DEPTH, kernel=kernel)
+    return pair
+
+
+def random_batch(seed, sequences, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    lengths = [int(length) for length in rng.integers(1, SLOTS + 1, sequences)]
+    lengths[::2] = [1 + length // 4 for length in lengths[::2]]
+    examples = random_sequences(rng, lengths=lengths, vocabulary=MODEL.vocabulary_size)
+    packs = fill_up(random_packs(rng, lengths, slots=SLOTS, depth=DEPTH), 3)  # an empty pack every now and then
+    batch = lay_out(packs, examples, slots=SLOTS, depth=DEPTH, predictions=4 + DEPTH)
+    return packs, lengths, with_scales(batch, micro_batches=1, normalisation="token", dtype=dtype)
+
+
+def gradients(network, batch):
+    """Output and gradients, without those of the key biases, which are zero but for rounding."""
+    network.zero_grad(set_to_none=True)
+    output = network(*(torch.from_numpy(batch[name]) for name in BATCH_FIELDS))
+    output.loss.backward()
+    rest = [parameter.grad for name, parameter in network.named_parameters() if not name.endswith("key.bias")]
+    return [torch.stack(output).detach()] + rest
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1), sequences=st.integers(1, 10))
+def test_blocks_are_the_dense_mask(seed, sequences):
+    dense, blocks = networks(torch.float64)
+    _, _, batch = random_batch(seed, sequences)
+    assert_same(found=gradients(blocks, batch), expected=gradients(dense, batch), dtype=torch.float64)
+
+
+def test_blocks_are_the_dense_mask_in_float32():
+    dense, blocks = networks(torch.float32)
+    _, _, batch = random_batch(3, 8, dtype=np.float32)
+    assert_same(found=gradients(blocks, batch), expected=gradients(dense, batch), dtype=torch.float32)
+
+
+def test_no_block_is_larger_than_a_sequence_and_padding_has_none(monkeypatch):
+    real, seen = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(F, "scaled_dot_product_attention",
+                        lambda *heads, **rest: (seen.append(tuple(head.shape for head in heads)), real(*heads, **rest))[1])
+    packs, lengths, batch = random_batch(5, 9)
+    assert sum(lengths) < len(packs) * SLOTS  # there is padding
+    _, blocks = networks(torch.float64)
+    gradients(blocks, batch)
+    heads = (MODEL.num_heads, MODEL.hidden_size // MODEL.num_heads)
+    expected = [((1, heads[0], lengths[index], heads[1]),) * 3 for pack in packs for index in pack]
+    assert seen == expected * MODEL.num_layers
+
+
+def test_boundaries_are_static_and_count_the_padding():
+    numbers = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]], dtype=torch.int32)
+    found = SequenceBoundaries(2, blocks=True)(numbers, torch.float32)
+    assert found.lengths == [2, 3, 1, 6, 0, 0, 0, 0, 6]
+    assert found.cumulative.tolist() == [0, 2, 5, 6, 12, 12, 12, 12, 12, 18]
+    assert found.cumulative.dtype == torch.int32
+    assert SequenceBoundaries(2, blocks=False)(numbers, torch.float32).lengths is None
+
+
+def test_the_kernel_is_called_as_it_is_published(monkeypatch):
+    """The real one runs on CUDA in half types only; a stand-in that does what its documentation says takes its place."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch before 2.10 has no variable-length kernel")
+    signature = inspect.signature(varlen.varlen_attn)
+
+    def stand_in(*arguments, **options):
+        given = signature.bind(*arguments, **options).arguments
+        assert set(given) == {"query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"}
+        starts = given["cu_seq_q"].tolist()
+        assert max(after - before for before, after in zip(starts, starts[1:])) <= given["max_q"] == given["max_k"]
+        pieces = []
+        for before, after in zip(starts, starts[1:]):
+            heads = (given[name][before:after].transpose(0, 1) for name in ("query", "key", "value"))
+            pieces.append(F.scaled_dot_product_attention(*heads).transpose(0, 1))
+        return torch.cat(pieces)
+
+    monkeypatch.setattr(varlen, "varlen_attn", stand_in)
+    dense, kernel = networks(torch.float64, kernel=True)
+    _, _, batch = random_batch(9, 8)
+    assert_same(found=gradients(kernel, batch), expected=gradients(dense, batch), dtype=torch.float64)
+
+
+def test_the_kernel_is_for_half_types_on_cuda_without_dropout():
+    assert not has_kernel(torch.device("cpu"), torch.bfloat16, 0.0)
+    assert not has_kernel(torch.device("cuda"), torch.float32, 0.0)
+    assert not has_kernel(torch.device("cuda"), torch.bfloat16, 0.1)
+
+
+def config(slots=SLOTS, **engine):
+    return Config(data=DataConfig(max_sequence_length=slots, max_sequences_per_pack=DEPTH), model=MODEL,
+                  optimizer=OptimizerConfig(packing_adjustment="none"), batch=BatchConfig(micro_batch=3, gradient_accumulation=1),
+                  engine=EngineConfig(kind="host", **engine))
+
+
+def test_auto_takes_it_from_where_it_pays():
+    cpu = torch.device("cpu")
+    assert pick_attention(config(VARLEN_FROM), cpu) == "varlen"
+    assert pick_attention(config(VARLEN_FROM - 1), cpu) == "sdpa"
+    assert pick_attention(config(VARLEN_FROM, compile=True), cpu) == "sdpa"
+    assert pick_attention(config(VARLEN_FROM), torch.device("cuda")) == "sdpa"
+    assert pick_attention(config(VARLEN_FROM, attention="eager"), cpu) == "eager"
+
+
+def test_the_engine_takes_the_same_step():
+    _, _, batch = random_batch(3, 6, dtype=np.float32)
+    rows = len(batch["input_ids"]) // 3 * 3
+    batch = {name: values[:rows] for name, values in batch.items()}
+    results, weights = [], []
+    for attention in ("sdpa", "varlen"):
+        engine = HostEngine(config(attention=attention), packing_factor=1.0)
+        assert f"{attention} attention" in engine.description
+        results.append(engine.step(batch, 1.0e-2))
+        weights.append(list(engine.state()["model"].values()))
+    assert results[0].loss == pytest.approx(results[1].loss, rel=1e-5)
+    assert_same(found=weights[1], expected=weights[0], dtype=torch.float32)
+
+
+def test_what_it_cannot_do_is_one_line():
+    with pytest.raises(ValueError, match="engine.compile"):
+        HostEngine(config(attention="varlen", compile=True), packing_factor=1.0)
+    unlimited = config(attention="varlen")
+    unlimited = replace(unlimited, data=replace(unlimited.data, max_sequences_per_pack=None))
+    with pytest.raises(ValueError, match="max_sequences_per_pack"):
+        HostEngine(unlimited, packing_factor=1.0)
