@@ -65,6 +65,28 @@ def score_answers(predictions: Mapping[str, str], answers: Mapping[str, Sequence
     return result
 
 
+class Threshold(NamedTuple):
+    f1: float  # percent
+    threshold: float  # no answer where its score is better by more than this
+
+
+def best_threshold(texts: Mapping[str, str], odds: Mapping[str, float], answers: Mapping[str, Sequence[str]]) -> Threshold:
+    """The threshold with the best F1 over these questions, as SQuAD's script for version 2 finds it.
+
+    texts: the best answer to each question; odds: the score of no answer minus that of the text.
+    """
+    # With a threshold below all odds nothing is answered, and the questions without an answer are right.
+    total = best = float(sum(not wanted for wanted in answers.values()))
+    threshold = min(odds.values()) - 1.0
+    ordered = sorted(odds, key=lambda name: odds[name])
+    for place, name in enumerate(ordered):
+        total += score_answer(texts[name], answers[name]).f1 - float(not answers[name])
+        equal = place + 1 < len(ordered) and odds[ordered[place + 1]] == odds[name]
+        if total > best and not equal:
+            best, threshold = total, odds[name]
+    return Threshold(100.0 * best / len(answers), threshold)
+
+
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Fraction of classes [n] that are right."""
     return float((predictions == labels).mean())

@@ -165,6 +165,7 @@ class Candidate(NamedTuple):
 
 class Prediction(NamedTuple):
     text: str
+    best_text: str  # the best answer, also where none is given
     candidates: Tuple[Candidate, ...]  # best first
     null_odds: float  # score of no answer minus that of the best one
 
@@ -201,7 +202,8 @@ def _answer(question: Question, windows: Windows, own: Sequence[Window], logits:
     candidates = tuple(Candidate(text, score, float(weight / weights.sum())) for (text, score), weight in zip(ranked, weights))
     odds = null - top
     unanswered = not best or (squad.null_answers and odds > squad.null_score_threshold)
-    return Prediction("" if unanswered else next(iter(best)), candidates, odds)
+    best_text = next(iter(best), "")
+    return Prediction("" if unanswered else best_text, best_text, candidates, odds)
 
 
 def _best_spans(window: Window, counts: np.ndarray, logits: np.ndarray, squad: SquadConfig) -> List[Tuple[float, int, int]]:

@@ -12,7 +12,7 @@ from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.finetuning import classification, squad
 from ipu_packed_bert.finetuning.config import MULTI_LABEL, REGRESSION, SINGLE_LABEL, SQUAD, FinetuneConfig
 from ipu_packed_bert.finetuning.heads import PackedBertForQuestionAnswering, PackedBertForSequenceClassification
-from ipu_packed_bert.finetuning.metrics import score_answers
+from ipu_packed_bert.finetuning.metrics import best_threshold, score_answers
 from ipu_packed_bert.finetuning.packing import Inputs
 from ipu_packed_bert.finetuning.tokens import Tokenizer
 from pack_data.wordpiece import Vocabulary
@@ -97,7 +97,14 @@ class SquadTask(Task):
     def evaluate(self, outputs: Sequence[np.ndarray]) -> Evaluation:
         predictions = squad.answer_questions(self.windows, outputs, self._squad)
         labelled = all(question.labelled for question in self.windows.questions)
-        metrics = score_answers({name: each.text for name, each in predictions.items()}, squad.gold(self.windows.questions)) if labelled else {}
+        metrics: Dict[str, Any] = {}
+        if labelled:
+            answers = squad.gold(self.windows.questions)
+            metrics = score_answers({name: each.text for name, each in predictions.items()}, answers)
+            if self._squad.null_answers:
+                best = best_threshold({name: each.best_text for name, each in predictions.items()},
+                                      {name: each.null_odds for name, each in predictions.items()}, answers)
+                metrics.update(best_f1=best.f1, best_f1_threshold=best.threshold)
         return Evaluation(metrics, squad.prediction_files(predictions, null_answers=self._squad.null_answers))
 
 

@@ -54,6 +54,26 @@ def test_the_best_of_the_answers_counts_and_no_answer_is_an_answer():
     assert metrics.score_answer("", ["the"]) == (1.0, 1.0)
 
 
+def test_best_threshold_by_hand():
+    # In the order of their odds: a right answer, a wrong one, one to a question without any, half of a right one.
+    answers = {"a": ["red"], "b": ["red"], "c": [], "d": ["red"]}
+    texts = {"a": "red", "b": "blue", "c": "blue", "d": "red car x"}
+    odds = {"d": 3.0, "a": -2.0, "b": -1.0, "c": 1.0}
+    # Nothing answered: 1 of 4.  Up to a: 2.  Up to b: 2.  Up to c: 1.  All: 1.5.
+    assert metrics.best_threshold(texts, odds, answers) == (50.0, -2.0)
+    # What it promises is what the threshold gives, for random questions with equal odds among them.
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        names = [str(each) for each in range(12)]
+        answers = {name: ["red car"] if rng.random() < 0.6 else [] for name in names}
+        texts = {name: str(rng.choice(["red car", "red", "blue"])) for name in names}
+        odds = {name: float(rng.integers(-3, 4)) for name in names}
+        found = metrics.best_threshold(texts, odds, answers)
+        given = {limit: metrics.score_answers({name: "" if odds[name] > limit else texts[name] for name in names}, answers)["f1"]
+                 for limit in [found.threshold, *np.arange(-5, 5)]}
+        assert given[found.threshold] == pytest.approx(found.f1) == pytest.approx(max(given.values()))
+
+
 def test_classification_metrics():
     assert metrics.accuracy(np.array([1, 2, 2, 0]), np.array([1, 2, 0, 0])) == 0.75
     found = np.array([[1, 1, 0], [0, 0, 1]], bool)
