@@ -16,8 +16,8 @@ def draw(tables: Sequence[Table], path: Path) -> None:
         raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out") from None
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
-    panels = {"table1": _table1, "decomposition": _decomposition, "table2": _table2, "scaling": _scaling, "points": _points,
-              "arrangements": _arrangements}
+    panels = {"table1": _table1, "graphs": _graphs, "decomposition": _decomposition, "table2": _table2, "scaling": _scaling,
+              "points": _points, "arrangements": _arrangements}
     drawn = [table for table in tables if table.name in panels]
     if not drawn:
         raise ValueError(f"--plot: none of these tables has a picture; there are {', '.join(panels)}")
@@ -48,6 +48,12 @@ def _table1(axes: Any, table: Table) -> None:
           [row["realised_lower"] for row in rows], [row["realised_upper"] for row in rows],
           [row["paper_realised"] for row in rows], "realised speed-up")
     axes.set_ylim(0.9, 2.1)
+
+
+def _graphs(axes: Any, table: Table) -> None:
+    labels = [f"{row['graph'].split(' (')[0]}, {row['algorithm']} {row['depth']}" for row in table.rows]
+    _bars(axes, labels, *([row[key] for row in table.rows] for key in ("overhead", "overhead_lower", "overhead_upper", "paper_overhead")),
+          "overhead, %")
 
 
 def _table2(axes: Any, table: Table) -> None:
