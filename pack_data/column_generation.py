@@ -25,7 +25,7 @@ _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a bloc
 _CALL = 3000  # elements that NumPy handles in the time of a call
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
 FULL_ROWS = 4200  # half a minute; beyond, only the coarse programme
-_FEW = 60  # sequences of a length, on average
+_FEW = 40  # sequences of a length, on average
 _INTERIOR_ROWS = 150  # from here on the interior-point method, with its crossover to a vertex, is the faster one
 _CANDIDATES = 512  # strategies sought a round
 
