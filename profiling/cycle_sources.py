@@ -9,7 +9,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
+
+import yaml
 
 from tables import HARDWARE, HOST, PROFILE
 
@@ -23,6 +25,8 @@ class Measurement:
     unit: str                             # "cycles" or "seconds"
     packing_factor: Optional[float]       # sequences / packs, where known
     detail: str                           # what was read
+    length: Optional[int] = None          # slots of a pack and packing depth, where known
+    depth: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,13 @@ class RunLog:
         key = "cycles" if counted else "seconds"
         packs, sequences = sum(step["packs"] for step in steps), sum(step["sequences"] for step in steps)
         return Measurement(HARDWARE if counted else HOST, median(step[key] / step["packs"] for step in steps), key,
-                           sequences / packs, str(self.folder))
+                           sequences / packs, str(self.folder), *self._packs())
+
+    def _packs(self) -> Tuple[Optional[int], Optional[int]]:
+        """(slots, depth) of the run's configuration; None for what it leaves open."""
+        path = self.folder / "config.yml"
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))["data"] if path.is_file() else {}
+        return data.get("max_sequence_length"), data.get("max_sequences_per_pack")
 
     def _steps(self) -> List[Dict[str, Any]]:
         path = self.folder / "log.jsonl"

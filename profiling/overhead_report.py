@@ -290,6 +290,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.json:
         print(json.dumps({"calibration": {"factor": report.calibration.parameters.factor,
                                           "layout_cycles_per_byte": report.calibration.parameters.layout},
+                          "unknown_operators": report.machine.unknown,
                           "tables": [tables.as_json(table) for table in report.tables]}, indent=1))
     elif args.csv:
         print(tables.as_csv(report.tables), end="")
@@ -298,6 +299,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parameters, rms = report.calibration.parameters, report.calibration.report["rms_error"]
         print(f"\nModel: calibrated with 2 parameters (factor {parameters.factor}, layout {parameters.layout} cycles/byte; "
               f"left-out error {100 * rms['left_out']:.1f} % rms over six published throughputs).")
+        unknown = ", ".join(f"{operator} x{times}" for operator, times in sorted(report.machine.unknown.items()))
+        print(f"Operators without an estimator, costed as elementwise work: {unknown or 'none'}.")
         print(f"Cache of plans, traces and packings: {report.folder if report.folder else 'off'}")
     if args.plot is not None:
         import plots

@@ -410,12 +410,17 @@ def measured(found: Overhead, packing_factor: Optional[float]) -> Table:
     rows = [{"run": f"{kind}: {m.detail}", "per_pack": m.per_pack, "packing_factor": m.packing_factor}
             for kind, m in (("packed", found.packed), ("unpacked", found.unpacked))]
     rows[0].update(overhead=percent(found.overhead), realised=None if factor is None else factor / (1 + found.overhead))
+    depth = found.packed.depth if found.packed.depth != 16 else None      # the deepest pack the paper made without a limit
+    beside = [row for (packer, limit), row in PAPER_ROWS.items() if packer in ("spfhp", "nnlshp") and limit == depth]
+    if found.packed.length == 512 and beside:
+        rows[0].update(paper_overhead=beside[-1][2], paper_realised=beside[-1][3])
     notes = ["OH: extra time of a pack relative to an unpacked row; compare runs with equal accumulation and waiting data."]
     if source != HARDWARE:
         notes.append("These are not cycles of IPU hardware." if source == PROFILE else "These are seconds of this host, not IPU cycles.")
     return Table("measured", "Measured: packed against unpacked", (
         Column("run", "run", CONFIGURED), Column("per_pack", f"{unit}/pack", source, ",.6g"), Column("packing_factor", "p", source, ".3f"),
-        Column("overhead", "OH %", source, ".2f"), Column("realised", "speed-up", source, ".3f")), rows, tuple(notes))
+        Column("overhead", "OH %", source, ".2f"), Column("realised", "speed-up", source, ".3f"),
+        Column("paper_overhead", "OH %", PAPER, ".3f"), Column("paper_realised", "speed-up", PAPER, ".3f")), rows, tuple(notes))
 
 
 def scaling(points_: Sequence[Any], packing_factor: float, histogram_name: str) -> Table:

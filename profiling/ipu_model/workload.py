@@ -159,5 +159,14 @@ class Machine:
                 num_layers=config.model.num_layers, micro_batch=shape.micro_batch)
         return self._pipelines[key]
 
+    @property
+    def unknown(self) -> Dict[str, int]:
+        """Operators without an estimator in what was asked so far, costed as elementwise work, and how often one graph has them."""
+        found: Dict[str, int] = {}
+        for pipeline in self._pipelines.values():
+            for operator, times in pipeline.unknown.items():
+                found[operator] = max(times, found.get(operator, 0))
+        return found
+
     def save(self) -> None:
         self.planner.save()

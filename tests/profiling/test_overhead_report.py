@@ -204,6 +204,7 @@ def test_what_if(run):
 def test_per_ipu_names_the_bottleneck(run):
     out = run("--per-ipu", "--packing-factor", "1.996", *SMALL)
     assert out.count("slowest") == 1 and "sequences/s" in out and "Cache of plans" in out
+    assert "Operators without an estimator, costed as elementwise work: none." in out
 
 
 def test_runs_that_happened(run, tmp_path):
@@ -213,7 +214,12 @@ def test_runs_that_happened(run, tmp_path):
             {"step": i, "packs": packs, "sequences": 16, "seconds": seconds, "cycles": None}) for i in range(3)))
     (table,) = json.loads(run("--packed", str(tmp_path / "packed"), "--unpacked", str(tmp_path / "unpacked"), "--json"))["tables"]
     assert table["rows"][0]["overhead"] == pytest.approx(100 * (1 / 8 / (1.9 / 16) - 1))
-    assert {c["source"] for c in table["columns"]} == {"config", "host"}
+    assert {c["source"] for c in table["columns"]} == {"config", "host", "paper"}
+    assert table["rows"][0].get("paper_overhead") is None
+    # BERT at 512, depth 3: the paper has its own values for that.
+    (tmp_path / "packed" / "config.yml").write_text("data:\n  max_sequence_length: 512\n  max_sequences_per_pack: 3\n")
+    (table,) = json.loads(run("--packed", str(tmp_path / "packed"), "--unpacked", str(tmp_path / "unpacked"), "--json"))["tables"]
+    assert (table["rows"][0]["paper_overhead"], table["rows"][0]["paper_realised"]) == (4.287, 1.913)
 
 
 def test_plot(run, tmp_path):
