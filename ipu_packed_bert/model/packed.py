@@ -77,8 +77,8 @@ class PackedBertForPreTraining(nn.Module):
 
     Without next sentence prediction (`loss.next_sentence` false) the pooler and its classifier do not exist, and the
     remaining names are those of Hugging Face's BertForMaskedLM.
-    Pieces that may be replaced from outside, all free of parameters: `attention_mask`, `masked_lm_slots`,
-    `next_sentence_slots` and `cls.predictions.product`.
+    Pieces that may be replaced from outside, all free of parameters: `attention_mask` (with each layer's
+    `attention.self.scores`, which takes what it makes), `masked_lm_slots`, `next_sentence_slots` and `cls.predictions.product`.
     """
 
     def __init__(self, model: ModelConfig, loss: LossConfig, *, attention: str = "eager"):
