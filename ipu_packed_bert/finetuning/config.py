@@ -31,7 +31,7 @@ class DataConfig:
     max_sequence_length: int = setting(384, minimum=8)                     # slots per pack, S
     packer: str = setting("optimal", choices=PACKERS)
     max_sequences_per_pack: Optional[int] = setting(None, minimum=1)       # packing depth, D; null: unlimited
-    seed: int = setting(5, minimum=0, maximum=2 ** 31 - 1)                 # of the examples drawn
+    seed: int = setting(5, minimum=0, maximum=2 ** 31 - 1)                 # of the training examples drawn; those of evaluation are always the same
 
 
 @dataclass(frozen=True)
