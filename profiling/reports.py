@@ -291,7 +291,8 @@ def what_if(candidates: Sequence[Candidate], calibration: Calibration) -> Table:
             Column("step_seconds", "s/step", MODEL, ".3f"), Column("rate", "seq/s", MODEL, ",.0f"), Column("rate_lower", "at least", MODEL, ",.0f"),
             Column("rate_upper", "at most", MODEL, ",.0f"), Column("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
             Column("rate_ratio", "seq/s ratio", MODEL, ".4f")),
-        rows, ("Rates are of all replicas of the configuration; ratios are against the first line.",))
+        rows, ("Rates are of all replicas of the configuration; ratios are against the first line.",
+               "A configuration of depth 1 is counted as canonical BERT: a padding mask, [CLS] at slot 0, the same positions in every row."))
 
 
 def points(observations: Observations, calibration: Calibration, paper_graph: Comparison,

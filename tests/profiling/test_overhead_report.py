@@ -177,9 +177,10 @@ def test_the_engines_mask_is_the_better_arrangement(machine, load, comparison):
 def test_table1_of_a_small_histogram(run, tmp_path):
     path = tmp_path / "lengths.csv"
     path.write_text("length,count\n" + "".join(f"{length},{40 + length}\n" for length in range(5, 33)))
-    out = run("--table", "1", "--histogram", str(path), "--max-sequence-length", "32", *SMALL, "--set", "data.max_sequence_length=32",
+    out = run("--table", "1", "--graphs", "--histogram", str(path), "--max-sequence-length", "32", *SMALL, "--set", "data.max_sequence_length=32",
               "--set", "data.max_predictions_per_sequence=5", "--set", "model.max_position_embeddings=32", "--json")
-    (table, graphs, parts) = json.loads(out)["tables"]
+    (table, graphs, parts, all_depths) = json.loads(out)["tables"]
+    assert len(all_depths["rows"]) == 3 * 6 and [row for row in all_depths["rows"] if row["algorithm"] == "NNLSHP"] == graphs["rows"]
     assert [row["algorithm"] for row in table["rows"]] == ["NONE", "SORT", "GREEDY"] + ["SPFHP"] * 2 + ["NNLSHP"] + ["SPFHP"] * 3 + ["OPTIMAL"] * 5
     by = {(row["algorithm"], row["depth"]): row for row in table["rows"]}
     assert by["OPTIMAL", "3"]["packing_factor"] >= max(by["SPFHP", "3"]["packing_factor"], by["NNLSHP", "3"]["packing_factor"])
