@@ -238,9 +238,10 @@ def notes(rows: List[Row], size: Size, options: Any) -> str:
 
 
 def curves(rows: List[Row], variant: str, value: str) -> np.ndarray:
-    """One value along the runs of a variant: [seeds, points]."""
+    """One value along the runs of a variant: [seeds, points]; as many points as every seed has, where runs are very short."""
     seeds = sorted({row["seed"] for row in rows if row["variant"] == variant})
-    return np.array([[row[value] for row in rows if (row["variant"], row["seed"]) == (variant, seed)] for seed in seeds])
+    found = [[row[value] for row in rows if (row["variant"], row["seed"]) == (variant, seed)] for seed in seeds]
+    return np.array([run[:min(map(len, found))] for run in found])
 
 
 def panels(rows: List[Row]):
