@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Dict, List, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 import numpy as np
 
+from pack_data.command import progress_bar
 from pack_data.packing import Packing
 
 Strategy = Tuple[int, ...]
@@ -23,11 +24,17 @@ class AttentionWork:
     largest: int
     mean: float
     deviation: float  # standard deviation
+    longest: int  # tokens of the longest sequence
 
     @property
     def imbalance(self) -> float:
         """Largest / mean, at least 1; 1 for no packs."""
         return self.largest / self.mean if self.mean else 1.0
+
+    @property
+    def least_imbalance(self) -> float:
+        """What no packing into as many packs is below: one of them holds the longest sequence, and the mean is the same."""
+        return self.longest**2 / self.mean if self.mean else 1.0
 
     def __str__(self) -> str:
         return f"max / mean {self.imbalance:.3f}, standard deviation / mean {self.deviation / self.mean if self.mean else 0.0:.3f}"
@@ -36,10 +43,10 @@ class AttentionWork:
     def of(cls, packing: Packing) -> AttentionWork:
         work = np.array([_work(strategy) for strategy in packing.strategies], float)
         if not len(work):
-            return cls(0, 0.0, 0.0)
+            return cls(0, 0.0, 0.0, 0)
         share = np.array(packing.repeats, float) / packing.packs
         mean = float(share @ work)
-        return cls(int(work.max()), mean, float(np.sqrt(share @ (work - mean) ** 2)))
+        return cls(int(work.max()), mean, float(np.sqrt(share @ (work - mean) ** 2)), packing.strategies[0][0])
 
 
 def _work(strategy: Strategy) -> int:
@@ -109,34 +116,39 @@ def _exchange(strategy: Strategy, given: Strategy, taken: Strategy) -> Strategy:
     return tuple(sorted(left + list(taken), reverse=True))
 
 
-def balance_attention(packing: Packing, *, exchanges: int = 4000) -> Packing:
+def balance_attention(packing: Packing, *, exchanges: int = 1000, progress: Optional[bool] = None) -> Packing:
     """As many packs of the same sequences; the largest sum of squared lengths is not raised, the variance never.
 
     The most expensive strategies exchange up to two sequences each with whichever partner evens out most, for as many packs
-    as both have; at most `exchanges` times.
+    as both have; at most `exchanges` times.  There is not much to be had: the longest sequences decide the largest sums, and
+    full packs leave little choice of partners.  (The linear programme of least variance over full packs at depth 3 comes to a
+    standard deviation / mean of 0.2865 on squad_1_1_384 and 0.3525 on wikipedia_512; 1000 exchanges to 0.2863 and 0.3525.)
+    progress: whether to show it on stderr; None: where that is a terminal.
     """
     slots = packing.max_sequence_length
     depth = slots if packing.max_sequences_per_pack is None else packing.max_sequences_per_pack
     packs = dict(zip(packing.strategies, packing.repeats))
     before = None if packs else exchanges
-    while exchanges > 0 and exchanges != before:
-        before = exchanges
-        state = _Parts()
-        state.add(packs)
-        # A pass takes the strategies it began with, dearest first; what it makes comes in the next one.
-        for index in np.argsort(-state.work, kind="stable").tolist():
-            while state.repeats[index] and exchanges > 0:
-                gain, given, partner, taken = state.best_partner(index, slots, depth)
-                if gain <= 0:
-                    break
-                times = int(min(state.repeats[index], state.repeats[partner]))
-                state.repeats[index] -= times
-                state.repeats[partner] -= times
-                made: Dict[Strategy, int] = {}
-                for strategy in (_exchange(state.strategies[index], given, taken), _exchange(state.strategies[partner], taken, given)):
-                    made[strategy] = made.get(strategy, 0) + times
-                state.add(made)
-                exchanges -= 1
-        packs = state.packs()
+    with progress_bar(exchanges, "balancing", shown=progress, unit=" exchanges") as bar:
+        while exchanges > 0 and exchanges != before:
+            before = exchanges
+            state = _Parts()
+            state.add(packs)
+            # A pass takes the strategies it began with, dearest first; what it makes comes in the next one.
+            for index in np.argsort(-state.work, kind="stable").tolist():
+                while state.repeats[index] and exchanges > 0:
+                    gain, given, partner, taken = state.best_partner(index, slots, depth)
+                    if gain <= 0:
+                        break
+                    times = int(min(state.repeats[index], state.repeats[partner]))
+                    state.repeats[index] -= times
+                    state.repeats[partner] -= times
+                    made: Dict[Strategy, int] = {}
+                    for strategy in (_exchange(state.strategies[index], given, taken), _exchange(state.strategies[partner], taken, given)):
+                        made[strategy] = made.get(strategy, 0) + times
+                    state.add(made)
+                    exchanges -= 1
+                    bar.update(1)
+            packs = state.packs()
     strategies = tuple(sorted(packs, reverse=True))
     return replace(packing, strategies=strategies, repeats=tuple(packs[strategy] for strategy in strategies))

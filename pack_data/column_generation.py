@@ -409,7 +409,7 @@ def relax(
         # Prices that are all but right leave a choice of strategies; noise takes from all over it.  Where tokens alone are
         # scarce every length matters; otherwise a few lengths do in the end, and each one more is a row more.
         random = np.random.default_rng(0)
-        for _ in range(5 if programme.bound == known else 2 if m <= _CANDIDATES else 0):
+        for _ in range(5 if programme.bound == known or m <= _CANDIDATES else 0):
             pool.add(programme.price(programme.prices * (1 + 1e-6 * random.random(m)), programme.reach))
     for round_ in range(rounds):
         master = pool.solve(weights)

@@ -17,7 +17,7 @@ import numpy as np
 from pack_data.balance import AttentionWork, balance_attention
 from pack_data.certificate import Certificate, best_pack_value, prove_packing, statement
 from pack_data.column_generation import FULL_ROWS, Relaxation, relax
-from pack_data.command import ArgumentParser, depth_text, run_main, run_packer
+from pack_data.command import ArgumentParser, depth_text, progress_bar, run_main, run_packer
 from pack_data.fit_decreasing import fit_decreasing
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
@@ -25,14 +25,17 @@ from pack_data.rounding import Packs, whole_packs
 
 _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this, a loss of less than 1e-9 of the bound
 _SMALL = 256  # lengths; then the full programme is solved wherever the coarse one leaves a gap
+_QUICK = 1000  # lengths; up to here it is a matter of a second or two
 _BENCHMARK_DEPTHS = (2, 3, 4, 8, 16, None)
 
 
-def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], balance: Optional[str] = None) -> Packing:
+def pack(
+    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], balance: Optional[str] = None, progress: Optional[bool] = None,
+) -> Packing:
     """Packs with as few packs as the linear programme allows, give or take one or two; the result carries the proof.
 
     max_sequences_per_pack None is unlimited.  balance "attention" evens out the sum of squared lengths over the packs
-    afterwards; their number stays.
+    afterwards; their number stays.  progress: whether to show it on stderr; None: where that is a terminal, if it takes long.
     """
     if balance not in (None, "attention"):
         raise ValueError(f"balance {balance!r}: there is 'attention', or None")
@@ -44,13 +47,15 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], b
         room = S // int(lengths[0])
         depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
         packs = fit_decreasing(histogram, depth, lambda free: np.argsort(free, kind="stable"))
-        relaxation = relax(lengths, counts[lengths], S, depth, incumbent=_number(packs))
-        packs = _fewer(packs, relaxation, counts, depth)
-        gap = _number(packs) - _target(relaxation)
-        if not relaxation.exact and (gap > 2 and len(lengths) <= FULL_ROWS or gap > 0 and len(lengths) <= _SMALL):
-            full = relax(lengths, counts[lengths], S, depth, incumbent=_number(packs), exact=True)
-            relaxation = full if full.bound > relaxation.bound else relaxation
-            packs = _fewer(packs, full, counts, depth)
+        with _Progress(histogram.sequences, False if progress is None and len(lengths) <= _QUICK else progress) as shown:
+            relaxation = relax(lengths, counts[lengths], S, depth, incumbent=_number(packs), progress=shown.programme)
+            packs = _fewer(packs, relaxation, counts, depth, shown)
+            gap = _number(packs) - _target(relaxation)
+            if not relaxation.exact and (gap > 2 and len(lengths) <= FULL_ROWS or gap > 0 and len(lengths) <= _SMALL):
+                full = relax(
+                    lengths, counts[lengths], S, depth, incumbent=_number(packs), exact=True, progress=shown.programme)
+                relaxation = full if full.bound > relaxation.bound else relaxation
+                packs = _fewer(packs, full, counts, depth, shown)
         prices = np.floor(relaxation.prices * _PRICE_UNITS).astype(np.int64).tolist()
     denominator = max(1, best_pack_value(lengths.tolist(), prices, S, max_sequences_per_pack))
     worth = sum(count * price for count, price in zip(counts[lengths].tolist(), prices))
@@ -58,7 +63,27 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], b
         "optimal", histogram, max_sequences_per_pack, packs, solve_seconds=time.perf_counter() - start,
         lower_bound=-(-worth // denominator), lp_bound=float(Fraction(worth, denominator)),
         certificate=Certificate(S, max_sequences_per_pack, tuple(lengths.tolist()), tuple(prices), denominator))
-    return packing if balance is None else balance_attention(packing)
+    return packing if balance is None else balance_attention(packing, progress=progress)
+
+
+class _Progress:
+    """Sequences packed, and how near the linear programme is to its bound."""
+
+    def __init__(self, sequences: int, shown: Optional[bool]) -> None:
+        self._sequences, self._bar = sequences, progress_bar(sequences, "packing", shown=shown, unit=" sequences")
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.close()
+
+    def programme(self, value: float, bound: float) -> None:
+        self._bar.set_postfix_str(f"bound {bound:,.1f}, programme {value:,.1f} packs")
+
+    def left(self, sequences: int) -> None:
+        self._bar.n = self._sequences - sequences
+        self._bar.refresh()
 
 
 def _number(packs: Packs) -> int:
@@ -70,11 +95,11 @@ def _target(relaxation: Relaxation) -> int:
     return int(np.ceil(relaxation.bound * (1 - 1e-12) - 1e-6))
 
 
-def _fewer(packs: Packs, relaxation: Relaxation, counts: np.ndarray, depth: int) -> Packs:
+def _fewer(packs: Packs, relaxation: Relaxation, counts: np.ndarray, depth: int, shown: _Progress) -> Packs:
     """These packs, or those that the relaxation leads to if they are fewer."""
     if _number(packs) <= _target(relaxation):
         return packs
-    return min(packs, whole_packs(relaxation, counts, depth, _target(relaxation)), key=_number)
+    return min(packs, whole_packs(relaxation, counts, depth, _target(relaxation), shown.left), key=_number)
 
 
 def benchmark_set(folder: Path, depths: Sequence[Optional[int]] = _BENCHMARK_DEPTHS) -> None:
@@ -84,7 +109,7 @@ def benchmark_set(folder: Path, depths: Sequence[Optional[int]] = _BENCHMARK_DEP
         raise ValueError(f"{folder}: no histogram there; give a folder with CSV files 'length,count'")
     print(f"{'histogram':<34} {'S':>5} {'depth':>9} {'packs':>10} {'lp bound':>15} {'gap':>4} {'seconds':>8} {'cpu':>7}")
     gaps: List[int] = []
-    slowest = 0.0
+    cpus: List[float] = []
     for path in paths:
         histogram = LengthHistogram.from_csv(path, _declared_maximum(path))
         for depth in depths:
@@ -94,13 +119,37 @@ def benchmark_set(folder: Path, depths: Sequence[Optional[int]] = _BENCHMARK_DEP
             packing.check(histogram)
             prove_packing(packing)
             gaps.append(packing.packs - packing.lower_bound)
-            slowest = max(slowest, packing.solve_seconds)
+            cpus.append(cpu)
             print(
                 f"{histogram.name:<34} {histogram.max_sequence_length:>5} {depth_text(depth):>9} {packing.packs:>10,} "
                 f"{packing.lp_bound:>15,.3f} {gaps[-1]:>4} {packing.solve_seconds:>8.2f} {cpu:>7.2f}", flush=True)
     print(
         f"{len(gaps)} packings, each proved: {gaps.count(0)} at the bound, {gaps.count(1)} one pack above it, "
-        f"{gaps.count(2)} two, {sum(gap > 2 for gap in gaps)} more; the slowest took {slowest:.2f} s")
+        f"{gaps.count(2)} two, {sum(gap > 2 for gap in gaps)} more; {sum(cpus):.1f} s of one core, {max(cpus):.2f} s for the slowest")
+
+
+def against_reference() -> None:
+    """The optimal packer beside the dense solve of the paper and NNLSHP's own solver, on the same histogram, one after another."""
+    from pack_data import nnlshp
+
+    histogram = LengthHistogram.published("wikipedia_512")
+    rows: List[Tuple[str, Packing, float]] = []
+    for name, solve in (
+        ("optimal", lambda: pack(histogram, max_sequences_per_pack=3)),
+        ("nnlshp", lambda: nnlshp.pack(histogram, max_sequences_per_pack=3)),
+        ("nnlshp --solver reference", lambda: nnlshp.pack(histogram, max_sequences_per_pack=3, solver="reference")),
+    ):
+        cpu = time.process_time()
+        packing = solve()
+        rows.append((name, packing, time.process_time() - cpu))
+        packing.check(histogram)
+    prove_packing(rows[0][1])
+    print("wikipedia_512, at most 3 sequences in a pack; how many times as long as optimal takes")
+    print(f"{'packer':<26} {'packs':>10} {'seconds':>8} {'times':>6} {'cpu':>7} {'times':>6}")
+    for name, packing, cpu in rows:
+        print(
+            f"{name:<26} {packing.packs:>10,} {packing.solve_seconds:>8.2f} {packing.solve_seconds / rows[0][1].solve_seconds:>6.1f} "
+            f"{cpu:>7.2f} {cpu / rows[0][2]:>6.1f}")
 
 
 def _declared_maximum(path: Path) -> int:
@@ -112,11 +161,15 @@ def _declared_maximum(path: Path) -> int:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     benchmark = ArgumentParser(add_help=False)
     benchmark.add_argument("--benchmark-set", type=Path)
-    folder, others = benchmark.parse_known_args(argv)
-    if folder.benchmark_set is not None:
-        if others:
-            raise ValueError(f"--benchmark-set goes alone, without {others[0]}")
-        benchmark_set(folder.benchmark_set)
+    benchmark.add_argument("--against-reference", action="store_true")
+    chosen, others = benchmark.parse_known_args(argv)
+    if chosen.benchmark_set is not None or chosen.against_reference:
+        if others or chosen.benchmark_set is not None and chosen.against_reference:
+            raise ValueError(f"--benchmark-set and --against-reference each go alone, without {(others + ['the other'])[0]}")
+        if chosen.against_reference:
+            against_reference()
+        else:
+            benchmark_set(chosen.benchmark_set)
         return 0
 
     lines: List[str] = []
@@ -127,22 +180,30 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             help="even out the sum of squared lengths over the packs; their number stays")
         parser.add_argument(
             "--benchmark-set", metavar="FOLDER", help="instead: pack every histogram in the folder at depths 2 to unlimited")
+        parser.add_argument(
+            "--against-reference", action="store_true",
+            help="instead: pack wikipedia_512 at depth 3 with optimal and with NNLSHP's two solvers, side by side")
+        parser.add_argument(
+            "--progress", action="store_true", default=None, help="show progress even where stderr is no terminal")
 
     def options(args: argparse.Namespace) -> Dict[str, Any]:
-        return {"balance": args.balance, "quiet": args.json}
+        return {"balance": args.balance, "quiet": args.json, "progress": args.progress}
 
     def pack_and_report(
         histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], balance: Optional[str], quiet: bool,
+        progress: Optional[bool],
     ) -> Packing:
-        packing = pack(histogram, max_sequences_per_pack=max_sequences_per_pack)
+        packing = pack(histogram, max_sequences_per_pack=max_sequences_per_pack, progress=progress)
         before = AttentionWork.of(packing)
         if balance is not None:
-            packing = balance_attention(packing)
+            packing = balance_attention(packing, progress=progress)
         proof = prove_packing(packing)
         if not quiet:
             if balance is not None:
                 after = AttentionWork.of(packing)
-                lines.append(f"attention work of a pack (sum of squared lengths): {before}; balanced: {after}")
+                lines.append(
+                    f"attention work of a pack (sum of squared lengths): {before}; balanced: {after}; "
+                    f"max / mean is never below {after.least_imbalance:.3f}, the longest sequence's own")
             lines.append(statement(packing, proof))
         return packing
 
