@@ -1,6 +1,7 @@
 """A whole run: start, task, packs, updates, evaluation, export; the command line and the experiments both go through here."""
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import signal
@@ -44,6 +45,8 @@ class Prepared(NamedTuple):
 
 def prepare(config: FinetuneConfig, *, unpacked: bool = False) -> Prepared:
     """`unpacked`: the updates of the packed run, each sequence alone in its row (and evaluation alike)."""
+    if config.run.export and config.data.training is not None and importlib.util.find_spec("safetensors") is None:
+        raise ValueError("run.export is true; that needs the package safetensors: pip install safetensors, or --set run.export=false")
     if config.engine.threads is not None:
         torch.set_num_threads(config.engine.threads)
     start = find_start(config)
