@@ -40,6 +40,9 @@ class LengthHistogram:
             raise ValueError(f"length {length} occurs {int(counts[length])} times; a count is at least 0")
         if counts[0]:
             raise ValueError(f"{int(counts[0])} sequences have length 0; a sequence has at least one token, drop them first")
+        # Slots are counted in int64; the sum here is a float, which cannot wrap round.
+        if float(counts.sum(dtype=np.float64)) * (len(counts) - 1) >= 2.0**62:
+            raise ValueError(f"{_of(self.name)}the counts add up to 2^62 slots or more, too many to account for; correct the counts")
         counts.flags.writeable = False
         object.__setattr__(self, "counts", counts)
 
@@ -104,7 +107,11 @@ class LengthHistogram:
         """Inverse of `to_json`."""
         try:
             counts = np.zeros(_slots(value["max_sequence_length"]) + 1, np.int64)
-            counts[np.asarray(value["lengths"], np.int64)] = np.asarray(value["counts"], np.int64)
+            lengths = np.asarray(value["lengths"], np.int64)
+            # A negative index would count from the end, a repeated one would forget sequences.
+            if (lengths < 1).any() or len(np.unique(lengths)) != lengths.size:
+                raise ValueError("each length stands once, and is at least 1")
+            counts[lengths] = np.asarray(value["counts"], np.int64)
             name = str(value.get("name", ""))
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise ValueError(f"no histogram: expected max_sequence_length, lengths and counts ({error!r})") from None

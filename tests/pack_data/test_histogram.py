@@ -133,3 +133,16 @@ def test_equality_is_about_counts():
     assert hash(first) == hash(LengthHistogram.from_lengths([2, 1], 4, "b"))
     assert first != LengthHistogram.from_lengths([1, 2], 5, "a")
     assert first != "a"
+
+
+def test_counts_whose_slots_do_not_fit_are_refused(tmp_path):
+    path = tmp_path / "huge.csv"
+    path.write_text("length,count\n500,4000000000000000000\n")
+    with pytest.raises(ValueError, match="huge: the counts add up to 2\\^62 slots or more"):
+        LengthHistogram.from_csv(path, 512)
+
+
+@pytest.mark.parametrize("lengths", [[-1, 3], [3, 3]])
+def test_from_json_refuses_lengths_that_would_lose_sequences(lengths):
+    with pytest.raises(ValueError, match="each length stands once"):
+        LengthHistogram.from_json({"max_sequence_length": 8, "lengths": lengths, "counts": [1, 2]})
