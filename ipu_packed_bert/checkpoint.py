@@ -64,8 +64,8 @@ def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch 2.0's own reader uses what it calls deprecated
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, PermissionError, IsADirectoryError, MemoryError):
+        raise  # says nothing about the file's content: nobody should delete it for this
     except Exception as error:  # torch raises many types for a damaged file, RuntimeError and UnpicklingError among them
         raise ValueError("{} is damaged ({}); delete it to continue from the checkpoint before it".format(
             path, " ".join(str(error).split())[:120])) from None

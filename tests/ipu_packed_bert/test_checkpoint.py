@@ -91,3 +91,9 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
 def test_no_checkpoint_is_said(tmp_path):
     with pytest.raises(ValueError, match="no checkpoint; a run can be resumed once it has saved one"):
         newest_checkpoint(tmp_path / "checkpoints")
+
+
+def test_a_path_that_cannot_be_opened_is_not_called_damaged(tmp_path):
+    (tmp_path / "step_00000001.pt").mkdir()
+    with pytest.raises(IsADirectoryError):
+        load_checkpoint(tmp_path / "step_00000001.pt")
