@@ -8,12 +8,12 @@ from hypothesis import given, strategies as st
 
 from pack_data import column_generation, optimal
 from pack_data.balance import AttentionWork, balance_attention
-from pack_data.column_generation import PackTables
+from pack_data.column_generation import PackTables, relax
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
-from pack_data.rounding import fill, follow
-from pack_data.certificate import prove_packing
+from pack_data.rounding import _round, fill, follow
+from pack_data.certificate import best_pack_value, prove_packing
 from pack_data.synthetic import synthetic_histogram
 
 
@@ -90,16 +90,42 @@ def test_more_lengths_than_the_full_programme_takes(monkeypatch):
     assert packing.gap <= 0.005 * packing.lower_bound
 
 
+def test_long_packs_of_few_sequences():
+    # S = 8192 and a depth that binds for the short ones: the bound comes out of coarse prices and is proved at full length.
+    histogram = synthetic_histogram("lognormal:mean=1500,max=8192,n=800,seed=2")
+    packing = optimal.pack(histogram, max_sequences_per_pack=8)
+    packing.check(histogram)
+    assert len(histogram.lengths) > 600 and packing.largest_depth == 8
+    assert prove_packing(packing).lower_bound == packing.lower_bound and packing.gap <= 2
+
+
+def test_a_programme_stopped_early_bounds_the_full_one():
+    histogram = synthetic_histogram("lognormal:mean=45,max=256,n=4000,seed=3")
+    lengths, counts = histogram.lengths, histogram.counts[histogram.lengths]
+    coarse = relax(lengths, counts, 256, 12)
+    full = relax(lengths, counts, 256, 12, exact=True)
+    assert not coarse.exact and full.exact
+    assert coarse.bound <= full.value * (1 + 1e-9) and full.bound <= full.value * (1 + 1e-9)
+    assert coarse.bound == pytest.approx(full.value, rel=1e-3)
+    for relaxation in (coarse, full):  # the prices, held against the independent dynamic programme
+        prices = np.floor(relaxation.prices * 2**40).astype(int).tolist()
+        assert best_pack_value(lengths.tolist(), prices, 256, 12) <= 2**40 * (1 + 1e-9)
+        assert counts @ relaxation.prices == pytest.approx(relaxation.bound)
+
+
 # ---- its parts -----------------------------------------------------------------------------------------------------------
 
-@given(st.lists(st.tuples(st.integers(1, 15), st.integers(1, 50)), min_size=1, max_size=5, unique_by=lambda p: p[0]), st.integers(1, 5))
-def test_pack_tables_find_the_best_packs(priced, sequences):
+@pytest.mark.parametrize("one_at_a_time", [True, False])
+@given(priced=st.lists(st.tuples(st.integers(1, 15), st.integers(0, 50)), min_size=1, max_size=5, unique_by=lambda p: p[0]),
+       sequences=st.integers(1, 5))
+def test_pack_tables_find_the_best_packs(one_at_a_time, priced, sequences):
     priced = sorted(priced)
     lengths = np.array([length for length, _ in priced])
     prices = np.maximum.accumulate(np.array([price for _, price in priced], float))
     S = 20
     capacities = np.arange(S + 1)
     tables = PackTables(lengths, prices, S, sequences)
+    tables._single = one_at_a_time  # otherwise a matter of cost, and at this size always the same
     values = tables.value(sequences, capacities)
     packs = tables.packs(sequences, capacities)
     price_of = dict(zip([0, *lengths.tolist()], [0.0, *prices.tolist()]))
@@ -110,6 +136,28 @@ def test_pack_tables_find_the_best_packs(priced, sequences):
         assert values[capacity] == max(
             sum(price_of[length] for length in chosen)
             for chosen in product(price_of, repeat=sequences) if sum(chosen) <= capacity)
+
+
+@given(histograms(), st.data())
+def test_lengths_without_a_slot_share_a_row(histogram, data):
+    # Merging their rows changes neither the optimum nor what the prices may be: solved beside the programme with all rows.
+    lengths, weights = histogram.lengths, histogram.counts[histogram.lengths].astype(float)
+    if not len(lengths):
+        return
+    pool = column_generation.Pool(lengths, histogram.max_sequence_length)
+    drawn = data.draw(st.lists(st.lists(st.sampled_from([0, *lengths.tolist()]), min_size=3, max_size=3), max_size=5))
+    pool.add(np.array(drawn + [[int(lengths[-1]), 0, 0]]))
+    merged, whole = pool.solve(weights), column_generation._solve_master(pool.matrix(pool.strategies), weights)
+    assert merged.value == pytest.approx(whole.value)
+    assert weights @ merged.prices == pytest.approx(merged.value)  # strong duality, with a price for every length
+    assert (np.diff(merged.prices) >= 0).all() and (pool.worth(merged.prices, pool.strategies) <= 1 + 1e-7).all()
+
+
+def test_rounding_takes_half_however_many_slots_are_empty():
+    # 4 packs, so 2 are wanted: the 7 is whole, and 6 3 has the largest fraction and its sequences.
+    relaxation = column_generation.Relaxation(
+        4.0, 4.0, np.zeros(5), np.array([[7, 0], [6, 3], [5, 4], [5, 3], [6, 4]]), np.array([1.0, 0.9, 0.8, 0.7, 0.6]), exact=True)
+    assert _round(relaxation, np.bincount([7, 6, 6, 5, 5, 4, 3], minlength=10)).tolist() == [1, 1, 0, 0, 0]
 
 
 @given(histograms(), st.data())
@@ -162,7 +210,7 @@ def test_balance_keeps_every_law_and_never_raises_the_largest(histogram, depth):
     balanced.check(histogram)
     assert balanced.packs == packing.packs and balanced.certificate == packing.certificate
     before, after = AttentionWork.of(packing), AttentionWork.of(balanced)
-    assert after.largest <= before.largest
+    assert max(after.least_imbalance * (1 - 1e-12), 1.0) <= after.imbalance and after.largest <= before.largest
     assert after.deviation <= before.deviation * (1 + 1e-12)
     assert after.mean == pytest.approx(before.mean)
 
@@ -195,6 +243,24 @@ def test_json_is_one_object(tmp_path, capsys):
     assert run_main(optimal.main, ["--histogram", str(table), "--max-sequence-length", "10", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["algorithm"] == "optimal" and result["gap"] == 0 and result["lp_bound"] <= result["lower_bound"]
+
+
+def test_the_comparison_with_the_reference_prints_three_solvers(monkeypatch, capsys):
+    small = LengthHistogram.from_lengths([3] * 10 + [5] * 7 + [9] * 2, 16)
+    monkeypatch.setattr(LengthHistogram, "published", staticmethod(lambda name: small))
+    assert run_main(optimal.main, ["--against-reference"]) == 0
+    packs = [int(line.split()[-5]) for line in capsys.readouterr().out.splitlines()[2:]]
+    assert len(packs) == 3 and packs[0] == 7 <= min(packs)  # 83 tokens take 6 packs of 16; 19 sequences, three a pack, take 7
+    assert run_main(optimal.main, ["--against-reference", "--json"]) == 2
+
+
+def test_progress_is_shown_on_request_and_not_otherwise(capsys):
+    argv = ["--synthetic", "lognormal:mean=20,max=64,n=200", "--json", "--balance", "attention"]
+    assert run_main(optimal.main, argv) == 0
+    assert capsys.readouterr().err == ""
+    assert run_main(optimal.main, [*argv, "--progress"]) == 0
+    shown = capsys.readouterr().err
+    assert "packing" in shown and "balancing" in shown
 
 
 def test_the_benchmark_reads_the_pack_size_from_the_name(tmp_path, capsys):
