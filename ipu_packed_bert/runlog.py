@@ -171,10 +171,10 @@ def open_run_folder(folder: Optional[str], config: Config, *, first_step: int, e
     ``first_step`` above 0 means that the run is resumed: its environment goes beside the first one.
     """
     if folder is None:
-        path = Path("runs", "{}-{}".format(config.name, time.strftime("%Y%m%d-%H%M%S")))
+        path = first = Path("runs", "{}-{}".format(config.name, time.strftime("%Y%m%d-%H%M%S")))
         tries = 2
-        while path.exists():  # two runs begun within one second
-            path = path.with_name("{}-{}".format(path.name, tries))
+        while path.exists():  # runs begun within one second
+            path = first.with_name("{}-{}".format(first.name, tries))
             tries += 1
     else:
         path = Path(folder)

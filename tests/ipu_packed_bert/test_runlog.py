@@ -131,10 +131,13 @@ def test_environment_says_what_a_run_depends_on(tmp_path):
 
 def test_a_new_run_has_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ipu_packed_bert.runlog.time.strftime", lambda form: "20260102-030405")  # all within one second
     config = Config(path="configs/packed_host.yml")
     first = open_run_folder(None, config, first_step=0, environment={"seed": 5})
     second = open_run_folder(None, config, first_step=0, environment={"seed": 5})
-    assert first != second and first.parent.name == "runs" and first.name.startswith("packed_host-20")
+    third = open_run_folder(None, config, first_step=0, environment={"seed": 5})
+    assert first.parent.name == "runs"
+    assert [run.name for run in (first, second, third)] == ["packed_host-20260102-030405" + end for end in ("", "-2", "-3")]
     assert (first / "config.yml").read_text() == config.to_yaml()
     assert json.loads((first / "environment.json").read_text()) == {"seed": 5}
     open_run_folder(str(first), config, first_step=7, environment={"seed": 6})
