@@ -101,10 +101,9 @@ def histogram_from(args: argparse.Namespace) -> LengthHistogram:
         histogram = synthetic_histogram(args.synthetic)
     elif args.histogram in PUBLISHED:
         histogram = LengthHistogram.published(args.histogram)
+    elif not Path(args.histogram).exists():
+        raise ValueError(f"--histogram {args.histogram}: neither a file nor a shipped name; shipped are {', '.join(PUBLISHED)}")
     elif args.max_sequence_length is None:
-        if not Path(args.histogram).exists():
-            raise ValueError(
-                f"--histogram {args.histogram}: neither a file nor a shipped name; shipped are {', '.join(PUBLISHED)}")
         raise ValueError(f"--histogram {args.histogram}: a CSV file does not say how long a pack is; add --max-sequence-length")
     else:
         return LengthHistogram.from_csv(args.histogram, args.max_sequence_length)
@@ -132,6 +131,8 @@ def run_packer(
     parser.add_argument("--out", metavar="FILE", help="write the recipe (strategies and repeats) as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args(argv)
+    if args.out and not Path(args.out).parent.is_dir():  # said before the packing is solved, not after
+        raise ValueError(f"--out {args.out}: there is no folder {Path(args.out).parent}; make it first")
 
     histogram = histogram_from(args)
     packing = pack(histogram, max_sequences_per_pack=args.max_sequences_per_pack, **options(args))

@@ -1,6 +1,7 @@
 """What every command shares: how mistakes are printed."""
 import pytest
 
+from pack_data import spfhp
 from pack_data.command import Problems, run_main
 
 
@@ -27,3 +28,14 @@ def test_interruption_and_status(capsys):
     assert run_main(raising(KeyboardInterrupt()), []) == 130
     assert run_main(lambda argv: None, []) == 0 and run_main(lambda argv: 3, []) == 3
     assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("options, words", [
+    (["--histogram", "nosuch.csv", "--max-sequence-length", "64"], "--histogram nosuch.csv: neither a file nor a shipped name"),
+    (["--out", "nosuch/recipe.json"], "--out nosuch/recipe.json: there is no folder nosuch; make it first"),
+])
+def test_a_packer_names_the_option_whose_path_is_missing(options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_main(spfhp.main, options) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: " + words) and printed.err.count("\n") == 1 and not printed.out
