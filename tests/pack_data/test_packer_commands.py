@@ -67,7 +67,7 @@ def test_options_of_their_own(capsys, lengths_csv):
     ("spfhp", ["--max-sequence-length", "100"], "the longest sequence has 512 tokens"),
     ("spfhp", ["--histogram", "squad_1_1_384", "--synthetic", "uniform:max=9,n=100"], "not allowed with"),
     ("spfhp", ["--synthetic", "uniform:max=9"], "n is missing"),
-    ("spfhp", ["--histogram", "squad_1_1_384", "--out", "/nowhere/at/all/recipe.json"], "No such file or directory"),
+    ("spfhp", ["--histogram", "squad_1_1_384", "--out", "/nowhere/at/all/recipe.json"], "there is no folder /nowhere/at/all; make it first"),
     ("spfhp", ["--depth", "3"], "unrecognized arguments: --depth 3 (try python -m pack_data.spfhp --help)"),
     ("nnlshp", ["--max-sequences-per-pack", "4"], "for deeper packs use optimal or spfhp"),
     ("nnlshp", ["--max-sequences-per-pack", "unlimited"], "for deeper packs use optimal or spfhp"),
