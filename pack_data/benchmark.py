@@ -32,6 +32,11 @@ def peak_megabytes(who: int) -> float:
     return kilobytes / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
+def cpu_seconds() -> float:
+    """Of this process and its ended workers, user and system."""
+    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+
+
 def time_assignment(histogram: LengthHistogram, packing) -> Row:
     """Seconds and memory from the list of lengths to the pack of each sequence."""
     lengths = np.repeat(np.arange(len(histogram.counts), dtype=np.uint16), histogram.counts)
@@ -64,10 +69,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     histogram = scaled(whole, args.sequences)
     rows: List[Row] = [time_assignment(histogram, get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack))]
+    before = cpu_seconds()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         built = build_and_report(BuildOptions(
             out=Path(folder) / "data", synthetic=HISTOGRAM, sequences=args.sequences, packer=args.packer,
             max_sequences_per_pack=args.max_sequences_per_pack, vocabulary_size=30522, workers=args.workers))
+        cpu = cpu_seconds() - before
         # Before reading: a memory map counts as memory of the process, although the system takes it back when it is needed.
         own, worker = peak_megabytes(resource.RUSAGE_SELF), peak_megabytes(resource.RUSAGE_CHILDREN)
         with built.store as store:
@@ -85,6 +92,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         ("packing", f"{built.packing.solve_seconds:.2f} s", f"{built.packing.algorithm}: {packs:,} packs, packing factor {built.packing.packing_factor:.3f}"),
         ("assign and write", f"{way:.1f} s", f"{packs / way:,.0f} packs/s in {args.workers} processes: assignment {seconds['assignment']:.1f}, "
          f"sorting {seconds['sorting']:.1f}, writing {seconds['writing']:.1f}, manifest {seconds['commit']:.1f}"),
+        ("processors", f"{cpu:.1f} s", f"of one core for the whole build with its drawing: {packs / cpu:,.0f} packs a second of one core"),
         ("size", f"{size / packs:,.0f} B", f"a pack; {size / 1e6:,.0f} MB in all"),
         ("memory", f"{own + workers * worker:,.0f} MiB", f"at most: this process {own:,.0f}, {workers} workers of up to {worker:,.0f} each"),
         ("reading", f"{len(order) / reading:,.0f} /s", "random packs decoded to int32 fields, in batches of 64, one process"),
