@@ -59,6 +59,9 @@ def main(argv=None):
     from ipu_packed_bert.train import SilentLog, train
 
     checkpoint = load_checkpoint(newest_checkpoint(Path(args.resume, CHECKPOINTS))) if args.resume else None
+    if checkpoint and "optimizer" not in checkpoint.engine:
+        raise ValueError("{}: weights that were imported, not a run to resume; --config FILE --start-from {} begins one from them".format(
+            args.resume, args.resume))
     begun = load_checkpoint(newest_checkpoint(Path(args.start_from, CHECKPOINTS))) if args.start_from else None
     if not args.resume:
         refuse_a_run_in(args.out)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from ipu_packed_bert.config import ConfigError
 from ipu_packed_bert.finetuning.config import load_config
 from pack_data.command import ArgumentParser, run_main
 
@@ -60,14 +59,5 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return fine_tune(prepared, args.resume or args.out, resume=bool(args.resume), progress=args.progress).status
 
 
-def run(argv: Optional[Sequence[str]] = None) -> int:
-    """As `run_main` wants it, but a configuration's problems keep a line each."""
-    try:
-        return main(argv)
-    except ConfigError as error:
-        print("error: {}".format(error), file=sys.stderr)
-        return 2
-
-
 if __name__ == "__main__":
-    sys.exit(run_main(run))
+    sys.exit(run_main(main))

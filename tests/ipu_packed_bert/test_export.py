@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+import run_pretraining
 from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
 from ipu_packed_bert.config import LossConfig, ModelConfig, load_config
 from ipu_packed_bert.export import export_run, import_folder, main
@@ -209,3 +210,13 @@ def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch, arguments, says):
     message = capsys.readouterr().err
     assert message.startswith("error: ") and message.count("\n") == 1 and says in message
     assert not (tmp_path / "out").exists()
+
+
+def test_imported_weights_are_begun_from_not_resumed(tmp_path, capsys, monkeypatch):
+    a_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    export_run(tmp_path / "run", tmp_path / "hf")
+    import_folder(tmp_path / "hf", tmp_path / "again")
+    assert run_main(run_pretraining.main, ["--resume", "again", "--steps", "9"]) == 2
+    message = capsys.readouterr().err
+    assert "--start-from again" in message and message.count("\n") == 1

@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory):
 
 
 def command(*arguments):
-    return run_main(finetune.run, [str(argument) for argument in arguments])
+    return run_main(finetune.main, [str(argument) for argument in arguments])
 
 
 def written(folder, checkpoint, task="squad", **sections):
