@@ -44,7 +44,7 @@ SIZES = {
     "default": Size(Part(1000, 250, 1, 4, 4, 5.0e-4), Part(400, 250, 1, 8, 4, 3.0e-4), Part(1000, 400, 2, 16, 16, 8.0e-4)),
     "full": Size(Part(1000, None, 1, 4, 4, 5.0e-4), Part(None, None, 3, 16, 8, 3.0e-4), Part(None, None, 5, 32, 16, 2.0e-4)),
 }
-START, START_SEED = "squad_start", 1000
+START, START_SEED = "squad_start", 5
 # The settings of each task that are no matter of size.  64 tokens cut 30 of the 10,003 texts of BANKING77: padded to more, the
 # unpacked runs would look worse than anyone runs them.
 TASKS: Dict[str, Dict[str, Dict[str, Any]]] = {
