@@ -24,8 +24,8 @@ _TOLERANCE = 1e-9  # relative; the linear programmes are solved to about 1e-9 th
 _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a block stays in the cache
 _CALL = 3000  # elements that NumPy handles in the time of a call
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
-FULL_ROWS = 4200  # half a minute; beyond, only the coarse programme
-_FEW = 40  # sequences of a length, on average
+FULL_ROWS = 4200  # seconds where lengths are scarce, a minute or more where tokens are; beyond, only the coarse programme
+_FEW, _MANY = 40, 1000  # sequences of a length, on average; lengths
 _INTERIOR_ROWS = 150  # from here on the interior-point method, with its crossover to a vertex, is the faster one
 _CANDIDATES = 512  # strategies sought a round
 
@@ -400,9 +400,10 @@ def relax(
         for rows in _COARSE_ROWS:
             if 2 * rows < m:
                 coarse = programme.solve_on(np.unique(np.linspace(0, m - 1, rows).round().astype(np.int64)), progress)
-                if not exact and programme.bound == known and weights.sum() < _FEW * m:
+                if not exact and programme.bound == known and (weights.sum() < _FEW * m or m > _MANY):
                     # The bound known in advance stands: tokens, not lengths, are scarce.  The full programme then closes the
-                    # last thousandth very slowly, and with few sequences of each length its detail would be rounded away.
+                    # last thousandth very slowly, the more lengths the slower, and with few sequences of each its detail would
+                    # be rounded away.
                     return coarse
         pool.keep(pool.worth(programme.prices, pool.strategies) > 1 - 1e-3)
         pool.add(lengths[-1:, None])
