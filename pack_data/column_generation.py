@@ -23,6 +23,7 @@ from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 _TOLERANCE = 1e-9  # relative; the linear programmes are solved to about 1e-9 themselves
 _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a block stays in the cache
 _CALL = 3000  # elements that NumPy handles in the time of a call
+_DEEP = 64  # sequences; deeper packs would need a table for each number of them
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
 FULL_ROWS = 4200  # seconds where lengths are scarce, a minute or more where tokens are; beyond, only the coarse programme
 _FEW, _MANY = 40, 1000  # sequences of a length, on average; lengths
@@ -51,7 +52,8 @@ class PackTables:
         self._steps = np.flatnonzero(np.diff(one, prepend=0.0))  # the shortest length of each price
         self._enough = max_sequence_length // max(1, int(self._steps[0])) if len(self._steps) else 1
         products = 2 * int(np.ceil(np.log2(max(2, most_sequences)))) - 1
-        self._single = most_sequences * len(self._steps) * (_CALL + len(steps)) < products * len(steps) ** 2 / 2
+        self._single = most_sequences <= _DEEP and (
+            most_sequences * len(self._steps) * (_CALL + len(steps)) < products * len(steps) ** 2 / 2)
 
     def _parts(self, sequences: int) -> Tuple[int, int]:
         """Sequences in the two factors of the product."""

@@ -90,6 +90,14 @@ def test_more_lengths_than_the_full_programme_takes(monkeypatch):
     assert packing.gap <= 0.005 * packing.lower_bound
 
 
+def test_packs_of_thousands_of_sequences():
+    histogram = LengthHistogram.from_lengths([1] * 5000 + [2] * 700 + [2000] * 10, 4096)  # 26400 tokens: 6.4 packs
+    packing = optimal.pack(histogram, max_sequences_per_pack=None)
+    packing.check(histogram)
+    prove_packing(packing)
+    assert (packing.packs, packing.gap) == (7, 0) and packing.largest_depth > 1000
+
+
 def test_long_packs_of_few_sequences():
     # S = 8192 and a depth that binds for the short ones: the bound comes out of coarse prices and is proved at full length.
     histogram = synthetic_histogram("lognormal:mean=1500,max=8192,n=800,seed=2")
