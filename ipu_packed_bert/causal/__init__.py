@@ -1,0 +1,1 @@
+"""Causal Hugging Face models on padding-free batches: collators, a probe for leaks, and updates normalised by their tokens."""

@@ -1,0 +1,241 @@
+"""Causal models on padding-free batches: every token's loss is the padded one's; what leaks is refused; updates by their tokens."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import multiprocessing
+from torch.nn import functional as F
+
+transformers = pytest.importorskip("transformers", minversion="4.48", reason="causal models are Hugging Face's: pip install 'transformers>=4.48'")
+
+from ipu_packed_bert.causal.collators import Batches, PaddingCollator, PaddingFreeCollator, examples_of, inputs_for, same_example  # noqa: E402
+from ipu_packed_bert.causal.probe import check_no_leak  # noqa: E402
+from ipu_packed_bert.causal.update import accumulate, loss_sum, mean_loss, supervised  # noqa: E402
+from pack_data.batching.plans import WAYS, BatchOptions  # noqa: E402
+from tests.tolerances import assert_same, relative_error  # noqa: E402
+
+SIZE = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 64}
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**SIZE),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZE),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZE, num_key_value_heads=1),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=64, attn_pdrop=0.0, resid_pdrop=0.0,
+                                            embd_pdrop=0.0, bos_token_id=1, eos_token_id=1),
+}
+
+
+def a_model(kind="llama", attention="sdpa", dtype=torch.float64):
+    """Weights so large that what a token attends to matters to its logits."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind](), attn_implementation=attention).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, dtype=dtype) * 0.3)
+    return model
+
+
+def some_examples(seed, lengths):
+    rng = np.random.default_rng(seed)
+    return examples_of([rng.integers(1, 50, length) for length in lengths])
+
+
+def token_losses(model, inputs):
+    """By example in order: float64 [supervised tokens]."""
+    logits = model(**{name: value for name, value in inputs.items() if name != "labels"}, use_cache=False).logits[:, :-1]
+    labels = inputs["labels"][:, 1:]
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
+    return losses[labels.flatten() != -100]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5))
+def test_every_token_has_the_loss_of_the_padded_batch(kind, seed, lengths):
+    model, examples = a_model(kind), some_examples(seed, lengths + [3])
+    with torch.no_grad():
+        free, padded = token_losses(model, PaddingFreeCollator(model)(examples)), token_losses(model, PaddingCollator()(examples))
+    assert len(free) == len(padded) == sum(lengths) + 3 - len(lengths) - 1
+    assert float((free - padded).abs().max()) <= 1e-9 * float(padded.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_gradients_are_those_of_the_padded_batch(kind):
+    found = []
+    for collator in (PaddingFreeCollator(a_model(kind)), PaddingCollator()):
+        model = a_model(kind)
+        accumulate(model, [collator(some_examples(3, [9, 2, 12, 5]))])
+        # The gradient of a bias of the keys is zero but for rounding.
+        found.append([parameter.grad for parameter in model.parameters() if float(parameter.grad.norm()) > 1e-9])
+    assert relative_error(*found) <= 1e-9
+
+
+def test_in_eager_code_up_to_its_float32_softmax():
+    model, examples = a_model(attention="eager"), some_examples(4, [9, 2, 12, 5])
+    with torch.no_grad():
+        free, padded = token_losses(model, PaddingFreeCollator(model)(examples)), token_losses(model, PaddingCollator()(examples))
+    assert float((free - padded).abs().max()) <= 1e-5 * float(padded.abs().max())
+
+
+def test_flash_kernels_get_the_boundaries_and_no_mask():
+    model = a_model()
+    model.config._attn_implementation = "flash_attention_2"
+    inputs = PaddingFreeCollator(model)(some_examples(1, [4, 2, 3]))
+    assert set(inputs) == {"input_ids", "labels", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+    assert inputs["cu_seq_lens_q"].tolist() == [0, 4, 6, 9] and inputs["cu_seq_lens_q"].dtype == torch.int32
+    assert inputs["max_length_q"] == inputs["max_length_k"] == 4
+
+
+def test_the_mask_by_hand():
+    """Examples of two, one and two tokens."""
+    mask = same_example(torch.tensor([[0, 1, 0, 0, 1]]))
+    assert mask.int().tolist() == [[[[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]]]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_epoch_has_the_same_loss_by_every_way_that_keeps_examples_whole(way):
+    """Over an epoch every example is seen once, whatever it shares a batch with; broken or mixed ones are something else."""
+    model, dataset = a_model(), some_examples(7, [9, 4, 12, 5, 2, 7, 11, 3, 6])
+    alone = mean_loss(model, [PaddingCollator()([example]) for example in dataset])
+    batches = Batches(way, dataset, BatchOptions(2, 12, seed=3), model)
+    found = mean_loss(model, list(batches))
+    if way.startswith("FixedLengthPacking"):
+        assert abs(found - alone) > 1e-3 * alone
+    else:
+        assert found == pytest.approx(alone, rel=1e-12)
+
+
+def test_batches_go_on_where_they_were():
+    dataset, model = some_examples(7, [9, 4, 12, 5, 2, 7, 11, 3, 6]), a_model()
+    options = BatchOptions(2, 12, seed=3)
+    first = Batches("Multipack+PosID", dataset, options, model)
+    seen = iter(first)
+    next(seen)
+    state, rest = first.state(), [inputs["input_ids"] for inputs in seen]
+    second = Batches("Multipack+PosID", dataset, options, model)
+    second.load_state(state)
+    again = [inputs["input_ids"] for inputs in second]
+    assert len(rest) == len(again) > 0 and all(torch.equal(a, b) for a, b in zip(rest, again))
+
+
+# ---- the probe -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_models_that_keep_examples_apart_pass(kind, dtype):
+    model = a_model(kind, dtype=dtype)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    check_no_leak(model)
+    assert model.training and torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_eager_models_pass():
+    check_no_leak(a_model(attention="eager"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_attention_across_examples_is_refused(dtype):
+    def without_mask(model, inputs):
+        return model(input_ids=inputs["input_ids"], position_ids=inputs["position_ids"]).logits  # with a cache: no boundaries
+
+    with pytest.raises(ValueError, match="change with the example before it.*use_cache=False") as caught:
+        check_no_leak(a_model(dtype=dtype), forward=without_mask)
+    assert "\n" not in str(caught.value)
+
+
+def test_ignored_position_ids_are_refused():
+    def without_positions(model, inputs):
+        return model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False).logits
+
+    model = a_model("gpt2")  # absolute positions: what is not reset is wrong
+    with pytest.raises(ValueError, match="position_ids are ignored.*padding way"):
+        check_no_leak(model, forward=without_positions)
+    # Rotary positions are relative, and the mask keeps the examples apart: nothing is wrong then.
+    check_no_leak(a_model("llama"), forward=without_positions)
+
+
+def test_positions_made_elsewhere_are_refused():
+    def shifted(model, inputs):
+        stretched = inputs["position_ids"] + (inputs["position_ids"] > 2) * inputs["input_ids"].shape[1]
+        return model(input_ids=inputs["input_ids"], position_ids=stretched, attention_mask=inputs["attention_mask"], use_cache=False).logits
+
+    with pytest.raises(ValueError, match="do not follow from position_ids alone"):
+        check_no_leak(a_model(), forward=shifted)
+
+
+def test_a_model_without_position_ids_is_refused_in_one_line():
+    config = transformers.BloomConfig(vocab_size=50, hidden_size=16, n_layer=1, n_head=2)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ValueError, match="BloomForCausalLM: .*padding way") as caught:
+        check_no_leak(model)
+    assert "\n" not in str(caught.value)
+
+
+# ---- updates -------------------------------------------------------------------------------------------------------------------
+
+LENGTHS = [9, 2, 12, 5, 3, 11]
+
+
+def gradients(model):
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def micro_batches(model, cuts):
+    examples = some_examples(3, LENGTHS)
+    return [PaddingFreeCollator(model)(examples[begin:end]) for begin, end in zip([0] + cuts, cuts + [len(examples)])]
+
+
+def test_an_update_is_the_same_however_it_is_cut():
+    whole, cut, means = a_model(), a_model(), a_model()
+    result = accumulate(whole, micro_batches(whole, []))
+    again = accumulate(cut, micro_batches(cut, [1, 4]))
+    assert result.supervised_tokens == again.supervised_tokens == sum(LENGTHS) - len(LENGTHS)
+    assert again.loss == pytest.approx(result.loss, rel=1e-12)
+    assert_same(found=gradients(cut), expected=gradients(whole), dtype=torch.float64)
+    for inputs in micro_batches(means, [1, 4]):  # the usual mean of means is another update
+        (loss_sum(means, inputs) / supervised(inputs["labels"]) / 3).backward()
+    assert relative_error(gradients(means), gradients(whole)) > 0.05
+
+
+def test_an_update_without_a_supervised_token_is_refused():
+    model = a_model()
+    with pytest.raises(ValueError, match="no supervised token"):
+        accumulate(model, [PaddingFreeCollator(model)([])])
+
+
+def one_rank(rank, port, folder):
+    """Both ways to train on several devices, in one process group: its start is what takes time."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    for wrapped in (True, False):
+        model = a_model()
+        shares = micro_batches(model, [1, 4])  # 8, 1 + 11 + 4 and 2 + 10 tokens: unequal, and so is their number without DDP
+        mine = [shares[:2], shares[2:] + [PaddingFreeCollator(model)([])]] if wrapped else [shares[:1], shares[1:]]
+        result = accumulate(torch.nn.parallel.DistributedDataParallel(model) if wrapped else model, mine[rank])
+        torch.save({"loss": result.loss, "tokens": result.supervised_tokens, "gradients": gradients(model)}, folder / f"{rank}-{wrapped}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_make_the_update_of_one(tmp_path):
+    alone = a_model()
+    expected = accumulate(alone, micro_batches(alone, []))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(one_rank, (port, tmp_path), nprocs=2)
+    files = sorted(tmp_path.glob("*.pt"))
+    assert len(files) == 4
+    for path in files:
+        found = torch.load(path, weights_only=True)
+        assert found["loss"] == pytest.approx(expected.loss, rel=1e-12) and found["tokens"] == expected.supervised_tokens
+        assert_same(found=found["gradients"], expected=gradients(alone), dtype=torch.float64)
