@@ -42,7 +42,7 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
 
     micro_batches: this rank's share, at least one; the number may differ between ranks only without
     DistributedDataParallel.  model: plain, or in DistributedDataParallel, whose mean over ranks is undone here.
-    Raises ValueError where no rank has a supervised token.
+    An update without any supervised token, such as one of the last piece of a stream, adds nothing: loss 0 of 0 tokens.
     """
     parallel = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
     device = next(model.parameters()).device
@@ -50,7 +50,7 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     if parallel:
         distributed.all_reduce(count)
     if not count:
-        raise ValueError("the update has no supervised token: every label is -100")
+        return UpdateResult(0.0, 0)
     averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
     factor = (distributed.get_world_size() if averaged else 1) / float(count)
     total = torch.zeros((), dtype=torch.float64, device=device)

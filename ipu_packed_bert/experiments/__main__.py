@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Optional, Sequence
@@ -21,6 +22,7 @@ EXPERIMENTS = {
     "ablation": "what each adjustment of packedBERT is worth (paper section 4.2.1, Figure 4)",
     "exactness": "packed and unpacked training give the same weights (beyond the paper)",
     "fine_tuning": "SQuAD and BANKING77 fine-tuned in packs: F1, accuracy, seconds (beyond the paper; needs --data-dir)",
+    "position_ids": "nine ways to make batches for a causal model (packing with position ids, Tables 2 to 6)",
 }
 
 
@@ -49,6 +51,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
     experiment.add_arguments(parser)
     options = parser.parse_args(arguments[1:])
+    if int(os.environ.get("RANK", "0")) and hasattr(experiment, "follow"):
+        experiment.follow(options)  # under torchrun only one process writes
+        return 0
     with Runner(options.out, experiment.settings(options), progress=options.progress) as runner:
         experiment.run(options, runner)
     return 0
