@@ -1,0 +1,93 @@
+"""The table of the nine ways: every way trains on the same tokens; on two processes the same losses as on one."""
+
+from __future__ import annotations
+
+import csv
+import json
+import lzma
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers", minversion="4.48", reason="causal models are Hugging Face's: pip install 'transformers>=4.48'")
+
+from ipu_packed_bert.experiments import position_ids  # noqa: E402
+from ipu_packed_bert.experiments.__main__ import main  # noqa: E402
+from ipu_packed_bert.experiments.position_ids import FILLED, PADDED, SAME_UPDATES, SIZES, DataSet, encode, options_of  # noqa: E402
+from pack_data.batching.plans import WAYS  # noqa: E402
+from pack_data.command import run_main  # noqa: E402
+
+WORDS = "the quick brown fox jumps over a lazy dog and then it sleeps for some hours under the old tree".split()
+
+
+def texts(number, seed):
+    rng = np.random.default_rng(seed)
+    return [(" ".join(rng.choice(WORDS, rng.integers(3, 20))), " ".join(rng.choice(WORDS, rng.integers(3, 30)))) for _ in range(number)]
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    """Files as those of GSM8K and GPTeacher, of a few words."""
+    for folder in ("gsm8k", "gpteacher"):
+        (tmp_path / folder).mkdir()
+    for seed, (part, number) in enumerate((("train", 30), ("test", 10))):
+        lines = [json.dumps({"question": prompt, "answer": answer}) for prompt, answer in texts(number, seed)]
+        (tmp_path / "gsm8k" / f"{part}.jsonl.xz").write_bytes(lzma.compress("\n".join(lines).encode()))
+    for seed, part in enumerate(("roleplay", "codegen"), start=5):
+        records = [{"instruction": prompt, "input": "", "response": answer} for prompt, answer in texts(20, seed)]
+        (tmp_path / "gpteacher" / f"{part}.json.xz").write_bytes(lzma.compress(json.dumps(records).encode()))
+    return tmp_path
+
+
+def rows_of(folder: Path):
+    with open(folder / "runs.csv", encoding="utf-8") as file:
+        return {(row["data"], row["way"]): row for row in csv.DictReader(file)}
+
+
+def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(SIZES, "quick", SIZES["quick"]._replace(vocabulary_size=128))
+    assert run_main(main, ["position_ids", "--quick", "--seeds", "1", "--no-plot", "--data-dir", str(data_dir), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == 2 * (len(WAYS) + len(FILLED)) and all(way in printed for way in WAYS)
+    for name in ("GSM8K", "GPTeacher"):
+        mine = {way: row for (data, way), row in rows.items() if data == name}
+        assert len({row["tokens"] for row in mine.values()}) == 1
+        # The same batches, padded and not: the same updates, so the same losses up to float32.
+        for value in ("updates", "training_loss", "held_out_loss"):
+            assert float(mine["MiniBatchPacking+PosID"][value]) == pytest.approx(float(mine[PADDED][value]), rel=1e-5)
+        for way in FILLED:
+            assert int(mine[way]["updates"]) < int(mine[PADDED]["updates"]) <= int(mine[way + SAME_UPDATES]["updates"]) + 1
+    # A second call measures nothing again.
+    assert run_main(main, ["position_ids", "--quick", "--seeds", "1", "--no-plot", "--data-dir", str(data_dir), "--out", str(tmp_path / "out")]) == 0
+    assert rows_of(tmp_path / "out") == rows
+
+
+def test_as_many_updates_are_as_many_tokens_an_update():
+    encoded = encode(DataSet("texts", texts(400, 3), texts(4, 4)), SIZES["quick"]._replace(vocabulary_size=128), None)
+    chosen = options_of(PADDED + SAME_UPDATES, encoded, SIZES["quick"], 1, 0)
+    padded = len(encoded.training) / SIZES["quick"].batch_size
+    steps = WAYS["OptimalPacking+PosID"].plan(encoded.lengths, chosen).steps
+    assert padded <= steps <= 1.1 * padded
+
+
+def test_a_missing_file_is_one_line(tmp_path, capsys):
+    assert run_main(main, ["position_ids", "--quick", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert "gsm8k/train.jsonl.xz: no such file" in message and message.count("\n") == 1
+
+
+def test_two_processes_of_torchrun(tmp_path):
+    """Ranks with half a batch each make the updates of one process with the whole; rank 0 alone writes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ipu_packed_bert.experiments",
+               "position_ids", "--quick", "--seeds", "1", "--no-plot", "--out", str(tmp_path / "two")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(position_ids.__file__).parents[2], timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = rows_of(tmp_path / "two")
+    assert len(rows) == len(WAYS) + len(FILLED) and "2 processes" in done.stdout
+    found = {way: row for (_, way), row in rows.items()}
+    for value in ("updates", "training_loss", "held_out_loss"):  # the same global batches, padded and not, on two ranks
+        assert float(found["MiniBatchPacking+PosID"][value]) == pytest.approx(float(found[PADDED][value]), rel=1e-5)
