@@ -25,7 +25,8 @@ from ipu_packed_bert.config import Config, ConfigError, check_accumulation, conf
 from ipu_packed_bert.data import check_data
 from pack_data.command import ArgumentParser, run_main
 from pack_data.packers import PACKERS
-from pack_data.store import Manifest, read_manifest, write_atomically
+from pack_data.files import write_atomically
+from pack_data.store import Manifest, read_manifest
 
 ADJUSTMENTS = ("accumulation", "betas")
 

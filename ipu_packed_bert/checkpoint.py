@@ -10,7 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Union
 
 import torch
 
-from pack_data.store import sync_folder
+from pack_data.files import sync_folder
 
 _FORMAT = "ipu_packed_bert checkpoint 1"
 _NAME = re.compile(r"step_(\d{8})\.pt")

@@ -17,7 +17,7 @@ from ipu_packed_bert.config import Config, config_from_tree
 from ipu_packed_bert.hugging_face import Loaded, load_into, read_folder, write_folder
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from pack_data.command import ArgumentParser, run_main
-from pack_data.store import write_atomically
+from pack_data.files import write_atomically
 from pack_data.wordpiece import Vocabulary, load_vocabulary
 
 CONFIG, CHECKPOINTS, VOCABULARY = "config.yml", "checkpoints", "vocab.txt"  # in a run's folder
@@ -39,7 +39,7 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
 def import_folder(folder: Path, run: Path) -> Loaded:
     """Write a Hugging Face folder as a run before its first update; says which heads the folder did not have.
 
-    Those are initialised from seed 5 of the default configuration.
+    Those are initialised from `run.seed` of the default configuration.
     """
     import torch
 

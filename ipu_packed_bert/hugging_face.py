@@ -15,7 +15,7 @@ import torch
 
 from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.model.bert import BertModel
-from pack_data.store import write_atomically
+from pack_data.files import write_atomically
 from pack_data.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
 
 Weights = Dict[str, torch.Tensor]
@@ -155,6 +155,10 @@ def _read_weights(folder: Path, model: ModelConfig) -> Weights:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch 2.0's own reader uses what it calls deprecated
                 found = torch.load(path, map_location="cpu", weights_only=True)
+    except ImportError:
+        raise ValueError(f"{path}: reading it needs the package safetensors: pip install safetensors") from None
+    except (MemoryError, OSError):  # not the file's fault: said as it is
+        raise
     except Exception as error:  # safetensors and torch raise many types for a damaged file
         raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]}); get the file again") from None
     weights = canonical(found, str(path))

@@ -18,7 +18,8 @@ import torch
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import BatchCounts, StepResult
 from ipu_packed_bert.train import Log, Outcome
-from pack_data.store import Manifest, write_atomically
+from pack_data.files import write_atomically
+from pack_data.store import Manifest
 
 LOG, EVALUATIONS, ENVIRONMENT, CONFIG = "log.jsonl", "evaluation.jsonl", "environment.json", "config.yml"
 
@@ -210,11 +211,17 @@ def print_summary(folder: Path, totals: Totals, config: Config, outcome: Outcome
 
 
 def read_log(path: Path) -> List[Dict[str, Any]]:
-    """The records of a log; a last line that a kill cut short is left out."""
+    """The records of a log; a last line that a kill cut short is left out.  ValueError for any other line that is no record."""
     if not Path(path).exists():
         return []
     lines = Path(path).read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    records = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError("{}, line {}: not JSON ({}); the line was changed after the run, remove it".format(path, number, error)) from None
+    return records
 
 
 def forget_after(path: Path, step: int) -> None:

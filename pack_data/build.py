@@ -30,6 +30,7 @@ from pack_data.corpus import EMBEDDED, Document, content_digest, documents, file
 from pack_data.examples import ExampleOptions, default_predictions
 from pack_data.formats import parts
 from pack_data.formats.detect import open_source
+from pack_data.files import write_atomically
 from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
@@ -38,7 +39,7 @@ from pack_data.runner import DaskRunner, ProcessRunner, SerialRunner, available_
 from pack_data.spill import SpillFormat, Totals
 from pack_data.stages import (ExamplesTask, ShardTask, SortTask, SyntheticTask, examples_name, make_part, make_shard,
                               make_synthetic_part, read_notes, read_text, save_array, shard_name, sort_part, sorted_name, text_name, write_json)
-from pack_data.store import Manifest, PackStore, StoredFile, commit, map_table, read_manifest, stored_file, write_atomically, write_table
+from pack_data.store import Manifest, PackStore, StoredFile, commit, map_table, read_manifest, stored_file, write_table
 from pack_data.wordpiece import load_vocabulary, train_vocabulary
 
 # Characters of text in one part (some 8 of the longest documents, thousands of ordinary ones), and characters that wait

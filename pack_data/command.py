@@ -97,6 +97,13 @@ def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
 
 def histogram_from(args: argparse.Namespace) -> LengthHistogram:
     """The histogram that the options of `add_histogram_arguments` name."""
+    histogram = _named_histogram(args)
+    if not histogram.sequences:
+        raise ValueError(f"--histogram {args.histogram}: holds no sequence; a CSV file has a line `length,count` for each length that occurs")
+    return histogram
+
+
+def _named_histogram(args: argparse.Namespace) -> LengthHistogram:
     if args.synthetic is not None:
         histogram = synthetic_histogram(args.synthetic)
     elif args.histogram in PUBLISHED:

@@ -14,6 +14,8 @@ from typing import Any, Dict, Iterable, List, Optional, Union
 
 import numpy as np
 
+from pack_data.files import write_atomically
+
 PUBLISHED = ("wikipedia_512", "squad_1_1_384")  # shipped beside this file; the number at the end is S
 
 _FOLDER = Path(__file__).parent / "published"
@@ -129,9 +131,9 @@ class LengthHistogram:
         }
 
     def to_csv(self, path: Union[str, os.PathLike]) -> None:
-        """Writes `length,count`, the lengths that occur in ascending order."""
+        """Writes `length,count`, the lengths that occur in ascending order.  Atomic."""
         rows = "".join(f"{length},{self.counts[length]}\n" for length in self.lengths.tolist())
-        Path(path).write_text("length,count\n" + rows, encoding="utf-8")
+        write_atomically(Path(path), ("length,count\n" + rows).encode())
 
     def with_max_sequence_length(self, max_sequence_length: int) -> LengthHistogram:
         """The same sequences for packs of another size, at least the longest sequence."""

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Sequence, Tuple
 
 import numpy as np
 
+from pack_data.files import write_atomically
 from pack_data.histogram import LengthHistogram
 
 if TYPE_CHECKING:
@@ -204,19 +204,7 @@ class Packing:
             "strategies": self.strategies,
             "repeats": self.repeats,
         }
-        path = Path(path)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".tmp")
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                json.dump(recipe, file, separators=(",", ":"))
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_atomically(Path(path), (json.dumps(recipe, separators=(",", ":")) + "\n").encode())
 
     @classmethod
     def load(cls, path: Union[str, os.PathLike]) -> Packing:

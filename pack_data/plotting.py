@@ -1,7 +1,11 @@
 """Figures through matplotlib (the extra `plot`), imported only when one is drawn."""
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any, Tuple
+
+from pack_data.files import write_atomically
 
 
 def new_figure(width: float = 8.0, height: float = 4.5) -> Tuple[Any, Any]:
@@ -18,5 +22,7 @@ def new_figure(width: float = 8.0, height: float = 4.5) -> Tuple[Any, Any]:
 
 
 def save(figure: Any, path: str) -> None:
-    """Writes the figure; the suffix of the name says how."""
-    figure.savefig(path, dpi=150)
+    """Writes the figure, whole or not at all; the suffix of the name says how, .png where there is none."""
+    image = io.BytesIO()
+    figure.savefig(image, dpi=150, format=Path(path).suffix[1:] or "png")
+    write_atomically(Path(path), image.getvalue())

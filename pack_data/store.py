@@ -20,6 +20,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from pack_data.files import sync_folder, write_atomically
 from pack_data.packs import PackSchema, decode, disassemble
 from pack_data.sequences import digest
 
@@ -106,26 +107,6 @@ class Manifest:
                      lengths=StoredFile(**data["lengths"]), shards=tuple(StoredFile(**entry) for entry in data["shards"]),
                      files=tuple(StoredFile(**entry) for entry in data["files"]))
         return cls(**known)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames in this folder survive a power cut."""
-    descriptor = os.open(str(folder), os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """The whole file or none: temporary name, flush, fsync, rename."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
 
 
 class _Hashed:
@@ -252,6 +233,8 @@ def read_manifest(folder: Path) -> Manifest:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{folder}: not a packed data set (no {MANIFEST}); build one with python -m pack_data.build --out {folder}") from None
+    except NotADirectoryError:
+        raise ValueError(f"{folder}: a file; a packed data set is a folder with {MANIFEST}") from None
     except ValueError as error:
         raise ValueError(f"{path}: not readable as JSON ({error}); build the data set again") from None
     if not isinstance(data, dict) or data.get("version") != VERSION:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from pack_data.command import progress_bar
-from pack_data.store import write_atomically
+from pack_data.files import write_atomically
 
 CELLS, SETTINGS = "cells.jsonl", "settings.json"
 

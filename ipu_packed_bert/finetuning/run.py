@@ -24,7 +24,7 @@ from ipu_packed_bert.hugging_face import load_into, write_folder
 from ipu_packed_bert.runlog import LOG, environment, forget_after, open_run_folder, read_log
 from ipu_packed_bert.train import Interruption
 from pack_data.command import progress_bar
-from pack_data.store import write_atomically
+from pack_data.files import write_atomically
 
 CHECKPOINTS, EVALUATION, MODEL = "checkpoints", "evaluation.json", "model"  # in a run's folder
 

@@ -163,3 +163,9 @@ def test_the_summary_says_what_came_of_it_and_how_to_go_on(tmp_path, capsys):
                  "14.0 sequences/s, 760 tokens/s", "1.750 sequences in a pack",
                  "resume    python run_pretraining.py --resume {}\n".format(tmp_path)):
         assert part in text, text
+
+
+def test_a_changed_line_is_named(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
+    with pytest.raises(ValueError, match="log.jsonl, line 2: not JSON"):
+        read_log(tmp_path / "log.jsonl")

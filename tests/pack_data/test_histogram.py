@@ -146,3 +146,13 @@ def test_counts_whose_slots_do_not_fit_are_refused(tmp_path):
 def test_from_json_refuses_lengths_that_would_lose_sequences(lengths):
     with pytest.raises(ValueError, match="each length stands once"):
         LengthHistogram.from_json({"max_sequence_length": 8, "lengths": lengths, "counts": [1, 2]})
+
+
+def test_a_table_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    histogram = LengthHistogram.from_lengths([3, 3, 5], 8)
+    histogram.to_csv(tmp_path / "lengths.csv")
+    before = (tmp_path / "lengths.csv").read_bytes()
+    monkeypatch.setattr("os.replace", lambda *names: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        LengthHistogram.from_lengths([1], 8).to_csv(tmp_path / "lengths.csv")
+    assert (tmp_path / "lengths.csv").read_bytes() == before and len(list(tmp_path.iterdir())) == 1

@@ -114,3 +114,10 @@ def test_a_reader_that_leaves_early_is_no_error():
         f"{sys.executable} -m pack_data.histogram | head -n 1", shell=True, capture_output=True, text=True)
     assert finished.stdout.startswith("wikipedia_512")
     assert finished.stderr == ""
+
+
+def test_a_table_without_sequences_is_refused(tmp_path, capsys):
+    (tmp_path / "empty.csv").write_text("length,count\n")
+    assert run("spfhp", "--histogram", str(tmp_path / "empty.csv"), "--max-sequence-length", "8") == 2
+    message = capsys.readouterr().err
+    assert "empty.csv: holds no sequence" in message and message.count("\n") == 1

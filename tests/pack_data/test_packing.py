@@ -1,5 +1,6 @@
 """Packing: accounting worked by hand, the rules it checks, and the recipe file."""
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -98,7 +99,7 @@ def test_a_certificate_travels_with_the_recipe(tmp_path):
 def test_saving_fails_whole(tmp_path, packing, monkeypatch):
     packing.save(tmp_path / "recipe.json")
     before = (tmp_path / "recipe.json").read_bytes()
-    monkeypatch.setattr(json, "dump", lambda *args, **options: 1 / 0)
+    monkeypatch.setattr(os, "replace", lambda *names: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         packing.save(tmp_path / "recipe.json")
     assert (tmp_path / "recipe.json").read_bytes() == before

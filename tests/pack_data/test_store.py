@@ -128,3 +128,9 @@ def test_a_broken_data_set_does_not_open(folder, fault, said):
     with pytest.raises(ValueError, match=said) as caught:
         PackStore.open(folder)
     assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+
+
+def test_a_file_is_no_data_set(tmp_path):
+    (tmp_path / "packs").write_text("")
+    with pytest.raises(ValueError, match="packs: a file; a packed data set is a folder"):
+        PackStore.open(tmp_path / "packs")
