@@ -379,7 +379,7 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
             if problem not in crossed:
                 found.add("without_ipus: " + problem)
     if found.lines:
-        raise ConfigError(_message(path, found.lines))
+        raise ConfigError(problems_message(path, found.lines))
     return config
 
 
@@ -507,7 +507,7 @@ def _flatten(tree: Mapping, origin: str, found: _Problems) -> Dict[str, Any]:
                 found.unknown(origin, key, known)
                 continue
             try:
-                value = _typed(raw, types[name])
+                value = typed_value(raw, types[name])
             except ValueError as error:
                 found.add("{}{} is {!r}; {}".format(origin, key, raw, error), key)
                 continue
@@ -524,15 +524,15 @@ _EXPONENT = re.compile(r"([-+]?\d+)(\.\d*)?[eE]([-+]?\d+)")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
-def _typed(raw: Any, kind: Any) -> Any:
+def typed_value(raw: Any, kind: Any) -> Any:
     """``raw`` as the type ``kind``; ValueError with the rule if it is of another."""
     arguments = getattr(kind, "__args__", ())
     if type(None) in arguments:
-        return None if raw is None else _typed(raw, arguments[0])
+        return None if raw is None else typed_value(raw, arguments[0])
     if arguments:                                                          # Tuple[int, ...]
         if not isinstance(raw, (list, tuple)) or not raw:
             raise ValueError("must be a list such as [{}]".format("3, 7" if arguments[0] is int else "0.1, 0.15"))
-        return tuple(_typed(each, arguments[0]) for each in raw)
+        return tuple(typed_value(each, arguments[0]) for each in raw)
     if kind is float and isinstance(raw, str) and _EXPONENT.fullmatch(raw):
         whole, rest, exponent = _EXPONENT.fullmatch(raw).groups()
         raise ValueError("YAML reads that as a text; write {}{}e{}".format(
@@ -546,7 +546,7 @@ def _typed(raw: Any, kind: Any) -> Any:
     raise ValueError("must be {}".format(_WORDS[kind]))
 
 
-def _message(path: str, problems: Sequence[str]) -> str:
+def problems_message(path: str, problems: Sequence[str]) -> str:
     if len(problems) == 1:
         return "{}: {}".format(path, problems[0])
     return "\n  ".join(["{}: {} problems".format(path, len(problems))] + list(problems))

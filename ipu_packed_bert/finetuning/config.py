@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union, get
 
 import yaml
 
-from ipu_packed_bert.config import ConfigError, _message, _typed, setting
+from ipu_packed_bert.config import ConfigError, problems_message, setting, typed_value
 from pack_data.packers import PACKERS, packs_at_depth
 
 SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION = "squad", "single_label", "multi_label", "regression"
@@ -200,7 +200,7 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Fin
     config = FinetuneConfig(path=path, **{section: kind(**values[section]) for section, kind in SECTIONS.items()})
     problems += cross_check(config, broken)
     if problems:
-        raise ConfigError(_message(path, problems))
+        raise ConfigError(problems_message(path, problems))
     return config
 
 
@@ -214,7 +214,7 @@ def _read_setting(section: str, name: str, raw: Any, origin: str, values: Dict[s
         return
     rule = next(each for each in dataclasses.fields(SECTIONS[section]) if each.name == name).metadata["rule"]
     try:
-        value = _typed(raw, types[name])
+        value = typed_value(raw, types[name])
         wrong = rule.broken_by(value) if value is not None else None
     except ValueError as error:
         wrong = str(error)
