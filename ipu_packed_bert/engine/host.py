@@ -22,7 +22,7 @@ from ipu_packed_bert.optim import build_optimizer, load_neutral_state, neutral_s
 
 # On a CPU, slots of a row from which attention within each sequence is faster than a dense mask over the row:
 # `python -m ipu_packed_bert.benchmark --lengths 512,2048,8192`.
-VARLEN_FROM = 2048
+VARLEN_FROM = 1024
 
 
 def pick_attention(config: Config, device: torch.device) -> str:
