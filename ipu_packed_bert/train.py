@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 import signal
 import threading
 from pathlib import Path
@@ -52,7 +53,7 @@ def train(config: Config, engine: Engine, batches: GlobalBatches, log: Log, chec
           first_step: int = 0) -> Outcome:
     """Make the updates after ``first_step`` up to ``config.run.steps``; ``checkpoints`` None saves none.
 
-    Ctrl-C and SIGTERM let the update under way finish, save a checkpoint and return; a second Ctrl-C stops at once.
+    Ctrl-C and SIGTERM let the update or the evaluation's batch under way finish, save a checkpoint and return; a second Ctrl-C stops at once.
     """
     run = config.run
     step = first_step
@@ -65,7 +66,11 @@ def train(config: Config, engine: Engine, batches: GlobalBatches, log: Log, chec
 
             last = step == run.steps
             if run.evaluate_every and (last or step % run.evaluate_every == 0) and not interruption.signal:
-                log.evaluation(step, *evaluate(engine, batches.held_out(), token=config.loss.normalisation == "token"))
+                # A signal ends an evaluation after its batch; half of one is not logged.
+                held_out = itertools.takewhile(lambda _: not interruption.signal, batches.held_out())
+                found = evaluate(engine, held_out, token=config.loss.normalisation == "token")
+                if not interruption.signal:
+                    log.evaluation(step, *found)
             due = last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0)
             if due and checkpoints is not None:
                 save_checkpoint(checkpoints, Checkpoint(step, engine.state(), batches.state(), config.to_yaml()),

@@ -99,6 +99,19 @@ def test_a_signal_lets_the_update_finish_and_saves(store, tmp_path, number):
     assert signal.getsignal(number) is before
 
 
+def test_a_signal_ends_an_evaluation_after_its_batch_and_half_of_one_is_not_logged(store, tmp_path):
+    class Interrupted(Recorder):
+        def evaluate(self, batch):
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().evaluate(batch)
+
+    engine = Interrupted()
+    _, outcome = run(store, tmp_path, engine, "run.evaluation_fraction=0.5")  # several batches, the first time after update 5
+    assert outcome == (5, signal.SIGINT)
+    assert [name for name, _ in engine.calls].count("evaluate") == 1 and engine.calls[-1] == ("state", 5)
+    assert read_log(tmp_path / EVALUATIONS) == []
+
+
 def test_a_signal_in_the_last_update_is_a_run_that_ended(store, tmp_path):
     _, outcome = run(store, tmp_path, Recorder({12: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
     assert outcome == (12, None)
