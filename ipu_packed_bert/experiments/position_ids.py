@@ -31,7 +31,7 @@ from pack_data.wordpiece import train_vocabulary
 PADDED = "RandomSampling+Padding"  # what the others are compared with
 # Ways whose batches are filled: they make fewer updates of bs x msl tokens.
 FILLED = ("FixedLengthPacking", "FixedLengthPacking+PosID", "Multipack+PosID", "SortedPacking+PosID", "RandomPacking+PosID", "OptimalPacking+PosID")
-SAME_UPDATES = " | as many updates"
+SAME_UPDATES = ", as many updates"
 HEADINGS = ("kernel", "positions", "isolated", "unbroken", "unsorted")
 
 
