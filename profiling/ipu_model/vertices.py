@@ -124,7 +124,8 @@ def gelu(n: float, element_bytes: int = HALF) -> float:
 
 
 def gelu_gradient(n: float, element_bytes: int = HALF) -> float:
-    per_vector = 9 if element_bytes == HALF else 10
+    """Five worker cycles a half vector; the nine of the same table are SWISH's."""
+    per_vector = 5 if element_bytes == HALF else 10
     return 9 + 6 * (24 + max(0, vectors(busiest(n), element_bytes) - 1) * per_vector)
 
 

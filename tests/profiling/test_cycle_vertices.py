@@ -45,7 +45,10 @@ def test_frames_by_hand():
     # Gradient accumulation: 57 + 6 (15 + 6 + 3 (10 - 1)); a float gradient into a half accumulator takes 5 a vector.
     assert vertices.scaled_add(240) == 57 + 6 * (21 + 27)
     assert vertices.scaled_add(240, mixed=True) == 57 + 6 * (21 + 45)
+    # GELU, both passes: 5 a vector of four halves, 10 a vector of two floats (popnn's table; SWISH's gradient takes 9).
     assert vertices.gelu(240) == 9 + 6 * (22 + 5 + 9 * 5 + 6)
+    assert vertices.gelu_gradient(240) == 9 + 6 * (24 + 9 * 5)
+    assert vertices.gelu_gradient(240, FLOAT) == 9 + 6 * (24 + 19 * 10)
     assert vertices.select(240) == 6 * (11 + 5 * 40)
     assert vertices.cast(240, HALF, FLOAT) == 12 + 6 * (37 + 20)
     assert vertices.dropout(240) == 150 + 2 * 60
