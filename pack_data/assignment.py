@@ -7,6 +7,7 @@ from typing import NamedTuple, Sequence, Union
 import numpy as np
 
 from pack_data.packing import Packing
+from pack_data.packs import smallest_type
 
 
 class Assignment(NamedTuple):
@@ -54,7 +55,7 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
     # Sixteen bits let NumPy sort by radix, four times as fast as by comparison.
     key_type = np.uint16 if S < 1 << 16 else np.uint32
     pack = np.empty(len(lengths), dtype=place_type)
-    slot = np.empty(len(lengths), dtype=np.uint8 if deepest <= 1 << 8 else np.uint16)
+    slot = np.empty(len(lengths), dtype=smallest_type(deepest - 1))
     dealt = ends - packing.placed()
     for start in range(0, len(lengths), _BLOCK):
         keys = lengths[start:start + _BLOCK].astype(key_type)

@@ -152,7 +152,9 @@ class SortTask:
 
 
 def _sorted_format(schema: PackSchema, packs_per_shard: int) -> SpillFormat:
-    return SpillFormat.of(schema, Column("pack_in_shard", SEQUENCE, smallest_type(packs_per_shard)), Column("slot", SEQUENCE, "<u2"))
+    # A pack holds at most as many sequences as it has slots.
+    return SpillFormat.of(schema, Column("pack_in_shard", SEQUENCE, smallest_type(packs_per_shard)),
+                          Column("slot", SEQUENCE, smallest_type(schema.max_sequence_length - 1)))
 
 
 def sort_part(task: SortTask) -> int:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from pack_data.assignment import _shuffled_numbers, assign
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
+from pack_data.packing import Packing
 
 
 def packed(lengths, S, depth=3):
@@ -58,6 +59,14 @@ def test_within_a_length_every_order_is_equally_likely():
         pairing = tuple(int(np.flatnonzero(pack[3:] == p)[0]) for p in pack[:3])
         seen[pairing] = seen.get(pairing, 0) + 1
     assert len(seen) == 6 and min(seen.values()) > 60             # 100 expected, standard deviation 9
+
+
+@pytest.mark.parametrize("count, size", [(256, 1), (257, 2), (1 << 16, 2), ((1 << 16) + 1, 4)])
+def test_a_pack_of_very_many_sequences_gives_each_its_own_slot(count, size):
+    lengths = np.ones(count, int)
+    packing = Packing.of("by hand", LengthHistogram.from_lengths(lengths, 1 << 17), None, [((1,) * count, 1)])
+    pack, slot = assign(lengths, packing, 0)
+    assert not pack.any() and np.array_equal(np.sort(slot), np.arange(count)) and slot.dtype.itemsize == size
 
 
 def test_the_permutation_is_one():

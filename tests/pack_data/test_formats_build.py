@@ -14,6 +14,7 @@ from pack_data.command import run_main
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import Origin, Record, Shape, pack_from_examples
+from pack_data.store import PackStore
 from pack_data.verify import verify
 from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example
 
@@ -21,7 +22,7 @@ S, P = 32, 6
 
 
 def made(source, out, **options):
-    store = build.build(BuildOptions(source=str(source), out=str(out), max_sequence_length=S, packer="spfhp", workers=1, **options))
+    store = build.build(BuildOptions(**{**dict(source=str(source), out=str(out), max_sequence_length=S, packer="spfhp", workers=1), **options}))
     store.close()
     verify(out)
     return store
@@ -48,6 +49,19 @@ def test_packs_are_packed_anew(tmp_path, examples):
     store = made(tmp_path / "a.tfrecord.gz", tmp_path / "out")
     assert len(store) < len(packs)
     assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples)
+
+
+def test_a_pack_of_more_sequences_than_sixteen_bits_count(tmp_path):
+    count = (1 << 16) + 5
+    offsets = pa.array(np.arange(count + 1), pa.int32())
+    column = pa.ListArray.from_arrays(offsets, pa.array(np.arange(count), pa.int32()))
+    pq.write_table(pa.table({"input_ids": column}), tmp_path / "a.parquet")
+    made(tmp_path / "a.parquet", tmp_path / "out", max_sequence_length=count + 3, max_sequences_per_pack=None,
+         packer="first_fit")
+    with PackStore.open(tmp_path / "out") as store:
+        batch = store.batch(np.arange(len(store)))
+    assert len(store) == 1 and np.array_equal(np.sort(batch["input_ids"][0])[3:], np.arange(count))
+    assert np.array_equal(batch["input_mask"][0], np.append(np.arange(1, count + 1), np.zeros(3, int))) and not batch["positions"].any()
 
 
 def test_token_columns_are_packed_with_positions_and_sequence_numbers(tmp_path):
