@@ -367,7 +367,7 @@ def _ordered(observations: Observations, calibration: Calibration) -> Tuple[int,
 
 
 ARRANGEMENTS: Tuple[Tuple[str, Arrangement], ...] = (
-    ("as engine/ipu.py runs it: mask in the query/key product", PACKED),
+    ("as engine/ipu/ runs it: mask in the query/key product", PACKED),
     ("additive mask, made once (engine.mask: additive)", ADDITIVE),
     ("additive mask, made in every layer", ADDITIVE.with_(mask="layer")),
     ("additive mask by arithmetic, in every layer (PopART)", POPART),
@@ -400,7 +400,7 @@ def arrangements(machine: Machine, config: Any, calibration: Calibration, depth:
             Column("overhead_calibrated", "OH %", MODEL, ".3f"), Column("overhead_upper", "OH % high", MODEL, ".3f"),
             Column("pipeline", "pipeline OH %", MODEL, ".3f"), Column("realised", "speed-up", MODEL, ".3f"),
             Column("gain", "gain %", MODEL, "+.2f")),
-        rows, (f"speed-up at p = {packing_factor:.3f}; gain is in realised speed-up over the arrangement that engine/ipu.py runs by default.",
+        rows, (f"speed-up at p = {packing_factor:.3f}; gain is in realised speed-up over the arrangement that engine/ipu/ runs by default.",
                "Lines that name no mask have it in the query/key product: codes of the sequence numbers beside query and key add it."))
 
 

@@ -61,7 +61,7 @@ def test_imports_point_left(path):
         if name.startswith("pack_data"):
             assert root not in ("torch", "poptorch", "ipu_packed_bert", "transformers"), f"{name} imports {imported}"
         if root == "poptorch":
-            assert name == "ipu_packed_bert.engine.ipu", f"only engine/ipu.py may import the SDK, {name} does"
+            assert name == "ipu_packed_bert.engine.ipu.sdk", f"only engine/ipu/sdk.py may import the SDK, {name} does"
         if name in ("ipu_packed_bert.config", "ipu_packed_bert.placement"):
             assert root != "torch", f"{name} imports {imported}"
         assert root != "tests"
@@ -90,6 +90,12 @@ def test_loads_without_torch(statement):
     forbidden = ("torch", "poptorch", "tensorboard", "h5py", "pyarrow", "google_crc32c", "matplotlib", "dask", "distributed", "transformers")
     blocked = f"import sys\nfor name in {forbidden!r}:\n    sys.modules[name] = None\n"
     finished = subprocess.run([sys.executable, "-c", blocked + statement], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_reading_ahead_and_the_optimisers_state_load_without_the_sdk():
+    statement = "import sys; sys.modules['poptorch'] = None; import ipu_packed_bert.engine.ipu.feed, ipu_packed_bert.engine.ipu.state"
+    finished = subprocess.run([sys.executable, "-c", statement], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
 
 

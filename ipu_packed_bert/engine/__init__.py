@@ -19,15 +19,16 @@ class EngineChoice(NamedTuple):
         return self.kind == "ipu"
 
 
-def _ipu_module():
+def _ipu_modules():
+    """(devices, engine) of `engine/ipu/`. Raises ValueError, in one line, where the SDK is missing or does not load."""
     try:
-        from ipu_packed_bert.engine import ipu
+        from ipu_packed_bert.engine.ipu import devices, engine
     except ImportError as error:
         raise ValueError(
             f"engine.kind ipu: the Poplar SDK is missing ({error}); enable SDK 3.4 and install its wheels into a"
             " Python 3.8 environment, or use --engine host"
         ) from error
-    return ipu
+    return devices, engine
 
 
 def choose_engine(config: Config) -> EngineChoice:
@@ -38,14 +39,14 @@ def choose_engine(config: Config) -> EngineChoice:
     if config.engine.kind == "host":
         return EngineChoice("host", "host engine, as configured")
     try:
-        ipu = _ipu_module()
+        devices, _ = _ipu_modules()
     except ValueError as error:
         if config.engine.kind == "ipu":
             raise
         # A package that is there but does not load (built for another torch, say) is not the same as none.
         missing = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "poptorch"
         return EngineChoice("host", f"host engine: {'no Poplar SDK here' if missing else error.__cause__}")
-    found = ipu.find_device(config)
+    found = devices.find_device(config)
     if found is not None:
         return EngineChoice(found.kind, found.reason)
     if config.engine.kind == "ipu":
@@ -62,4 +63,5 @@ def build_engine(config: Config, schema, *, packing_factor: float):
         from ipu_packed_bert.engine.host import HostEngine
 
         return HostEngine(config, schema, packing_factor=packing_factor)
-    return _ipu_module().IpuEngine(config, schema, packing_factor=packing_factor)
+    _, engine = _ipu_modules()
+    return engine.IpuEngine(config, schema, packing_factor=packing_factor)

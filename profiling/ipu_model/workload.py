@@ -32,7 +32,7 @@ class Arrangement:
         return replace(self, **changes)
 
 
-# What engine/ipu.py runs with `engine.mask: product`, its default, and with `additive`: the model's mask, made once.
+# What engine/ipu/ runs with `engine.mask: product`, its default, and with `additive`: the model's mask, made once.
 PACKED = Arrangement(mask="product", cls="one_hot", mlm="one_hot")
 ADDITIVE = PACKED.with_(mask="once")
 # Canonical BERT, the paper's baseline: a padding mask, [CLS] at slot 0, the same positions in every row.

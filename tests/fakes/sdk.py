@@ -1,4 +1,4 @@
-"""A Poplar SDK for the length of a test: ``import poptorch`` finds the stand-in, engine/ipu.py loads anew."""
+"""A Poplar SDK for the length of a test: ``import poptorch`` finds the stand-in, the modules of engine/ipu load anew."""
 import contextlib
 import os
 import sys
@@ -31,10 +31,11 @@ def fake_popdist(*, index: int, instances: int, replicas: int):
 
 @contextlib.contextmanager
 def installed(*, ipus: int = 16, popdist=None):
-    """Yields (engine module, stand-in) on a machine with `ipus` IPUs; everything is as before afterwards."""
+    """Yields (the package engine.ipu with its modules, stand-in) on a machine with `ipus` IPUs; everything is as before afterwards."""
     import ipu_packed_bert.engine as package
 
-    names = ("poptorch", "poptorch.optim", "popdist", "popdist.poptorch", _ENGINE)
+    loaded = [name for name in sys.modules if name == _ENGINE or name.startswith(_ENGINE + ".")]
+    names = ["poptorch", "poptorch.optim", "popdist", "popdist.poptorch", *loaded]
     before = {name: sys.modules.pop(name, None) for name in names}
     variable = os.environ.pop("POPTORCH_IPU_MODEL", None)
     attribute = package.__dict__.pop("ipu", None)
@@ -44,9 +45,12 @@ def installed(*, ipus: int = 16, popdist=None):
     stand_in._machine.reset(ipus)
     try:
         from ipu_packed_bert.engine import ipu
+        from ipu_packed_bert.engine.ipu import devices, engine, feed, options, program, state  # noqa: F401 (attributes of ipu)
 
         yield ipu, stand_in
     finally:
+        for name in [name for name in sys.modules if name == _ENGINE or name.startswith(_ENGINE + ".")]:
+            del sys.modules[name]
         for name, module in before.items():
             sys.modules.pop(name, None)
             if module is not None:

@@ -76,7 +76,7 @@ def sdk():
 
 
 def make_engine(sdk, config, *, depth=3):
-    return sdk[0].IpuEngine(config, schema(depth), packing_factor=1.0)
+    return sdk[0].engine.IpuEngine(config, schema(depth), packing_factor=1.0)
 
 
 def weights_of(state):
@@ -212,8 +212,8 @@ def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
     ipu, _ = sdk
     config = make_config(layers_per_ipu=(1, 1), accumulation=5, loss={"next_sentence": next_sentence}, engine={"mask": mask})
     plain, adapted = build_model(config).double(), build_model(config).double()
-    ipu.adapt(adapted, config, depth=3)
-    ipu.begin_blocks(adapted, place(config))
+    ipu.program.adapt(adapted, config, depth=3)
+    ipu.program.begin_blocks(adapted, place(config))
     assert type(adapted.masked_lm_slots) is not type(plain.masked_lm_slots)
     assert (type(adapted.attention_mask) is type(plain.attention_mask)) == (mask == "additive")
     assert type(adapted.cls.predictions.product) is not type(plain.cls.predictions.product)
@@ -383,11 +383,11 @@ def test_moments_are_found_by_the_end_of_their_names(sdk):
     device = {"Accl1___model.network.a.weight": torch.ones(2), "Accl1___model.network.b.a.weight": 2 * torch.ones(2),
               "Accl2___model.network.a.weight": 3 * torch.ones(2), "Accl2___model.network.b.a.weight": 4 * torch.ones(2),
               "Step___model.network.a.weight": torch.ones(1), "Accum___model.network.a.weight": torch.ones(2)}
-    found = ipu.moments(device, parameters)
+    found = ipu.state.moments(device, parameters)
     assert float(found["exp_avg"]["b.a.weight"][0]) == 2.0 and float(found["exp_avg_sq"]["a.weight"][0]) == 3.0
     del device["Accl2___model.network.b.a.weight"]
     with pytest.raises(ValueError, match="no exp_avg_sq of b.a.weight"):
-        ipu.moments(device, parameters)
+        ipu.state.moments(device, parameters)
 
 
 # ------------------------------------------------------------------------------------------------ options and optimiser
@@ -398,8 +398,8 @@ def test_options_say_what_the_configuration_says(sdk):
     path = "configs/packed_phase2_pod16.yml"
     config = load_config(path, ["engine.executable_cache=cache", "engine.profile_directory=profile",
                                 "engine.log_cycles=true", "engine.automatic_loss_scaling=true"])
-    device = ipu.Device("ipu", "")
-    options = ipu.training_options(config, device, ipu.Instance(0, 1, 4, False), accumulation=1027)
+    device = ipu.devices.Device("ipu", "")
+    options = ipu.options.training_options(config, device, ipu.devices.Instance(0, 1, 4, False), accumulation=1027)
     values = options._values
     assert values["replication_factor"] == 4 and values["device_iterations"] == 1
     assert values["output_mode"] == stand_in.OutputMode.Sum
@@ -418,7 +418,7 @@ def test_options_say_what_the_configuration_says(sdk):
     assert set(options._Popart._values["engineOptions"]) == {
         "opt.useAutoloader", "target.syncReplicasIndependently", "autoReport.all", "autoReport.directory"}
 
-    evaluation = ipu.evaluation_options(config, device, ipu.Instance(0, 1, 4, False), iterations=12)
+    evaluation = ipu.options.evaluation_options(config, device, ipu.devices.Instance(0, 1, 4, False), iterations=12)
     assert evaluation._values["device_iterations"] == 12 and evaluation.Training._values["accumulation"] == 1
     assert evaluation.Precision._values["stochastic_rounding"] is False
 
@@ -432,22 +432,22 @@ def test_options_say_what_the_configuration_says(sdk):
 def test_engine_settings_reach_the_options(sdk, key, value, read, expected):
     ipu, _ = sdk
     config = make_config(engine={key: value})
-    options = ipu.training_options(config, ipu.Device("ipu", ""), ipu.Instance(0, 1, 1, False), accumulation=4)
+    options = ipu.options.training_options(config, ipu.devices.Device("ipu", ""), ipu.devices.Instance(0, 1, 1, False), accumulation=4)
     assert read(options) == expected
 
 
 def test_the_ipu_model_gets_no_cycle_counter_and_no_cache(sdk):
     ipu, _ = sdk
     config = make_config(engine={"executable_cache": "cache", "ipu_model": True})
-    options = ipu.training_options(config, ipu.Device("ipu_model", ""), ipu.Instance(0, 1, 1, False), accumulation=4)
+    options = ipu.options.training_options(config, ipu.devices.Device("ipu_model", ""), ipu.devices.Instance(0, 1, 1, False), accumulation=4)
     assert options._values["ipu_model"] is True and "cache" not in options._values and options._values["cycles"] is False
 
 
 def test_parameter_groups_and_types(sdk):
     ipu, _ = sdk
     config = make_config(engine={"first_moment_type": "float16", "gradient_accumulator_type": "float16"})
-    program = ipu.build_program(config, depth=3)
-    optimizer = ipu.build_optimizer(program, config, betas=(0.8, 0.99))
+    program = ipu.program.build_program(config, depth=3)
+    optimizer = ipu.options.build_optimizer(program, config, betas=(0.8, 0.99))
     groups = [(group["weight_decay"], group["max_weight_norm"]) for group in optimizer.param_groups]
     assert groups == [(0.0, 0.0), (0.0, 65500.0), (0.01, 65500.0)]
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(program.parameters()))
@@ -512,13 +512,13 @@ def one_line(error):
 ])
 def test_a_data_set_that_contradicts_the_configuration(sdk, broken, complaint):
     with pytest.raises(ValueError, match=complaint) as error:
-        sdk[0].IpuEngine(make_config(), broken, packing_factor=1.0)
+        sdk[0].engine.IpuEngine(make_config(), broken, packing_factor=1.0)
     one_line(error)
 
 
 def test_accumulation_below_the_pipeline(sdk):
     with pytest.raises(ConfigError, match="at least the 5 stages") as error:
-        sdk[0].IpuEngine(make_config(layers_per_ipu=(1, 1), accumulation=8), schema(), packing_factor=2.0)
+        sdk[0].engine.IpuEngine(make_config(layers_per_ipu=(1, 1), accumulation=8), schema(), packing_factor=2.0)
     one_line(error)
     assert sdk[1]._machine.compilations == []
 
@@ -557,7 +557,8 @@ def test_a_broken_sdk_is_one_line(tmp_path, monkeypatch, fault, complaint):
 
     (tmp_path / "poptorch.py").write_text(fault)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("poptorch", "ipu_packed_bert.engine.ipu"):
+    ours = [name for name in sys.modules if name.startswith("ipu_packed_bert.engine.ipu")]
+    for name in ["poptorch", *ours]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delattr(package, "ipu", raising=False)
     with pytest.raises(ValueError, match=complaint) as error:
@@ -648,7 +649,7 @@ def test_each_process_reads_its_share(tmp_path):
     parts, engines = [], []
     for index in range(2):
         with installed(ipus=4, popdist=fake_popdist(index=index, instances=2, replicas=4)) as sdk:
-            engine = sdk[0].IpuEngine(config, store.schema, packing_factor=1.0)
+            engine = sdk[0].engine.IpuEngine(config, store.schema, packing_factor=1.0)
             assert engine.share == (index, 2)
             options = engine._training.options
             assert options._values["replication_factor"] == 2 and options.Distributed.processId == index
@@ -683,7 +684,7 @@ def test_batches_ahead_are_the_batches(sdk, tmp_path):
     config = load_config(tiny_config(tmp_path / "tiny.yml", folder), ["engine.kind=ipu"])
     store = PackStore.open(folder)
     plain = GlobalBatches(store, config, packing_factor=1.0)
-    engine = sdk[0].IpuEngine(config, store.schema, packing_factor=1.0)
+    engine = sdk[0].engine.IpuEngine(config, store.schema, packing_factor=1.0)
     ahead = engine.feed(GlobalBatches(store, config, packing_factor=1.0))
     assert type(ahead) is not GlobalBatches and ahead.packs_per_update == plain.packs_per_update
     states = []
@@ -709,14 +710,14 @@ def test_loading_in_the_same_process_on_request(sdk, tmp_path):
     config = load_config(tiny_config(tmp_path / "tiny.yml", folder), ["engine.asynchronous_loading=false"])
     with_store = PackStore.open(folder)
     batches = GlobalBatches(with_store, config, packing_factor=1.0)
-    assert sdk[0].IpuEngine(config, with_store.schema, packing_factor=1.0).feed(batches) is batches
+    assert sdk[0].engine.IpuEngine(config, with_store.schema, packing_factor=1.0).feed(batches) is batches
 
 
 def test_the_reader_travels(sdk, tmp_path):
     folder = tiny_data(tmp_path / "data")
     config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
     batches = GlobalBatches(PackStore.open(folder), config, packing_factor=1.0)
-    reader = sdk[0].Reader(config, 1.0, (0, 1), batches.state(), batches.updates_per_epoch)
+    reader = sdk[0].feed.Reader(config, 1.0, (0, 1), batches.state(), batches.updates_per_epoch)
     travelled = pickle.loads(pickle.dumps(reader))
     assert travelled == reader and len(travelled) == batches.updates_per_epoch
     assert np.array_equal(next(iter(travelled))[0].numpy(), next(batches)["input_ids"])
@@ -774,6 +775,7 @@ def real_ipu():
     except (ImportError, AssertionError) as error:                # PopTorch asserts that torch is the version it wants
         pytest.skip("no Poplar SDK: {}".format(error))
     from ipu_packed_bert.engine import ipu
+    from ipu_packed_bert.engine.ipu import engine  # noqa: F401 (an attribute of ipu)
 
     return ipu, not poptorch.ipuHardwareIsAvailable(1)
 
@@ -789,7 +791,7 @@ def test_device_updates_equal_the_hosts(real_ipu, depth):
     """gelu is the tanh form on the device, which differs by up to 5e-4: hence the width of the tolerance."""
     ipu, simulated = real_ipu
     config = real_config(simulated, data={"max_sequences_per_pack": depth})
-    engine, host = ipu.IpuEngine(config, schema(depth), packing_factor=1.0), HostEngine(config, packing_factor=1.0)
+    engine, host = ipu.engine.IpuEngine(config, schema(depth), packing_factor=1.0), HostEngine(config, packing_factor=1.0)
     for update, rate in enumerate(RATES):
         batch = make_batch(config, depth=depth, seed=update)
         assert engine.step(batch, rate).loss == pytest.approx(host.step(batch, rate).loss, rel=1e-2)
@@ -803,7 +805,7 @@ def test_device_checkpoints_move_both_ways(real_ipu):
     ipu, simulated = real_ipu
     config = real_config(simulated)
     host = HostEngine(config, packing_factor=1.0)
-    engine = ipu.IpuEngine(config, schema(), packing_factor=1.0)
+    engine = ipu.engine.IpuEngine(config, schema(), packing_factor=1.0)
     host.step(make_batch(config, seed=0), 0.01)
     engine.load_state(host.state())
     engine.step(make_batch(config, seed=1), 0.01)

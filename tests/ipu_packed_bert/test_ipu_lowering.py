@@ -55,7 +55,7 @@ class Trace:
     def __init__(self, config, sdk, *, training=True):
         ipu, stand_in = sdk
         with torch.device("meta"):
-            program = ipu.build_program(config, depth=config.data.max_sequences_per_pack)
+            program = ipu.program.build_program(config, depth=config.data.max_sequences_per_pack)
         rows = config.batch.micro_batch
         with FakeTensorMode(allow_non_fake_inputs=False):
             tensors = dict([*program.named_parameters(), *program.named_buffers()])

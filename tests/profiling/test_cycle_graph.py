@@ -213,7 +213,7 @@ def test_update_of_lamb_costs_forty_to_sixty_worker_cycles_for_two_parameters():
 
 @pytest.mark.parametrize("mask, arrangement", [("product", PACKED), ("additive", ADDITIVE)])
 def test_the_default_arrangements_are_what_the_ipu_engine_runs(mask, arrangement):
-    """engine/ipu.py adapts the network for the device; the traced default must be that graph, operator by operator, in order."""
+    """engine/ipu/ adapts the network for the device; the traced default must be that graph, operator by operator, in order."""
     from ipu_packed_bert.config import DataConfig, EngineConfig, PlacementConfig
     from tests.fakes.sdk import installed
     model = replace(MODEL, num_layers=2)
@@ -223,7 +223,7 @@ def test_the_default_arrangements_are_what_the_ipu_engine_runs(mask, arrangement
 
     def adapted():
         network = PackedBertForPreTraining(model, LossConfig())
-        engine.adapt(network, config, depth=SHAPE.depth)
+        engine.program.adapt(network, config, depth=SHAPE.depth)
         return network
     with installed() as (engine, _):
         ran = capture(adapted, batch_shapes(SHAPE), 2)

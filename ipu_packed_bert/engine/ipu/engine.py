@@ -1,0 +1,282 @@
+"""The IPU engine: one PopTorch program for training and at most one for evaluation."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+import torch
+
+from ipu_packed_bert.config import Config, check_accumulation
+from ipu_packed_bert.engine.base import Batch, Engine, StepResult, count, micro_batches
+from ipu_packed_bert.engine.ipu.devices import find_device, find_instance, ipus_of
+from ipu_packed_bert.engine.ipu.feed import BatchesAhead, Reader
+from ipu_packed_bert.engine.ipu.options import build_optimizer, evaluation_options, training_options
+from ipu_packed_bert.engine.ipu.program import build_program
+from ipu_packed_bert.engine.ipu.sdk import poptorch
+from ipu_packed_bert.engine.ipu.state import fill, moments, plain, same_shapes
+from ipu_packed_bert.loader import GlobalBatches
+from ipu_packed_bert.model.packed import BATCH_FIELDS
+from ipu_packed_bert.placement import place
+
+
+class IpuEngine(Engine):
+    """PopTorch programs for training and evaluation, one of each at most."""
+
+    def __init__(self, config: Config, schema, *, packing_factor: float):
+        check(config, schema, packing_factor=packing_factor)
+        device = find_device(config)
+        if device is None:
+            raise ValueError(f"no device for {ipus_of(config)}; see gc-info -l for what is attached, or use --engine host")
+        if device.kind == "ipu_model" and config.placement.replicas > 1:
+            raise ValueError(
+                f"the Poplar IPU Model runs one replica, placement.replicas is {config.placement.replicas}; use"
+                " --set placement.replicas=1 --set placement.replicated_tensor_sharding=false"
+            )
+        self.config = config
+        self.device = device
+        self.instance = find_instance(config)
+        self.packing_factor = packing_factor
+        self.accumulation = config.accumulation(packing_factor)
+        self._program = build_program(config, depth=schema.max_sequences_per_pack)
+        self._network = self._program.network
+        self._optimizer = build_optimizer(self._program, config, betas=config.betas(packing_factor))
+        self._training = poptorch.trainingModel(
+            self._program,
+            options=training_options(config, device, self.instance, accumulation=self.accumulation),
+            optimizer=self._optimizer,
+        )
+        self._evaluation = None
+        self._evaluation_iterations = None
+        self._updates = 0
+        self._cycles: Optional[int] = None
+        self._waiting: Optional[Dict[str, Any]] = None  # optimiser state for a program not yet compiled
+        self._waiting_rng: Optional[List[int]] = None
+
+    @property
+    def description(self) -> str:
+        engine = self.config.engine
+        weights = "half" if engine.half_weights else "float32"
+        stages = len(place(self.config).stages)
+        return f"{self.device.reason}; {weights} weights, {stages} forward stage{'' if stages == 1 else 's'}"
+
+    @property
+    def compilations(self) -> Dict[str, int]:
+        return {
+            "training": int(self._training.isCompiled()),
+            "evaluation": int(self._evaluation is not None and self._evaluation.isCompiled()),
+        }
+
+    def compile(self, batch: Batch) -> None:
+        if self._training.isCompiled():
+            return
+        tensors = self._tensors(batch, self.accumulation)
+        self._program.train()
+        if self.device.offline:
+            self._training.compileAndExport(self.config.engine.offline_export, *tensors, export_model=False)
+            return
+        self._training.compile(*tensors)
+        self._restore()
+
+    def step(self, batch: Batch, learning_rate: float) -> StepResult:
+        if self.device.offline:
+            raise ValueError(
+                f"nothing runs on an offline target; the program is in {self.config.engine.offline_export},"
+                " drop engine.offline_export to train"
+            )
+        self.compile(batch)
+        tensors = self._tensors(batch, self.accumulation)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._training.setOptimizer(self._optimizer)
+        started = time.perf_counter()
+        outputs = self._training(*tensors)
+        seconds = time.perf_counter() - started
+        self._updates += 1
+        if self.config.engine.log_cycles and self.device.kind == "ipu":
+            self._cycles = int(self._training.cycleCount())
+        return self._result(outputs, batch, seconds, self._cycles)
+
+    def evaluate(self, batch: Batch) -> StepResult:
+        iterations = self._iterations(batch)
+        tensors = self._tensors(batch, iterations)
+        hardware = self.device.kind == "ipu"
+        if self._training.isCompiled() and self._training.isAttachedToDevice():
+            self._training.copyWeightsToHost()
+            if hardware:
+                # Both programs want the same IPUs. Detaching saves the optimiser's and the random state; the next step
+                # attaches again and restores them.
+                self._training.detachFromDevice()
+        self._program.eval()
+        try:
+            if self._evaluation is None:
+                options = evaluation_options(self.config, self.device, self.instance, iterations=iterations)
+                self._evaluation = poptorch.inferenceModel(self._program, options=options)
+                self._evaluation_iterations = iterations
+            elif self._evaluation.isAttachedToDevice():
+                self._evaluation.copyWeightsToDevice()
+            started = time.perf_counter()
+            outputs = self._evaluation(*tensors)
+            seconds = time.perf_counter() - started
+            if hardware:
+                self._evaluation.detachFromDevice()
+        finally:
+            self._program.train()
+        return self._result(outputs, batch, seconds, None)
+
+    def cycles(self) -> Optional[int]:
+        return self._cycles
+
+    def close(self) -> None:
+        for executor in (self._evaluation, self._training):
+            if executor is not None and executor.isCompiled():
+                executor.destroy()
+
+    # -- batches ------------------------------------------------------------------------------------------------------
+
+    @property
+    def share(self) -> Tuple[int, int]:
+        return self.instance.index, self.instance.instances
+
+    def feed(self, batches: GlobalBatches):
+        """The same batches, read ahead by another process where the configuration wants it."""
+        if not self.config.engine.asynchronous_loading:
+            return batches
+        return BatchesAhead(
+            batches, self.config, packing_factor=self.packing_factor, share=self.share, read_ahead=read_ahead)
+
+    def _tensors(self, batch: Batch, micro_batches_per_replica: int) -> Tuple[torch.Tensor, ...]:
+        """This process's rows of a global batch, as PopTorch takes them: replica first, then time.
+
+        Replica r finds at time t the micro-batch r x accumulation + t, so the batch is passed on as it is. An update
+        sums over all its rows: their order decides nothing.
+        """
+        found = micro_batches(batch, self.config.batch.micro_batch)
+        wanted = micro_batches_per_replica * self.instance.replicas
+        if found != wanted:
+            raise ValueError(
+                f"the batch holds {found} micro-batches, the program takes {wanted}"
+                f" ({micro_batches_per_replica} x {self.instance.replicas} replicas); fill it with empty packs"
+            )
+        return tuple(torch.from_numpy(np.ascontiguousarray(batch[name])) for name in BATCH_FIELDS)
+
+    def _iterations(self, batch: Batch) -> int:
+        """Micro-batches of an evaluation batch for each replica. Raises ValueError if they cannot be the program's."""
+        found = micro_batches(batch, self.config.batch.micro_batch)
+        iterations, rest = divmod(found, self.instance.replicas)
+        stages = len(place(self.config).stages)
+        if rest or iterations < stages:
+            raise ValueError(
+                f"the evaluation batch holds {found} micro-batches; it needs a multiple of the"
+                f" {self.instance.replicas} replicas, and {stages} (the pipeline's stages) or more for each; fill it with"
+                " empty packs"
+            )
+        if self._evaluation_iterations not in (None, iterations):
+            raise ValueError(
+                f"the evaluation batch holds {found} micro-batches, the compiled program takes"
+                f" {self._evaluation_iterations * self.instance.replicas}; fill it with empty packs"
+            )
+        return iterations
+
+    def _result(self, outputs, batch: Batch, seconds: float, cycles: Optional[int]) -> StepResult:
+        """Means over the sequences of this process, which are those of the update unless poprun started several."""
+        # One value a replica, or a scalar where there is one: sums over micro-batches either way.
+        _, mlm_sum, nsp_sum, mlm_correct, nsp_correct = (float(output.to(torch.float64).sum()) for output in outputs)
+        counts = count(batch)
+        token = self.config.loss.normalisation == "token"
+        mlm_loss = _mean(mlm_sum, batch["mlm_scale"], counts.masked_tokens if token else counts.sequences)
+        nsp_loss = _mean(nsp_sum, batch["nsp_scale"], counts.sequences)
+        return StepResult(
+            loss=mlm_loss + nsp_loss,
+            mlm_loss=mlm_loss,
+            nsp_loss=nsp_loss,
+            mlm_accuracy=mlm_correct / max(1, counts.masked_tokens),
+            nsp_accuracy=nsp_correct / max(1, counts.sequences),
+            seconds=seconds,
+            cycles=cycles,
+        )
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def state(self) -> Dict[str, Any]:
+        running = self._training.isCompiled() and not self.device.offline
+        if running and self._training.isAttachedToDevice():
+            self._training.copyWeightsToHost()
+        parameters = {name: plain(tensor) for name, tensor in self._network.named_parameters()}
+        state = {"model": parameters}
+        if not running:
+            held = self._waiting or {"exp_avg": {}, "exp_avg_sq": {}}
+            state["optimizer"] = {
+                "step": self._updates,
+                **{
+                    moment: {name: held[moment].get(name, torch.zeros_like(p)).clone() for name, p in parameters.items()}
+                    for moment in ("exp_avg", "exp_avg_sq")
+                },
+            }
+            return state
+        state["optimizer"] = {"step": self._updates, **moments(self._optimizer.state_dict()["ipu_state"], parameters)}
+        state["ipu_random"] = torch.from_numpy(np.array(self._training.rng_state, dtype=np.uint64).view(np.int64))
+        return state
+
+    def load_state(self, state: Dict[str, Any]) -> None:
+        parameters = dict(self._network.named_parameters())
+        for part, tensors in (("model", state["model"]), *((m, state["optimizer"][m]) for m in ("exp_avg", "exp_avg_sq"))):
+            same_shapes(part, tensors, parameters)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(state["model"][name])
+        self._updates = int(state["optimizer"]["step"])
+        self._waiting = state["optimizer"]
+        self._waiting_rng = state["ipu_random"].numpy().view(np.uint64).tolist() if "ipu_random" in state else None
+        if self._training.isCompiled() and not self.device.offline:
+            if self._training.isAttachedToDevice():
+                self._training.copyWeightsToDevice()
+            self._restore()
+
+    def _restore(self) -> None:
+        """Hand the optimiser state that waits to the compiled program."""
+        if self._waiting is not None:
+            held = self._optimizer.state_dict()
+            fill(held["ipu_state"], self._waiting)
+            self._optimizer.load_state_dict(held)
+            self._waiting = None
+        if self._waiting_rng is not None:
+            self._training.rng_state = self._waiting_rng
+            self._waiting_rng = None
+
+
+def _mean(scaled_sum: float, scale: np.ndarray, number: int) -> float:
+    """A sum of losses, each multiplied by the batch's scale, over `number` of them -> their mean."""
+    return scaled_sum / (float(scale[0]) * number) if number else 0.0
+
+
+def check(config: Config, schema, *, packing_factor: float) -> None:
+    """What only the engine can know before it compiles. Raises ValueError, in one line each."""
+    check_accumulation(config, packing_factor)
+    data = config.data
+    if schema.max_sequence_length != data.max_sequence_length:
+        raise ValueError(
+            f"{config.path}: data.max_sequence_length is {data.max_sequence_length}, the data set's packs have"
+            f" {schema.max_sequence_length} slots; build it again or change the configuration"
+        )
+    if data.max_sequences_per_pack not in (None, schema.max_sequences_per_pack):
+        raise ValueError(
+            f"{config.path}: data.max_sequences_per_pack is {data.max_sequences_per_pack}, the data set was packed at depth"
+            f" {schema.max_sequences_per_pack}; build it again or change the configuration"
+        )
+    if schema.max_predictions_per_pack < (data.max_predictions_per_sequence or 1):
+        raise ValueError(
+            f"{config.path}: data.max_predictions_per_sequence is {data.max_predictions_per_sequence}, the data set's packs"
+            f" have room for {schema.max_predictions_per_pack} masked tokens; build it again or change the configuration"
+        )
+    if config.batch.device_iterations != 1:
+        raise ValueError(
+            f"{config.path}: batch.device_iterations is {config.batch.device_iterations}; must be 1 on IPUs, where a step"
+            " is one call and one weight update"
+        )
+
+
+def read_ahead(reader: Reader) -> Iterator[Tuple[torch.Tensor, ...]]:
+    """The reader's batches from a process of PopTorch's; three are kept ready."""
+    return iter(poptorch.AsynchronousDataAccessor(reader, buffer_size=3, load_indefinitely=True))

@@ -1,0 +1,65 @@
+"""The optimiser's state on the device and in a checkpoint, each from the other.  Loads without the SDK."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, Optional, Tuple
+
+import torch
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A float32 copy that is a torch.Tensor and nothing more: a trained model's parameters are of PopTorch's own class."""
+    return torch.from_numpy(tensor.detach().to(torch.float32).numpy().copy())
+
+
+# PopART's names of an optimiser's tensors: a prefix, three underscores and the weight's name in the compiled model.
+_MOMENTS = {"Accl1": "exp_avg", "Accl2": "exp_avg_sq"}
+
+
+def _weight_of(key: str, names: Iterable[str]) -> Tuple[str, Optional[str]]:
+    """"Accl1___model.network.bert.x" -> ("Accl1", "bert.x"); None where the rest ends in no parameter's name."""
+    prefix, _, path = key.partition("___")
+    parts = path.split(".")
+    candidates = (".".join(parts[first:]) for first in range(len(parts)))
+    return prefix, next((name for name in candidates if name in names), None)
+
+
+def moments(device: Dict[str, torch.Tensor], parameters: Dict[str, torch.Tensor]) -> Dict[str, Dict[str, torch.Tensor]]:
+    """The device's optimiser tensors -> {"exp_avg": {name: float32}, "exp_avg_sq": {name: float32}}."""
+    found: Dict[str, Dict[str, torch.Tensor]] = {moment: {} for moment in _MOMENTS.values()}
+    for key, tensor in device.items():
+        prefix, name = _weight_of(key, parameters)
+        if prefix in _MOMENTS and name is not None:
+            found[_MOMENTS[prefix]][name] = plain(tensor).reshape(parameters[name].shape)
+    for moment, tensors in found.items():
+        missing = sorted(set(parameters) - set(tensors))
+        if missing:
+            raise ValueError(
+                f"the device returned no {moment} of {missing[0]} and {len(missing) - 1} others, so the optimiser's state"
+                f" cannot be saved; it has {sorted(device)[:3]} ..."
+            )
+    return found
+
+
+def fill(device: Dict[str, torch.Tensor], state: Dict[str, Any]) -> None:
+    """Overwrite the device's optimiser tensors with an engine-neutral state, in place."""
+    for key, tensor in list(device.items()):
+        prefix, name = _weight_of(key, state["exp_avg"])
+        if name is None:
+            continue
+        if prefix in _MOMENTS:
+            device[key] = state[_MOMENTS[prefix]][name].to(tensor.dtype).reshape(tensor.shape).clone()
+        elif prefix == "Step":
+            device[key] = torch.full_like(tensor, state["step"])
+
+
+def same_shapes(part: str, tensors: Dict[str, torch.Tensor], parameters: Dict[str, torch.Tensor]) -> None:
+    """Raise ValueError where names or shapes of a state's tensors are not those of the model."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = sorted(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
+    if wrong:
+        raise ValueError(
+            f"{part} of {wrong[0]} is {found.get(wrong[0])} in the checkpoint, {wanted.get(wrong[0])} in the model"
+            f" ({len(wrong)} differ); load it into the model it was saved from"
+        )
