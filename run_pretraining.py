@@ -10,7 +10,7 @@ from ipu_packed_bert.config import check_accumulation, load_config
 from ipu_packed_bert.data import built_otherwise, manifest_if_there, open_or_build, packing_factor
 from pack_data.command import ArgumentParser, run_main
 
-CONFIG, CHECKPOINTS = "config.yml", "checkpoints"  # in a run's folder
+CONFIG = "config.yml"  # in a run's folder
 
 
 def parse(argv):
@@ -55,9 +55,10 @@ def main(argv=None):
     from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
     from ipu_packed_bert.engine import build_engine, choose_engine
     from ipu_packed_bert.loader import GlobalBatches
-    from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, print_summary, refuse_a_run_in
+    from ipu_packed_bert.runlog import CHECKPOINTS, RunLog, environment, open_run_folder, print_summary, refuse_a_run_in, saved_in
     from ipu_packed_bert.train import SilentLog, train
 
+    saved = saved_in(args.resume) if args.resume else ()
     checkpoint = load_checkpoint(newest_checkpoint(Path(args.resume, CHECKPOINTS))) if args.resume else None
     if checkpoint and "optimizer" not in checkpoint.engine:
         raise ValueError("{}: weights that were imported, not a run to resume; --config FILE --start-from {} begins one from them".format(
@@ -97,10 +98,10 @@ def main(argv=None):
         if engine.share[0]:  # the first process writes for all
             outcome = train(config, engine, batches, SilentLog(), None, first_step=first_step)
             return outcome.status
-        folder = open_run_folder(
-            args.resume or args.out, config, first_step=first_step,
+        folder = opened.enter_context(open_run_folder(
+            args.resume or args.out, config, first_step=first_step, saved=saved,
             environment=environment(device=engine.description, seed=config.run.seed, data=store.manifest,
-                                    command=[sys.executable] + sys.argv))
+                                    command=[sys.executable] + sys.argv)))
         print("run       {}{}".format(folder, ", from step {}".format(first_step) if checkpoint else ""), flush=True)
         log = opened.enter_context(contextlib.closing(RunLog(
             folder, steps=config.run.steps, first_step=first_step, log_every=config.run.log_every,

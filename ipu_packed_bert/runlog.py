@@ -1,6 +1,8 @@
 """What a run writes down: log.jsonl, evaluation.jsonl, TensorBoard events, environment.json, and the line people watch."""
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import platform
@@ -10,18 +12,20 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import torch
 
+from ipu_packed_bert.checkpoint import checkpoints
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import BatchCounts, StepResult
 from ipu_packed_bert.train import Log, Outcome
-from pack_data.files import write_atomically
+from pack_data.files import locked, write_atomically
 from pack_data.store import Manifest
 
-LOG, EVALUATIONS, ENVIRONMENT, CONFIG = "log.jsonl", "evaluation.jsonl", "environment.json", "config.yml"
+LOG, EVALUATIONS, ENVIRONMENT, CONFIG, LOCK = "log.jsonl", "evaluation.jsonl", "environment.json", "config.yml", "lock"
+CHECKPOINTS = "checkpoints"
 
 # Steps over which the watched line averages its rates.
 _RECENT = 20
@@ -166,24 +170,43 @@ def refuse_a_run_in(folder: Optional[str]) -> None:
         raise ValueError("{}: holds a run already; continue it with --resume {}, or give another --out".format(folder, folder))
 
 
-def open_run_folder(folder: Optional[str], config: Config, *, first_step: int, environment: Dict[str, Any]) -> Path:
-    """The folder of a run, with its config.yml and environment.json; None: a new one, ``runs/NAME-TIME``.
+@contextlib.contextmanager
+def open_run_folder(folder: Optional[str], config: Config, *, first_step: int, environment: Dict[str, Any],
+                    saved: Tuple[Tuple[str, int], ...] = ()) -> Iterator[Path]:
+    """The folder of a run with its config.yml and environment.json, locked while entered; None: a new one, ``runs/NAME-TIME``.
 
-    ``first_step`` above 0 means that the run is resumed: its environment goes beside the first one.
+    ``first_step`` above 0 means that the run is resumed: its environment goes beside the first one, and ``saved`` is what
+    :func:`saved_in` said before the checkpoint was read.
+    Raises ValueError, before anything is written, where another process writes the run, or wrote it in the meantime.
     """
-    if folder is None:
-        path = first = Path("runs", "{}-{}".format(config.name, time.strftime("%Y%m%d-%H%M%S")))
-        tries = 2
-        while path.exists():  # runs begun within one second
-            path = first.with_name("{}-{}".format(first.name, tries))
-            tries += 1
-    else:
-        path = Path(folder)
+    path = _new_folder(config.name) if folder is None else Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    write_atomically(path / CONFIG, config.to_yaml().encode())
-    name = "environment-from-step-{}.json".format(first_step) if first_step else ENVIRONMENT
-    write_atomically(path / name, (json.dumps(environment, indent=1) + "\n").encode())
-    return path
+    with locked(path / LOCK, "{}: another process writes this run; wait for it, or give another --out".format(path)):
+        # Between the first look at the folder and the lock, another process may have come and gone.
+        if not first_step:
+            refuse_a_run_in(str(path))
+        elif saved_in(path) != saved:
+            raise ValueError("{}: another process continued this run meanwhile; resume it again".format(path))
+        write_atomically(path / CONFIG, config.to_yaml().encode())
+        name = "environment-from-step-{}.json".format(first_step) if first_step else ENVIRONMENT
+        write_atomically(path / name, (json.dumps(environment, indent=1) + "\n").encode())
+        yield path
+
+
+def saved_in(folder: Union[str, Path]) -> Tuple[Tuple[str, int], ...]:
+    """Names and times of a run's checkpoints: equal as long as nobody saved another one."""
+    return tuple((path.name, path.stat().st_mtime_ns) for path in checkpoints(Path(folder, CHECKPOINTS)))
+
+
+def _new_folder(name: str) -> Path:
+    """``runs/NAME-TIME``, made by this call."""
+    first = path = Path("runs", "{}-{}".format(name, time.strftime("%Y%m%d-%H%M%S")))
+    for number in itertools.count(2):
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:  # a run begun within the same second
+            path = first.with_name("{}-{}".format(first.name, number))
 
 
 def print_summary(folder: Path, totals: Totals, config: Config, outcome: Outcome) -> None:

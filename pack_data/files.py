@@ -1,8 +1,12 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and folders that one process at a time writes."""
 from __future__ import annotations
 
+import errno
 import os
+import sys
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Iterator
 
 
 def sync_folder(folder: Path) -> None:
@@ -28,3 +32,33 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def locked(path: Path, complaint: str) -> Iterator[None]:
+    """Holds the lock file `path` while entered; raises ValueError(complaint) where another process holds it.
+
+    The system keeps the lock with the open file, so it ends with the process, however that ends; the file itself stays.
+    On a file system without locks nothing is held, and a line on stderr says so.
+    """
+    with open(path, "a") as file:
+        try:
+            _lock(file)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):  # the last two on Windows
+                raise ValueError(complaint) from None
+            print(f"note: {path.parent} cannot be locked ({error.strerror}); start no second process on it", file=sys.stderr)
+        yield
+
+
+def _lock(file: Any) -> None:
+    """Locks an open file for this process; OSError where another one has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,17 +10,17 @@ and at most one cut one, which is dropped; the same command then runs the cells 
 from __future__ import annotations
 
 import csv
-import fcntl
 import io
 import json
 import os
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from pack_data.command import progress_bar
-from pack_data.files import write_atomically
+from pack_data.files import locked, write_atomically
 
 CELLS, SETTINGS = "cells.jsonl", "settings.json"
 
@@ -44,17 +44,11 @@ class Runner:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._progress = progress
-        self._lock = open(self.folder / "lock", "w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise ValueError(f"{self.folder}: another process runs this experiment; wait for it or give another --out") from None
-        try:
+        with ExitStack() as held:
+            held.enter_context(locked(
+                self.folder / "lock", f"{self.folder}: another process runs this experiment; wait for it or give another --out"))
             self._settle(settings)
-        except ValueError:
-            self._lock.close()
-            raise
+            self._lock = held.pop_all()
 
     def __enter__(self) -> "Runner":
         return self

@@ -21,12 +21,12 @@ from ipu_packed_bert.finetuning.start import Start, find_start
 from ipu_packed_bert.finetuning.tasks import Evaluation, Task, build_task
 from ipu_packed_bert.finetuning.trainer import FineTuner, Update, pick_attention, pick_device
 from ipu_packed_bert.hugging_face import load_into, write_folder
-from ipu_packed_bert.runlog import LOG, environment, forget_after, open_run_folder, read_log
+from ipu_packed_bert.runlog import CHECKPOINTS, LOG, environment, forget_after, open_run_folder, read_log, saved_in
 from ipu_packed_bert.train import Interruption
 from pack_data.command import progress_bar
 from pack_data.files import write_atomically
 
-CHECKPOINTS, EVALUATION, MODEL = "checkpoints", "evaluation.json", "model"  # in a run's folder
+EVALUATION, MODEL = "evaluation.json", "model"  # in a run's folder
 
 
 class Prepared(NamedTuple):
@@ -101,15 +101,22 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
 
     Ctrl-C and SIGTERM let the update under way finish and save; a second Ctrl-C stops at once.
     """
-    config, tuner, schedule = prepared.config, prepared.tuner, prepared.schedule
-    step = 0
+    step, saved = 0, ()
     if resume:
+        saved = saved_in(str(out))
         checkpoint = load_checkpoint(newest_checkpoint(Path(str(out), CHECKPOINTS)))
-        tuner.load_state(checkpoint.engine)
+        prepared.tuner.load_state(checkpoint.engine)
         step = checkpoint.step
-    folder = open_run_folder(out, config, first_step=step, environment=environment(
-        device=describe(prepared), seed=config.run.seed, data=_data(prepared), command=[sys.executable] + sys.argv))
-    print(f"run       {folder}" + (f", from update {step:,}" if step else ""), flush=True)
+    with open_run_folder(out, prepared.config, first_step=step, saved=saved, environment=environment(
+            device=describe(prepared), seed=prepared.config.run.seed, data=_data(prepared),
+            command=[sys.executable] + sys.argv)) as folder:
+        print(f"run       {folder}" + (f", from update {step:,}" if step else ""), flush=True)
+        return _run_in(folder, prepared, step, progress)
+
+
+def _run_in(folder: Path, prepared: Prepared, step: int, progress: Optional[bool]) -> Outcome:
+    """The run in its folder, from the update after `step`."""
+    config, schedule = prepared.config, prepared.schedule
     begun = step
     with Interruption() as interruption:
         if schedule is not None and step < schedule.steps:

@@ -11,6 +11,7 @@ import run_pretraining
 from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.runlog import EVALUATIONS, LOG, read_log
+from pack_data.command import run_main
 from pack_data.packers import PACKERS
 from tests.tiny_runs import tiny_config, tiny_data
 
@@ -90,6 +91,21 @@ def test_the_test_notices_a_lost_random_stream(tiny, undisturbed, tmp_path, monk
     mine, theirs = read_log(folder / LOG), read_log(undisturbed / LOG)
     assert [record["loss"] for record in mine[:5]] == [record["loss"] for record in theirs[:5]]
     assert [record["loss"] for record in mine[5:]] != [record["loss"] for record in theirs[5:]]
+
+
+def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys):
+    """A second run or resumption, started while the first one trains, is refused; the first one is undisturbed."""
+    folder, original, met = tmp_path / "run", HostEngine.step, []
+
+    def meeting(engine, batch, rate):
+        if not met and checkpoints(folder / "checkpoints"):
+            met.append(run_main(run_pretraining.main, ["--resume", str(folder)]))
+        return original(engine, batch, rate)
+
+    monkeypatch.setattr(HostEngine, "step", meeting)
+    assert run_pretraining.main(["--config", tiny, "--out", str(folder)]) == 0
+    assert met == [2] and capsys.readouterr().err.startswith("error: {}: another process writes this run".format(folder))
+    assert [record["step"] for record in read_log(folder / LOG)] == list(range(1, STEPS + 1))
 
 
 def test_a_finished_run_says_so_and_goes_on_with_more_steps(tiny, tmp_path, capsys):

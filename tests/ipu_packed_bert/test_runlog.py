@@ -8,11 +8,12 @@ import sys
 import pytest
 import torch
 
+from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import BatchCounts, StepResult
 from ipu_packed_bert.runlog import (
-    EVALUATIONS, LOG, RunLog, Totals, environment, forget_after, open_run_folder, padding_avoided, print_summary, read_log,
-    refuse_a_run_in)
+    CHECKPOINTS, EVALUATIONS, LOG, RunLog, Totals, environment, forget_after, open_run_folder, padding_avoided, print_summary, read_log,
+    refuse_a_run_in, saved_in)
 from ipu_packed_bert.train import Outcome
 from pack_data.store import read_manifest
 from tests.tiny_runs import tiny_data
@@ -133,14 +134,17 @@ def test_a_new_run_has_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ipu_packed_bert.runlog.time.strftime", lambda form: "20260102-030405")  # all within one second
     config = Config(path="configs/packed_host.yml")
-    first = open_run_folder(None, config, first_step=0, environment={"seed": 5})
-    second = open_run_folder(None, config, first_step=0, environment={"seed": 5})
-    third = open_run_folder(None, config, first_step=0, environment={"seed": 5})
+    runs = []
+    for _ in range(3):
+        with open_run_folder(None, config, first_step=0, environment={"seed": 5}) as folder:
+            runs.append(folder)
+    first = runs[0]
     assert first.parent.name == "runs"
-    assert [run.name for run in (first, second, third)] == ["packed_host-20260102-030405" + end for end in ("", "-2", "-3")]
+    assert [run.name for run in runs] == ["packed_host-20260102-030405" + end for end in ("", "-2", "-3")]
     assert (first / "config.yml").read_text() == config.to_yaml()
     assert json.loads((first / "environment.json").read_text()) == {"seed": 5}
-    open_run_folder(str(first), config, first_step=7, environment={"seed": 6})
+    with open_run_folder(str(first), config, first_step=7, environment={"seed": 6}):
+        pass
     assert json.loads((first / "environment.json").read_text()) == {"seed": 5}
     assert json.loads((first / "environment-from-step-7.json").read_text()) == {"seed": 6}
 
@@ -151,6 +155,31 @@ def test_a_run_is_not_overwritten(tmp_path):
         refuse_a_run_in(str(tmp_path))
     refuse_a_run_in(str(tmp_path / "new"))
     refuse_a_run_in(None)
+
+
+def test_one_process_at_a_time_writes_a_run(tmp_path):
+    config, folder = Config(), str(tmp_path / "run")
+    with open_run_folder(folder, config, first_step=0, environment={"seed": 1}):
+        for first_step in (0, 3):                           # a second new run, and one that is resumed
+            with pytest.raises(ValueError, match="another process writes this run"):
+                with open_run_folder(folder, config, first_step=first_step, environment={"seed": 2}):
+                    pass
+    assert json.loads((tmp_path / "run" / "environment.json").read_text()) == {"seed": 1}
+    (tmp_path / "run" / LOG).write_text("")                 # the first wrote its run and ended before the second took the lock
+    with pytest.raises(ValueError, match="holds a run already"):
+        with open_run_folder(folder, config, first_step=0, environment={"seed": 2}):
+            pass
+
+
+def test_a_run_that_another_process_continued_is_not_continued_from_before(tmp_path):
+    save_checkpoint(tmp_path / CHECKPOINTS, Checkpoint(3, {}, {}, ""), keep=1)
+    saved = saved_in(tmp_path)
+    save_checkpoint(tmp_path / CHECKPOINTS, Checkpoint(6, {}, {}, ""), keep=1)
+    with pytest.raises(ValueError, match="another process continued this run meanwhile"):
+        with open_run_folder(str(tmp_path), Config(), first_step=3, saved=saved, environment={}):
+            pass
+    with open_run_folder(str(tmp_path), Config(), first_step=6, saved=saved_in(tmp_path), environment={}):
+        pass
 
 
 def test_the_summary_says_what_came_of_it_and_how_to_go_on(tmp_path, capsys):
