@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 import zipfile
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Union
 
 import torch
 
+from ipu_packed_bert.torch_files import UnsafeFile, load_tensors
 from pack_data.files import sync_folder
 
 _FORMAT = "ipu_packed_bert checkpoint 1"
@@ -23,6 +23,7 @@ class Checkpoint(NamedTuple):
     engine: Dict[str, Any]  # Engine.state()
     batches: Dict[str, Any]  # GlobalBatches.state()
     config: str  # YAML, as resolved
+    vocabulary: str = ""  # sha256 of vocab.txt; empty where it is not known
 
 
 def checkpoint_path(folder: Union[str, Path], step: int) -> Path:
@@ -55,23 +56,24 @@ def save_checkpoint(folder: Union[str, Path], checkpoint: Checkpoint, *, keep: i
 
 
 def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
-    """Read a checkpoint; ValueError in one line if it is damaged or of something else."""
+    """Read a checkpoint; ValueError in one line if it is damaged, of something else, or could run code."""
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums that torch.save wrote
             broken = archive.testzip()
         if broken:
             raise RuntimeError("checksum of {} differs".format(broken))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch 2.0's own reader uses what it calls deprecated
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_tensors(path)
     except (FileNotFoundError, PermissionError, IsADirectoryError, MemoryError):
-        raise  # says nothing about the file's content: nobody should delete it for this
+        raise  # not damage: do not suggest to delete the file
+    except UnsafeFile:
+        raise
     except Exception as error:  # torch raises many types for a damaged file, RuntimeError and UnpicklingError among them
         raise ValueError("{} is damaged ({}); delete it to continue from the checkpoint before it".format(
             path, " ".join(str(error).split())[:120])) from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError("{} is not a checkpoint of this program (expected format {!r})".format(path, _FORMAT))
-    return Checkpoint(**{name: content[name] for name in Checkpoint._fields})
+    # Checkpoints of before it was recorded have no vocabulary.
+    return Checkpoint(**{name: content[name] for name in Checkpoint._fields if name in content or name != "vocabulary"})
 
 
 def newest_checkpoint(folder: Union[str, Path]) -> Path:

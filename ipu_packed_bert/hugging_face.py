@@ -7,7 +7,6 @@ the forms in circulation: files of the encoder alone, without that prefix; the t
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Tuple, Union
 
@@ -15,6 +14,7 @@ import torch
 
 from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.model.bert import BertModel
+from ipu_packed_bert.torch_files import UnsafeFile, load_tensors
 from pack_data.files import write_atomically
 from pack_data.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
 
@@ -152,12 +152,10 @@ def _read_weights(folder: Path, model: ModelConfig) -> Weights:
 
             found = load_file(str(path))
         else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch 2.0's own reader uses what it calls deprecated
-                found = torch.load(path, map_location="cpu", weights_only=True)
+            found = load_tensors(path)
     except ImportError:
         raise ValueError(f"{path}: reading it needs the package safetensors: pip install safetensors") from None
-    except (MemoryError, OSError):  # not the file's fault: said as it is
+    except (MemoryError, OSError, UnsafeFile):  # not a damaged file: said as it is
         raise
     except Exception as error:  # safetensors and torch raise many types for a damaged file
         raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]}); get the file again") from None
