@@ -10,10 +10,11 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from types import ModuleType
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -66,22 +67,49 @@ def files_of(path: str) -> List[str]:
     return [os.path.join(path, name) for name in named]
 
 
+def _fields(name: str) -> Set[str]:
+    return {field.name for field in module_of(name).FIELDS}
+
+
+def _first_messages(path: str) -> List[bytes]:
+    """The data of the first records whose checksums hold.  Raises ValueError where the file is damaged before the first."""
+    messages: List[bytes] = []
+    try:
+        for _, data in islice(tfrecord.read_frames(path, BadRecords(allowed=FRAMES_TO_LOOK_AT)), FRAMES_TO_LOOK_AT):
+            messages.append(data)
+    except ValueError:
+        if not messages:
+            raise
+    return messages
+
+
 def _tfrecord_format(path: str) -> str:
-    """Which TFRecord this is, from the names in its first good record.  Raises ValueError."""
-    names: List[str] = []
-    for _, data in islice(tfrecord.read_frames(path, BadRecords(allowed=FRAMES_TO_LOOK_AT)), FRAMES_TO_LOOK_AT):
+    """Which TFRecord this is: the format that most of its first records have the features of.  Raises ValueError.
+
+    A packed record has every feature of an unpacked one. So one that has only some of the others is of neither format and
+    does not count: it would be read as unpacked, and all good records behind it called bad.
+    """
+    packed_only = _fields("packed_tfrecord") - _fields("mlperf_tfrecord")
+    names: Set[str] = set()
+    votes: Counter = Counter()
+    for data in _first_messages(path):
         try:
-            names = sorted(tfrecord.parse(data))
+            names = set(tfrecord.parse(data))
         except RecordError:
             continue
-        for name in ("packed_tfrecord", "mlperf_tfrecord", "cls_last_tfrecord"):
-            if all(field.name in names for field in module_of(name).FIELDS):
-                return name
-        break
+        complete = [name for name in ("packed_tfrecord", "mlperf_tfrecord", "cls_last_tfrecord") if _fields(name) <= names]
+        if complete and not (complete[0] == "mlperf_tfrecord" and packed_only & names):
+            votes[complete[0]] += 1
+    if votes:
+        name, most = votes.most_common(1)[0]
+        if 2 * most > sum(votes.values()):
+            return name
+        found = " and ".join(f"{count} as {name}" for name, count in sorted(votes.items()))
+        raise ValueError(f"{path}: its first records read {found}; name the format (--format, --from-format)")
     if not names:
         raise ValueError(f"{path}: no record of this TFRecord file can be read; name its format to see why")
-    raise ValueError(f"{path}: TFRecord with features {', '.join(names[:12])}: no format known here; "
-                     "name the one it should be to see what is missing")
+    raise ValueError(f"{path}: TFRecord with features {', '.join(sorted(names)[:12])}: no format known here; "
+                     "name the one it should be to see what is missing (--format, --from-format)")
 
 
 def detect(path: str) -> str:

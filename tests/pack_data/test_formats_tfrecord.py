@@ -226,6 +226,33 @@ def test_a_missing_feature_is_named(tmp_path):
         open_source(path)
 
 
+def packed_rows(count, without=()):
+    """Packed records, the first ones without one feature each."""
+    rows = [pack_from_examples([example(seed=seed)], Shape(S, P, D)) for seed in range(count)]
+    for row, name in zip(rows, without):
+        del row[name]
+    floats = packed_tfrecord.FLOATS
+    return [tf_example({name: list(map(float if name in floats else int, row[name])) for name in row}) for row in rows]
+
+
+@pytest.mark.parametrize("name", sorted(set(FIELDS) - set(mlperf_row(example(), S, P))))
+def test_a_packed_file_whose_first_record_lacks_a_feature_is_still_packed(tmp_path, name):
+    path = write(tmp_path / "a.tfrecord", *packed_rows(3, [name]))
+    source = open_source(path, skip_bad=1)
+    assert source.format == "packed_tfrecord"
+    assert [record.origin.record for record in source.read()] == [1, 2] and f"has no feature {name}" in source.report()
+
+
+def test_a_file_of_which_no_record_tells_the_format_is_a_question(tmp_path):
+    incomplete = packed_rows(2, ["positions", "next_sentence_weights"])
+    unpacked = tf_example(mlperf_row(example(), S, P))
+    with pytest.raises(ValueError, match="no format known here.*--format"):
+        open_source(write(tmp_path / "a.tfrecord", *incomplete))
+    with pytest.raises(ValueError, match="1 as mlperf_tfrecord and 1 as packed_tfrecord; name the format .--format"):
+        open_source(write(tmp_path / "b.tfrecord", unpacked, *packed_rows(1)))
+    assert open_source(write(tmp_path / "c.tfrecord", *incomplete, unpacked)).format == "mlperf_tfrecord"
+
+
 @given(st.integers(0, 2**32), st.booleans())
 def test_examples_round_trip(tmp_path_factory, seed, zipped):
     examples = random_examples(np.random.default_rng(seed), 5, S, P)
