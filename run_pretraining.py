@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ipu_packed_bert.config import check_accumulation, load_config
 from ipu_packed_bert.data import built_otherwise, manifest_if_there, open_or_build, packing_factor
+from ipu_packed_bert.processes import refuse_torchrun
 from pack_data.command import ArgumentParser, run_main
 
 CONFIG = "config.yml"  # in a run's folder
@@ -44,6 +45,8 @@ def parse(argv):
 
 def main(argv=None):
     args = parse(argv)
+    if not args.plan:
+        refuse_torchrun()
     config = load_config(Path(args.resume, CONFIG) if args.resume else args.config, args.overrides)
     if args.plan:
         from ipu_packed_bert.plan import print_plan

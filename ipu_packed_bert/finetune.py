@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.finetuning.config import load_config
+from ipu_packed_bert.processes import refuse_torchrun
 from pack_data.command import ArgumentParser, run_main
 
 CONFIG = "config.yml"  # in a run's folder
@@ -30,6 +31,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parse(argv)
+    refuse_torchrun()
     config = load_config(Path(args.resume, CONFIG) if args.resume else args.config, args.overrides)
 
     # torch loads from here on: a wrong configuration is refused without it.

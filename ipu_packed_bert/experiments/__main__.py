@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.experiments.runner import Runner
+from ipu_packed_bert.processes import refuse_torchrun
 from pack_data.command import ArgumentParser, positive_int, run_main
 
 # Names and one line each; a module is imported when it is asked for.
@@ -51,7 +52,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
     experiment.add_arguments(parser)
     options = parser.parse_args(arguments[1:])
-    if int(os.environ.get("RANK", "0")) and hasattr(experiment, "follow"):
+    if not hasattr(experiment, "follow"):
+        refuse_torchrun()
+    elif int(os.environ.get("RANK", "0")):
         experiment.follow(options)  # under torchrun only one process writes
         return 0
     with Runner(options.out, experiment.settings(options), progress=options.progress) as runner:
