@@ -51,8 +51,7 @@ def main(argv=None):
     if args.plan:
         from ipu_packed_bert.plan import print_plan
 
-        print_plan(config, manifest_if_there(config), packing_factor=args.packing_factor)
-        return 0
+        return print_plan(config, manifest_if_there(config), packing_factor=args.packing_factor)
 
     # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
     from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint

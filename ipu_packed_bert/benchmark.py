@@ -33,10 +33,10 @@ from pack_data.command import (
     progress_bar,
     run_main,
 )
-from pack_data.examples import default_predictions, masked_count
+from pack_data.examples import masked_count
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
-from pack_data.packs import PackSchema, assemble, decode
+from pack_data.packs import PackSchema, assemble, decode, default_predictions
 from pack_data.sequences import Example, Sequences
 
 # hidden size, layers, heads, intermediate size. `base3` is BERT-base cut to 3 layers: as telling, in a quarter of the time.

@@ -16,6 +16,7 @@ import yaml
 
 from pack_data.command import Problems
 from pack_data.packers import PACKERS, packs_at_depth
+from pack_data.packs import default_predictions
 
 
 class ConfigError(Problems):
@@ -60,7 +61,7 @@ class DataConfig:
     vocabulary: Optional[str] = setting(None)                              # vocab.txt; null: train one on the corpus
     vocabulary_size: int = setting(8192, minimum=128, maximum=2 ** 31 - 1)  # rows when training one
     max_sequence_length: int = setting(512, minimum=8)                     # slots per pack, S
-    max_predictions_per_sequence: Optional[int] = setting(76, minimum=1)   # null: 20, 56, 76 at 128, 384, 512
+    max_predictions_per_sequence: Optional[int] = setting(None, minimum=1)  # null: 20, 56, 76 at 128, 384, 512; else 15 %
     packer: str = setting("nnlshp", choices=PACKERS)
     max_sequences_per_pack: Optional[int] = setting(3, minimum=1)          # packing depth, D; null: unlimited
     duplication_factor: int = setting(5, minimum=1)                        # passes over the corpus, masked anew in each
@@ -202,6 +203,12 @@ class Config:
     def packed(self) -> bool:
         """Whether a pack may hold more than one sequence."""
         return self.data.max_sequences_per_pack != 1
+
+    @property
+    def predictions_per_sequence(self) -> int:
+        """Masked tokens that a sequence has at most."""
+        given = self.data.max_predictions_per_sequence
+        return default_predictions(self.data.max_sequence_length) if given is None else given
 
     @property
     def ipus(self) -> int:

@@ -1,6 +1,7 @@
 """The data set of a configuration: opened, built if it is missing, held against the configuration; and its packing factor."""
 from __future__ import annotations
 
+import math
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import List, NamedTuple, Optional
 from ipu_packed_bert.config import Config, ConfigError
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
-from pack_data.packs import BERT
+from pack_data.packs import BERT, PackSchema
 from pack_data.store import MANIFEST, Manifest, PackStore, read_manifest
 
 # The published histogram for a pack of this many slots, by which a run is planned before its data set exists.
 _PUBLISHED = {512: "wikipedia_512", 384: "squad_1_1_384"}
+# Packing factors in the paper's Table 2 (packedBERT); no histogram for 128 slots is published.
+PAPER_FACTORS = {128: 1.17, 384: 1.70}
 
 
 class PackingFactor(NamedTuple):
@@ -24,23 +27,35 @@ class PackingFactor(NamedTuple):
 
 
 def packing_factor(config: Config, manifest: Optional[Manifest], given: Optional[float] = None) -> PackingFactor:
-    """The factor of the data set if there is one, else the one given, else that of the published histogram of this length.
+    """As :func:`known_packing_factor`; ValueError where there is none."""
+    factor = known_packing_factor(config, manifest, given)
+    if factor is None:
+        raise ValueError(
+            f"{config.path}: no data set in {config.data.directory} yet, and no published packing factor for "
+            f"{config.data.max_sequence_length} slots; give --packing-factor, or build the data set with python -m pack_data.build")
+    return factor
 
-    Raises ValueError where none of them exists.
+
+def known_packing_factor(config: Config, manifest: Optional[Manifest], given: Optional[float] = None) -> Optional[PackingFactor]:
+    """The factor of the data set if there is one, else the one given, else the published one for packs of this length.
+
+    Published is the histogram's, packed as configured, else the paper's. None where none of them exists.
     """
+    if given is not None and not (math.isfinite(given) and given >= 1):
+        raise ValueError(f"--packing-factor {given:g}: a pack holds at least one sequence; give a finite number of at least 1")
     if manifest is not None:
-        return PackingFactor(manifest.packing_factor, "the data set in {}".format(config.data.directory))
+        return PackingFactor(manifest.packing_factor, f"the data set in {config.data.directory}")
     if not config.packed:
         return PackingFactor(1.0, "one sequence in a pack")
     if given is not None:
         return PackingFactor(given, "--packing-factor")
-    name = _PUBLISHED.get(config.data.max_sequence_length)
-    if name is None:
-        raise ValueError(
-            "{}: no data set in {} yet, and no published histogram for {} slots; give --packing-factor, or build the data "
-            "set with python -m pack_data.build".format(config.path, config.data.directory, config.data.max_sequence_length))
-    factor = _published_factor(name, config.data.packer, config.data.max_sequences_per_pack)
-    return PackingFactor(factor, "the published histogram {}, packed by {}".format(name, config.data.packer))
+    slots = config.data.max_sequence_length
+    if slots in _PUBLISHED:
+        factor = _published_factor(_PUBLISHED[slots], config.data.packer, config.data.max_sequences_per_pack)
+        return PackingFactor(factor, f"the published histogram {_PUBLISHED[slots]}, packed by {config.data.packer}")
+    if slots in PAPER_FACTORS:
+        return PackingFactor(PAPER_FACTORS[slots], f"the paper's Table 2 for {slots} slots (packedBERT); the data set's own counts once it is built")
+    return None
 
 
 @lru_cache(None)
@@ -82,8 +97,36 @@ def open_or_build(config: Config, *, progress: Optional[bool] = None) -> PackSto
 
 def check_data(config: Config, manifest: Manifest) -> None:
     """Raise ConfigError, with every contradiction, where the model or the batch of ``config`` does not fit the data set."""
-    data, schema = config.data, manifest.schema
-    problems: List[str] = []
+    problems = _contradictions(config, manifest.schema)
+    # 0: a data set from a foreign format, which does not say.
+    wanted = config.data.max_predictions_per_sequence
+    if wanted is not None and manifest.max_predictions_per_sequence not in (0, wanted):
+        problems.append(f"masks up to {manifest.max_predictions_per_sequence} tokens a sequence, "
+                        f"data.max_predictions_per_sequence is {wanted}")
+    if manifest.vocabulary_size > config.model.vocabulary_size:
+        problems.append(f"has a vocabulary of {manifest.vocabulary_size} tokens, "
+                        f"model.vocabulary_size is {config.model.vocabulary_size}")
+    _refuse(config, problems)
+
+
+def check_schema(config: Config, schema: PackSchema) -> None:
+    """As :func:`check_data`, by the shape of the packs alone."""
+    problems = _contradictions(config, schema)
+    wanted = config.data.max_predictions_per_sequence or 1
+    if schema.max_predictions_per_pack < wanted:
+        problems.append(f"has packs with room for {schema.max_predictions_per_pack} masked tokens, "
+                        f"data.max_predictions_per_sequence is {wanted}")
+    _refuse(config, problems)
+
+
+def _refuse(config: Config, problems: List[str]) -> None:
+    if problems:
+        raise ConfigError(f"{config.path}: the data set in {config.data.directory} {'; '.join(problems)}; "
+                          "change the setting, or name another data.directory")
+
+
+def _contradictions(config: Config, schema: PackSchema) -> List[str]:
+    data, problems = config.data, []
     if schema.kind != BERT:
         problems.append("holds {} packs; pre-training needs {}".format(schema.kind, BERT))
     if schema.max_sequence_length != data.max_sequence_length:
@@ -92,17 +135,7 @@ def check_data(config: Config, manifest: Manifest) -> None:
     if data.max_sequences_per_pack not in (None, schema.max_sequences_per_pack):
         problems.append("was packed at depth {}, data.max_sequences_per_pack is {}".format(
             schema.max_sequences_per_pack, data.max_sequences_per_pack))
-    # 0: a data set from a foreign format, which does not say.
-    if data.max_predictions_per_sequence is not None and manifest.max_predictions_per_sequence not in (
-            0, data.max_predictions_per_sequence):
-        problems.append("masks up to {} tokens a sequence, data.max_predictions_per_sequence is {}".format(
-            manifest.max_predictions_per_sequence, data.max_predictions_per_sequence))
-    if manifest.vocabulary_size > config.model.vocabulary_size:
-        problems.append("has a vocabulary of {} tokens, model.vocabulary_size is {}".format(
-            manifest.vocabulary_size, config.model.vocabulary_size))
-    if problems:
-        raise ConfigError("{}: the data set in {} {}; change the setting, or name another data.directory".format(
-            config.path, data.directory, "; ".join(problems)))
+    return problems
 
 
 def built_otherwise(config: Config, manifest: Manifest) -> List[str]:

@@ -51,7 +51,7 @@ def import_folder(folder: Path, run: Path) -> Loaded:
     slots = min(512, pretrained.model.max_position_embeddings)
     config = config_from_tree({
         "data": {"vocabulary": str(run / VOCABULARY), "max_sequence_length": slots,
-                 "max_predictions_per_sequence": 76 if slots == 512 else None},
+                 "max_predictions_per_sequence": None},
         "model": {name: value for name, value in vars(pretrained.model).items()},
         "placement": {"layers_per_ipu": [pretrained.model.num_layers]}}, str(folder))
     with torch.random.fork_rng(devices=[]):

@@ -6,17 +6,20 @@ exchange buffers and the temporary values of products come on top: what is left 
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.config import Config, ModelConfig, check_accumulation
-from ipu_packed_bert.data import PackingFactor
-from ipu_packed_bert.data import packing_factor as factor_of
+from ipu_packed_bert.data import PackingFactor, known_packing_factor
 from ipu_packed_bert.placement import Block, Placement, place
 from pack_data.store import Manifest
 
 TILE_BYTES, TILES = 624 * 1024, 1472  # in-processor memory of a Mk2 IPU (Graphcore, IPU hardware overview)
 IPU_BYTES = TILE_BYTES * TILES
 MIB = 1024.0 * 1024.0
+# Counted memory of the fullest IPU of the published POD16 configurations (BERT-large at 512, IPU 1), which run on Mk2.
+# What is not counted (program, exchange, temporary values) is known to fit beside that much, and not beside more.
+FULLEST_PUBLISHED = 0.5617
 WIDTH = {"float16": 2, "float32": 4}
 
 
@@ -52,59 +55,97 @@ class Memory(NamedTuple):
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
+class Update(NamedTuple):
+    """What one weight update takes, by the packing factor."""
+
+    factor: PackingFactor
+    accumulation: int
+    packs: int
+    sequences: float
+
+
 class Plan(NamedTuple):
     """What a configuration amounts to."""
 
     config: Config
-    factor: PackingFactor
+    update: Optional[Update]  # None while no packing factor is known
     placement: Placement
     memory: Tuple[Memory, ...]
-    accumulation: int
-    packs_per_update: int
-    sequences_per_update: float
     depth: int  # sequences that a pack has room for; a guess where neither configuration nor data set says it
     bytes_per_pack: int  # host to device
     training_packs: Optional[int]  # None while the data set is not built
 
     @property
-    def bytes_per_update(self) -> int:
-        return self.packs_per_update * self.bytes_per_pack
+    def bytes_per_update(self) -> Optional[int]:
+        return None if self.update is None else self.update.packs * self.bytes_per_pack
 
     @property
     def updates_per_epoch(self) -> Optional[int]:
-        return None if self.training_packs is None else -(-self.training_packs // self.packs_per_update)
+        if self.training_packs is None or self.update is None:
+            return None
+        return -(-self.training_packs // self.update.packs)
 
     @property
-    def idle_share(self) -> float:
+    def idle_share(self) -> Optional[float]:
         """Share of an update in which a stage waits, while the pipeline fills and drains; stages taken as equally long."""
+        if self.update is None:
+            return None
         waiting = self.placement.training_stages - 1
-        return waiting / (self.accumulation + waiting)
+        return waiting / (self.update.accumulation + waiting)
+
+    @property
+    def fullest(self) -> float:
+        """Counted memory of the fullest IPU, as a share of what an IPU has."""
+        return max(memory.total for memory in self.memory) / IPU_BYTES
+
+    @property
+    def fits(self) -> Optional[bool]:
+        """False where the counted memory alone is too much; None where what is not counted decides; True up to
+        the fullest published configuration. Always True on the host, whose memory is not planned."""
+        if self.config.engine.kind == "host" or self.fullest <= FULLEST_PUBLISHED:
+            return True
+        return False if self.fullest > 1 else None
 
 
 def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> Plan:
     """Raises ConfigError where an update has fewer micro-batches than the pipeline has stages."""
-    factor = factor_of(config, manifest, packing_factor)
-    check_accumulation(config, factor.value)
+    factor = known_packing_factor(config, manifest, packing_factor)
+    update = None
+    if factor is not None:
+        check_accumulation(config, factor.value)
+        update = Update(factor, config.accumulation(factor.value), config.packs_per_update(factor.value),
+                        config.expected_sequences_per_update(factor.value))
     placement = place(config)
     schema = manifest.schema if manifest is not None else None
     depth = schema.max_sequences_per_pack if schema else config.data.max_sequences_per_pack or 8
     # The published rule, until a data set says otherwise (see pack_data.packs.predictions_per_pack).
-    predictions = schema.max_predictions_per_pack if schema else (config.data.max_predictions_per_sequence or 76) + depth
+    predictions = schema.max_predictions_per_pack if schema else config.predictions_per_sequence + depth
     slots = config.data.max_sequence_length
     held_out = None if manifest is None else int(round(config.run.evaluation_fraction * manifest.packs))
     return Plan(
         config=config,
-        factor=factor,
+        update=update,
         placement=placement,
         memory=tuple(_memory(config, placement, ipu, predictions, depth) for ipu in range(placement.ipus)),
-        accumulation=config.accumulation(factor.value),
-        packs_per_update=config.packs_per_update(factor.value),
-        sequences_per_update=config.expected_sequences_per_update(factor.value),
         depth=depth,
         # int32: four fields of slots, three of masked tokens, three of sequences; and two float32 scales.
         bytes_per_pack=4 * (4 * slots + 3 * predictions + 3 * depth + 2),
         training_packs=None if manifest is None else manifest.packs - held_out,
     )
+
+
+def micro_batch_that_fits(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> Optional[int]:
+    """The largest micro-batch below the configured one that takes no more than the fullest published configuration."""
+    def fits(micro_batch: int) -> bool:
+        smaller = replace(config, batch=replace(config.batch, micro_batch=micro_batch))
+        return bool(plan(smaller, manifest, packing_factor=packing_factor).fits)
+
+    # Memory grows with the micro-batch, so that the largest that fits is found by halving.
+    low, high = 0, config.batch.micro_batch
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low or None
 
 
 def _memory(config: Config, placement: Placement, ipu: int, predictions: int, depth: int) -> Memory:
@@ -183,28 +224,94 @@ def _layer(config: Config, depth: int) -> float:
 # ------------------------------------------------------------------------------------------------------------ printing
 
 
-def print_plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> None:
-    """Print :func:`plan` so that it can be read at a glance."""
-    print("\n".join(lines(plan(config, manifest, packing_factor=packing_factor))))
+def print_plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> int:
+    """Print :func:`plan` and its verdict; returns the exit status, 1 where the memory does not fit."""
+    made = plan(config, manifest, packing_factor=packing_factor)
+    text = lines(made)
+    if config.engine.kind != "host":
+        text += verdict(made, None if made.fits else micro_batch_that_fits(config, manifest, packing_factor=packing_factor))
+    print("\n".join(text))
+    return 1 if made.fits is False else 0
+
+
+def verdict(made: Plan, smaller: Optional[int]) -> List[str]:
+    """What the counted memory says; where that is not that it fits, the way out: ``smaller``, a micro-batch that fits."""
+    most = max(made.memory, key=lambda memory: memory.total)
+    if made.fits:
+        return [f"  verdict   fits: at most {made.fullest:.0%} of an IPU is counted, no more than in the published configurations"]
+    if made.fits is False:
+        found = f"does not fit: what is counted alone takes {made.fullest:.0%} of IPU {most.ipu}"
+    else:
+        found = (f"tight, unknown: {made.fullest:.0%} of IPU {most.ipu} is counted; the fullest published configuration counts "
+                 f"{FULLEST_PUBLISHED:.0%}, and program and temporary values are not counted")
+    config = made.config
+    if smaller is None:
+        way = "no micro-batch fits: more IPUs a replica, or other placement.layers_per_ipu"
+    else:
+        # The same packs in an update, from smaller and more micro-batches.
+        accumulation = -(-config.batch.micro_batch * config.batch.gradient_accumulation // smaller)
+        way = (f"--set batch.micro_batch={smaller} fits; with --set batch.gradient_accumulation={accumulation} "
+               "an update stays as large")
+    return [f"  verdict   {found}", f"            {way}"]
 
 
 def lines(made: Plan) -> List[str]:
-    config, placement = made.config, made.placement
-    model, engine = config.model, config.engine
+    """The plan as text, without the verdict: of the host where the configuration names it, else of the IPUs."""
+    config, model = made.config, made.config.model
     total = sum(memory.parameters for memory in made.memory)
-    stages = placement.stages
+    host = config.engine.kind == "host"
+    kept = "float32" if host or not config.engine.half_weights else "float16"
     text = [
         f"{config.path}",
         f"  model     BERT, {model.num_layers} layers of {model.hidden_size:,}, {model.num_heads} heads,"
-        f" vocabulary {model.vocabulary_size:,}: {total / 1e6:,.1f} M parameters in"
-        f" {'float16' if engine.half_weights else 'float32'}",
+        f" vocabulary {model.vocabulary_size:,}: {total / 1e6:,.1f} M parameters in {kept}",
         f"  data      {_data(made)}",
+    ]
+    text += (_host_lines(made, total) if host else _ipu_lines(made)) + [""]
+    if made.update is None:
+        text += [f"  update    unknown: no data set yet and no published packing factor for {config.data.max_sequence_length} slots;"
+                 " give --packing-factor"]
+    else:
+        update = made.update
+        divided = (f" ({config.batch.gradient_accumulation:,} / {update.factor.value:.3f}, rounded up)"
+                   if update.accumulation != config.batch.gradient_accumulation else "")
+        text += [
+            f"  update    {update.packs:,} packs, about {update.sequences:,.0f} sequences"
+            f" = micro-batch {config.batch.micro_batch} x accumulation {update.accumulation:,}{divided}"
+            f" x replicas {config.placement.replicas}",
+            f"  packing   {update.factor.value:.3f} sequences in a pack, from {update.factor.source}",
+        ]
+    text.append(f"  run       {config.run.steps:,} updates, {_epochs(made)}")
+    if not host and made.update is not None:
+        text.append(f"  traffic   {made.bytes_per_update / MIB:,.1f} MiB an update from host to device"
+                    f" ({made.update.packs:,} packs of {made.bytes_per_pack:,} bytes)")
+    return text
+
+
+def _host_lines(made: Plan, parameters: int) -> List[str]:
+    engine = made.config.engine
+    threads = "as many threads as torch chooses" if engine.threads is None else f"{engine.threads} thread{_s(engine.threads)}"
+    # Weight, gradient and two moments, each in float32; the engine keeps weights in float32 at either precision.
+    held = parameters * 4 * WIDTH["float32"]
+    return [
+        f"  devices   the host: a CUDA device if there is one, else the CPU with {threads}; no IPU",
+        f"  engine    {engine.precision}, attention {engine.attention}{', compiled' if engine.compile else ''}",
+        f"  memory    {_mib(held)} MiB of weights, gradients and optimiser state; activations of {made.config.batch.micro_batch}"
+        f" pack{_s(made.config.batch.micro_batch)} at a time come on top",
+    ]
+
+
+def _ipu_lines(made: Plan) -> List[str]:
+    config, placement, engine = made.config, made.placement, made.config.engine
+    stages = placement.stages
+    waiting = "" if made.idle_share is None else f", waiting {made.idle_share:.1%} of the time while it fills and drains"
+    text = [
         f"  mask      {_mask_words(made)}",
         f"  devices   {config.placement.replicas} replica{_s(config.placement.replicas)} of {placement.ipus}"
         f" IPU{_s(placement.ipus)} = {config.ipus} IPU{_s(config.ipus)}",
         f"  pipeline  {len(stages)} forward stage{_s(len(stages))}"
-        + (f" on IPUs {', '.join(str(stage.ipu) for stage in stages)}; {placement.training_stages} in training,"
-           f" waiting {made.idle_share:.1%} of the time while it fills and drains" if len(stages) > 1 else ", no pipeline"),
+        + (f" on IPUs {', '.join(str(stage.ipu) for stage in stages)}; {placement.training_stages} in training{waiting}"
+           if len(stages) > 1 else ", no pipeline"),
         "",
     ]
     rows = [["IPU", "blocks", "parameters", "weights", "gradients", "optimiser", "activations", "together", "of the IPU"]]
@@ -214,27 +321,13 @@ def lines(made: Plan) -> List[str]:
             *(_mib(value) for value in (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.total)),
             f"{memory.total / IPU_BYTES:.0%} {_bar(memory.total / IPU_BYTES)}",
         ])
-    text += _table(rows, left={1, 8})
-    text += [
+    return text + _table(rows, left={1, 8}) + [
         f"  Bytes in MiB, of {IPU_BYTES / MIB:,.0f} MiB an IPU ({TILE_BYTES // 1024} KiB x {TILES:,} tiles); computed. Program,"
         " exchange and temporary values need room too.",
         "  Optimiser state is " + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")
         + (", shared out among the replicas" if config.placement.replicated_tensor_sharding else "")
         + "; layers are " + ("recomputed from their checkpoints." if engine.recompute_layers else "kept whole."),
-        "",
     ]
-    divided = (f" ({config.batch.gradient_accumulation:,} / {made.factor.value:.3f}, rounded up)"
-               if made.accumulation != config.batch.gradient_accumulation else "")
-    text += [
-        f"  update    {made.packs_per_update:,} packs, about {made.sequences_per_update:,.0f} sequences"
-        f" = micro-batch {config.batch.micro_batch} x accumulation {made.accumulation:,}{divided}"
-        f" x replicas {config.placement.replicas}",
-        f"  packing   {made.factor.value:.3f} sequences in a pack, from {made.factor.source}",
-        f"  run       {config.run.steps:,} updates, {_epochs(made)}",
-        f"  traffic   {made.bytes_per_update / MIB:,.1f} MiB an update from host to device"
-        f" ({made.packs_per_update:,} packs of {made.bytes_per_pack:,} bytes)",
-    ]
-    return text
 
 
 def _data(made: Plan) -> str:

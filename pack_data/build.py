@@ -27,14 +27,14 @@ import numpy as np
 from pack_data.assignment import assign
 from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar, run_main
 from pack_data.corpus import EMBEDDED, Document, content_digest, documents, file_documents, relative_name, source_files
-from pack_data.examples import ExampleOptions, default_predictions
+from pack_data.examples import ExampleOptions
 from pack_data.formats import parts
 from pack_data.formats.detect import open_source
 from pack_data.files import write_atomically
 from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
-from pack_data.packs import PREDICTION, PackSchema, predictions_per_pack
+from pack_data.packs import PREDICTION, PackSchema, default_predictions, predictions_per_pack
 from pack_data.runner import DaskRunner, ProcessRunner, SerialRunner, available_cores
 from pack_data.spill import SpillFormat, Totals
 from pack_data.stages import (ExamplesTask, ShardTask, SortTask, SyntheticTask, examples_name, make_part, make_shard,

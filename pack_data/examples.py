@@ -17,14 +17,6 @@ from pack_data.corpus import Document, split_sentences
 from pack_data.sequences import Sequences, ragged_index, starts_of
 from pack_data.wordpiece import Vocabulary
 
-# Published values at the published lengths; elsewhere as many as the masking rate can ask for.
-_PUBLISHED_PREDICTIONS = {128: 20, 384: 56, 512: 76}
-
-
-def default_predictions(max_sequence_length: int, masked_lm_probability: float = 0.15) -> int:
-    """max_predictions_per_sequence where none is given."""
-    return _PUBLISHED_PREDICTIONS.get(max_sequence_length, max(1, -int(-masked_lm_probability * max_sequence_length // 1)))
-
 
 @dataclass(frozen=True)
 class ExampleOptions:

@@ -131,6 +131,15 @@ def _bert_columns(max_sequence_length: int, vocabulary_size: int) -> Tuple[Colum
             Column("next_sentence_labels", SEQUENCE, "|u1"))
 
 
+# Published values at the published lengths.
+_PUBLISHED_PREDICTIONS = {128: 20, 384: 56, 512: 76}
+
+
+def default_predictions(max_sequence_length: int, masked_lm_probability: float = 0.15) -> int:
+    """max_predictions_per_sequence where none is given: the published value, else as many as the masking rate can ask for."""
+    return _PUBLISHED_PREDICTIONS.get(max_sequence_length, max(1, -int(-masked_lm_probability * max_sequence_length // 1)))
+
+
 def predictions_per_pack(max_predictions_per_sequence: int, depth: int, needed: int) -> int:
     """P: max_predictions_per_sequence + D as published, or what the data needs where that is more.
 

@@ -32,8 +32,6 @@ from pack_data.command import positive_int, run_main  # noqa: E402
 from pack_data.histogram import PUBLISHED, LengthHistogram  # noqa: E402
 
 DEFAULT = ROOT / "configs" / "packed_phase2_pod16.yml"
-# Packing factors of the published configurations, for lengths whose histogram was never published (paper, Table 2).
-PUBLISHED_FACTORS = {128: 1.17, 384: 1.70}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -160,8 +158,9 @@ class Report:
                 return packings[key].packing_factor, f"{key[0]} on {histogram.name}"
             finally:
                 packings.close()
-        if length in PUBLISHED_FACTORS:
-            return PUBLISHED_FACTORS[length], "paper, Table 2"
+        from ipu_packed_bert.data import PAPER_FACTORS
+        if length in PAPER_FACTORS:
+            return PAPER_FACTORS[length], "paper, Table 2"
         raise ValueError(f"{config.path}: no histogram of length {length} is known; give --packing-factor or --histogram")
 
     def candidate(self, path: Path, overrides: Sequence[str] = (), *, as_written: bool = False) -> Any:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import astuple, dataclass, replace
-from math import ceil
 from pathlib import Path
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
@@ -54,12 +53,8 @@ def shape_of(config: Any, *, depth: Optional[int] = None) -> Shape:
     if depth is None:
         raise ValueError(f"{config.path}: data.max_sequences_per_pack is unlimited; the cycle model needs a number, "
                          "set it or give --depth")
-    predictions = config.data.max_predictions_per_sequence
-    if predictions is None:
-        length = config.data.max_sequence_length
-        predictions = {128: 20, 384: 56, 512: 76}.get(length, ceil(0.15 * length))
     return Shape(config.batch.micro_batch, config.data.max_sequence_length, depth,
-                 predictions + (depth if depth > 1 else 0))
+                 config.predictions_per_sequence + (depth if depth > 1 else 0))
 
 
 def placement_of(config: Any) -> Placement:

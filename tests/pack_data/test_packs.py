@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.packs import (FIELDS, PREDICTION, SEQUENCE, SLOT, Column, PackSchema, assemble, decode, disassemble,
-                             predictions_per_pack, smallest_type)
+from pack_data.packs import (FIELDS, PREDICTION, SEQUENCE, SLOT, Column, PackSchema, assemble, decode, default_predictions,
+                             disassemble, predictions_per_pack, smallest_type)
 from pack_data.sequences import Example, Sequences, digest
 
 VOCABULARY = 300
@@ -180,3 +180,7 @@ def test_schema_survives_json_and_refuses_nonsense():
         PackSchema.of_tokens(4, 1, [Column("lengths", SLOT, "|u1")])
     with pytest.raises(ValueError, match="2147483647"):
         smallest_type(1 << 31)
+
+
+def test_published_numbers_of_predictions():
+    assert [default_predictions(S) for S in (128, 384, 512, 100, 101, 5)] == [20, 56, 76, 15, 16, 1]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ipu_packed_bert.config import Config, check_accumulation
+from ipu_packed_bert.data import check_schema
 from ipu_packed_bert.engine.base import Batch, Engine, StepResult, count, micro_batches
 from ipu_packed_bert.engine.ipu.devices import find_device, find_instance, ipus_of
 from ipu_packed_bert.engine.ipu.feed import BatchesAhead, Reader
@@ -254,22 +255,7 @@ def _mean(scaled_sum: float, scale: np.ndarray, number: int) -> float:
 def check(config: Config, schema, *, packing_factor: float) -> None:
     """What only the engine can know before it compiles. Raises ValueError, in one line each."""
     check_accumulation(config, packing_factor)
-    data = config.data
-    if schema.max_sequence_length != data.max_sequence_length:
-        raise ValueError(
-            f"{config.path}: data.max_sequence_length is {data.max_sequence_length}, the data set's packs have"
-            f" {schema.max_sequence_length} slots; build it again or change the configuration"
-        )
-    if data.max_sequences_per_pack not in (None, schema.max_sequences_per_pack):
-        raise ValueError(
-            f"{config.path}: data.max_sequences_per_pack is {data.max_sequences_per_pack}, the data set was packed at depth"
-            f" {schema.max_sequences_per_pack}; build it again or change the configuration"
-        )
-    if schema.max_predictions_per_pack < (data.max_predictions_per_sequence or 1):
-        raise ValueError(
-            f"{config.path}: data.max_predictions_per_sequence is {data.max_predictions_per_sequence}, the data set's packs"
-            f" have room for {schema.max_predictions_per_pack} masked tokens; build it again or change the configuration"
-        )
+    check_schema(config, schema)
     if config.batch.device_iterations != 1:
         raise ValueError(
             f"{config.path}: batch.device_iterations is {config.batch.device_iterations}; must be 1 on IPUs, where a step"
