@@ -56,6 +56,7 @@ def main(argv=None):
     # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
     from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
     from ipu_packed_bert.engine import build_engine, choose_engine
+    from ipu_packed_bert.identity import agree, vocabulary_of_run
     from ipu_packed_bert.loader import GlobalBatches
     from ipu_packed_bert.runlog import CHECKPOINTS, RunLog, environment, open_run_folder, print_summary, refuse_a_run_in, saved_in
     from ipu_packed_bert.train import SilentLog, train
@@ -75,6 +76,12 @@ def main(argv=None):
     config = for_this_machine(config, choice)
     with contextlib.ExitStack() as opened:
         store = opened.enter_context(open_or_build(config, progress=args.progress))
+        vocabulary, weights_of = store.manifest.vocabulary_sha256, args.resume or args.start_from
+        if weights_of:
+            vocabulary, note = agree(vocabulary_of_run(Path(weights_of), checkpoint or begun), vocabulary,
+                                     weights_of=weights_of, data_of=config.data.directory)
+            if note:
+                print("note      {}".format(note))
         factor = packing_factor(config, store.manifest, args.packing_factor)
         if choice.kind == "ipu_model":
             config = config.for_simulation(factor.value)
@@ -108,7 +115,7 @@ def main(argv=None):
         log = opened.enter_context(contextlib.closing(RunLog(
             folder, steps=config.run.steps, first_step=first_step, log_every=config.run.log_every,
             max_sequence_length=config.data.max_sequence_length, progress=args.progress)))
-        outcome = train(config, engine, batches, log, folder / CHECKPOINTS, first_step=first_step)
+        outcome = train(config, engine, batches, log, folder / CHECKPOINTS, first_step=first_step, vocabulary=vocabulary)
         log.close()
         print_summary(folder, log.totals, config, outcome)
         return outcome.status

@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 import yaml
 
 from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
 from ipu_packed_bert.config import Config, config_from_tree
 from ipu_packed_bert.hugging_face import Loaded, load_into, read_folder, write_folder
+from ipu_packed_bert.identity import agree, vocabulary_of_run
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from pack_data.command import ArgumentParser, run_main
 from pack_data.files import write_atomically
@@ -23,17 +24,27 @@ from pack_data.wordpiece import Vocabulary, load_vocabulary
 CONFIG, CHECKPOINTS, VOCABULARY = "config.yml", "checkpoints", "vocab.txt"  # in a run's folder
 
 
-def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) -> int:
-    """Write the newest checkpoint of ``run`` as a Hugging Face folder; returns its step.
+class Exported(NamedTuple):
+    """What was written."""
 
-    The vocabulary is the given file, else that of the run's configuration, else the one beside its data set.
+    step: int  # updates made
+    note: Optional[str]  # what could not be compared, in one line
+
+
+def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) -> Exported:
+    """Write the newest checkpoint of ``run`` as a Hugging Face folder.
+
+    The vocabulary is the given file, else that of the run's configuration, else the one beside its data set.  Raises
+    ValueError where the weights were trained with another one.
     """
     checkpoint = load_checkpoint(newest_checkpoint(run / CHECKPOINTS))
     config = config_from_tree(yaml.safe_load(checkpoint.config), str(run))
     architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
-    write_folder(folder, config.model, checkpoint.engine["model"], _vocabulary_of(config, vocabulary),
-                 architecture=architecture)
-    return checkpoint.step
+    path = vocabulary or Path(config.data.vocabulary or Path(config.data.directory, VOCABULARY))
+    written = _vocabulary_of(config, path)
+    note = agree(vocabulary_of_run(run, checkpoint), written.sha256, weights_of=run, data_of=path).note
+    write_folder(folder, config.model, checkpoint.engine["model"], written, architecture=architecture)
+    return Exported(checkpoint.step, note)
 
 
 def import_folder(folder: Path, run: Path) -> Loaded:
@@ -61,12 +72,12 @@ def import_folder(folder: Path, run: Path) -> Loaded:
     run.mkdir(parents=True, exist_ok=True)
     write_atomically(run / VOCABULARY, pretrained.vocabulary.text)
     write_atomically(run / CONFIG, config.to_yaml().encode())
-    save_checkpoint(run / CHECKPOINTS, Checkpoint(0, {"model": network.state_dict()}, {}, config.to_yaml()), keep=1)
+    imported = Checkpoint(0, {"model": network.state_dict()}, {}, config.to_yaml(), pretrained.vocabulary.sha256)
+    save_checkpoint(run / CHECKPOINTS, imported, keep=1)
     return loaded
 
 
-def _vocabulary_of(config: Config, given: Optional[Path]) -> Vocabulary:
-    path = given or Path(config.data.vocabulary or Path(config.data.directory, VOCABULARY))
+def _vocabulary_of(config: Config, path: Path) -> Vocabulary:
     if not path.exists():
         raise ValueError(f"{path}: the run's vocabulary is not there; give it with --vocabulary FILE")
     vocabulary = load_vocabulary(path)
@@ -93,8 +104,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             if names:
                 print(f"{what}: {', '.join(names)}")
         return 0
-    step = export_run(args.source, args.target, vocabulary=args.vocabulary)
-    print(f"{args.target}: the model after {step:,} updates, as transformers loads it")
+    exported = export_run(args.source, args.target, vocabulary=args.vocabulary)
+    print(f"{args.target}: the model after {exported.step:,} updates, as transformers loads it")
+    if exported.note:
+        print(f"note: {exported.note}")
     return 0
 
 

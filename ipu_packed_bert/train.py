@@ -50,8 +50,10 @@ class Outcome(NamedTuple):
 
 
 def train(config: Config, engine: Engine, batches: GlobalBatches, log: Log, checkpoints: Optional[Path], *,
-          first_step: int = 0) -> Outcome:
+          first_step: int = 0, vocabulary: str = "") -> Outcome:
     """Make the updates after ``first_step`` up to ``config.run.steps``; ``checkpoints`` None saves none.
+
+    ``vocabulary`` is the sha256 that checkpoints record, empty where it is not known.
 
     Ctrl-C and SIGTERM let the update or the evaluation's batch under way finish, save a checkpoint and return; a second Ctrl-C stops at once.
     """
@@ -73,7 +75,7 @@ def train(config: Config, engine: Engine, batches: GlobalBatches, log: Log, chec
                     log.evaluation(step, *found)
             due = last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0)
             if due and checkpoints is not None:
-                save_checkpoint(checkpoints, Checkpoint(step, engine.state(), batches.state(), config.to_yaml()),
+                save_checkpoint(checkpoints, Checkpoint(step, engine.state(), batches.state(), config.to_yaml(), vocabulary),
                                 keep=run.keep_checkpoints)
             if interruption.signal:
                 break

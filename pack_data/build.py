@@ -495,7 +495,7 @@ class _Build:
                 StoredFile(note["file"], note["bytes"], note["sha256"], note["packs"]) for note in shards),
             lengths=lengths, algorithm=whole.algorithm, lower_bound=whole.lower_bound, lp_bound=whole.lp_bound,
             seed=self.options.seed, max_predictions_per_sequence=self.example_options.max_predictions_per_sequence,
-            vocabulary_size=max(vocabulary_size, former.vocabulary_size if former else 0), vocabulary_sha256=_sha256(vocabulary),
+            vocabulary_size=max(vocabulary_size, former.vocabulary_size if former else 0), vocabulary_sha256=load_vocabulary(vocabulary).sha256 if vocabulary else "",
             files=tuple(stored_file(self.out, name) for name in files), made_with=made_with))
         return PackStore.open(self.out), whole
 

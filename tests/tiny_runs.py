@@ -19,8 +19,8 @@ from tests.packed_examples import random_packs, random_sequences
 VOCABULARY, SLOTS, DEPTH, PREDICTIONS = 128, 64, 3, 10
 
 
-def tiny_data(folder: Path, *, sequences: int = 60, vocabulary: int = VOCABULARY, depth: int = DEPTH, seed: int = 0) -> Path:
-    """A packed data set of random sequences of 5 to 64 tokens."""
+def tiny_data(folder: Path, *, sequences: int = 60, vocabulary: int = VOCABULARY, depth: int = DEPTH, seed: int = 0, **about: Any) -> Path:
+    """A packed data set of random sequences of 5 to 64 tokens; `about`: further fields of its manifest."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(5, SLOTS + 1, sequences).tolist()
     examples = [
@@ -35,7 +35,7 @@ def tiny_data(folder: Path, *, sequences: int = 60, vocabulary: int = VOCABULARY
     schema = PackSchema.bert(SLOTS, depth, PREDICTIONS + depth, vocabulary_size=vocabulary)
     writer = StoreWriter(folder, schema)
     writer.add(assemble(schema, Sequences.from_examples(examples), pack, slot, len(packs)))
-    writer.finish(algorithm="spfhp", vocabulary_size=vocabulary, max_predictions_per_sequence=PREDICTIONS, seed=seed).close()
+    writer.finish(algorithm="spfhp", vocabulary_size=vocabulary, max_predictions_per_sequence=PREDICTIONS, seed=seed, **about).close()
     return folder
 
 

@@ -21,6 +21,7 @@ from ipu_packed_bert.finetuning.start import Start, find_start
 from ipu_packed_bert.finetuning.tasks import Evaluation, Task, build_task
 from ipu_packed_bert.finetuning.trainer import FineTuner, Update, pick_attention, pick_device
 from ipu_packed_bert.hugging_face import load_into, write_folder
+from ipu_packed_bert.identity import agree, vocabulary_of_run
 from ipu_packed_bert.runlog import CHECKPOINTS, LOG, environment, forget_after, open_run_folder, read_log, saved_in
 from ipu_packed_bert.train import Interruption
 from pack_data.command import progress_bar
@@ -105,6 +106,8 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
     if resume:
         saved = saved_in(str(out))
         checkpoint = load_checkpoint(newest_checkpoint(Path(str(out), CHECKPOINTS)))
+        agree(vocabulary_of_run(Path(str(out)), checkpoint), prepared.start.vocabulary.sha256,
+              weights_of=out, data_of=prepared.start.description)
         prepared.tuner.load_state(checkpoint.engine)
         step = checkpoint.step
     with open_run_folder(out, prepared.config, first_step=step, saved=saved, environment=environment(
@@ -165,7 +168,8 @@ def _train(prepared: Prepared, folder: Path, step: int, interruption: Interrupti
             if bar.disable and (step == 1 or last or step % every == 0):
                 print(f"update {step:>{len(str(schedule.steps))}}/{schedule.steps}  {_line(update)}", flush=True)
             if last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0):
-                save_checkpoint(folder / CHECKPOINTS, Checkpoint(step, tuner.state(), {}, config.to_yaml()), keep=run.keep_checkpoints)
+                saved = Checkpoint(step, tuner.state(), {}, config.to_yaml(), prepared.start.vocabulary.sha256)
+                save_checkpoint(folder / CHECKPOINTS, saved, keep=run.keep_checkpoints)
     return step
 
 

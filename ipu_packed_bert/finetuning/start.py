@@ -15,6 +15,7 @@ from ipu_packed_bert.finetuning.config import SQUAD, FinetuneConfig
 from ipu_packed_bert.finetuning.classification import read_texts
 from ipu_packed_bert.finetuning.squad import read_squad
 from ipu_packed_bert.hugging_face import Weights, read_folder
+from ipu_packed_bert.identity import agree, vocabulary_of_run
 from pack_data.corpus import Document
 from pack_data.wordpiece import Vocabulary, load_vocabulary, train_vocabulary
 
@@ -57,11 +58,15 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
             raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / 'model'}")
         run = config_from_tree(tree, str(folder))
         path = Path(given or run.data.vocabulary or Path(run.data.directory, "vocab.txt"))
-        return Start(run.model, checkpoint.engine["model"], load_vocabulary(path), None, f"{folder} after {checkpoint.step:,} updates")
+        vocabulary = load_vocabulary(path)
+        note = agree(vocabulary_of_run(folder, checkpoint), vocabulary.sha256, weights_of=folder, data_of=path).note
+        return Start(run.model, checkpoint.engine["model"], vocabulary, None,
+                     f"{folder} after {checkpoint.step:,} updates" + (f"; {note}" if note else ""))
     if not folder.is_dir():
         raise ValueError(f"{folder}: a file; model.checkpoint names a Hugging Face folder or the folder of a pre-training run")
     pretrained = read_folder(folder)
     vocabulary = load_vocabulary(given, pretrained.vocabulary.lower_case) if given else pretrained.vocabulary
+    agree(pretrained.vocabulary.sha256, vocabulary.sha256, weights_of=folder, data_of=given)
     names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label")
     labels = [names[number] for number in sorted(names, key=int)] if isinstance(names, dict) and "classifier.weight" in pretrained.weights else None
     return Start(pretrained.model, pretrained.weights, vocabulary, labels, str(folder))

@@ -149,7 +149,7 @@ def a_run(tmp_path, next_sentence=True):
 @pytest.mark.parametrize("next_sentence", [True, False])
 def test_a_run_goes_out_and_comes_back(tmp_path, next_sentence):
     run = a_run(tmp_path, next_sentence)
-    assert export_run(run, tmp_path / "hf") == 7
+    assert export_run(run, tmp_path / "hf").step == 7
     loaded = import_folder(tmp_path / "hf", tmp_path / "again")
     back = load_checkpoint(newest_checkpoint(tmp_path / "again" / "checkpoints"))
     expected = network(next_sentence).state_dict()

@@ -1,0 +1,142 @@
+"""Weights of one vocabulary never meet data of another: beginning, resuming, exporting, importing, fine-tuning."""
+import pytest
+import torch
+
+import run_pretraining
+from ipu_packed_bert import export
+from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+from ipu_packed_bert.finetuning.start import find_start
+from ipu_packed_bert.identity import agree, vocabulary_of_run
+from pack_data.command import run_main
+from pack_data.store import read_manifest
+from pack_data.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
+from tests.fine_tuning_files import tiny_config as fine_tuning_config
+from tests.fine_tuning_files import tiny_table
+from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.tiny_runs import tiny_config, tiny_data
+
+SIZE = 8192
+WORDS = tuple(f"w{number}" for number in range(SIZE - len(SPECIAL_TOKENS)))
+ONE, OTHER = Vocabulary(SPECIAL_TOKENS + WORDS), Vocabulary(SPECIAL_TOKENS + WORDS[::-1])
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """Both vocabularies; the same packs said to be of the one, of the other, and of neither; a run on the first."""
+    folder = tmp_path_factory.mktemp("identity")
+    for name, vocabulary in (("one", ONE), ("other", OTHER)):
+        (folder / f"{name}.txt").write_bytes(vocabulary.text)
+        tiny_data(folder / name, vocabulary_sha256=vocabulary.sha256)
+        (folder / name / "vocab.txt").write_bytes(vocabulary.text)
+    tiny_data(folder / "unknown")
+    assert pretrain(folder, "--data", folder / "one", "--out", folder / "run") == 0
+    return folder
+
+
+def pretrain(folder, *arguments):
+    config = tiny_config(folder / "tiny.yml", folder / "one")
+    return run_main(run_pretraining.main, [
+        "--config", str(config), "--steps", "2", "--set", f"model.vocabulary_size={SIZE}", "--set", "run.evaluate_every=0",
+        "--set", "run.checkpoint_every=1", *map(str, arguments)])
+
+
+def newest(run):
+    return load_checkpoint(newest_checkpoint(run / "checkpoints"))
+
+
+def refused(status, capsys):
+    message = capsys.readouterr().err
+    assert status == 2 and message.startswith("error: ") and message.count("\n") == 1
+    assert "another vocabulary" in message and ONE.sha256[:12] in message and OTHER.sha256[:12] in message
+
+
+def test_the_hash_travels_with_the_weights(house):
+    assert newest(house / "run").vocabulary == ONE.sha256 != OTHER.sha256
+
+
+def test_a_run_does_not_begin_with_weights_of_another_vocabulary(house, tmp_path, capsys):
+    status = pretrain(house, "--start-from", house / "run", "--data", house / "other", "--out", tmp_path / "run")
+    refused(status, capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_it_begins_with_those_of_its_own(house, tmp_path, capsys):
+    assert pretrain(house, "--start-from", house / "run", "--data", house / "one", "--out", tmp_path / "run") == 0
+    assert "vocabular" not in capsys.readouterr().out
+
+
+def test_data_that_does_not_say_is_noted_and_the_weights_keep_theirs(house, tmp_path, capsys):
+    assert pretrain(house, "--start-from", house / "run", "--data", house / "unknown", "--out", tmp_path / "run") == 0
+    noted = [line for line in capsys.readouterr().out.splitlines() if "not compared" in line]
+    assert len(noted) == 1 and str(house / "unknown") in noted[0] and str(house / "run") not in noted[0]
+    assert newest(tmp_path / "run").vocabulary == ONE.sha256
+
+
+def test_a_run_is_not_resumed_with_another_vocabulary(house, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert pretrain(house, "--data", house / "one", "--out", run) == 0
+    newest_checkpoint(run / "checkpoints").unlink()
+    refused(run_main(run_pretraining.main, ["--resume", str(run), "--data", str(house / "other")]), capsys)
+    assert run_main(run_pretraining.main, ["--resume", str(run)]) == 0
+
+
+def test_export_writes_the_vocabulary_of_the_weights(house, tmp_path, capsys):
+    pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
+    run = str(house / "run")
+    refused(run_main(export.main, [run, str(tmp_path / "hf"), "--vocabulary", str(house / "other.txt")]), capsys)
+    assert not (tmp_path / "hf").exists()
+    assert run_main(export.main, [run, str(tmp_path / "hf")]) == 0
+    assert "not compared" not in capsys.readouterr().out
+    assert load_vocabulary(tmp_path / "hf" / "vocab.txt").sha256 == ONE.sha256
+    # What comes back is of that vocabulary too.
+    assert run_main(export.main, ["--import", str(tmp_path / "hf"), str(tmp_path / "again")]) == 0
+    assert newest(tmp_path / "again").vocabulary == ONE.sha256
+    capsys.readouterr()
+    refused(pretrain(house, "--start-from", tmp_path / "again", "--data", house / "other", "--out", tmp_path / "run"), capsys)
+
+
+@pytest.mark.parametrize("form", ["our run", "hugging face"])
+def test_fine_tuning_begins_with_the_vocabulary_of_the_weights(house, tmp_path, form):
+    start = house / "run"
+    if form == "hugging face":
+        pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
+        start = tmp_path / "hf"
+        export.export_run(house / "run", start)
+    table = tiny_table(tmp_path / "train.csv", "single_label")
+    with pytest.raises(ValueError, match="another vocabulary"):
+        find_start(fine_tuning_config(start, table, task="single_label", model={"vocabulary": str(house / "other.txt")}))
+    found = find_start(fine_tuning_config(start, table, task="single_label", model={"vocabulary": str(house / "one.txt")}))
+    assert found.vocabulary.sha256 == ONE.sha256 and "not compared" not in found.description
+
+
+def test_runs_of_before_the_hash_was_saved(house, tmp_path):
+    """Their environment.json says it; without that nothing does, and no side is believed."""
+    path = newest_checkpoint(house / "run" / "checkpoints")
+    content = torch.load(path, weights_only=True)
+    del content["vocabulary"]
+    old = tmp_path / "checkpoints" / path.name
+    old.parent.mkdir()
+    torch.save(content, old)
+    assert load_checkpoint(old).vocabulary == "" and torch.equal(
+        load_checkpoint(old).engine["model"]["bert.pooler.dense.weight"], content["engine"]["model"]["bert.pooler.dense.weight"])
+    assert vocabulary_of_run(house / "run", load_checkpoint(old)) == ONE.sha256
+    assert vocabulary_of_run(tmp_path, load_checkpoint(old)) == ""
+
+
+@pytest.mark.parametrize("weights, data, known, noted", [
+    ("a", "a", "a", ()), ("a", "", "a", ("DATA",)), ("", "a", "a", ("RUN",)), ("", "", "", ("DATA", "RUN"))])
+def test_what_both_sides_say(weights, data, known, noted):
+    found = agree(weights, data, weights_of="RUN", data_of="DATA")
+    assert found.vocabulary == known
+    assert [name for name in ("DATA", "RUN") if found.note and name in found.note] == list(noted)
+
+
+def test_one_vocabulary_has_one_identity_however_its_lines_end(tmp_path):
+    corpus = write_corpus(tmp_path / "text", 8)
+    content = (build_small(corpus, tmp_path / "first").folder / "vocab.txt").read_bytes()
+    (tmp_path / "dos.txt").write_bytes(content.replace(b"\n", b"\r\n"))
+    (tmp_path / "cut.txt").write_bytes(content.rstrip(b"\n"))
+    identity = load_vocabulary(tmp_path / "dos.txt").sha256
+    for name in ("dos", "cut"):
+        build_small(corpus, tmp_path / name, vocabulary=tmp_path / f"{name}.txt")
+        assert read_manifest(tmp_path / name).vocabulary_sha256 == identity == read_manifest(tmp_path / "first").vocabulary_sha256
