@@ -6,7 +6,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ipu_packed_bert.config import check_accumulation, load_config
+import yaml
+
+from ipu_packed_bert.config import check_accumulation, config_from_tree, load_config
 from ipu_packed_bert.data import built_otherwise, manifest_if_there, open_or_build, packing_factor
 from ipu_packed_bert.processes import refuse_torchrun
 from pack_data.command import ArgumentParser, run_main
@@ -43,11 +45,18 @@ def parse(argv):
     return args
 
 
+def resumed_config(folder, overrides):
+    """A run's configuration, its schedule as long as it was: more steps alone must not change the rate of the next update."""
+    path = Path(folder, CONFIG)
+    # A run of before optimizer.schedule_steps has the length of its run.steps.
+    return load_config(path, ["optimizer.schedule_steps={}".format(load_config(path).schedule_steps)] + overrides)
+
+
 def main(argv=None):
     args = parse(argv)
     if not args.plan:
         refuse_torchrun()
-    config = load_config(Path(args.resume, CONFIG) if args.resume else args.config, args.overrides)
+    config = resumed_config(args.resume, args.overrides) if args.resume else load_config(args.config, args.overrides)
     if args.plan:
         from ipu_packed_bert.plan import print_plan
 
@@ -58,7 +67,8 @@ def main(argv=None):
     from ipu_packed_bert.engine import build_engine, choose_engine
     from ipu_packed_bert.identity import agree, vocabulary_of_run
     from ipu_packed_bert.loader import GlobalBatches
-    from ipu_packed_bert.runlog import CHECKPOINTS, RunLog, environment, open_run_folder, print_summary, refuse_a_run_in, saved_in
+    from ipu_packed_bert.runlog import CHECKPOINTS, RunLog, environment, open_run_folder, how_to_go_on, print_summary, refuse_a_run_in, saved_in
+    from ipu_packed_bert.optim import schedule_change
     from ipu_packed_bert.train import SilentLog, train
 
     saved = saved_in(args.resume) if args.resume else ()
@@ -70,7 +80,8 @@ def main(argv=None):
     if not args.resume:
         refuse_a_run_in(args.out)
     if checkpoint and checkpoint.step >= config.run.steps:
-        print("{} has made its {:,} updates already; --steps N continues it".format(args.resume, checkpoint.step))
+        print("{} has made its {:,} updates already; to continue: {}".format(
+            args.resume, checkpoint.step, how_to_go_on(args.resume, config)))
         return 0
     choice = choose_engine(config)
     config = for_this_machine(config, choice)
@@ -85,6 +96,7 @@ def main(argv=None):
         factor = packing_factor(config, store.manifest, args.packing_factor)
         if choice.kind == "ipu_model":
             config = config.for_simulation(factor.value)
+        config = config.with_schedule()
         check_accumulation(config, factor.value)
         engine = opened.enter_context(contextlib.closing(
             build_engine(config, store.schema, packing_factor=factor.value)))
@@ -104,6 +116,12 @@ def main(argv=None):
             engine.load_state(checkpoint.engine)
             batches.load_state(checkpoint.batches)
         first_step = checkpoint.step if checkpoint else 0
+        if checkpoint:
+            before = config_from_tree(yaml.safe_load(checkpoint.config), args.resume)
+            change = schedule_change(first_step, before.optimizer, config.optimizer,
+                                     steps_before=before.schedule_steps, steps_after=config.schedule_steps)
+            if change:
+                print("schedule  {}".format(change))
         if engine.share[0]:  # the first process writes for all
             outcome = train(config, engine, batches, SilentLog(), None, first_step=first_step)
             return outcome.status

@@ -69,7 +69,9 @@ def adjust(config: Config, manifest: Manifest, directory: str) -> Tuple[Adjusted
     for adjustment in ADJUSTMENTS:
         divisor = factor if adjustment == "betas" else 1.0
         packed = replace(
-            config, data=data, optimizer=replace(config.optimizer, packing_adjustment=adjustment),
+            config, data=data, optimizer=replace(
+                config.optimizer, packing_adjustment=adjustment,
+                schedule_steps=config.optimizer.schedule_steps and _divided(config.optimizer.schedule_steps, divisor)),
             run=replace(config.run, steps=_divided(config.run.steps, divisor)),
             without_ipus=tuple((key, _divided(value, divisor) if key == "run.steps" else value) for key, value in kept))
         name = f"{stem}_{adjustment}.yml"

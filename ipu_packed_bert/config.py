@@ -99,7 +99,8 @@ class OptimizerConfig:
 
     name: str = setting("lamb", choices=("lamb", "adamw"))
     learning_rate: float = setting(2.828e-3, above=0.0)                    # the peak, reached after the warm-up
-    warmup_fraction: float = setting(0.128, minimum=0.0, maximum=1.0)      # share of the steps
+    warmup_fraction: float = setting(0.128, minimum=0.0, maximum=1.0)      # share of the schedule's updates
+    schedule_steps: Optional[int] = setting(None, minimum=1)               # updates until the rate is 0; null: run.steps when the run starts
     beta1: float = setting(0.9, minimum=0.0, below=1.0)
     beta2: float = setting(0.999, minimum=0.0, below=1.0)
     eps: float = setting(1.0e-6, above=0.0)
@@ -227,8 +228,13 @@ class Config:
         return 2 * forward - 1
 
     @property
-    def warmup_steps(self) -> int:
-        return int(round(self.optimizer.warmup_fraction * self.run.steps))
+    def schedule_steps(self) -> int:
+        """Updates until the learning rate has fallen to 0."""
+        return self.optimizer.schedule_steps or self.run.steps
+
+    def with_schedule(self) -> "Config":
+        """The same, with the length of the schedule stated, so that a run resumed with other steps keeps it."""
+        return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=self.schedule_steps))
 
     def accumulation(self, packing_factor: float) -> int:
         """Micro-batches per update and replica: the unpacked value divided by the packing factor, rounded up.
@@ -448,11 +454,18 @@ def cross_check(config: Config, broken: AbstractSet[str] = frozenset()) -> List[
              batch.gradient_accumulation, config.pipeline_stages)),
         ("engine.ipu_model engine.offline_export", engine.ipu_model and engine.offline_export is not None,
          "engine.ipu_model is true; must be false where engine.offline_export compiles for real IPUs"),
+        ("run.steps optimizer.schedule_steps", config.run.steps > config.schedule_steps, schedule_too_short(
+            "run.steps is {}".format(config.run.steps), config.run.steps, config.schedule_steps)),
         ("run.evaluate_every run.evaluation_fraction", config.run.evaluate_every and not config.run.evaluation_fraction,
          "run.evaluate_every is {}; needs run.evaluation_fraction above 0, else nothing is held out to evaluate".format(
              config.run.evaluate_every)),
     ]
     return [text for keys, wrong, text in checks if wrong and not broken.intersection(keys.split())]
+
+
+def schedule_too_short(setting: str, steps: int, schedule_steps: int) -> str:
+    return ("{}; optimizer.schedule_steps is {}, where the learning rate reaches 0; --set optimizer.schedule_steps={} "
+            "makes the schedule longer, which changes the rates of the updates to come".format(setting, schedule_steps, steps))
 
 
 def check_accumulation(config: Config, packing_factor: float) -> None:

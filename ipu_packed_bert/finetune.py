@@ -33,6 +33,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parse(argv)
     refuse_torchrun()
     config = load_config(Path(args.resume, CONFIG) if args.resume else args.config, args.overrides)
+    former = load_config(Path(args.resume, CONFIG)) if args.resume else None
 
     # torch loads from here on: a wrong configuration is refused without it.
     from ipu_packed_bert.finetuning.files import located
@@ -43,7 +44,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         refuse_a_run_in(args.out)
     # With the files' full names, so that the run can be resumed without --data-dir.
     config = located(config, args.data_dir)
-    prepared = prepare(config)
+    prepared = prepare(config, former=former)
+    config = prepared.config
     print(f"start     {prepared.start.description}")
     if prepared.fresh:
         print(f"          initialised, not in the checkpoint: {', '.join(prepared.fresh)}")

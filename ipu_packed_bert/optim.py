@@ -165,7 +165,24 @@ def warmup_linear(step: int, *, steps: int, warmup_steps: int) -> float:
     return max(0.0, (steps - step) / max(1, steps - warmup_steps))
 
 
+def scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
+    """Learning rate of update `step`, the first is 0, in a schedule of `steps`; `optimizer`: a section of that name."""
+    warmup_steps = int(round(optimizer.warmup_fraction * steps))
+    return optimizer.learning_rate * warmup_linear(step, steps=steps, warmup_steps=warmup_steps)
+
+
 def learning_rate(step: int, config: Config) -> float:
     """Learning rate of update `step` of the run."""
-    share = warmup_linear(step, steps=config.run.steps, warmup_steps=config.warmup_steps)
-    return config.optimizer.learning_rate * share
+    return scheduled_rate(step, config.optimizer, steps=config.schedule_steps)
+
+
+def schedule_change(step: int, before: Any, after: Any, *, steps_before: int, steps_after: int) -> str:
+    """What another schedule changes for a run that has made `step` updates, in one line; empty where it changes nothing.
+
+    `before` and `after` are the optimizer sections, the others their schedules' lengths.
+    """
+    rates = scheduled_rate(step, before, steps=steps_before), scheduled_rate(step, after, steps=steps_after)
+    if steps_before == steps_after and rates[0] == rates[1]:
+        return ""
+    return (f"{steps_after:,} updates long, it was {steps_before:,}: update {step + 1:,} has a learning rate of"
+            f" {rates[1]:.3g}, it would have been {rates[0]:.3g}")

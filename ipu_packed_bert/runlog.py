@@ -223,14 +223,25 @@ def print_summary(folder: Path, totals: Totals, config: Config, outcome: Outcome
         padding_avoided(totals.packs, totals.sequences, totals.tokens, config.data.max_sequence_length), totals.packing_factor)))
     rows.append(("run", "{}  (tensorboard --logdir {})".format(folder, folder)))
     finished = outcome.step == config.run.steps
-    more = " --steps {}".format(2 * config.run.steps) if finished else ""
-    rows.append(("continue" if finished else "resume", "python run_pretraining.py --resume {}{}".format(folder, more)))
+    rows.append(("continue" if finished else "resume", how_to_go_on(folder, config) if finished else _resume(folder)))
     print()
     if outcome.stopped_by:
         print("stopped   by {} after update {:,} of {:,}; saved".format(
             signal.Signals(outcome.stopped_by).name, outcome.step, config.run.steps))
     for label, text in rows:
         print("{:<9} {}".format(label, text))
+
+
+def how_to_go_on(folder: Union[str, Path], config: Config) -> str:
+    """The command that continues a run which has made all its steps: up to the end of its schedule, else with a longer one."""
+    if config.run.steps < config.schedule_steps:
+        return "{} --steps {}".format(_resume(folder), config.schedule_steps)
+    steps = 2 * config.run.steps
+    return "{} --steps {} --set optimizer.schedule_steps={}".format(_resume(folder), steps, steps)
+
+
+def _resume(folder: Union[str, Path]) -> str:
+    return "python run_pretraining.py --resume {}".format(folder)
 
 
 def read_log(path: Path) -> List[Dict[str, Any]]:

@@ -80,6 +80,7 @@ class OptimizerConfig:
     name: str = setting("adamw", choices=("lamb", "adamw"))
     learning_rate: float = setting(5.0e-5, above=0.0)                      # the peak, reached after the warm-up
     warmup_fraction: float = setting(0.1, minimum=0.0, maximum=1.0)
+    schedule_steps: Optional[int] = setting(None, minimum=1)               # updates until the rate is 0; null: those of run.epochs
     beta1: float = setting(0.9, minimum=0.0, below=1.0)
     beta2: float = setting(0.999, minimum=0.0, below=1.0)
     eps: float = setting(1.0e-6, above=0.0)

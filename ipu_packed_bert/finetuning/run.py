@@ -1,6 +1,7 @@
 """A whole run: start, task, packs, updates, evaluation, export; the command line and the experiments both go through here."""
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import shutil
@@ -12,15 +13,18 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
 import torch
+import yaml
 
 from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
-from ipu_packed_bert.finetuning.config import FinetuneConfig
+from ipu_packed_bert.config import ConfigError, schedule_too_short
+from ipu_packed_bert.finetuning.config import FinetuneConfig, config_from_tree
 from ipu_packed_bert.finetuning.metrics import percent
 from ipu_packed_bert.finetuning.packing import Inputs, PackedInputs, Schedule
 from ipu_packed_bert.finetuning.start import Start, find_start
 from ipu_packed_bert.finetuning.tasks import Evaluation, Task, build_task
 from ipu_packed_bert.finetuning.trainer import FineTuner, Update, pick_attention, pick_device
 from ipu_packed_bert.hugging_face import load_into, write_folder
+from ipu_packed_bert.optim import schedule_change
 from ipu_packed_bert.identity import agree, vocabulary_of_run
 from ipu_packed_bert.runlog import CHECKPOINTS, LOG, environment, forget_after, open_run_folder, read_log, saved_in
 from ipu_packed_bert.train import Interruption
@@ -44,8 +48,11 @@ class Prepared(NamedTuple):
     fresh: List[str]  # weights that the checkpoint didn't have
 
 
-def prepare(config: FinetuneConfig, *, unpacked: bool = False) -> Prepared:
-    """`unpacked`: the updates of the packed run, each sequence alone in its row (and evaluation alike)."""
+def prepare(config: FinetuneConfig, *, unpacked: bool = False, former: Optional[FinetuneConfig] = None) -> Prepared:
+    """`unpacked`: the updates of the packed run, each sequence alone in its row (and evaluation alike).
+
+    `former`: the configuration of the run that is resumed, whose schedule goes on.
+    """
     if config.run.export and config.data.training is not None and importlib.util.find_spec("safetensors") is None:
         raise ValueError("run.export is true; that needs the package safetensors: pip install safetensors, or --set run.export=false")
     if config.engine.threads is not None:
@@ -63,9 +70,21 @@ def prepare(config: FinetuneConfig, *, unpacked: bool = False) -> Prepared:
     training = _packed(task.training, config)
     schedule = None if training is None else Schedule(
         training, sequences_per_update=config.batch.sequences_per_update, epochs=config.run.epochs, seed=config.run.seed, unpacked=unpacked)
+    config = with_schedule(config, former, schedule)
     evaluation = _packed(task.evaluation, config, unpacked=unpacked)
-    tuner = FineTuner(network, config, steps=schedule.steps if schedule else 0, device=device)
+    tuner = FineTuner(network, config, steps=config.optimizer.schedule_steps or 0, device=device)
     return Prepared(config, start, task, training, evaluation, schedule, tuner, attention, list(loaded.fresh) if start.weights else [])
+
+
+def with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], schedule: Optional[Schedule]) -> FinetuneConfig:
+    """The length of the learning rate's schedule stated: `former`'s where a run is resumed, else all updates of the run."""
+    if schedule is None:
+        return config
+    steps = config.optimizer.schedule_steps or (former or config).run.epochs * schedule.updates_per_epoch
+    if schedule.steps > steps:
+        raise ConfigError(f"{config.path}: " + schedule_too_short(
+            f"run.epochs is {config.run.epochs}, {schedule.steps} updates", schedule.steps, steps))
+    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, schedule_steps=steps))
 
 
 def _packed(inputs: Optional[Inputs], config: FinetuneConfig, *, unpacked: bool = False) -> Optional[PackedInputs]:
@@ -110,11 +129,21 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
               weights_of=out, data_of=prepared.start.description)
         prepared.tuner.load_state(checkpoint.engine)
         step = checkpoint.step
+        _print_schedule(step, config_from_tree(yaml.safe_load(checkpoint.config), str(out)), prepared)
     with open_run_folder(out, prepared.config, first_step=step, saved=saved, environment=environment(
             device=describe(prepared), seed=prepared.config.run.seed, data=_data(prepared),
             command=[sys.executable] + sys.argv)) as folder:
         print(f"run       {folder}" + (f", from update {step:,}" if step else ""), flush=True)
         return _run_in(folder, prepared, step, progress)
+
+
+def _print_schedule(step: int, former: FinetuneConfig, prepared: Prepared) -> None:
+    if prepared.schedule is not None:
+        before = former.optimizer.schedule_steps or former.run.epochs * prepared.schedule.updates_per_epoch
+        optimizer = prepared.config.optimizer
+        change = schedule_change(step, former.optimizer, optimizer, steps_before=before, steps_after=optimizer.schedule_steps or before)
+        if change:
+            print(f"schedule  {change}")
 
 
 def _run_in(folder: Path, prepared: Prepared, step: int, progress: Optional[bool]) -> Outcome:

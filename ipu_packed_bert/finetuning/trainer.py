@@ -10,7 +10,7 @@ import torch
 
 from ipu_packed_bert.finetuning.config import FinetuneConfig
 from ipu_packed_bert.finetuning.packing import Batch, PackedInputs
-from ipu_packed_bert.optim import build_optimizer, load_neutral_state, neutral_state, warmup_linear
+from ipu_packed_bert.optim import build_optimizer, load_neutral_state, neutral_state, scheduled_rate
 
 
 class Sums(NamedTuple):
@@ -69,9 +69,7 @@ class FineTuner:
 
     def learning_rate(self, step: int) -> float:
         """Of update `step`, the first is 0."""
-        optimizer = self._config.optimizer
-        warmup = int(round(optimizer.warmup_fraction * self._steps))
-        return optimizer.learning_rate * warmup_linear(step, steps=self._steps, warmup_steps=warmup)
+        return scheduled_rate(step, self._config.optimizer, steps=self._steps)
 
     def step(self, batches: Iterable[Batch], learning_rate: float) -> Update:
         """One weight update on the micro-batches of one update."""

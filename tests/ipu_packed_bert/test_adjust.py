@@ -39,6 +39,13 @@ def test_both_files_load_and_hold_what_the_paper_says(tmp_path):
     assert divided.data.directory == betas.data.directory == str(data)
 
 
+def test_a_stated_schedule_shrinks_with_the_steps(tmp_path):
+    data, out = tiny_data(tmp_path / "data"), tmp_path / "configs"
+    assert run_main(adjust.main, ["--config", str(unpacked(tmp_path, schedule_steps=24)), "--data", str(data), "--out", str(out)]) == 0
+    divided, betas = load_config(out / "packed_tiny_accumulation.yml"), load_config(out / "packed_tiny_betas.yml")
+    assert divided.schedule_steps == 24 and betas.run.steps <= betas.schedule_steps <= 2 * betas.run.steps < 24
+
+
 @pytest.mark.parametrize("depth, complaint", [(3, "starts from an unpacked configuration"), (1, "nothing to adjust")])
 def test_what_cannot_be_adjusted_is_one_line(tmp_path, capsys, depth, complaint):
     data = tiny_data(tmp_path / "data", depth=depth)

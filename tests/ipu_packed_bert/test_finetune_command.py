@@ -68,7 +68,16 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     from ipu_packed_bert.hugging_face import read_folder
 
     before = read_folder(tmp_path / "run" / "model").weights
-    assert command("--resume", tmp_path / "run", "--set", "run.epochs=4") == 0
+    updates = len(records)
+    assert command("--resume", tmp_path / "run", "--set", "run.epochs=4") == 2
+    error = capsys.readouterr().err
+    assert f"run.epochs is 4, {2 * updates} updates; optimizer.schedule_steps is {updates}" in error and error.count("\n") == 1
+    longer = f"optimizer.schedule_steps={2 * updates}"
+    assert longer in error
+    assert command("--resume", tmp_path / "run", "--set", "run.epochs=4", "--set", longer) == 0
+    rates = [record["learning_rate"] for record in read_log(tmp_path / "run" / "log.jsonl")]
+    assert rates[:updates] == [record["learning_rate"] for record in records]
+    assert f"update {updates + 1} has a learning rate of {rates[updates]:.3g}, it would have been 0" in capsys.readouterr().out
     after = read_folder(tmp_path / "run" / "model").weights
     assert set(after) == set(weights_of(tmp_path / "run")) and not torch.equal(before["qa_outputs.weight"], after["qa_outputs.weight"])
     assert torch.equal(after["qa_outputs.weight"], weights_of(tmp_path / "run")["qa_outputs.weight"])

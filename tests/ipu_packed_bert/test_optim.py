@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_packed_bert.config import Config, LossConfig, ModelConfig, OptimizerConfig, RunConfig
+from ipu_packed_bert.config import Config, LossConfig, ModelConfig, OptimizerConfig, RunConfig, cross_check
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.optim import (
     AdamW,
@@ -204,4 +206,12 @@ def test_schedule_rises_to_the_peak_and_falls(steps, fraction):
     assert max(rates) == 2.0 and min(rates) > 0.0
     peak = rates.index(2.0)
     assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
-    assert config.warmup_steps <= peak + 1
+    assert round(fraction * steps) <= peak + 1
+
+
+@given(steps=st.integers(1, 200), more=st.integers(0, 50), fraction=st.floats(0, 1))
+def test_fewer_steps_leave_the_schedule_as_it_is(steps, more, fraction):
+    whole = Config(optimizer=OptimizerConfig(warmup_fraction=fraction), run=RunConfig(steps=steps + more)).with_schedule()
+    part = replace(whole, run=RunConfig(steps=steps))
+    assert [learning_rate(step, part) for step in range(steps)] == [learning_rate(step, whole) for step in range(steps)]
+    assert part.with_schedule() == part and not cross_check(part)

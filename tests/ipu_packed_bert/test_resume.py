@@ -9,7 +9,9 @@ import yaml
 
 import run_pretraining
 from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
+from ipu_packed_bert.config import load_config
 from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.optim import learning_rate
 from ipu_packed_bert.runlog import EVALUATIONS, LOG, read_log
 from pack_data.command import run_main
 from pack_data.packers import PACKERS
@@ -108,13 +110,63 @@ def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys)
     assert [record["step"] for record in read_log(folder / LOG)] == list(range(1, STEPS + 1))
 
 
+def rates(folder):
+    return [record["learning_rate"] for record in read_log(folder / LOG)]
+
+
+def advice(text):
+    """The arguments of the command that the end of a run tells to go on with."""
+    command, = (line for line in text.split("\n") if "run_pretraining.py --resume" in line)
+    return command[command.index("--resume"):].split()
+
+
+def test_more_steps_do_not_change_the_schedule_unasked(tiny, tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "4"]) == 0
+    suggested = advice(capsys.readouterr().out)
+    assert suggested == ["--resume", str(folder), "--steps", "8", "--set", "optimizer.schedule_steps=8"]
+    assert yaml.safe_load((folder / "config.yml").read_text())["optimizer"]["schedule_steps"] == 4
+    assert run_main(run_pretraining.main, ["--resume", str(folder), "--steps", "6"]) == 2
+    error = capsys.readouterr().err
+    assert "run.steps is 6; optimizer.schedule_steps is 4" in error and error.count("\n") == 1
+    assert len(rates(folder)) == 4
+    assert run_pretraining.main(["--resume", str(folder)]) == 0
+    assert advice(capsys.readouterr().out) == suggested
+    assert run_pretraining.main(suggested) == 0             # what it told works, and says what changes
+    change, = (line for line in capsys.readouterr().out.split("\n") if line.startswith("schedule "))
+    longer = load_config(folder / "config.yml")
+    assert longer.schedule_steps == 8 and rates(folder)[4:] == [learning_rate(step, longer) for step in range(4, 8)]
+    assert "update 5 has a learning rate of {:.3g}, it would have been 0".format(rates(folder)[4]) in change
+
+
+def test_fewer_steps_leave_the_schedule_and_the_rest_follows_bit_for_bit(tiny, undisturbed, tmp_path, capsys):
+    folder = tmp_path / "run"
+    arguments = ["--set", "optimizer.schedule_steps=12", "--steps", "3", "--set", "run.evaluate_every=0"]
+    assert run_pretraining.main(["--config", tiny, "--out", str(folder)] + arguments) == 0
+    suggested = advice(capsys.readouterr().out)
+    assert suggested == ["--resume", str(folder), "--steps", "12"]
+    assert run_pretraining.main(suggested + ["--set", "run.evaluate_every=5"]) == 0
+    assert "schedule " not in capsys.readouterr().out
+    assert results(folder) == results(undisturbed)
+
+
+def test_a_run_of_before_the_key_keeps_the_schedule_of_its_steps(tiny, tmp_path, capsys):
+    folder = tmp_path / "run"
+    run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "4"])
+    settings = yaml.safe_load((folder / "config.yml").read_text())
+    del settings["optimizer"]["schedule_steps"]
+    (folder / "config.yml").write_text(yaml.safe_dump(settings))
+    assert run_main(run_pretraining.main, ["--resume", str(folder), "--steps", "6"]) == 2
+    assert "optimizer.schedule_steps is 4" in capsys.readouterr().err
+
+
 def test_a_finished_run_says_so_and_goes_on_with_more_steps(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
     run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "4"])
     capsys.readouterr()
     assert run_pretraining.main(["--resume", str(folder)]) == 0
-    assert capsys.readouterr().out == "{} has made its 4 updates already; --steps N continues it\n".format(folder)
-    assert run_pretraining.main(["--resume", str(folder), "--steps", "6"]) == 0
+    assert capsys.readouterr().out.startswith("{} has made its 4 updates already; to continue: ".format(folder))
+    assert run_pretraining.main(["--resume", str(folder), "--steps", "6", "--set", "optimizer.schedule_steps=6"]) == 0
     assert [record["step"] for record in read_log(folder / LOG)] == [1, 2, 3, 4, 5, 6]
     assert yaml.safe_load((folder / "config.yml").read_text())["run"]["steps"] == 6
 

@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
     older, newest = checkpoints(folder / "checkpoints")
     newest.write_bytes(newest.read_bytes()[:-200])
     capsys.readouterr()
-    found = refused(capsys, "--resume", str(folder), "--steps", "8")
+    found = refused(capsys, "--resume", str(folder), "--steps", "8", "--set", "optimizer.schedule_steps=8")
     assert found.startswith("{} is damaged (".format(newest)) and "\n" not in found
     newest.unlink()                                         # the way out that it names
     assert run_pretraining.main(["--resume", str(folder), "--steps", "6"]) == 0
