@@ -1,7 +1,8 @@
 """Where documents come from: files and folders of text or JSONL, plain or compressed, or the Python installation itself.
 
 Everything streams: one document is in memory at a time, and a document of more than a million characters continues as
-the next one, so that memory does not grow with the corpus.
+the next one, so that memory does not grow with the corpus. A line that cannot be used is an error that names file and
+line, or is left out and counted (`BadRecords`).
 """
 from __future__ import annotations
 
@@ -17,12 +18,17 @@ import sysconfig
 import warnings
 import zlib
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
-from typing import IO, Any, Callable, Iterable, Iterator, List, NamedTuple, Tuple, Union
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
+
+from pack_data.bad_records import BadRecords, Origin
 
 EMBEDDED = "embedded"
 # Characters after which a document is continued as another one, and a line as another one.
 LONGEST_DOCUMENT = 1 << 20
+# Characters in a line of JSONL, which has to be read whole.
+LONGEST_JSON_LINE = 1 << 26
 
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 _COMPRESSED_SUFFIXES = (".gz", ".xz")
@@ -35,18 +41,20 @@ class Document(NamedTuple):
     lines: List[str]
 
 
-def documents(source: Union[str, Path], *, json_field: str = "text", separator: str = "file") -> Iterator[Document]:
+def documents(source: Union[str, Path], *, json_field: str = "text", separator: str = "file",
+              bad: Optional[BadRecords] = None) -> Iterator[Document]:
     """The documents of a file, a folder (all files below it, in order of their paths) or the `embedded` corpus.
 
     JSONL (.json, .jsonl, .ndjson): one object a line, its text in `json_field`. Any other file is UTF-8 text, one
     paragraph or sentence a line: one document a file, or with `separator="blank-line"` one document between blank lines,
-    the input format of BERT's reference code. ValueError, one line, for what cannot be read.
+    the input format of BERT's reference code. ValueError, one line, for what cannot be read; `bad` says how many lines may
+    be left out instead.
     """
     if str(source) == EMBEDDED:
         yield from embedded_documents()
         return
     for path in source_files(source):
-        yield from file_documents(path, json_field=json_field, separator=separator)
+        yield from file_documents(path, json_field=json_field, separator=separator, bad=bad)
 
 
 def source_files(source: Union[str, Path]) -> List[Path]:
@@ -68,52 +76,100 @@ def relative_name(path: Path, source: Union[str, Path]) -> str:
     return path.name if path == Path(source) else path.relative_to(source).as_posix()
 
 
-def file_documents(path: Path, *, json_field: str = "text", separator: str = "file") -> Iterator[Document]:
+def file_documents(path: Path, *, json_field: str = "text", separator: str = "file",
+                   bad: Optional[BadRecords] = None) -> Iterator[Document]:
     """The documents of one file; see `documents`."""
+    bad = BadRecords() if bad is None else bad
     suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED_SUFFIXES]
     try:
         with _open_text(path) as handle:
             if suffixes and suffixes[-1] in _JSON_SUFFIXES:
-                yield from _json_documents(path, handle, json_field)
+                yield from _json_documents(path, handle, json_field, bad)
             else:
-                yield from _text_documents(path, handle, separator)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error.reason}); convert it or take it out of the corpus") from None
+                yield from _text_documents(path, handle, separator, bad)
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path}: the compressed file is cut or damaged ({error}); copy it again") from None
 
 
 def _open_text(path: Path) -> IO[str]:
+    # Bytes that are not UTF-8 become single surrogates, so that a bad line is found alone and the next one is read.
+    how: Dict[str, Any] = dict(encoding="utf-8", errors="surrogateescape", newline=None)
     if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline=None)
+        return io.TextIOWrapper(gzip.open(path, "rb"), **how)
     if path.suffix == ".xz":
-        return io.TextIOWrapper(lzma.open(path, "rb"), encoding="utf-8", newline=None)
-    return open(path, encoding="utf-8", newline=None)
+        return io.TextIOWrapper(lzma.open(path, "rb"), **how)
+    return open(path, **how)
 
 
-def _json_documents(path: Path, handle: IO[str], json_field: str) -> Iterator[Document]:
-    for number, line in enumerate(handle, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path} line {number}: not a JSON object a line ({error}); JSONL is needed") from None
-        text = record.get(json_field) if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            known = ", ".join(sorted(record)) if isinstance(record, dict) else type(record).__name__
-            raise ValueError(f"{path} line {number}: no text in field {json_field!r} (there is: {known}); name it with --json-field")
-        yield from _cut(f"{path.name}:{number}", text.split("\n"))
+def _not_text(text: str) -> str:
+    """What makes a text unusable: "" for none."""
+    if text.isascii():
+        return ""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        if 0xDC80 <= code <= 0xDCFF:
+            return f"not UTF-8 text (byte 0x{code - 0xDC00:02x}); convert the file or take it out of the corpus"
+        return f"the text holds \\u{code:04x}, half of a surrogate pair, which is no character"
+    return ""
 
 
-def _text_documents(path: Path, handle: IO[str], separator: str) -> Iterator[Document]:
+def _json_documents(path: Path, handle: IO[str], json_field: str, bad: BadRecords) -> Iterator[Document]:
+    for number in count(1):
+        line = handle.readline(LONGEST_JSON_LINE)
+        if not line:
+            break
+        if len(line) == LONGEST_JSON_LINE and not line.endswith("\n"):
+            while line and not line.endswith("\n"):
+                line = handle.readline(LONGEST_JSON_LINE)
+            bad.add(Origin(str(path), number, "line"), f"longer than {LONGEST_JSON_LINE:,} characters; cut it into several documents")
+        elif line.strip():
+            try:
+                text = _json_text(line, json_field)
+            except ValueError as error:
+                bad.add(Origin(str(path), number, "line"), str(error))
+                continue
+            yield from _cut(f"{path.name}:{number}", (part for _, part in _lines(io.StringIO(text))))
+
+
+def _json_text(line: str, json_field: str) -> str:
+    """The text in a line of JSONL.  Raises ValueError."""
+    problem = _not_text(line)
+    if problem:
+        raise ValueError(problem)
+    try:
+        record = json.loads(line)
+    except RecursionError:
+        raise ValueError("the JSON in it is nested too deeply to be read") from None
+    except ValueError as error:
+        raise ValueError(f"not a JSON object a line ({error}); JSONL is needed") from None
+    text = record.get(json_field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        known = ", ".join(sorted(record))[:200] if isinstance(record, dict) else type(record).__name__
+        raise ValueError(f"no text in field {json_field!r} (there is: {known}); name it with --json-field")
+    problem = _not_text(text)
+    if problem:
+        raise ValueError(problem)
+    return text
+
+
+def _text_documents(path: Path, handle: IO[str], separator: str, bad: BadRecords) -> Iterator[Document]:
+    def good_lines() -> Iterator[Tuple[int, str]]:
+        for number, line in _lines(handle):
+            problem = _not_text(line)
+            if problem:
+                bad.add(Origin(str(path), number, "line"), problem)
+            else:
+                yield number, line
+
     if separator == "file":
-        yield from _cut(path.name, _lines(handle))
+        yield from _cut(path.name, (line for _, line in good_lines()))
         return
 
     def paragraphs() -> Iterator[Tuple[int, List[str]]]:
         first, lines = 1, []  # type: Tuple[int, List[str]]
-        for number, line in enumerate(_lines(handle), 1):
+        for number, line in good_lines():
             if line:
                 lines.append(line)
             elif lines:
@@ -127,27 +183,27 @@ def _text_documents(path: Path, handle: IO[str], separator: str) -> Iterator[Doc
         yield from _cut(f"{path.name}:{number}", lines)
 
 
-def _lines(handle: IO[str]) -> Iterator[str]:
-    """The lines without white space around them; one that never ends is cut between words."""
-    rest = ""
+def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
+    """The lines by number from 1, without white space around them; one that never ends is cut between words."""
+    number, rest = 1, ""
     while True:
         line = handle.readline(LONGEST_DOCUMENT)
         if not line:
             break
-        if line.endswith("\n"):
-            yield (rest + line).strip()
-            rest = ""
+        if line.endswith("\n") or len(line) < LONGEST_DOCUMENT:      # whole, the last one perhaps without an end
+            yield number, (rest + line).strip()
+            number, rest = number + 1, ""
             continue
         whole, space, begun = (rest + line).rpartition(" ")
         if space:
-            yield whole.strip()
+            yield number, whole.strip()
             rest = begun
         else:
             # No blank in a million characters: not words, but nothing is dropped.
-            yield begun
+            yield number, begun
             rest = ""
     if rest.strip():
-        yield rest.strip()
+        yield number, rest.strip()
 
 
 def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:

@@ -13,9 +13,9 @@ from typing import Dict, Iterator
 
 import numpy as np
 
+from pack_data.bad_records import BadRecords
 from pack_data.formats import tfrecord
 from pack_data.formats.records import (
-    BadRecords,
     Pack,
     Record,
     RecordError,

@@ -18,8 +18,9 @@ from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from pack_data.bad_records import BadRecords
 from pack_data.formats import tfrecord
-from pack_data.formats.records import UNPACKED, BadRecords, Record, RecordError, Shape, checked_pack, checked_token_pack
+from pack_data.formats.records import UNPACKED, Record, RecordError, Shape, checked_pack, checked_token_pack
 from pack_data.sequences import Sequences
 
 # Format -> its module in this package, and what it holds where that is always the same.

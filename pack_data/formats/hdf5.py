@@ -16,10 +16,9 @@ from typing import Dict, Iterator, Tuple
 
 import numpy as np
 
+from pack_data.bad_records import BadRecords, Origin
 from pack_data.formats.records import (
     PACK_FIELDS,
-    BadRecords,
-    Origin,
     Record,
     RecordError,
     Shape,

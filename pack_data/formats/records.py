@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from pack_data.bad_records import Origin
 from pack_data.packs import FIELDS as PACK_FIELDS
 from pack_data.sequences import Example
 
@@ -38,16 +38,6 @@ class RecordError(ValueError):
     """What is wrong with one record; the reader that catches it knows which record it was."""
 
 
-class Origin(NamedTuple):
-    """Where a record stands: its file and its number there, from 0."""
-
-    path: str
-    record: int
-
-    def __str__(self) -> str:
-        return f"{self.path}: record {self.record}"
-
-
 class Record(NamedTuple):
     """One record. `foreign` holds the columns that its kind does not know and nothing can rebuild: they travel along."""
 
@@ -62,42 +52,6 @@ class Shape(NamedTuple):
     max_sequence_length: Optional[int] = None
     max_predictions: Optional[int] = None
     max_sequences_per_pack: Optional[int] = None
-
-
-class BadRecord(NamedTuple):
-    origin: Origin
-    reason: str
-    records: int = 1  # more than one where a file holds records in blocks that only read as a whole
-
-    def __str__(self) -> str:
-        if self.records == 1:
-            return f"{self.origin}: {self.reason}"
-        return f"{self.origin.path}: records {self.origin.record} to {self.origin.record + self.records - 1}: {self.reason}"
-
-
-@dataclass
-class BadRecords:
-    """Bad records met so far, of which `allowed` may be skipped; one more is an error that names it."""
-
-    allowed: int = 0
-    found: List[BadRecord] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        return sum(bad.records for bad in self.found)
-
-    def add(self, origin: Origin, reason: str, records: int = 1) -> None:
-        """Count `records` bad ones from `origin` on.  Raises ValueError when they are more than allowed."""
-        bad = BadRecord(origin, " ".join(reason.split()), records)
-        self.found.append(bad)
-        if self.count > self.allowed:
-            already = f"{self.count} bad records, --skip-bad {self.allowed} allows fewer" if self.allowed else (
-                "repair the file, or skip bad records with --skip-bad N")
-            raise ValueError(f"{bad} ({already})")
-
-    def stop(self, origin: Origin, reason: str) -> None:
-        """Raise ValueError whatever is allowed: behind this place are records that nobody could count."""
-        raise ValueError(f"{origin}: {' '.join(reason.split())}")
 
 
 def library(module: str, package: str) -> ModuleType:

@@ -7,7 +7,8 @@ from typing import Callable, Iterable, Iterator, Tuple
 
 import numpy as np
 
-from pack_data.formats.records import BadRecords, Origin, Record, RecordError, Shape, checked_pack
+from pack_data.bad_records import BadRecords, Origin
+from pack_data.formats.records import Record, RecordError, Shape, checked_pack
 from pack_data.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 from pack_data.sequences import Sequences, starts_of
 from pack_data.store import PackStore, StoreWriter

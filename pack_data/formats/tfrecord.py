@@ -16,7 +16,8 @@ from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, Mapping, 
 
 import numpy as np
 
-from pack_data.formats.records import BadRecords, Origin, Record, RecordError, Value, library, replacing
+from pack_data.bad_records import BadRecords, Origin
+from pack_data.formats.records import Record, RecordError, Value, library, replacing
 
 HEADER = struct.Struct("<QI")
 CHECKSUM = struct.Struct("<I")

@@ -6,6 +6,7 @@ import tracemalloc
 import pytest
 
 from pack_data import corpus
+from pack_data.bad_records import BadRecords
 from pack_data.corpus import Document, content_digest, documents, split_sentences
 
 
@@ -30,6 +31,53 @@ def test_blank_lines_separate_documents_on_request(tmp_path):
     (tmp_path / "a.txt").write_text("\nOne.\nTwo.\n\n\nThree.\n")
     assert [document.lines for document in documents(tmp_path / "a.txt", separator="blank-line")] == [["One.", "Two."], ["Three."]]
     assert [document.lines for document in documents(tmp_path / "a.txt")] == [["One.", "Two.", "Three."]]
+
+
+def test_the_last_line_needs_no_end(tmp_path):
+    (tmp_path / "a.txt").write_text("One line.\nThe last one.")
+    assert [document.lines for document in documents(tmp_path)] == [["One line.", "The last one."]]
+
+
+GOOD = '{"text": "Good."}\n'
+BAD_LINES = [
+    ('{"text": "a \\ud800 b"}\n', r"the text holds \\ud800, half of a surrogate pair"),
+    ("[" * 200_000 + "\n", "nested too deeply"),
+    ('{"text": "' + "long " * 200 + '"}\n', "longer than 500 characters"),
+    ('{"text": "' + "long " * 400 + '"}', "longer than 500 characters"),
+    ('{"text": "\udcff"}\n', "byte 0xff"),
+    ("{broken\n", "not a JSON object"),
+]
+
+
+@pytest.mark.parametrize("line, said", BAD_LINES)
+def test_a_bad_line_is_named_or_left_out(tmp_path, monkeypatch, line, said):
+    monkeypatch.setattr(corpus, "LONGEST_JSON_LINE", 500 if "long" in line else corpus.LONGEST_JSON_LINE)
+    (tmp_path / "a.jsonl").write_bytes((GOOD + line + ("" if line.endswith("}") else GOOD)).encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=f"a.jsonl: line 2: .*{said}.*--skip-bad") as caught:
+        list(documents(tmp_path))
+    assert "\n" not in str(caught.value)
+    bad = BadRecords(1)
+    assert [document.lines for document in documents(tmp_path, bad=bad)] == [["Good."]] * (1 if line.endswith("}") else 2)
+    assert bad.count == 1
+
+
+@pytest.mark.parametrize("separator", ["file", "blank-line"])
+def test_a_line_of_text_that_is_not_utf_8_is_named_or_left_out(tmp_path, separator):
+    (tmp_path / "a.txt").write_bytes("Eins.\nZw\u00f6lf.\n".encode("latin-1") + "Zw\u00f6lf.\n\nDrei.\n".encode())
+    with pytest.raises(ValueError, match="a.txt: line 2: not UTF-8 text .byte 0xf6.*--skip-bad"):
+        list(documents(tmp_path, separator=separator))
+    bad = BadRecords(1)
+    lines = [line for document in documents(tmp_path, separator=separator, bad=bad) for line in document.lines]
+    assert lines == ["Eins.", "Zwölf.", "Drei."] and bad.count == 1
+
+
+def test_a_long_line_of_jsonl_is_cut_as_one_of_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 100)
+    words = [f"word{number}" for number in range(100)]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": " ".join(words)}))
+    found = list(documents(tmp_path))
+    assert max(len(line) for document in found for line in document.lines) < 200
+    assert " ".join(line for document in found for line in document.lines).split() == words
 
 
 @pytest.mark.parametrize("content, said", [

@@ -9,11 +9,12 @@ pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
 import pyarrow.parquet as pq
 
 from pack_data import build
+from pack_data.bad_records import Origin
 from pack_data.build import BuildOptions
 from pack_data.command import run_main
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord
 from pack_data.formats.detect import open_source
-from pack_data.formats.records import Origin, Record, Shape, pack_from_examples
+from pack_data.formats.records import Record, Shape, pack_from_examples
 from pack_data.store import PackStore
 from pack_data.verify import verify
 from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example

@@ -9,10 +9,11 @@ pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pya
 import pyarrow as pa
 
 from pack_data import convert
+from pack_data.bad_records import Origin
 from pack_data.command import run_main
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord, records
 from pack_data.formats.detect import files_of, open_source
-from pack_data.formats.records import Origin, Record, Shape, pack_from_examples
+from pack_data.formats.records import Record, Shape, pack_from_examples
 from pack_data.packs import FIELDS, Column, PackSchema, SEQUENCE, SLOT, assemble
 from pack_data.sequences import Sequences
 from pack_data.store import PackStore, StoreWriter

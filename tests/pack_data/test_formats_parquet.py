@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pyarrow)")
 
+from pack_data.bad_records import Origin
 from pack_data.formats import parquet
 from pack_data.formats.detect import open_source
-from pack_data.formats.records import Origin, Record, Shape, pack_from_examples
+from pack_data.formats.records import Record, Shape, pack_from_examples
 from pack_data.packs import FIELDS
 from tests.format_samples import mlperf_row, random_examples
 

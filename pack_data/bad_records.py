@@ -1,0 +1,52 @@
+"""What could not be read: where it stands, why, and how much of that may be skipped."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import List, NamedTuple
+
+
+class Origin(NamedTuple):
+    """Where a record stands: its file and its number there. Records count from 0, the lines of a text file from 1."""
+
+    path: str
+    record: int
+    unit: str = "record"
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.unit} {self.record}"
+
+
+class BadRecord(NamedTuple):
+    origin: Origin
+    reason: str
+    records: int = 1  # more than one where a file holds records in blocks that only read as a whole
+
+    def __str__(self) -> str:
+        if self.records == 1:
+            return f"{self.origin}: {self.reason}"
+        return f"{self.origin.path}: records {self.origin.record} to {self.origin.record + self.records - 1}: {self.reason}"
+
+
+@dataclass
+class BadRecords:
+    """Bad records met so far, of which `allowed` may be skipped; one more is an error that names it."""
+
+    allowed: int = 0
+    found: List[BadRecord] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return sum(bad.records for bad in self.found)
+
+    def add(self, origin: Origin, reason: str, records: int = 1) -> None:
+        """Count `records` bad ones from `origin` on.  Raises ValueError when they are more than allowed."""
+        bad = BadRecord(origin, " ".join(reason.split()), records)
+        self.found.append(bad)
+        if self.count > self.allowed:
+            already = f"{self.count} bad records, --skip-bad {self.allowed} allows fewer" if self.allowed else (
+                "repair the file, or skip bad records with --skip-bad N")
+            raise ValueError(f"{bad} ({already})")
+
+    def stop(self, origin: Origin, reason: str) -> None:
+        """Raise ValueError whatever is allowed: behind this place are records that nobody could count."""
+        raise ValueError(f"{origin}: {' '.join(reason.split())}")
