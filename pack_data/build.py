@@ -25,6 +25,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 import numpy as np
 
 from pack_data.assignment import assign
+from pack_data.bad_records import BadRecords
 from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar, run_main
 from pack_data.corpus import EMBEDDED, Document, content_digest, documents, file_documents, relative_name, source_files
 from pack_data.examples import ExampleOptions
@@ -96,7 +97,7 @@ class BuildOptions:
         left_out = {"out", "append", "workers", "dask", "corpus", "vocabulary", "recipe", "synthetic" if self.synthetic is None else "",
                     "sequences" if self.synthetic is None else "", "source"}
         if self.source is None:
-            left_out |= {"source_format", "columns", "skip_bad"}
+            left_out |= {"source_format", "columns", "" if self.skip_bad else "skip_bad"}
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
@@ -217,6 +218,8 @@ class _Build:
             before = self.former.made_with
             made_with = {"options": before["options"], "sources": before["sources"] + sources,
                          "parts": before["parts"] + len(notes), "documents": before["documents"] + made_with["documents"]}
+        if (self.work / "skipped.json").exists() and json.loads((self.work / "skipped.json").read_text()):
+            made_with["skipped"] = json.loads((self.work / "skipped.json").read_text())
         if self.source is not None:
             made_with.update(json.loads((self.work / "examples.json").read_text()))
             ids = parts.vocabulary_size(notes)
@@ -281,13 +284,15 @@ class _Build:
     # ---- text to examples -----------------------------------------------------------------------------------------------
 
     def _documents(self) -> Iterator[Document]:
-        how = dict(json_field=self.options.json_field, separator=self.options.document_separator)
+        bad = BadRecords(self.options.skip_bad)
+        how = dict(json_field=self.options.json_field, separator=self.options.document_separator, bad=bad)
         if not self.known:
             yield from documents(self.options.corpus, **how)
-            return
-        for path in source_files(self.options.corpus):
-            if relative_name(path, self.options.corpus) not in self.known:
-                yield from file_documents(path, **how)
+        else:
+            for path in source_files(self.options.corpus):
+                if relative_name(path, self.options.corpus) not in self.known:
+                    yield from file_documents(path, **how)
+        write_json(self.work / "skipped.json", [str(line) for line in bad.found])
 
     def _vocabulary(self) -> Tuple[int, Optional[Path]]:
         """The vocabulary's size and its file in the work folder."""
@@ -562,7 +567,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     what.add_argument("--from", dest="source", metavar="PATH", help="sequences made elsewhere: MLPerf or packed TFRecord, HDF5, Parquet, Arrow; a file or a folder")
     parser.add_argument("--format", dest="source_format", default="auto", metavar="NAME", help="of --from (default: told from the content; names: python -m pack_data.convert --help)")
     parser.add_argument("--columns", type=lambda text: tuple(text.split(",")), default=(), metavar="A,B", help="--from Parquet or Arrow: the integer columns that make the sequences")
-    parser.add_argument("--skip-bad", type=int, default=0, metavar="N", help="--from: leave out up to N bad records (default 0: the first is an error)")
+    parser.add_argument("--skip-bad", type=int, default=0, metavar="N", help="leave out up to N bad records, or lines of text (default 0: the first is an error)")
     parser.add_argument("--sequences", type=positive_int, default=default.sequences, metavar="N", help="how many, with --synthetic (default 1,000,000)")
     parser.add_argument("--json-field", default=default.json_field, metavar="NAME", help="field of the text in JSONL (default text)")
     parser.add_argument("--document-separator", choices=("file", "blank-line"), default="file", help="what a document is in a text file (default: the file)")

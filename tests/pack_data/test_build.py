@@ -79,7 +79,7 @@ def test_packing_changes_no_sequence(corpus, tmp_path):
     """Depth 1 and depth 3 hold the same examples: the promise that packing trains on the same data."""
     with build_small(corpus, tmp_path / "one", packer="none") as unpacked, build_small(corpus, tmp_path / "two") as packed:
         assert unpacked.schema.max_sequences_per_pack == 1 and unpacked.manifest.packing_factor == 1
-        assert packed.manifest.packing_factor > 1.1
+        assert packed.manifest.packing_factor > 1.05
         examples = [sorted(disassemble(store.schema, store.records(np.arange(len(store)))).to_examples()) for store in (unpacked, packed)]
         assert examples[0] == examples[1]
 

@@ -7,7 +7,10 @@ import pytest
 
 from pack_data import corpus
 from pack_data.bad_records import BadRecords
+from pack_data.build import main
+from pack_data.command import run_main
 from pack_data.corpus import Document, content_digest, documents, split_sentences
+from tests.pack_data.text_corpus import build_small
 
 
 def test_files_of_a_folder_in_order_of_their_paths(tmp_path):
@@ -160,3 +163,20 @@ def test_content_digest_follows_content_and_not_the_place(tmp_path):
     assert content_digest(tmp_path / "x") == content_digest(tmp_path / "y")
     (tmp_path / "y" / "a.txt").write_text("other")
     assert content_digest(tmp_path / "x") != content_digest(tmp_path / "y")
+
+
+def test_a_build_leaves_out_bad_lines_on_request_and_says_which(tmp_path, capsys):
+    text = "Some words of a sentence that is here. And another one of them follows.\n"
+    for name, bad in (("good", ""), ("bad", '{"text": "\\ud800"}\n{broken\n')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_text(json.dumps({"text": text * 9}) + "\n" + bad + json.dumps({"text": text * 7}) + "\n")
+    with pytest.raises(ValueError, match="a.jsonl: line 2: "):
+        build_small(tmp_path / "bad", tmp_path / "out", vocabulary_size=100)
+    with build_small(tmp_path / "bad", tmp_path / "out", vocabulary_size=100, skip_bad=2) as store:
+        skipped = store.manifest.made_with["skipped"]
+    assert ["line 2" in skipped[0], "line 3" in skipped[1], len(skipped)] == [True, True, 2]
+    with build_small(tmp_path / "good", tmp_path / "whole", vocabulary_size=100) as whole:
+        assert whole.manifest.shards == store.manifest.shards and "skipped" not in whole.manifest.made_with
+    run_main(main, ["--corpus", str(tmp_path / "bad"), "--skip-bad", "2", "--vocabulary-size", "100", "--workers", "1", "--out", str(tmp_path / "again"),
+                    "--max-sequence-length", "64"])
+    assert capsys.readouterr().err.count("skipped ") == 2
