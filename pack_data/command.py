@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Callable, Dict, NoReturn, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, NoReturn, Optional, Sequence
 
 from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.synthetic import HELP, synthetic_histogram
@@ -43,6 +43,20 @@ def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opt
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def list_commands(package: str, commands: Mapping[str, str], argv: Optional[Sequence[str]] = None, more: Sequence[str] = ()) -> int:
+    """The main of `python -m PACKAGE`: prints the package's commands, a line each, and then the lines of `more`."""
+    width = max(map(len, commands))
+    lines = [f"python -m {package}.NAME --help says more about each:", ""]
+    lines += [f"  {command:<{width}}  {summary}" for command, summary in commands.items()]
+    lines += ["", *more] if more else []
+    given = ArgumentParser(prog=f"python -m {package}", description="\n".join(lines)).parse_known_args(argv)[1]
+    if given:
+        way_out = f"type python -m {package}.{' '.join(given)}" if given[0] in commands else f"the commands are {', '.join(commands)}"
+        raise ValueError(f"{given[0]}: python -m {package} only lists its commands; {way_out}")
+    print("\n".join(lines))
+    return 0
 
 
 def positive_int(text: str) -> int:

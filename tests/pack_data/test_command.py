@@ -1,8 +1,15 @@
-"""What every command shares: how mistakes are printed."""
+"""What every command shares: how mistakes are printed, and the list of commands."""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from pack_data import spfhp
-from pack_data.command import Problems, run_main
+from pack_data.command import Problems, list_commands, run_main
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def raising(error):
@@ -39,3 +46,24 @@ def test_a_packer_names_the_option_whose_path_is_missing(options, words, tmp_pat
     assert run_main(spfhp.main, options) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("error: " + words) and printed.err.count("\n") == 1 and not printed.out
+
+
+def commands_of(package):
+    """The modules of a package's top that run as programs, read from the source."""
+    folder = ROOT / package
+    files = [path.stem for path in folder.glob("*.py") if path.stem != "__main__" and '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
+    return files + [path.parent.name for path in folder.glob("*/__main__.py")]
+
+
+@pytest.mark.parametrize("package", ["pack_data", "ipu_packed_bert"])
+def test_a_package_lists_its_commands(package):
+    done = subprocess.run([sys.executable, "-m", package], cwd=ROOT, stdout=subprocess.PIPE, universal_newlines=True, check=True)
+    listed = re.findall(r"^  (\w+) +\S", done.stdout, re.M)
+    assert sorted(listed) == sorted(commands_of(package)) and len(set(listed)) == len(listed) > 4
+
+
+def test_the_list_runs_no_command(capsys):
+    assert run_main(lambda argv: list_commands("p", {"one": "does it", "other": "does more"}, argv), ["one", "--fast"]) == 2
+    assert run_main(lambda argv: list_commands("p", {"one": "does it", "other": "does more"}, argv), ["three"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("type python -m p.one --fast") and lines[1].endswith("the commands are one, other")
