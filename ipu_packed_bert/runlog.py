@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import platform
 import signal
@@ -99,7 +100,7 @@ class RunLog(Log):
             "mlm_accuracy": result.mlm_accuracy, "nsp_accuracy": result.nsp_accuracy, "learning_rate": learning_rate,
             "packs": counts.packs, "sequences": counts.sequences, "tokens": counts.tokens, "seconds": result.seconds,
             "cycles": result.cycles}
-        _append(self._log, record)
+        append_record(self._log, record)
         self._recent.append((counts, result.seconds))
         # The first step of a process warms up caches and allocators: it counts for the rates only if it is the only one.
         if self._first is None:
@@ -130,7 +131,7 @@ class RunLog(Log):
                 result.nsp_loss, result.nsp_accuracy, rates))
 
     def evaluation(self, step: int, counts: BatchCounts, result: StepResult) -> None:
-        _append(self._evaluations, {
+        append_record(self._evaluations, {
             "step": step, "loss": result.loss, "mlm_loss": result.mlm_loss, "nsp_loss": result.nsp_loss,
             "mlm_accuracy": result.mlm_accuracy, "nsp_accuracy": result.nsp_accuracy, "packs": counts.packs,
             "sequences": counts.sequences, "tokens": counts.tokens, "seconds": result.seconds})
@@ -292,8 +293,10 @@ def _commit() -> Optional[str]:
         return None
 
 
-def _append(file: Any, record: Dict[str, Any]) -> None:
-    file.write(json.dumps(record) + "\n")
+def append_record(file: Any, record: Dict[str, Any]) -> None:
+    """One line of a log; a number that is infinite or none is null there, as JSON has no word for it."""
+    finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()}
+    file.write(json.dumps(finite) + "\n")
     file.flush()
 
 

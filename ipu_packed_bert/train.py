@@ -3,16 +3,20 @@ from __future__ import annotations
 
 import abc
 import itertools
+import math
 import signal
 import threading
 from pathlib import Path
-from typing import Any, Iterable, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
 
-from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
+import torch
+
+from ipu_packed_bert.checkpoint import Checkpoint, checkpoints as saved, save_checkpoint
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import Batch, BatchCounts, Engine, StepResult, count
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.optim import learning_rate
+from pack_data.command import NotFinite
 
 
 class Log(abc.ABC):
@@ -56,6 +60,7 @@ def train(config: Config, engine: Engine, batches: GlobalBatches, log: Log, chec
     ``vocabulary`` is the sha256 that checkpoints record, empty where it is not known.
 
     Ctrl-C and SIGTERM let the update or the evaluation's batch under way finish, save a checkpoint and return; a second Ctrl-C stops at once.
+    Raises NotFinite where a loss, or the weights of a checkpoint that is due, are no longer finite; those are not saved.
     """
     run = config.run
     step = first_step
@@ -65,6 +70,7 @@ def train(config: Config, engine: Engine, batches: GlobalBatches, log: Log, chec
             rate = learning_rate(step - 1, config)
             result = engine.step(batch, rate)
             log.step(step, rate, count(batch), result)
+            check_loss(result.loss, f"update {step}: the loss", checkpoints)
 
             last = step == run.steps
             if run.evaluate_every and (last or step % run.evaluate_every == 0) and not interruption.signal:
@@ -73,13 +79,48 @@ def train(config: Config, engine: Engine, batches: GlobalBatches, log: Log, chec
                 found = evaluate(engine, held_out, token=config.loss.normalisation == "token")
                 if not interruption.signal:
                     log.evaluation(step, *found)
+                    check_loss(found[1].loss, f"update {step}: the held-out loss after it", checkpoints)
             due = last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0)
             if due and checkpoints is not None:
-                save_checkpoint(checkpoints, Checkpoint(step, engine.state(), batches.state(), config.to_yaml(), vocabulary),
+                # The update may have broken the weights although its loss, taken before, is finite.
+                state = engine.state()
+                check_state(state, step, checkpoints)
+                save_checkpoint(checkpoints, Checkpoint(step, state, batches.state(), config.to_yaml(), vocabulary),
                                 keep=run.keep_checkpoints)
             if interruption.signal:
                 break
     return Outcome(step, interruption.signal if step < run.steps else None)
+
+
+def check_loss(loss: float, what: str, folder: Optional[Path]) -> None:
+    """Raises NotFinite for a loss that is infinite or no number; ``folder``: the run's checkpoints."""
+    if not math.isfinite(loss):
+        raise NotFinite("{} is {}; {}".format(what, loss, _way_out(folder)))
+
+
+def check_state(state: Dict[str, Any], step: int, folder: Path) -> None:
+    """Raises NotFinite if a tensor of an engine's state has a value that is infinite or no number."""
+    broken = _first_not_finite(state)
+    if broken:
+        raise NotFinite("update {}: {} is no longer finite after it, so it is not saved; {}".format(step, broken, _way_out(folder)))
+
+
+def _first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
+    for name, value in state.items():
+        if isinstance(value, dict):
+            found = _first_not_finite(value, prefix + name + " ")
+            if found:
+                return found
+        elif isinstance(value, torch.Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
+            return prefix + name
+    return None
+
+
+def _way_out(folder: Optional[Path]) -> str:
+    found = saved(folder) if folder is not None else []
+    if not found:
+        return "nothing was saved before; begin again with a lower optimizer.learning_rate, and run.checkpoint_every above 0"
+    return "the newest checkpoint is {}, which is finite; --resume continues it, with a lower optimizer.learning_rate".format(found[-1])
 
 
 def evaluate(engine: Engine, batches: Iterable[Batch], *, token: bool) -> Tuple[BatchCounts, StepResult]:

@@ -17,6 +17,10 @@ class Problems(ValueError):
     """Several problems in one error, a line each: `run_main` keeps the lines, and makes one line of any other error."""
 
 
+class NotFinite(ArithmeticError):
+    """A training run has a loss or weights that are infinite or no numbers: exit status 3."""
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """An argument parser whose complaints are ValueErrors, so that `run_main` prints them like every other error."""
 
@@ -28,7 +32,10 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]] = None) -> int:
-    """Runs a command and returns its exit status: a user's mistake is one line on stderr (`Problems`: a line each) and 2, Ctrl-C is 130."""
+    """Runs a command and returns its exit status; what ends it early is one line on stderr (`Problems`: a line each).
+
+    0 done, 1 a verdict (the command's own), 2 the user's mistake, 3 training that is no longer finite, 128 + n ended by signal n.
+    """
     try:
         status = main(argv) or 0
         sys.stdout.flush()
@@ -40,6 +47,9 @@ def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opt
         lines = str(error).splitlines()
         print("error: " + ("\n" if isinstance(error, Problems) else " ").join(lines), file=sys.stderr)
         return 2
+    except NotFinite as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 3
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

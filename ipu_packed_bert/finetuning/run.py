@@ -26,8 +26,8 @@ from ipu_packed_bert.finetuning.trainer import FineTuner, Update, pick_attention
 from ipu_packed_bert.hugging_face import load_into, write_folder
 from ipu_packed_bert.optim import schedule_change
 from ipu_packed_bert.identity import agree, vocabulary_of_run
-from ipu_packed_bert.runlog import CHECKPOINTS, LOG, environment, forget_after, open_run_folder, read_log, saved_in
-from ipu_packed_bert.train import Interruption
+from ipu_packed_bert.runlog import CHECKPOINTS, LOG, append_record, environment, forget_after, open_run_folder, read_log, saved_in
+from ipu_packed_bert.train import Interruption, check_loss, check_state
 from pack_data.command import progress_bar
 from pack_data.files import write_atomically
 
@@ -186,18 +186,21 @@ def _train(prepared: Prepared, folder: Path, step: int, interruption: Interrupti
             update = tuner.step(schedule.update(step, config.batch.micro_batch), rate)
             step += 1
             epoch = (step - 1) // schedule.updates_per_epoch + 1
-            log.write(json.dumps({"step": step, "epoch": epoch, "learning_rate": rate, **update._asdict()}) + "\n")
-            log.flush()
+            append_record(log, {"step": step, "epoch": epoch, "learning_rate": rate, **update._asdict()})
+            check_loss(update.loss, f"update {step}: the loss", folder / CHECKPOINTS)
             bar.set_postfix_str(_line(update), refresh=False)
             bar.update(1)
             last = step == schedule.steps
             # Before the checkpoint, so that an interruption while it evaluates is saved too.
             if run.evaluate_every and not last and step % run.evaluate_every == 0 and not interruption.signal:
+                check_state(tuner.state(), step, folder / CHECKPOINTS)
                 evaluate(prepared, folder, step, progress)
             if bar.disable and (step == 1 or last or step % every == 0):
                 print(f"update {step:>{len(str(schedule.steps))}}/{schedule.steps}  {_line(update)}", flush=True)
             if last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0):
-                saved = Checkpoint(step, tuner.state(), {}, config.to_yaml(), prepared.start.vocabulary.sha256)
+                state = tuner.state()
+                check_state(state, step, folder / CHECKPOINTS)
+                saved = Checkpoint(step, state, {}, config.to_yaml(), prepared.start.vocabulary.sha256)
                 save_checkpoint(folder / CHECKPOINTS, saved, keep=run.keep_checkpoints)
     return step
 

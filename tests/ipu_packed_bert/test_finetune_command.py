@@ -17,6 +17,7 @@ from ipu_packed_bert.export import import_folder
 from ipu_packed_bert.finetuning.metrics import score_answers
 from ipu_packed_bert.finetuning.packing import Schedule
 from ipu_packed_bert.finetuning.run import prepare
+from ipu_packed_bert.finetuning.trainer import FineTuner
 from ipu_packed_bert.runlog import read_log
 from pack_data.command import run_main
 from tests.fine_tuning_files import VOCABULARY, tiny_checkpoint, tiny_config, tiny_squad, tiny_table
@@ -120,6 +121,26 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
     losses = [[record["loss"] for record in read_log(tmp_path / name / "log.jsonl")] for name in ("whole", "stopped")]
     assert losses[0] == losses[1]
     assert (tmp_path / "stopped" / "predictions.json").read_bytes() == (tmp_path / "whole" / "predictions.json").read_bytes()
+
+
+def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, capsys, monkeypatch):
+    config = written(tmp_path, checkpoint, run={"export": False, "checkpoint_every": 1, "evaluate_every": 1})
+    step = FineTuner.step
+
+    def breaking(tuner, batches, rate):
+        update = step(tuner, batches, rate)
+        if rate == tuner.learning_rate(2):
+            with torch.no_grad():
+                next(tuner.network.parameters())[0, 0] = float("nan")
+        return update
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FineTuner, "step", breaking)
+        assert command("--config", config, "--out", tmp_path / "run", "--set", "optimizer.warmup_fraction=0.0") == 3
+    error = capsys.readouterr().err
+    assert error.startswith("error: update 3: model bert.") and error.count("\n") == 1
+    assert load_checkpoint(newest_checkpoint(tmp_path / "run" / "checkpoints")).step == 2
+    assert command("--resume", tmp_path / "run") == 0
 
 
 @pytest.mark.parametrize("form", ["headless safetensors", "headless torch file", "our run", "from scratch", "no pooler"])

@@ -15,6 +15,7 @@ from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.optim import learning_rate
 from ipu_packed_bert.runlog import EVALUATIONS, LOG, RunLog, read_log
 from ipu_packed_bert.train import Interruption, evaluate, train
+from pack_data.command import NotFinite
 from pack_data.store import PackStore
 from tests.tiny_runs import SLOTS, tiny_data, tiny_settings
 
@@ -110,6 +111,18 @@ def test_a_signal_ends_an_evaluation_after_its_batch_and_half_of_one_is_not_logg
     assert outcome == (5, signal.SIGINT)
     assert [name for name, _ in engine.calls].count("evaluate") == 1 and engine.calls[-1] == ("state", 5)
     assert read_log(tmp_path / EVALUATIONS) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_held_out_loss_that_is_not_finite_ends_the_run_before_its_checkpoint(store, tmp_path, value):
+    class Broken(Recorder):
+        def evaluate(self, batch):
+            return super().evaluate(batch)._replace(mlm_loss=value)
+
+    engine = Broken()
+    with pytest.raises(NotFinite, match="update 5: the held-out loss after it is"):
+        run(store, tmp_path, engine)
+    assert [load_checkpoint(path).step for path in checkpoints(tmp_path / "checkpoints")] == [3]
 
 
 def test_a_signal_in_the_last_update_is_a_run_that_ended(store, tmp_path):

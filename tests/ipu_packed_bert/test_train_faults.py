@@ -1,4 +1,6 @@
 """The command line when things go wrong: kill -9 at any moment, damaged files, settings that cannot be."""
+import json
+import math
 import os
 import random
 import signal
@@ -8,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import run_pretraining
-from ipu_packed_bert.checkpoint import checkpoints
+from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
+from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.runlog import LOG, read_log
 from pack_data.command import run_main
 from tests.tiny_runs import tiny_config, tiny_data, tiny_settings
@@ -128,6 +132,62 @@ def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
     newest.unlink()                                         # the way out that it names
     assert run_pretraining.main(["--resume", str(folder), "--steps", "6"]) == 0
     assert [step for step, _, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
+
+
+def not_finite(capsys, *arguments):
+    """The error of a training that must end with status 3."""
+    assert run_main(run_pretraining.main, list(arguments)) == 3
+    text = capsys.readouterr().err
+    assert text.startswith("error: update ") and text.count("\n") == 1
+    return text
+
+
+def tensors(state):
+    for value in state.values():
+        if isinstance(value, dict):
+            yield from tensors(value)
+        elif isinstance(value, torch.Tensor) and value.is_floating_point():
+            yield value
+
+
+def test_a_learning_rate_that_breaks_the_weights(tiny, tmp_path, capsys):
+    """Every checkpoint of such a run is finite, the last good one stays, and a lower rate continues from it."""
+    folder = tmp_path / "run"
+    assert run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "3", "--set", "optimizer.schedule_steps=12"]) == 0
+    too_high = ["--resume", str(folder), "--steps", "12", "--set", "optimizer.learning_rate=1.0e+38", "--set", "optimizer.max_weight_norm=0",
+                "--set", "run.checkpoint_every=1", "--set", "run.keep_checkpoints=1"]
+    assert "which is finite; --resume continues it" in not_finite(capsys, *too_high)
+    newest, = checkpoints(folder / "checkpoints")
+    found = load_checkpoint(newest)
+    assert 3 <= found.step < 12 and len(list(tensors(found.engine))) > 20
+    assert all(torch.isfinite(tensor).all() for tensor in tensors(found.engine))
+
+
+@pytest.mark.parametrize("every", [1, 5])                   # saved right after the update that broke the weights, and later
+def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_path, capsys, monkeypatch, every):
+    folder, original, made = tmp_path / "run", HostEngine.step, []
+
+    def breaking(engine, batch, rate):
+        result = original(engine, batch, rate)
+        made.append(result.loss)
+        if len(made) == 4:
+            with torch.no_grad():
+                next(engine.model.parameters())[0, 0] = float("inf")
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostEngine, "step", breaking)
+        options = ["--set", "run.checkpoint_every={}".format(every), "--set", "run.evaluate_every=0"]
+        text = not_finite(capsys, "--config", tiny, "--out", str(folder), *options)
+    assert all(math.isfinite(loss) for loss in made[:4])
+    if every == 1:
+        assert text.startswith("error: update 4: model bert.") and len(made) == 4
+        assert [load_checkpoint(path).step for path in checkpoints(folder / "checkpoints")] == [2, 3]
+        assert run_pretraining.main(["--resume", str(folder)]) == 0
+    else:
+        assert text.startswith("error: update 5: the loss is nan; nothing was saved before") and not checkpoints(folder / "checkpoints")
+        last = json.loads((folder / LOG).read_text().split("\n")[4], parse_constant=pytest.fail)  # strict JSON
+        assert last["step"] == 5 and last["loss"] is None
 
 
 @pytest.mark.parametrize("arguments, words", [
