@@ -32,7 +32,12 @@ _BENCHMARK_DEPTHS = (2, 3, 4, 8, 16, None)
 def pack(
     histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], balance: Optional[str] = None, progress: Optional[bool] = None,
 ) -> Packing:
-    """Packs with as few packs as the linear programme allows, give or take one or two; the result carries the proof.
+    """Packs into very nearly as few packs as any packing of this depth can; the result carries the proof.
+
+    What holds always: no packing of this depth has fewer packs than `lower_bound`, an exact proof, and `packs - lower_bound`
+    is the most that a better packing could save. What is measured: that gap is 0 or 1, seldom 2, on data sets of up to 2,048
+    slots. It has no guaranteed limit. Larger ones occur with thousands of different lengths (16 packs were seen at 8,192
+    slots and depth 8) and with counts near 10^12, where floating point decides single packs: prices are kept to 2^-40.
 
     max_sequences_per_pack None is unlimited.  balance "attention" evens out the sum of squared lengths over the packs
     afterwards; their number stays.  progress: whether to show it on stderr; None: where that is a terminal, if it takes long.
