@@ -1,9 +1,8 @@
 """The collators and batches of `pack_data.batching` for torch and Hugging Face models.
 
-    lengths = [len(example["input_ids"]) for example in dataset]
     batches = Batches("OptimalPacking+PosID", dataset, BatchOptions(batch_size=4, max_sequence_length=4096), model)
-    check_no_leak(model)
-    for inputs in DataLoader(batches, batch_size=None):
+    check_no_leak(model, longest=4096)
+    for inputs in batches:
         loss = model(**inputs, use_cache=False).loss
 
 With a Trainer of one's own: `Trainer(model, data_collator=PaddingFreeCollator(model), train_dataset=dataset, ...)`, and
@@ -15,8 +14,9 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import get_worker_info
 
+from ipu_packed_bert.causal.windows import attention_reach, text_config
 from pack_data.batching import collators as arrays
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import BatchSampler
@@ -49,6 +49,8 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     reads (cu_seq_lens_q, cu_seq_lens_k int32 [examples + 1]; max_length_q, max_length_k), else a mask [1, 1, tokens, tokens]:
     bool for sdpa, additive for eager code, which would add a bool.  The mask is written out although Transformers can find
     boundaries in position_ids: it only does so without a cache of keys, and says nothing where it does not.
+    Every layer gets the same mask, in place of one with its own window or chunks.  ValueError where that makes a difference:
+    an example is longer than one of them, and the model was not loaded with flash attention, whose kernel knows the window.
     """
     tensors = {name: torch.as_tensor(values) for name, values in batch.items()}
     if "cumulative_lengths" not in tensors:
@@ -57,6 +59,11 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     kind = attention_of(model)
     if "flash" in kind:
         return {**tensors, "cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries, "max_length_q": longest, "max_length_k": longest}
+    reach = attention_reach(text_config(model))
+    if reach is not None and longest > reach.tokens:
+        raise ValueError(
+            f"{type(model).__name__}: an example has {longest} tokens, {reach.setting} is {reach.tokens}, and the mask of a padding-free batch "
+            f"knows no window; shorten the examples, load the model with attn_implementation=\"flash_attention_2\", or use a padding way")
     mask = same_example(tensors["position_ids"])
     if kind == "eager":
         # Not the type's least number, to which scores could not be added.
@@ -84,10 +91,15 @@ class PaddingCollator:
         return {name: torch.as_tensor(values) for name, values in self._collate(examples).items()}
 
 
-class Batches(IterableDataset):
+_NO_LOADER = ("Batches are whole batches of one rank, and a DataLoader, its workers or Accelerate would repeat or drop some of them; "
+              "iterate over them directly: for inputs in batches")
+
+
+class Batches:
     """The batches of one rank by one of the nine ways, as inputs of a model; an epoch an iteration, `state()` to go on later.
 
-    For a DataLoader with `batch_size=None` and no workers: they would each make all batches.
+    For a loop of its own, `for inputs in batches`, in each rank's process.  No data set for a DataLoader, which refuses it:
+    its workers would each make all batches in the order of the first epoch, and Accelerate would take a share of a share.
     """
 
     def __init__(self, way: str, dataset: Sequence[arrays.Example], options: BatchOptions, model: Any, *, rank: int = 0, pad_id: int = 0) -> None:
@@ -98,7 +110,13 @@ class Batches(IterableDataset):
     def __len__(self) -> int:
         return len(self.sampler)
 
+    def __getitem__(self, index: Any) -> Inputs:
+        """ValueError: this is where a DataLoader begins to read."""
+        raise ValueError(_NO_LOADER)
+
     def __iter__(self) -> Iterator[Inputs]:
+        if get_worker_info() is not None:
+            raise ValueError(_NO_LOADER)
         for batch in self.sampler:
             yield inputs_for(self._model, arrays.collate(self.sampler.way, batch, self._dataset, self._pad_id))
 

@@ -209,7 +209,7 @@ def train(way: str, encoded: Encoded, size: Size, batch_options: BatchOptions, f
     model = new_model(encoded, size, folder, where, seed)
     batches = Batches(way, encoded.training, batch_options, model, rank=where.rank)
     if WAYS[way].padding_free:
-        check_no_leak(model)
+        check_no_leak(model, longest=int(encoded.lengths.max()))
     network = model
     if where.ranks > 1:
         network = torch.nn.parallel.DistributedDataParallel(model, device_ids=[where.device] if where.device.type == "cuda" else None)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +19,11 @@ from torch.nn import functional as F
 
 transformers = pytest.importorskip("transformers", minversion="4.48", reason="causal models are Hugging Face's: pip install 'transformers>=4.48'")
 
+from ipu_packed_bert.causal import collators, probe  # noqa: E402
 from ipu_packed_bert.causal.collators import Batches, PaddingCollator, PaddingFreeCollator, examples_of, inputs_for, same_example  # noqa: E402
 from ipu_packed_bert.causal.probe import check_no_leak  # noqa: E402
 from ipu_packed_bert.causal.update import accumulate, loss_sum, mean_loss, supervised  # noqa: E402
+from ipu_packed_bert.causal.windows import Reach, attention_reach  # noqa: E402
 from pack_data.batching.plans import WAYS, BatchOptions  # noqa: E402
 from tests.tolerances import assert_same, relative_error  # noqa: E402
 
@@ -39,6 +45,13 @@ def a_model(kind="llama", attention="sdpa", dtype=torch.float64):
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, dtype=dtype) * 0.3)
     return model
+
+
+def alone(model, example):
+    """Losses of one example's tokens by a plain call of the model, without anything of ours."""
+    ids = torch.as_tensor(example["input_ids"])
+    with torch.no_grad():
+        return F.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="none")
 
 
 def some_examples(seed, lengths):
@@ -124,6 +137,172 @@ def test_batches_go_on_where_they_were():
     assert len(rest) == len(again) > 0 and all(torch.equal(a, b) for a, b in zip(rest, again))
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("way", [way for way in WAYS if not way.startswith("FixedLengthPacking")])
+def test_every_rank_and_epoch_counts_every_example_once(way, ranks):
+    """Each token says whose it is; two epochs, in an order of their own."""
+    lengths = np.random.default_rng(5).integers(2, 13, 29)
+    dataset, model = examples_of([np.full(length, 1 + number) for number, length in enumerate(lengths)]), a_model()
+    of_ranks = [Batches(way, dataset, BatchOptions(2, 12, ranks, seed=3), model, rank=rank) for rank in range(ranks)]
+    orders = []
+    for _ in range(2):
+        found = [[inputs["input_ids"].flatten().tolist() for inputs in batches] for batches in of_ranks]
+        tokens = Counter(token for batches in found for ids in batches for token in ids if token)
+        assert tokens == {1 + number: length for number, length in enumerate(lengths)}
+        assert len({len(batches) for batches in found}) == 1
+        orders.append(found)
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_loader_is_refused(workers):
+    """Two workers gave every batch twice, one the same order in every epoch, Accelerate on two ranks half of each rank's batches."""
+    batches = Batches("RandomPacking+PosID", some_examples(7, [9, 4, 12]), BatchOptions(1, 12), a_model())
+    with pytest.raises(ValueError, match="iterate over them directly"):
+        next(iter(torch.utils.data.DataLoader(batches, batch_size=None, num_workers=workers)))
+
+
+def test_the_workers_of_an_iterable_around_them_are_refused(monkeypatch):
+    batches = Batches("RandomPacking+PosID", some_examples(7, [9, 4, 12]), BatchOptions(1, 12), a_model())
+    assert len(list(batches)) == 3
+    monkeypatch.setattr(collators, "get_worker_info", lambda: SimpleNamespace(id=0, num_workers=1))
+    with pytest.raises(ValueError, match="iterate over them directly"):
+        list(batches)
+
+
+# ---- windows and chunks --------------------------------------------------------------------------------------------------------
+
+WINDOW = 5
+WINDOWED = {  # family: its configuration with a window or chunks of five tokens, and the attention that it runs with
+    "mistral": ("MistralConfig", {"num_key_value_heads": 1, "sliding_window": WINDOW}, "sdpa"),
+    "qwen2": ("Qwen2Config", {"num_key_value_heads": 1, "sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1}, "sdpa"),
+    "gemma2": ("Gemma2Config", {"num_key_value_heads": 1, "head_dim": 8, "sliding_window": WINDOW}, "eager"),
+    "gemma3": ("Gemma3TextConfig", {"num_key_value_heads": 1, "head_dim": 8, "sliding_window": WINDOW}, "sdpa"),
+    "olmo3": ("Olmo3Config", {"sliding_window": WINDOW}, "sdpa"),
+    "llama4": ("Llama4TextConfig", {"num_key_value_heads": 1, "head_dim": 8, "attention_chunk_size": WINDOW, "num_local_experts": 2,
+                                    "intermediate_size_mlp": 32}, "sdpa"),
+}
+
+
+def a_windowed_model(kind, **changes):
+    name, settings_, attention = WINDOWED[kind]
+    if not hasattr(transformers, name):
+        pytest.skip(f"this Transformers has no {name}")
+    config = getattr(transformers, name)(**{**SIZE, **settings_, "pad_token_id": 0, **changes})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.3)
+    return model
+
+
+def packed_error(model, examples):
+    """Largest difference of a token's loss in one row from the loss of its example alone."""
+    with torch.no_grad():
+        found = token_losses(model, PaddingFreeCollator(model)(examples))
+    return float((found - torch.cat([alone(model, example) for example in examples])).abs().max())
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_examples_up_to_the_window_are_right_and_longer_ones_refused(kind, monkeypatch):
+    model = a_windowed_model(kind)
+    short, long = some_examples(4, [5, 3, 5, 2]), some_examples(4, [3, 12, 5])
+    assert packed_error(model, short) < 1e-4
+    with pytest.raises(ValueError, match=f"an example has 12 tokens, .* is {WINDOW}.*padding way") as caught:
+        PaddingFreeCollator(model)(long)
+    assert "\n" not in str(caught.value)
+    # What the refusal prevents: the one mask of all layers has no window.
+    monkeypatch.setattr(collators, "attention_reach", lambda config: None)
+    assert packed_error(model, long) > 1e-2
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_the_probe_refuses_what_exceeds_the_window(kind):
+    model = a_windowed_model(kind)
+    for longest in (None, WINDOW + 1):
+        with pytest.raises(ValueError, match=f"is {WINDOW}, and the mask .*longest=N") as caught:
+            check_no_leak(model, longest=longest)
+        assert "\n" not in str(caught.value)
+    check_no_leak(model, longest=WINDOW)
+    check_no_leak(model, longest=2)
+
+
+def test_a_window_as_long_as_the_model_is_none():
+    check_no_leak(a_windowed_model("mistral", sliding_window=SIZE["max_position_embeddings"]))
+
+
+def test_flash_kernels_know_the_window():
+    model = a_windowed_model("mistral")
+    model.config._attn_implementation = "flash_attention_2"
+    assert PaddingFreeCollator(model)(some_examples(1, [12, 2]))["max_length_q"] == 12
+    probe.check_window(model)
+
+
+@pytest.mark.parametrize("config, expected", [
+    ({}, None),
+    ({"sliding_window": None}, None),
+    ({"sliding_window": 8}, Reach(8, "sliding_window")),
+    ({"sliding_window": 8, "use_sliding_window": False}, None),
+    ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2, "num_hidden_layers": 3}, Reach(8, "sliding_window")),
+    ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3, "num_hidden_layers": 3}, None),
+    ({"sliding_window": 8, "layer_types": ["full_attention"]}, None),
+    ({"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}, Reach(8, "sliding_window")),
+    ({"sliding_window": 8, "attention_chunk_size": 6}, Reach(6, "attention_chunk_size")),
+    ({"attention_chunk_size": 6, "layer_types": ["full_attention", "full_attention"]}, None),
+    ({"attention_chunk_size": 6, "layer_types": ["chunked_attention", "full_attention"]}, Reach(6, "attention_chunk_size")),
+])
+def test_which_settings_shorten_the_attention(config, expected):
+    assert attention_reach(SimpleNamespace(**config)) == expected
+
+
+def test_the_probe_has_a_reference_of_its_own(monkeypatch):
+    """A mask that is wrong for an example alone as well, as that without a window is."""
+    def one_token_is_all_you_see(model, batch):
+        inputs = inputs_for(model, batch)
+        return {**inputs, "attention_mask": torch.eye(inputs["input_ids"].shape[1], dtype=torch.bool)[None, None]}
+
+    monkeypatch.setattr(probe, "inputs_for", one_token_is_all_you_see)
+    with pytest.raises(ValueError, match="otherwise than alone"):
+        check_no_leak(a_model())
+
+
+MIXTURES = {
+    "mixtral": ("MixtralConfig", {"num_key_value_heads": 1, "num_local_experts": 4}),
+    "qwen2_moe": ("Qwen2MoeConfig", {"num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                                     "shared_expert_intermediate_size": 16}),
+    "qwen3_moe": ("Qwen3MoeConfig", {"num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}),
+}
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_mixtures_of_experts_pass_whatever_their_weights(kind):
+    """Other tokens in front send others to the same expert, whose sums then round anew: not equal bits, and no leak."""
+    name, settings_ = MIXTURES[kind]
+    if not hasattr(transformers, name):
+        pytest.skip(f"this Transformers has no {name}")
+    for seed in range(4):
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.manual_seed(seed)
+            model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**SIZE, **settings_)).to(dtype)
+            check_no_leak(model)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn(parameter.shape, dtype=dtype) * 0.3)
+            check_no_leak(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_small_leak_is_refused_in_any_type(dtype):
+    """A new LFM2's convolution changes the next example's logits by about a hundredth: less than bfloat16's tolerance."""
+    if not hasattr(transformers, "Lfm2Config"):
+        pytest.skip("this Transformers has no Lfm2Config")
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.Lfm2Config(**{**SIZE, "hidden_size": 64}, num_key_value_heads=1, layer_types=["conv", "full_attention"]))
+    with pytest.raises(ValueError, match="change with the example before it"):
+        check_no_leak(model.to(dtype))
+
+
 # ---- the probe -----------------------------------------------------------------------------------------------------------------
 
 
@@ -136,6 +315,17 @@ def test_models_that_keep_examples_apart_pass(kind, dtype):
     check_no_leak(model)
     assert model.training and torch.equal(random, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_public_names_are_loaded_on_use():
+    """The import that README shows; the package alone loads no torch."""
+    from ipu_packed_bert.causal import PaddingFreeCollator as collator
+    from ipu_packed_bert.causal import check_no_leak as found
+
+    assert found is check_no_leak and collator is PaddingFreeCollator
+    alone_ = "import sys, ipu_packed_bert.causal as package; assert 'torch' not in sys.modules; assert all(getattr(package, name) for name in package.__all__)"
+    done = subprocess.run([sys.executable, "-c", alone_], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_eager_models_pass():
