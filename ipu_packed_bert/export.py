@@ -8,19 +8,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
 
 import yaml
 
-from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
 from ipu_packed_bert.config import Config, config_from_tree
-from ipu_packed_bert.hugging_face import Loaded, load_into, read_folder, write_folder
-from ipu_packed_bert.identity import agree, vocabulary_of_run
-from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from pack_data.command import ArgumentParser, run_main
 from pack_data.files import write_atomically
 from pack_data.wordpiece import Vocabulary, load_vocabulary
 
+if TYPE_CHECKING:
+    from ipu_packed_bert.hugging_face import Loaded
+
+# torch loads inside the functions, so that a machine without it gets one line.
 CONFIG, CHECKPOINTS, VOCABULARY = "config.yml", "checkpoints", "vocab.txt"  # in a run's folder
 
 
@@ -37,6 +37,10 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     The vocabulary is the given file, else that of the run's configuration, else the one beside its data set.  Raises
     ValueError where the weights were trained with another one.
     """
+    from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+    from ipu_packed_bert.hugging_face import write_folder
+    from ipu_packed_bert.identity import agree, vocabulary_of_run
+
     checkpoint = load_checkpoint(newest_checkpoint(run / CHECKPOINTS))
     config = config_from_tree(yaml.safe_load(checkpoint.config), str(run))
     architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
@@ -47,12 +51,16 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     return Exported(checkpoint.step, note)
 
 
-def import_folder(folder: Path, run: Path) -> Loaded:
+def import_folder(folder: Path, run: Path) -> "Loaded":
     """Write a Hugging Face folder as a run before its first update; says which heads the folder did not have.
 
     Those are initialised from `run.seed` of the default configuration.
     """
     import torch
+
+    from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
+    from ipu_packed_bert.hugging_face import load_into, read_folder
+    from ipu_packed_bert.model.packed import PackedBertForPreTraining
 
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise ValueError(f"{run}: exists and is not an empty folder; give another one")

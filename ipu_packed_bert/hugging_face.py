@@ -16,6 +16,7 @@ from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.torch_files import UnsafeFile, load_tensors
 from pack_data.files import write_atomically
+from pack_data.packages import load_package
 from pack_data.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
 
 Weights = Dict[str, torch.Tensor]
@@ -83,8 +84,7 @@ def write_folder(folder: Union[str, Path], model: ModelConfig, weights: Mapping[
     The tied decoder is left out, as Hugging Face's own safetensors files do.  Raises ValueError if the folder holds
     anything already, or a weight is missing that every BERT has.
     """
-    from safetensors.torch import save
-
+    save = load_package("safetensors.torch", "writing a Hugging Face folder").save
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder}: exists and is not an empty folder; give another one")
@@ -146,15 +146,9 @@ def _read_weights(folder: Path, model: ModelConfig) -> Weights:
     path = next((folder / name for name in (SAFETENSORS, TORCH) if (folder / name).exists()), None)
     if path is None:
         raise ValueError(f"{folder}: holds neither {SAFETENSORS} nor {TORCH}; weights in several files are not read")
+    read = load_package("safetensors.torch", f"{path}: reading it").load_file if path.name == SAFETENSORS else load_tensors
     try:
-        if path.name == SAFETENSORS:
-            from safetensors.torch import load_file
-
-            found = load_file(str(path))
-        else:
-            found = load_tensors(path)
-    except ImportError:
-        raise ValueError(f"{path}: reading it needs the package safetensors: pip install safetensors") from None
+        found = read(str(path))
     except (MemoryError, OSError, UnsafeFile):  # not a damaged file: said as it is
         raise
     except Exception as error:  # safetensors and torch raise many types for a damaged file

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, NoReturn, Optional, Sequence
 
 from pack_data.histogram import PUBLISHED, LengthHistogram
+from pack_data.packages import package_of
 from pack_data.synthetic import HELP, synthetic_histogram
 
 
@@ -50,6 +51,12 @@ def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opt
     except NotFinite as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
+    except ModuleNotFoundError as error:  # torch, where only the packers' packages are installed
+        package = package_of(error.name)
+        if package is None:
+            raise
+        print(f"error: this command needs the package {package}: pip install {package}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -1,4 +1,4 @@
-"""Figures through matplotlib (the extra `plot`), imported only when one is drawn."""
+"""Figures through matplotlib, imported only when one is drawn."""
 from __future__ import annotations
 
 import io
@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any, Tuple
 
 from pack_data.files import write_atomically
+from pack_data.packages import load_package
 
 
 def new_figure(width: float = 8.0, height: float = 4.5) -> Tuple[Any, Any]:
     """A figure with one pair of axes, drawn without a display."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("drawing needs the package matplotlib: pip install 'ipu_packed_bert[plot]'") from None
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = load_package("matplotlib.figure", "drawing").Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

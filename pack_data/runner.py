@@ -11,6 +11,8 @@ import threading
 import time
 from typing import Any, Callable, Iterable, Iterator, Optional
 
+from pack_data.packages import load_package
+
 
 def available_cores() -> int:
     """Cores this process may use."""
@@ -85,17 +87,14 @@ class DaskRunner:
     """
 
     def __init__(self, address: str) -> None:
-        try:
-            from distributed import Client, LocalCluster
-        except ImportError:
-            raise ValueError("--dask needs the packages dask and distributed; install them with: pip install 'ipu_packed_bert[dask]'") from None
+        distributed = load_package("distributed", "--dask")
         self._cluster: Optional[Any] = None
         if address.startswith("local:"):
             if not address[len("local:"):].isdigit() or int(address[len("local:"):]) < 1:
                 raise ValueError(f"--dask {address}: local:N needs a number of workers N of at least 1")
-            self._cluster = LocalCluster(n_workers=int(address[len("local:"):]), threads_per_worker=1, dashboard_address=None)
+            self._cluster = distributed.LocalCluster(n_workers=int(address[len("local:"):]), threads_per_worker=1, dashboard_address=None)
             address = self._cluster.scheduler_address
-        self.client = Client(address)
+        self.client = distributed.Client(address)
 
     def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         from distributed import as_completed

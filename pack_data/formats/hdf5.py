@@ -25,10 +25,10 @@ from pack_data.formats.records import (
     checked_pack,
     example_from_row,
     integers,
-    library,
     predictions_by_position,
     single,
 )
+from pack_data.packages import load_package
 
 ROWS = 512  # read at a time
 EXAMPLE_FIELDS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
@@ -38,7 +38,7 @@ DAMAGE = (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError,
 
 
 def _open(path: str):
-    h5py = library("h5py", "h5py")
+    h5py = load_package("h5py", "this file format")
     try:
         return h5py.File(path, "r")
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def _open(path: str):
 
 def _columns(path: str, file) -> Dict[str, object]:
     """Every one- or two-dimensional data set of the file's root with as many rows as input_ids.  Raises ValueError."""
-    h5py = library("h5py", "h5py")
+    h5py = load_package("h5py", "this file format")
     try:
         found = {name: file[name] for name in file if isinstance(name, str) and isinstance(file[name], h5py.Dataset)}
         shapes = {name: data.shape for name, data in found.items()}

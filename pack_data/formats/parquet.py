@@ -26,11 +26,11 @@ from pack_data.formats.records import (
     checked_token_pack,
     example_from_row,
     integers,
-    library,
     predictions_by_weight,
     replacing,
     single,
 )
+from pack_data.packages import load_package
 
 ROWS = 1024  # read and written at a time; a row group, so that damage costs few rows
 EXAMPLE_FIELDS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
@@ -40,11 +40,11 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def _arrow():
-    return library("pyarrow", "pyarrow")
+    return load_package("pyarrow", "this file format")
 
 
 def _parquet():
-    return library("pyarrow.parquet", "pyarrow")
+    return load_package("pyarrow.parquet", "this file format")
 
 
 def _damage() -> Tuple[type, ...]:

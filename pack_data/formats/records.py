@@ -13,9 +13,7 @@ Records are counted from 0 within their file.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
-from types import ModuleType
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -52,16 +50,6 @@ class Shape(NamedTuple):
     max_sequence_length: Optional[int] = None
     max_predictions: Optional[int] = None
     max_sequences_per_pack: Optional[int] = None
-
-
-def library(module: str, package: str) -> ModuleType:
-    """Import a package of the `formats` extra, or say in one line how to get it.  Raises ValueError."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise ValueError(
-            f"this file format needs the package {package}: pip install 'ipu_packed_bert[formats]'"
-        ) from None
 
 
 @contextlib.contextmanager

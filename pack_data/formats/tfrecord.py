@@ -17,7 +17,8 @@ from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, Mapping, 
 import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
-from pack_data.formats.records import Record, RecordError, Value, library, replacing
+from pack_data.formats.records import Record, RecordError, Value, replacing
+from pack_data.packages import load_package
 
 HEADER = struct.Struct("<QI")
 CHECKSUM = struct.Struct("<I")
@@ -97,7 +98,7 @@ class _Gunzip:
 
 @lru_cache(maxsize=None)
 def _crc32c():
-    return library("google_crc32c", "google-crc32c").value
+    return load_package("google_crc32c", "this file format").value
 
 
 def masked_crc(data: bytes) -> int:
@@ -164,9 +165,9 @@ def write_frames(path: str, messages: Iterable[bytes]) -> int:
 @lru_cache(maxsize=None)
 def message_class():
     """The message class of tf.train.Example, in a descriptor pool of its own so that TensorFlow may be loaded as well."""
-    descriptor = library("google.protobuf.descriptor_pb2", "protobuf")
-    pool = library("google.protobuf.descriptor_pool", "protobuf").DescriptorPool()
-    factory = library("google.protobuf.message_factory", "protobuf")
+    descriptor = load_package("google.protobuf.descriptor_pb2", "this file format")
+    pool = load_package("google.protobuf.descriptor_pool", "this file format").DescriptorPool()
+    factory = load_package("google.protobuf.message_factory", "this file format")
     kind = descriptor.FieldDescriptorProto
     one, many = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED
     file = descriptor.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
@@ -193,7 +194,7 @@ def message_class():
 
 def parse(data: bytes) -> Dict[str, Feature]:
     """The features of one message: int64 or float32 arrays, or lists of bytes.  Raises RecordError."""
-    decode_error = library("google.protobuf.message", "protobuf").DecodeError
+    decode_error = load_package("google.protobuf.message", "this file format").DecodeError
     try:
         message = message_class().FromString(data)
     except decode_error as error:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from ipu_packed_bert import benchmark
-from ipu_packed_bert.benchmark import Measurement, PaddingMask, draw_work, main, table
+from ipu_packed_bert.benchmark import main
 from ipu_packed_bert.config import LossConfig, ModelConfig
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
+from ipu_packed_bert.throughput import Measurement, PaddingMask, draw_work, table
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer

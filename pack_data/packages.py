@@ -1,0 +1,33 @@
+"""Packages that only some commands need: imported where they are used; a missing one is named in one line, with the way to get it."""
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Optional
+
+# What is imported -> what is installed, where the names differ.
+_INSTALLED_AS = {"yaml": "pyyaml", "google.protobuf": "protobuf", "google_crc32c": "google-crc32c"}
+# Everything else of ours that can be missing.
+_PACKAGES = ("numpy", "scipy", "tokenizers", "tqdm", "torch", "tensorboard", "safetensors", "transformers", "matplotlib", "h5py", "pyarrow",
+             "dask", "distributed")
+
+
+def load_package(module: str, what: str) -> ModuleType:
+    """Import a module that `what` needs.  ValueError in one line where its package is missing or does not load."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = package_of(module) or module.split(".")[0]
+        if isinstance(error, ModuleNotFoundError):
+            raise ValueError(f"{what} needs the package {package}: pip install {package}") from None
+        raise ValueError(f"{what} needs the package {package}, which does not load here: {error}") from None
+
+
+def package_of(module: Optional[str]) -> Optional[str]:
+    """The package to install for a module; None for a module of ours or of Python."""
+    name = module or ""
+    for imported, package in _INSTALLED_AS.items():
+        if name == imported or name.startswith(imported + "."):
+            return package
+    root = name.split(".")[0]
+    return root if root in _PACKAGES else None

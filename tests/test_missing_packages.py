@@ -1,0 +1,83 @@
+"""Without torch, where only the packers' packages are installed, a command that needs it ends in one line with the way to get it."""
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pack_data.packages import load_package, package_of
+from tests.tiny_runs import tiny_config, tiny_data
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def without(module, target, arguments, *, script=False):
+    """Run a command as `python -m target` or `python target` does, in a process that cannot import `module`."""
+    how = "run_path" if script else "run_module"
+    code = (f"import runpy, sys; sys.modules[{module!r}] = None; sys.argv = [{target!r}, *{list(map(str, arguments))!r}]; "
+            f"runpy.{how}({target!r}, run_name='__main__')")
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    return tiny_config(folder / "tiny.yml", tiny_data(folder / "data"))
+
+
+COMMANDS = {
+    "pretraining": ("run_pretraining.py", ["--config", "TINY"]),
+    "resume": ("run_pretraining.py", ["--resume", "RUN"]),
+    "export": ("ipu_packed_bert.export", ["RUN", "OUT"]),
+    "import": ("ipu_packed_bert.export", ["--import", "RUN", "OUT"]),
+    "benchmark": ("ipu_packed_bert.benchmark", ["--quick"]),
+    "finetune": ("ipu_packed_bert.finetune", ["--config", "configs/finetune_squad_packed.yml"]),
+    "experiments": ("ipu_packed_bert.experiments", ["exactness", "--quick", "--out", "OUT"]),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_trains_names_torch(tiny, tmp_path, name):
+    target, arguments = COMMANDS[name]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yml").write_text(tiny.read_text())
+    places = {"TINY": tiny, "RUN": tmp_path / "run", "OUT": tmp_path / "out"}
+    done = without("torch", target, [places.get(each, each) for each in arguments], script=target.endswith(".py"))
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and "pip install torch" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("target, arguments", [
+    ("run_pretraining.py", ["--config", "configs/packed_phase2_pod16.yml", "--plan", "--packing-factor", "2.0"]),
+    ("ipu_packed_bert.adjust", ["--help"]),
+    ("ipu_packed_bert.experiments", []),
+])
+def test_what_needs_no_torch_works_without(target, arguments):
+    done = without("torch", target, arguments, script=target.endswith(".py"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_package_is_named_as_it_is_installed(monkeypatch):
+    for module in ("yaml", "matplotlib.figure", "google.protobuf.message"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for module, package in (("yaml", "pyyaml"), ("matplotlib.figure", "matplotlib"), ("google.protobuf.message", "protobuf")):
+        with pytest.raises(ValueError) as missing:
+            load_package(module, "this")
+        assert str(missing.value) == f"this needs the package {package}: pip install {package}"
+    assert load_package("json.decoder", "this").__name__ == "json.decoder"
+    assert package_of("torch.nn.functional") == "torch" and package_of("pack_data.nothing") is None and package_of(None) is None
+
+
+def test_a_package_that_does_not_load_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "h5py.py").write_text("raise ImportError('libhdf5.so: cannot open shared object file')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "h5py", raising=False)
+    with pytest.raises(ValueError, match="libhdf5.so: cannot open"):
+        load_package("h5py", "this")
+
+
+def test_no_hint_names_a_package_that_no_index_has():
+    for package in ("pack_data", "ipu_packed_bert", "profiling"):
+        for path in (ROOT / package).rglob("*.py"):
+            assert "pip install 'ipu_packed_bert" not in path.read_text(encoding="utf-8"), path
