@@ -25,6 +25,7 @@ from torch.func import functional_call as _functional_call
 
 from tests.fakes import poptorch_optim as optim
 from tests.fakes.lowering import API as _API, Recorder as _Recorder
+from tests.fakes.machine import CompiledProgram as _CompiledProgram, machine as _machine
 
 __version__ = _API["poptorch_version"]
 
@@ -39,21 +40,6 @@ class RecoverableError(Error):
 
 class UnrecoverableError(Error):
     pass
-
-
-class _Machine:
-    """The computer the stand-in pretends to run on."""
-
-    def __init__(self):
-        self.reset()
-
-    def reset(self, ipus=16):
-        self.ipus = ipus                      # 0: no hardware
-        self.attached = 0                     # IPUs in use
-        self.compilations = []                # one entry for each program made: "training" or "inference"
-
-
-_machine = _Machine()
 
 
 # ---------------------------------------------------------------------------------------------------------- enums
@@ -331,8 +317,48 @@ class Options(_Settings):
         other._values.update(self._values)
         return other
 
+    def toDict(self):
+        """What the backend is given, under PopTorch's own names (its options.py); a setting left alone is not in it."""
+        assert not self.defaultOutputMode(), "An output mode must be picked before serialisation"
+        own, training, precision = self._values, self._training._values, self._precision._values
+        merged = {
+            "execution_mode": 0,                                         # pipelined
+            "replication_factor": own["replication_factor"], "device_iterations": own["device_iterations"],
+            "output_mode": int(own["output_mode"]), "output_return_period": own["period"],
+            "auto_round_num_ipus": own["auto_round"], "connection_type": int(own["connection"]),
+            "available_memory_proportion": {int(name[3:]): share for name, share in own["memory"].items()},
+            "use_model": own.get("ipu_model", False),
+            "gradient_accumulation": training["accumulation"],
+            "accumulation_and_replication_reduction_type": training["reduction"],
+            "num_distributed_processes": self._distributed.numProcesses, "distributed_process_id": self._distributed.processId,
+            **{f"location_{kind}": {_LOCATION_NAMES[name]: int(value) for name, value in location.items()}
+               for kind, location in self._locations._values.items()},
+            **self._popart._values}
+        if "random_seed" in own:
+            merged["random_seed"] = own["random_seed"]
+        if "offline" in own:
+            merged["ipu_version"] = own["offline"]
+        if "cache" in own:
+            merged.update(cachePath=own["cache"], enableEngineCaching=True)
+        if "synthetic_data" in own:
+            merged["syntheticDataMode"] = 2 if own["synthetic_data"] else 0     # random normal, off
+        if "cycles" in own:
+            merged["instrumentWithHardwareCycleCounter"] = own["cycles"]
+        if "automatic_loss_scaling" in training:
+            merged["automaticLossScalingSettings.enabled"] = training["automatic_loss_scaling"]
+        if "stochastic_rounding" in precision:
+            merged["enableStochasticRounding"] = precision["stochastic_rounding"]
+        if "partials" in precision:
+            merged["partialsTypeMatMuls"] = "half" if precision["partials"] == _torch.float16 else "float"
+        return merged
+
     def _freeze(self):
         self.__dict__["_frozen"] = True
+
+
+_LOCATION_NAMES = {"on_chip": "onChip", "sharding": "useReplicatedTensorSharding",
+                   "min_elements_for_off_chip": "minElementsForOffChip",
+                   "min_elements_for_replicated_tensor_sharding": "minElementsForReplicatedTensorSharding"}
 
 
 class PipelinedExecution:
@@ -674,7 +700,8 @@ class PoplarExecutor:
                         "first": _torch.zeros(parameter.shape, dtype=shared["first_order_momentum_accum_type"]),
                         "second": _torch.zeros(parameter.shape, dtype=shared["second_order_momentum_accum_type"]),
                         "step": 0}
-        _machine.compilations.append("training" if self._training else "inference")
+        _machine.programs.append(
+            _CompiledProgram("training" if self._training else "inference", graph, self._stages, self._homes))
         if not offline:
             self.attachToDevice()
 

@@ -5,6 +5,7 @@ import sys
 import types
 
 from tests.fakes import poptorch as stand_in
+from tests.fakes.machine import machine
 
 _ENGINE = "ipu_packed_bert.engine.ipu"
 
@@ -42,7 +43,7 @@ def installed(*, ipus: int = 16, popdist=None):
     sys.modules["poptorch"], sys.modules["poptorch.optim"] = stand_in, stand_in.optim
     if popdist is not None:
         sys.modules["popdist"], sys.modules["popdist.poptorch"] = popdist, popdist.poptorch
-    stand_in._machine.reset(ipus)
+    machine.reset(ipus)
     try:
         from ipu_packed_bert.engine import ipu
         from ipu_packed_bert.engine.ipu import devices, engine, feed, options, program, state  # noqa: F401 (attributes of ipu)

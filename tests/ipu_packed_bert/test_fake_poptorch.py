@@ -7,13 +7,14 @@ from torch import nn
 
 from tests.fakes import poptorch
 from tests.fakes.lowering import API
+from tests.fakes.machine import machine
 
 TOP, OPTIM, OPTIONS = (API["modules"][name] for name in ("poptorch", "poptorch.optim", "poptorch.options"))
 
 
 @pytest.fixture(autouse=True)
-def machine():
-    poptorch._machine.reset(16)
+def fresh_machine():
+    machine.reset(16)
 
 
 # ------------------------------------------------------------------------------------------------- names and signatures
@@ -421,7 +422,8 @@ def chain(ipus, *, accumulation, replicas=1, auto=poptorch.AutoStage.AutoIncreme
 
 
 def test_stages_are_runs_of_blocks_on_one_ipu():
-    assert chain([0, 0, 1, 2, 3, 3, 0], accumulation=9)._stages == [0, 1, 2, 3, 0]
+    chain([0, 0, 1, 2, 3, 3, 0], accumulation=9)
+    assert machine.programs[-1].stages == [0, 1, 2, 3, 0]
 
 
 def test_accumulation_covers_the_pipeline():
@@ -454,7 +456,7 @@ def test_a_module_begins_one_block():
 
 
 def test_the_machine_has_so_many_ipus():
-    poptorch._machine.reset(4)
+    machine.reset(4)
     first = chain([0, 1], accumulation=3)
     second = chain([0, 1], accumulation=3)
     with pytest.raises(poptorch.Error, match="no device"):

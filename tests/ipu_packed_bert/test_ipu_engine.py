@@ -21,6 +21,7 @@ from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.placement import place
 from pack_data.packs import PackSchema
 from pack_data.store import PackStore
+from tests.fakes.machine import machine
 from tests.fakes.sdk import fake_popdist, installed
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
 from tests.tiny_runs import tiny_config, tiny_data
@@ -122,7 +123,7 @@ def test_three_updates_equal_the_hosts(sdk, layout, depth, mask):
     assert engine.state()["optimizer"]["step"] == host.state()["optimizer"]["step"] == 3
     # The run had one training program, and none for evaluation.
     assert engine.compilations == {"training": 1, "evaluation": 0}
-    assert sdk[1]._machine.compilations == ["training"]
+    assert machine.compilations == ["training"]
 
 
 VARIANTS = {
@@ -199,7 +200,9 @@ def test_padding_weighs_nothing(sdk):
 
 def test_automatic_loss_scaling_starts_from_one(sdk):
     config = make_config(engine={"automatic_loss_scaling": True})
-    assert make_engine(sdk, config)._optimizer.loss_scaling == 1.0
+    ipu, _ = sdk
+    optimizer = ipu.options.build_optimizer(ipu.program.build_program(config, depth=3), config, betas=(0.9, 0.999))
+    assert optimizer.loss_scaling == 1.0
 
 
 # -------------------------------------------------------------------------------------------- what the engine swaps in
@@ -235,12 +238,13 @@ def test_every_layer_is_a_checkpoint_and_the_product_is_serialised(sdk):
     config = make_config(layers_per_ipu=(1, 1), accumulation=5)
     engine = make_engine(sdk, config)
     engine.compile(make_batch(config))
-    graph = engine._training._graph_
+    program = machine.programs[-1]
+    graph = program.graph
     assert graph.checkpoints == 2
     assert graph.serialised == [(stand_in.MatMulSerializationMode.OutputChannels, 2)]
     assert graph.blocks == [(block.name, block.ipu) for block in place(config).blocks]
-    assert engine._training._stages == [0, 1, 0]
-    assert {home for name, home in engine._training._homes.items() if "word_embeddings" in name} == {0}
+    assert program.stages == [0, 1, 0]
+    assert {home for name, home in program.homes.items() if "word_embeddings" in name} == {0}
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluation
@@ -262,7 +266,7 @@ def test_evaluation_equals_the_hosts_and_changes_nothing(sdk):
     for batch in batches[:2]:
         undisturbed.step(batch, 0.01)
     assert_same_weights(after, undisturbed.state())
-    assert sdk[1]._machine.compilations == ["training", "inference", "training"]
+    assert machine.compilations == ["training", "inference", "training"]
 
 
 def test_evaluation_and_training_share_the_ipus():
@@ -275,7 +279,7 @@ def test_evaluation_and_training_share_the_ipus():
             engine.step(batch, 0.01)
             engine.evaluate(batch)
         engine.close()
-        assert sdk[1]._machine.attached == 0
+        assert machine.attached == 0
 
 
 def test_evaluation_before_training(sdk):
@@ -400,47 +404,49 @@ def test_options_say_what_the_configuration_says(sdk):
                                 "engine.log_cycles=true", "engine.automatic_loss_scaling=true"])
     device = ipu.devices.Device("ipu", "")
     options = ipu.options.training_options(config, device, ipu.devices.Instance(0, 1, 4, False), accumulation=1027)
-    values = options._values
+    values = options.toDict()
     assert values["replication_factor"] == 4 and values["device_iterations"] == 1
     assert values["output_mode"] == stand_in.OutputMode.Sum
-    assert values["random_seed"] == config.run.seed and values["name"] == "training"
-    assert values["memory"] == {"IPU0": 0.10, "IPU1": 0.15, "IPU2": 0.15, "IPU3": 0.15}
-    assert values["strategy"]._auto_stage == stand_in.AutoStage.AutoIncrement
-    assert values["cache"] == "cache" and values["profile_dir"] == "profile" and values["cycles"] is True
-    assert values["synthetic_data"] is False
-    assert options.Training._values == {
-        "accumulation": 1027, "reduction": stand_in.ReductionType.Mean, "automatic_loss_scaling": True,
-        "mean_strategy": stand_in.MeanReductionStrategy.Post}
-    assert options.Precision._values == {"stochastic_rounding": True, "partials": torch.float16}
-    assert options.TensorLocations._values == {"optimizer": {"on_chip": False, "sharding": True}}
-    assert options._Popart._values["accumulateOuterFragmentSettings.schedule"] == 3
+    assert values["random_seed"] == config.run.seed
+    assert values["available_memory_proportion"] == {0: 0.10, 1: 0.15, 2: 0.15, 3: 0.15}
+    assert values["execution_mode"] == 0                                      # pipelined
+    assert values["cachePath"] == "cache" and values["instrumentWithHardwareCycleCounter"] is True
+    assert values["syntheticDataMode"] == 0
+    assert values["gradient_accumulation"] == 1027 and values["automaticLossScalingSettings.enabled"] is True
+    assert values["accumulation_and_replication_reduction_type"] == stand_in.ReductionType.Mean
+    assert values["enableStochasticRounding"] is True and values["partialsTypeMatMuls"] == "half"
+    assert values["location_optimizer"] == {"onChip": 0, "useReplicatedTensorSharding": 1}
+    assert values["accumulateOuterFragmentSettings.schedule"] == 3
     # Engine options are set as a whole: those of profiling and the others must both be there.
-    assert set(options._Popart._values["engineOptions"]) == {
+    assert set(values["engineOptions"]) == {
         "opt.useAutoloader", "target.syncReplicasIndependently", "autoReport.all", "autoReport.directory"}
+    assert values["engineOptions"]["autoReport.directory"] == "profile"
 
-    evaluation = ipu.options.evaluation_options(config, device, ipu.devices.Instance(0, 1, 4, False), iterations=12)
-    assert evaluation._values["device_iterations"] == 12 and evaluation.Training._values["accumulation"] == 1
-    assert evaluation.Precision._values["stochastic_rounding"] is False
+    evaluation = ipu.options.evaluation_options(
+        config, device, ipu.devices.Instance(0, 1, 4, False), iterations=12).toDict()
+    assert evaluation["device_iterations"] == 12 and evaluation["gradient_accumulation"] == 1
+    assert evaluation["enableStochasticRounding"] is False
 
 
-@pytest.mark.parametrize("key, value, read, expected", [
-    ("half_partials", False, lambda o: o.Precision._values["partials"], torch.float32),
-    ("stochastic_rounding", False, lambda o: o.Precision._values["stochastic_rounding"], False),
-    ("synthetic_data", True, lambda o: o._values["synthetic_data"], True),
-    ("log_cycles", False, lambda o: o._values["cycles"], False),
+@pytest.mark.parametrize("key, value, name, expected", [
+    ("half_partials", False, "partialsTypeMatMuls", "float"),
+    ("stochastic_rounding", False, "enableStochasticRounding", False),
+    ("synthetic_data", True, "syntheticDataMode", 2),
+    ("log_cycles", False, "instrumentWithHardwareCycleCounter", False),
 ])
-def test_engine_settings_reach_the_options(sdk, key, value, read, expected):
+def test_engine_settings_reach_the_options(sdk, key, value, name, expected):
     ipu, _ = sdk
     config = make_config(engine={key: value})
     options = ipu.options.training_options(config, ipu.devices.Device("ipu", ""), ipu.devices.Instance(0, 1, 1, False), accumulation=4)
-    assert read(options) == expected
+    assert options.toDict()[name] == expected
 
 
 def test_the_ipu_model_gets_no_cycle_counter_and_no_cache(sdk):
     ipu, _ = sdk
     config = make_config(engine={"executable_cache": "cache", "ipu_model": True})
     options = ipu.options.training_options(config, ipu.devices.Device("ipu_model", ""), ipu.devices.Instance(0, 1, 1, False), accumulation=4)
-    assert options._values["ipu_model"] is True and "cache" not in options._values and options._values["cycles"] is False
+    values = options.toDict()
+    assert values["use_model"] is True and "cachePath" not in values and values["instrumentWithHardwareCycleCounter"] is False
 
 
 def test_parameter_groups_and_types(sdk):
@@ -486,7 +492,7 @@ def test_half_weights_train_with_a_float_loss(sdk):
     for seed in range(3):
         batch = make_batch(config, seed=seed)
         assert engine.step(batch, 0.01).loss == pytest.approx(host.step(batch, 0.01).loss, rel=0.01)
-    assert {p.dtype for p in engine._network.parameters()} == {torch.float16}
+    assert {p.dtype for p in sdk[0].program.build_program(config, depth=3).parameters()} == {torch.float16}
     assert relative_error(weights_of(engine.state()), weights_of(host.state())) < 0.02
 
 
@@ -520,7 +526,7 @@ def test_accumulation_below_the_pipeline(sdk):
     with pytest.raises(ConfigError, match="at least the 5 stages") as error:
         sdk[0].engine.IpuEngine(make_config(layers_per_ipu=(1, 1), accumulation=8), schema(), packing_factor=2.0)
     one_line(error)
-    assert sdk[1]._machine.compilations == []
+    assert machine.compilations == []
 
 
 def test_several_iterations_in_a_step(sdk):
@@ -536,7 +542,7 @@ def test_a_batch_of_the_wrong_size(sdk, rows, complaint):
     with pytest.raises(ValueError, match=complaint) as error:
         engine.step({name: field[:rows] for name, field in make_batch(config).items()}, 0.01)
     one_line(error)
-    assert sdk[1]._machine.compilations == []
+    assert machine.compilations == []
 
 
 def test_too_old_a_poptorch(monkeypatch):
@@ -608,7 +614,7 @@ def test_the_ipu_model_on_request(sdk, how, monkeypatch):
         host.step(batch, 0.01)
         assert engine.evaluate(batch)[:5] == pytest.approx(host.evaluate(batch)[:5], rel=1e-5)
     assert_same_weights(engine.state(), host.state())
-    assert sdk[1]._machine.attached == 0 and engine.cycles() is None
+    assert machine.attached == 0 and engine.cycles() is None
     with pytest.raises(ValueError, match="runs one replica") as error:
         make_engine(sdk, change(config, placement={"replicas": 2}, engine={"ipu_model": True}))
     one_line(error)
@@ -652,8 +658,9 @@ def test_each_process_reads_its_share(tmp_path):
             engine = sdk[0].engine.IpuEngine(config, store.schema, packing_factor=1.0)
             assert engine.share == (index, 2)
             options = engine._training.options
-            assert options._values["replication_factor"] == 2 and options.Distributed.processId == index
-            assert options._values["random_seed"] == config.run.seed
+            values = options.toDict()
+            assert values["replication_factor"] == 2 and values["distributed_process_id"] == index
+            assert values["random_seed"] == config.run.seed
             batch = next(GlobalBatches(store, config, packing_factor=1.0, share=engine.share))
             parts.append(batch)
             engines.append(engine.step(batch, 0.01))
@@ -743,14 +750,14 @@ def test_a_run_compiles_once_and_continues_on_the_host(tmp_path, capsys):
                 "--set", "engine.gradient_accumulator_type=float32"]
     with installed(ipus=1) as sdk:
         assert command("--config", config, "--out", str(tmp_path / "ipu"), *settings) == 0
-        assert sorted(sdk[1]._machine.compilations) == ["inference", "training"]
-        assert sdk[1]._machine.attached == 0
+        assert sorted(machine.compilations) == ["inference", "training"]
+        assert machine.attached == 0
         assert "IPU hardware: 1 IPU (1 x 1)" in capsys.readouterr().out
         assert command("--config", config, "--out", str(tmp_path / "half"), *settings, "--steps", "6",
                        "--set", "optimizer.warmup_fraction=0") == 0
     assert command("--config", config, "--out", str(tmp_path / "host"), "--engine", "host", *settings[2:]) == 0
     assert losses(tmp_path / "ipu") == pytest.approx(losses(tmp_path / "host"), rel=1e-4)
-    assert command("--resume", str(tmp_path / "half"), "--engine", "host", "--steps", "8") == 0
+    assert command("--resume", str(tmp_path / "half"), "--engine", "host", "--steps", "8", "--set", "optimizer.schedule_steps=8") == 0
     assert len(losses(tmp_path / "half")) == 8
 
 

@@ -1,0 +1,27 @@
+"""The computer that the PopTorch stand-in pretends to run on, and what was done on it: read by tests, unknown to PopTorch."""
+from typing import Any, Dict, List, NamedTuple
+
+
+class CompiledProgram(NamedTuple):
+    kind: str  # "training" or "inference"
+    graph: Any  # what was traced: blocks, losses, checkpoints, serialised products, operators
+    stages: List[int]  # IPU of each forward stage
+    homes: Dict[str, int]  # IPU of each weight
+
+
+class Machine:
+    def __init__(self):
+        self.reset()
+
+    def reset(self, ipus=16):
+        self.ipus = ipus  # 0: no hardware
+        self.attached = 0  # IPUs in use
+        self.programs: List[CompiledProgram] = []
+
+    @property
+    def compilations(self):
+        """Kinds of the programs made, in their order."""
+        return [program.kind for program in self.programs]
+
+
+machine = Machine()
