@@ -108,7 +108,7 @@ def main(argv=None):
 
         engine.compile(batches.first())
         if config.engine.offline_export:
-            print("compiled  {}; take it to a machine with IPUs".format(config.engine.offline_export))
+            print("compiled  {}; this program cannot load it yet, poptorch.load can".format(config.engine.offline_export))
             return 0
         if begun:
             engine.load_state({**engine.state(), "model": begun.engine["model"]})

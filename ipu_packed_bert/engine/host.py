@@ -105,6 +105,8 @@ class HostEngine(Engine):
     def description(self) -> str:
         compiled = ", compiled" if self._config.engine.compile else ""
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "CPU"
+        if self._device.type == "cpu" and torch.backends.mps.is_available():
+            name += " (MPS, the Mac's GPU, is not used)"
         threads = f", torch threads: {torch.get_num_threads()}" if self._device.type == "cpu" else ""
         return f"host engine: {name}{threads}, {self._config.engine.precision}, {self._attention} attention{compiled}"
 

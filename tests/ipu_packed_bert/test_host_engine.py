@@ -262,3 +262,10 @@ def test_without_next_sentence_prediction():
     result = engine.step(make_batches(1, depth=3, micro_batch=2)[0], 1e-2)
     assert result.nsp_loss == 0.0 and result.loss == result.mlm_loss
     assert not any("pooler" in name or "seq_relationship" in name for name in engine.state()["model"])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_it_says_that_the_gpu_of_a_mac_is_not_used(there, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there)
+    engine = HostEngine(CONFIG, packing_factor=1.0, device="cpu")
+    assert ("MPS" in engine.description) == there

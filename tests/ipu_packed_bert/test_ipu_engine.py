@@ -636,6 +636,15 @@ def test_a_program_for_another_machine(tmp_path):
         assert engine.state()["optimizer"]["step"] == 0
 
 
+def test_an_exported_program_is_not_said_to_be_loadable_here(tmp_path, capsys):
+    config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
+    file = tmp_path / "training.poptorch"
+    with installed(ipus=0):
+        assert command("--config", config, "--out", str(tmp_path / "run"), "--engine", "ipu", "--set", f"engine.offline_export={file}") == 0
+    assert f"compiled  {file}; this program cannot load it yet" in capsys.readouterr().out
+    assert file.exists() and not (tmp_path / "run").exists()
+
+
 def test_build_engine_takes_the_ipus(sdk):
     assert type(build_engine(make_config(), schema(), packing_factor=1.0)).__name__ == "IpuEngine"
     description = build_engine(make_config(layers_per_ipu=(1, 1), accumulation=5), schema(), packing_factor=1.0).description

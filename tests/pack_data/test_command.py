@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pack_data import spfhp
-from pack_data.command import Problems, list_commands, run_main
+from pack_data.command import NotFinite, Problems, list_commands, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +32,8 @@ def test_other_errors_are_our_own():
 
 
 def test_interruption_and_status(capsys):
+    assert run_main(raising(NotFinite("update 3: the loss is nan")), []) == 3
+    assert capsys.readouterr().err == "error: update 3: the loss is nan\n"
     assert run_main(raising(KeyboardInterrupt()), []) == 130
     assert run_main(lambda argv: None, []) == 0 and run_main(lambda argv: 3, []) == 3
     assert capsys.readouterr().err == "interrupted\n"
