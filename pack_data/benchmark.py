@@ -6,7 +6,6 @@ by shard, writing. A sixteenth of Wikipedia unless told otherwise.
 from __future__ import annotations
 
 import argparse
-import resource
 import sys
 import tempfile
 import time
@@ -21,6 +20,11 @@ from pack_data.command import ArgumentParser, parse_depth, positive_int, run_mai
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import PACKERS, get_packer
 from pack_data.runner import available_cores
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 HISTOGRAM = "wikipedia_512"
 Row = Tuple[str, str, str]
@@ -66,6 +70,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--workers", type=positive_int, default=available_cores(), metavar="N", help="processes (default: one a core)")
     parser.add_argument("--folder", metavar="DIR", help="where to build, for a moment (default: the system's place for temporary files)")
     args = parser.parse_args(argv)
+    if resource is None:
+        raise ValueError("pack_data.benchmark needs a POSIX system such as Linux or macOS (resource is missing here)")
 
     histogram = scaled(whole, args.sequences)
     rows: List[Row] = [time_assignment(histogram, get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack))]

@@ -5,14 +5,17 @@
 Every stage works on parts of a few megabytes and notes what is done in a folder beside the data set (OUT.building). So
 memory does not grow with the corpus, a build that was killed continues where it was, and the bytes do not depend on the
 number of workers. The data set that was in OUT stays readable until the new manifest takes its place.
+
+With --held-out the documents are split first (sides.py), and the rest is done for both sides; they appear together (switch.py).
 """
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import json
+import os
 import random
+import re
 import shutil
 import sys
 import time
@@ -24,6 +27,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 
 import numpy as np
 
+from pack_data import sides
 from pack_data.assignment import assign
 from pack_data.bad_records import BadRecords
 from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar, run_main
@@ -31,7 +35,7 @@ from pack_data.corpus import EMBEDDED, Document, content_digest, documents, file
 from pack_data.examples import ExampleOptions
 from pack_data.formats import parts
 from pack_data.formats.detect import open_source
-from pack_data.files import write_atomically
+from pack_data.files import locked, write_atomically
 from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
@@ -40,7 +44,8 @@ from pack_data.runner import DaskRunner, ProcessRunner, SerialRunner, available_
 from pack_data.spill import SpillFormat, Totals
 from pack_data.stages import (ExamplesTask, ShardTask, SortTask, SyntheticTask, examples_name, make_part, make_shard,
                               make_synthetic_part, read_notes, read_text, save_array, shard_name, sort_part, sorted_name, text_name, write_json)
-from pack_data.store import Manifest, PackStore, StoredFile, commit, map_table, read_manifest, stored_file, write_table
+from pack_data.store import MANIFEST, Manifest, PackStore, StoredFile, map_table, read_manifest, stored_file, write_manifest, write_table
+from pack_data.switch import COMMIT, READY, Target, announce, complete
 from pack_data.wordpiece import load_vocabulary, train_vocabulary
 
 # Characters of text in one part (some 8 of the longest documents, thousands of ordinary ones), and characters that wait
@@ -56,7 +61,7 @@ CHARACTERS_PER_TOKEN, BYTES_PER_TOKEN = 3.5, 5.5
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """One build. All but `out`, `workers` and `dask` decide the bytes of the data set."""
+    """One build. All but `out`, `overwrite`, `workers` and `dask` decide the bytes of the data set."""
 
     out: Union[str, Path]
     corpus: Union[str, Path, None] = EMBEDDED
@@ -65,7 +70,7 @@ class BuildOptions:
     lower_case: bool = True
     max_sequence_length: int = 512
     max_predictions_per_sequence: Optional[int] = None
-    packer: str = "nnlshp"
+    packer: str = "optimal"
     max_sequences_per_pack: Optional[int] = 3        # None: unlimited
     recipe: Union[str, Path, None] = None            # a packing made before, instead of the packer
     duplication_factor: int = 5
@@ -81,9 +86,15 @@ class BuildOptions:
     source_format: str = "auto"
     columns: Tuple[str, ...] = ()                    # Parquet, Arrow: the columns of the sequences; none: all integer lists
     skip_bad: int = 0
+    held_out: float = 0.0                            # share of the documents that form a second data set, OUT-held-out
+    overwrite: bool = False                          # replace a data set in `out` that was made otherwise
     append: bool = False                             # add to the data set in `out`, with the options it was made with
     workers: Optional[int] = None                    # None: one a core
     dask: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out is {self.held_out}; the share of documents held out is from 0 to below 1")
 
     def example_options(self) -> ExampleOptions:
         predictions = self.max_predictions_per_sequence
@@ -94,8 +105,8 @@ class BuildOptions:
 
     def deciding(self) -> Dict[str, Any]:
         """The options that decide the bytes, as they go into the manifest; files stand there by content, not by path."""
-        left_out = {"out", "append", "workers", "dask", "corpus", "vocabulary", "recipe", "synthetic" if self.synthetic is None else "",
-                    "sequences" if self.synthetic is None else "", "source"}
+        left_out = {"out", "overwrite", "append", "workers", "dask", "corpus", "vocabulary", "recipe", "synthetic" if self.synthetic is None else "",
+                    "sequences" if self.synthetic is None else "", "source", "" if self.held_out else "held_out"}
         if self.source is None:
             left_out |= {"source_format", "columns", "" if self.skip_bad else "skip_bad"}
         return {name: value for name, value in asdict(self).items() if name not in left_out}
@@ -111,7 +122,7 @@ def build(options: BuildOptions, progress: Optional[bool] = None) -> PackStore:
 
 class Built(NamedTuple):
     """A data set, its packing with the time it took to solve (the recipe in the data set leaves that out), and the
-    seconds of each stage."""
+    seconds of each stage (none for "commit" where nothing had to be built)."""
 
     store: PackStore
     packing: Packing
@@ -120,12 +131,19 @@ class Built(NamedTuple):
 
 def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> Built:
     """`build`, with what there is to tell about it."""
-    if options.append:
-        options = _with_former_options(options)
-    options.example_options()
-    if options.recipe is None:
-        get_packer(options.packer)
-    with _work_folder(Path(options.out)) as work:
+    try:
+        import fcntl  # noqa: F401
+    except ImportError:
+        raise ValueError("pack_data.build needs a POSIX system such as Linux or macOS (fcntl is missing here); build there and copy the folder") from None
+    out = Path(options.out) if Path(options.out).name else Path(options.out).resolve()
+    options = replace(options, out=out)
+    _check_out(out)
+    with _work_folder(out) as work:
+        if options.append:
+            options = _with_former_options(options)
+        options.example_options()
+        if options.recipe is None:
+            get_packer(options.packer)
         runner = _runner(options)
         try:
             return _Build(options, work, runner, progress).run()
@@ -133,17 +151,27 @@ def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> 
             runner.close()
 
 
+def _check_out(out: Path) -> None:
+    """ValueError where nothing can be written to `out`."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out}: is a file; a data set is a folder, choose another name")
+    if out.is_dir() and not os.access(out, os.W_OK):
+        raise ValueError(f"--out {out}: the folder cannot be written; choose another one")
+
+
 def _with_former_options(options: BuildOptions) -> BuildOptions:
-    """What is appended is made as the rest was: same vocabulary, lengths, masking, packer and depth."""
+    """What is appended is made as the rest was: same vocabulary, lengths, masking, packer, depth and share held out."""
     out = Path(options.out)
     manifest = read_manifest(out)
     if "options" not in manifest.made_with or "recipe.json" not in [entry.file for entry in manifest.files]:
         raise ValueError(f"{out}: was not made by pack_data.build, so nothing can be appended; build it anew with --from {out}")
-    made_with = manifest.made_with["options"]
+    if manifest.made_with.get("side") == sides.HELD_OUT:
+        raise ValueError(f"{out}: is the held-out side of a data set; append to the training side, both grow together")
+    made_with = {"held_out": 0.0, **manifest.made_with["options"]}
     algorithm = Packing.load(out / "recipe.json").algorithm
     kept = {name: made_with[name] for name in (
         "vocabulary_size", "lower_case", "max_sequence_length", "max_predictions_per_sequence", "max_sequences_per_pack",
-        "duplication_factor", "short_sequence_probability", "masked_lm_probability", "seed", "epoch")}
+        "duplication_factor", "short_sequence_probability", "masked_lm_probability", "seed", "epoch", "held_out")}
     return replace(options, **kept, packer=algorithm if algorithm in PACKERS else made_with["packer"], recipe=None,
                    vocabulary=out / "vocab.txt" if (out / "vocab.txt").exists() else None)
 
@@ -155,27 +183,92 @@ def _runner(options: BuildOptions) -> Any:
     return ProcessRunner(workers) if workers > 1 else SerialRunner()
 
 
+# ---- the work folder ------------------------------------------------------------------------------------------------------
+
+PLAN, LOCK = "plan.json", "lock"
+_HELD_OUT_WORK = "held-out"
+# The names of files that a build makes in its work folder; it removes no others.
+_OWN = re.compile(r"lock|vocab\.txt|(plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|(pack|slot)\.npy|"
+                  r"(text|examples|sorted|shard)-\d{5,}\.(jsonl|json|bin|npy)|packs-\d{5,}-[0-9a-f]{8}\.npy|lengths-[0-9a-f]{8}\.npy|"
+                  r"[\w.-]+\.\d+\.tmp")
+
+
 @contextmanager
 def _work_folder(out: Path) -> Iterator[Path]:
     """OUT.building, held by one build at a time (the lock goes with the process), removed when the build is done."""
-    out.mkdir(parents=True, exist_ok=True)
     work = out.with_name(out.name + ".building")
-    work.mkdir(exist_ok=True)
-    with open(work / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(f"{out}: another build is writing this data set; wait for it or choose another --out") from None
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        _check_made_by_a_build(work, out)
+    except OSError as error:
+        raise ValueError(f"--out {out}: the folder {work} cannot be made or read ({error.strerror}); choose another --out") from None
+    with locked(work / LOCK, f"{out}: another build is writing this data set; wait for it or choose another --out"):
+        if complete(work):
+            _clear(work)
         try:
             yield work
         except ValueError:
             # A user's mistake, found before there is anything to continue, leaves nothing behind.
-            if not any(work.glob("examples-*.json")):
-                shutil.rmtree(work)
-                if not any(out.iterdir()):
-                    out.rmdir()
+            if not any(work.rglob("examples-*.json")):
+                _remove(work)
             raise
-        shutil.rmtree(work)
+        _remove(work)
+
+
+def _check_made_by_a_build(work: Path, out: Path) -> None:
+    """ValueError for a folder of this name that holds something else."""
+    if all(item.name == LOCK or re.fullmatch(PLAN + r"\.\d+\.tmp", item.name) for item in work.iterdir()):
+        return
+    try:
+        note = json.loads((work / PLAN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        note = None
+    if not isinstance(note, dict) or "options" not in note:
+        raise ValueError(f"{work}: was not made by a build, but a build of {out} needs this folder; move it away or choose another --out")
+
+
+def _clear(folder: Path, keep: Sequence[str] = (LOCK,)) -> None:
+    """Removes what builds make; what else lies there stays."""
+    for item in sorted(folder.iterdir()):
+        if item.is_dir() and not item.is_symlink() and item.name in (READY, _HELD_OUT_WORK):
+            _clear(item)
+            if not any(item.iterdir()):
+                item.rmdir()
+        elif _OWN.fullmatch(item.name) and item.name not in keep and item.is_file():
+            item.unlink()
+
+
+def _remove(work: Path) -> None:
+    """Removes the work folder; its notes go last, so that what a kill leaves behind is still known as a build's."""
+    _clear(work, keep=(COMMIT, PLAN, LOCK))
+    for name in (COMMIT, PLAN, LOCK):
+        if (work / name).exists():
+            (work / name).unlink()
+    if not any(work.iterdir()):
+        work.rmdir()
+
+
+# ---- the build ------------------------------------------------------------------------------------------------------------
+
+class _Side:
+    """One data set on its way: its documents or sequences, its packs, where it goes. A build has one, or a training and a held-out one."""
+
+    def __init__(self, name: Optional[str], work: Path, out: Path, former: Optional[Manifest]) -> None:
+        self.name, self.work, self.out, self.former = name, work, out, former
+        # Parts are numbered on, so that what is appended draws other random numbers.
+        self.first_stream: int = former.made_with["parts"] if former else 0
+        self.notes: List[Dict[str, Any]] = []
+
+    @property
+    def ready(self) -> Path:
+        return self.work / READY
+
+    @property
+    def sequences(self) -> int:
+        return sum(note["totals"][0] for note in self.notes)
+
+    def missing(self, part: int) -> bool:
+        return not (self.work / f"{examples_name(part)}.json").exists()
 
 
 class _Build:
@@ -184,14 +277,24 @@ class _Build:
         self.out = Path(options.out)
         self.example_options = options.example_options()
         self.seconds: Dict[str, float] = {}
-        self.former: Optional[Manifest] = read_manifest(self.out) if options.append else None
-        # Parts are numbered on, so that what is appended draws other random numbers.
-        self.first_stream: int = self.former.made_with["parts"] if self.former else 0
         # Files that the data set holds already, by their names in the corpus.
         self.known: Set[str] = set()
         self.source: Any = None
         if options.source is not None:
             self.source = open_source(options.source, options.source_format, options.skip_bad, options.columns)
+        if options.held_out and (options.source is not None or options.synthetic is not None):
+            raise ValueError(f"--held-out {options.held_out}: splits a corpus by documents, and {'--from' if options.synthetic is None else '--synthetic'} "
+                             "has none; build the held-out sequences from files of their own")
+        places = [(sides.TRAINING if options.held_out else None, work, self.out)]
+        if options.held_out:
+            _check_out(held_out_folder(self.out))
+            places.append((sides.HELD_OUT, work / _HELD_OUT_WORK, held_out_folder(self.out)))
+        self.sides = [_Side(*place, read_manifest(place[2]) if options.append else None) for place in places]
+        self.appended = options.append
+
+    @property
+    def training(self) -> _Side:
+        return self.sides[0]
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -202,38 +305,45 @@ class _Build:
     def run(self) -> Built:
         with self._timed("examples"):
             sources = self._plan()
-            if not sources:
+            if sources is None:
                 return Built(PackStore.open(self.out), Packing.load(self.out / "recipe.json"), self.seconds)
+            for side in self.sides:
+                side.ready.mkdir(parents=True, exist_ok=True)
             vocabulary_size, vocabulary = self._vocabulary()
             parts_schema = self._parts_schema(vocabulary_size)
-            notes = self._examples(parts_schema, vocabulary_size)
-        with self._timed("packing"):
-            packing, schema = self._packing(parts_schema, notes)
-        with self._timed("assignment"):
-            self._assignment(parts_schema, notes, packing)
-        shards = self._shards(parts_schema, schema, notes, packing)
-        made_with = {"options": self.options.deciding(), "sources": sources, "parts": len(notes),
-                     "documents": sum(note["documents"] for note in notes)}
-        if self.former:
-            before = self.former.made_with
-            made_with = {"options": before["options"], "sources": before["sources"] + sources,
-                         "parts": before["parts"] + len(notes), "documents": before["documents"] + made_with["documents"]}
-        if (self.work / "skipped.json").exists() and json.loads((self.work / "skipped.json").read_text()):
-            made_with["skipped"] = json.loads((self.work / "skipped.json").read_text())
-        if self.source is not None:
-            made_with.update(json.loads((self.work / "examples.json").read_text()))
-            ids = parts.vocabulary_size(notes)
-            if vocabulary and ids > vocabulary_size:
-                raise ValueError(f"{self.options.source}: token id {ids - 1} is not in the vocabulary of {vocabulary_size}; give the one it was made with")
-            vocabulary_size = vocabulary_size or ids
+            self._examples(parts_schema, vocabulary_size)
+        schema: Optional[PackSchema] = None
+        packings: List[Packing] = []
+        for side in self.sides:
+            if not side.sequences and side.former:
+                packings.append(self._keep(side, sources))
+                schema = side.former.schema
+                continue
+            with self._timed("packing"):
+                packing, schema = self._packing(side, parts_schema, side.former.schema if side.former else schema)
+            with self._timed("assignment"):
+                self._assignment(side, parts_schema, packing)
+            shards = self._shards(side, parts_schema, schema, packing)
+            made_with = self._made_with(side, sources)
+            if self.source is not None:
+                made_with.update(json.loads((self.work / "examples.json").read_text()))
+                ids = parts.vocabulary_size(side.notes)
+                if vocabulary and ids > vocabulary_size:
+                    raise ValueError(f"{self.options.source}: token id {ids - 1} is not in the vocabulary of {vocabulary_size}; give the one it was made with")
+                vocabulary_size = vocabulary_size or ids
+            with self._timed("commit"):
+                packings.append(self._make_ready(side, schema, packing, shards, made_with, vocabulary_size, vocabulary))
         with self._timed("commit"):
-            store, whole = self._commit(schema, packing, notes, shards, made_with, vocabulary_size, vocabulary)
-        return Built(store, whole, self.seconds)
+            announce(self.work, [Target(side.work, side.out) for side in self.sides])
+            complete(self.work)
+            store = PackStore.open(self.out)
+        return Built(store, packings[0], self.seconds)
 
     # ---- the plan: what is built, and whether a former build of the same was left half done -----------------------------
 
-    def _plan(self) -> List[List[str]]:
-        """Empties the work folder unless it belongs to this very build. Returns name and sha256 of what goes in and is new."""
+    def _plan(self) -> Optional[List[List[str]]]:
+        """Empties the work folder unless it belongs to this very build. Returns name and sha256 of what goes in and is new;
+        None where all of it has been built. ValueError where another data set would be replaced."""
         options = self.options
         if options.synthetic is not None:
             sources = [[f"synthetic {options.synthetic}", ""]]
@@ -242,28 +352,61 @@ class _Build:
         else:
             with progress_bar(None, "checking the corpus", shown=self.progress, unit="B") as bar:
                 sources = [list(entry) for entry in content_digest(options.corpus, bar.update)]
-        if self.former:
-            held = {sha256 for _, sha256 in self.former.made_with["sources"] if sha256}
+        if self.appended:
+            held = {sha256 for _, sha256 in self.training.former.made_with["sources"] if sha256}
             self.known = {name for name, sha256 in sources if sha256 in held}
             sources = [entry for entry in sources if entry[0] not in self.known]
+            if not sources:
+                return None
             if self.source is not None:
                 self.source.files = [file for file in self.source.files if Path(file).name not in self.known]
         if options.vocabulary is not None:
             load_vocabulary(options.vocabulary, options.lower_case)
-        others = [_sha256(path) for path in (options.vocabulary, options.recipe)]
+        given = {name: _sha256(path) for name, path in (("vocabulary", options.vocabulary), ("recipe", options.recipe)) if path is not None}
+        plan = {"options": json.loads(json.dumps(options.deciding())), "sources": sources, "given": given,
+                "former": [f"{side.former.digest:016x}" for side in self.sides if side.former]}
+        path = self.work / PLAN
+        continued = path.exists() and json.loads(path.read_text()) == plan
+        if not self.appended and not options.overwrite and not continued:
+            if all([self._is_built(side, plan) for side in self.sides]):
+                return None
         self._check_room()
-        plan = {"options": options.deciding(), "sources": sources, "others": others,
-                "former": f"{self.former.digest:016x}" if self.former else None}
-        path = self.work / "plan.json"
-        if not path.exists() or json.loads(path.read_text()) != plan:
-            for item in self.work.iterdir():
-                if item.name != "lock":
-                    item.unlink()
-            if self.former:
-                # The commit replaces the recipe just before the manifest; a build killed between the two still needs the former one.
-                shutil.copyfile(self.out / "recipe.json", self.work / "former.json")
+        if not continued:
+            _clear(self.work)
             write_json(path, plan)
         return sources
+
+    def _is_built(self, side: _Side, plan: Dict[str, Any]) -> bool:
+        """Whether the data set is there and whole. ValueError where something else is in its place, which is replaced on request only."""
+        if not (side.out / MANIFEST).exists():
+            for name in ("recipe.json", "vocab.txt"):
+                mine = [path for path in (self.options.vocabulary, self.options.recipe) if path is not None]
+                if (side.out / name).exists() and not any(os.path.samefile(side.out / name, path) for path in mine):
+                    raise ValueError(f"{side.out}: holds a file {name} but no data set; add --overwrite to replace the file, or choose another --out")
+            return False
+        way_out = "add --overwrite to replace it, or choose another --out"
+        try:
+            manifest = read_manifest(side.out)
+        except ValueError:
+            raise ValueError(f"{side.out}: holds a {MANIFEST} that is no data set's, or a damaged one; {way_out}") from None
+        made = manifest.made_with
+        if "options" not in made or made.get("side") != side.name:
+            raise ValueError(f"{side.out}: holds a data set that was made in another way ({manifest.packs:,} packs); {way_out}")
+        if sorted(made["sources"]) != sorted(plan["sources"]) or made.get("given", {}) != plan["given"]:
+            what = "vocabulary or recipe" if sorted(made["sources"]) == sorted(plan["sources"]) else "corpus"
+            raise ValueError(f"{side.out}: holds a data set made from another {what} ({manifest.packs:,} packs); {way_out}, or add to it with --append")
+        names = sorted({*made["options"], *plan["options"]})
+        others = [f"{name} {made['options'].get(name)} (now {plan['options'].get(name)})" for name in names
+                  if made["options"].get(name) != plan["options"].get(name)]
+        if others == [f"epoch {made['options'].get('epoch')} (now {plan['options'].get('epoch')})"]:
+            return False
+        if others:
+            raise ValueError(f"{side.out}: holds a data set made with {', '.join(others)}; {way_out}")
+        try:
+            PackStore.open(side.out).close()
+        except ValueError:
+            return False
+        return True
 
     def _check_room(self) -> None:
         """Refuses to begin what the disk cannot hold: the sorted sequences and the shards lie there together at the end."""
@@ -275,11 +418,29 @@ class _Build:
         else:
             text = _characters(options.corpus)
             tokens = text / CHARACTERS_PER_TOKEN * options.duplication_factor
-        already = sum(path.stat().st_size for path in self.work.iterdir())
+        already = sum(path.stat().st_size for path in self.work.rglob("*"))
         needed, free = text + tokens * BYTES_PER_TOKEN - already, free_bytes(self.work)
         if needed > free:
             raise ValueError(f"{self.out}: the build needs about {needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB are free; "
                              "make room or choose another --out")
+
+    def _made_with(self, side: _Side, sources: List[List[str]]) -> Dict[str, Any]:
+        """The manifest's account of what went in, that of the former data set included."""
+        made = {"options": self.options.deciding(), "sources": sources, "parts": len(side.notes),
+                "documents": sum(note["documents"] for note in side.notes)}
+        skipped = self.work / "skipped.json"
+        if skipped.exists() and json.loads(skipped.read_text()):
+            made["skipped"] = json.loads(skipped.read_text())
+        given = json.loads((self.work / PLAN).read_text())["given"]
+        if given:
+            made["given"] = given
+        if side.name is not None:
+            made["side"] = side.name
+        if side.former:
+            before = side.former.made_with
+            made = {**before, **{name: made[name] for name in ("skipped",) if name in made}, "sources": before["sources"] + sources, "parts": before["parts"] + len(side.notes),
+                    "documents": before["documents"] + made["documents"]}
+        return made
 
     # ---- text to examples -----------------------------------------------------------------------------------------------
 
@@ -295,7 +456,7 @@ class _Build:
         write_json(self.work / "skipped.json", [str(line) for line in bad.found])
 
     def _vocabulary(self) -> Tuple[int, Optional[Path]]:
-        """The vocabulary's size and its file in the work folder."""
+        """The vocabulary's size and its file in the work folder; trained on the training side."""
         options, path = self.options, self.work / "vocab.txt"
         if options.synthetic is not None:
             return options.vocabulary_size, None
@@ -305,8 +466,11 @@ class _Build:
             if options.vocabulary is not None:
                 content = Path(options.vocabulary).read_bytes()
             else:
+                self._spread_text()
                 content = train_vocabulary(self._dealt_out(), options.vocabulary_size, options.lower_case).text
             write_atomically(path, content)
+        for side in self.sides[1:]:
+            write_atomically(side.work / "vocab.txt", path.read_bytes())
         return len(load_vocabulary(path, options.lower_case)), path
 
     def _parts_schema(self, vocabulary_size: int) -> PackSchema:
@@ -315,68 +479,76 @@ class _Build:
             return parts.parts_schema(self.source, S, predictions)
         return PackSchema.bert(S, 1, predictions, vocabulary_size=vocabulary_size)
 
-    def _examples(self, schema: PackSchema, vocabulary_size: int) -> List[Dict[str, Any]]:
+    def _examples(self, schema: PackSchema, vocabulary_size: int) -> None:
+        """The sequences of every side, spilled, with a note for each part."""
         options = self.options
         if not (self.work / "examples.json").exists():
             if options.synthetic is not None:
                 tasks, function, total = self._synthetic_tasks(schema, vocabulary_size), make_synthetic_part, options.sequences
             elif self.source is not None:
-                tasks, function, total = parts.tasks(self.source, self.work, schema, self._missing), parts.make_source_part, None
+                tasks, function, total = parts.tasks(self.source, self.work, schema, self.training.missing), parts.make_source_part, None
             else:
                 tasks, function, total = self._text_tasks(schema), make_part, None
             with progress_bar(total, "examples", shown=self.progress, unit=" sequences") as bar:
-                bar.update(sum(note["totals"][0] for note in read_notes(self.work, "examples-*.json")))
+                bar.update(sum(note["totals"][0] for side in self.sides for note in read_notes(side.work, "examples-*.json")))
                 for note in self.runner.map(function, tasks):
                     bar.update(note["totals"][0])
             write_json(self.work / "examples.json", {} if self.source is None else {
                 "skipped": [str(bad) for bad in self.source.bad.found], "left_out": list(self.source.foreign_lost)})
-        notes = read_notes(self.work, "examples-*.json")
-        if not sum(note["totals"][0] for note in notes):
-            for path in self.work.glob("examples-*.json"):
-                path.unlink()                      # so that nothing stays behind
-            raise ValueError(f"{options.corpus}: the corpus is empty: no text in {sum(note['documents'] for note in notes)} documents; nothing to pack")
-        return notes
+        for side in self.sides:
+            side.notes = read_notes(side.work, "examples-*.json")
+        empty = [side for side in self.sides if not side.sequences and not side.former]
+        if empty or not any(side.sequences for side in self.sides):
+            read = sum(note["documents"] for side in self.sides for note in side.notes)
+            for side in self.sides:
+                for path in side.work.glob("examples-*.json"):
+                    path.unlink()                  # so that nothing stays behind
+            if len(empty) == len(self.sides) or self.appended:
+                raise ValueError(f"{options.corpus}: the corpus is empty: no text in {read} documents; nothing to pack")
+            raise ValueError(_one_sided(options, empty[0].name, read))
 
-    def _missing(self, part: int) -> bool:
-        return not (self.work / f"{examples_name(part)}.json").exists()
-
-    def _spread_text(self) -> int:
-        """Deals the documents out to parts at random, and returns how many parts there are.
+    def _spread_text(self) -> List[int]:
+        """Deals the documents of each side out to its parts at random, and returns how many parts each has.
 
         The second segment of an example comes from the same part, so a part is to be a fair sample of the corpus, whose
         files are often sorted by kind or age.
         """
         done = self.work / "text.json"
         if not done.exists():
-            count = max(1, round(_characters(self.options.corpus) / PART_CHARACTERS))
-            paths = [self.work / text_name(part) for part in range(count)]
-            for path in paths:
+            size, held_out = _characters(self.options.corpus), self.options.held_out
+            counts = [max(1, round(share * size / PART_CHARACTERS)) for share in ([1 - held_out, held_out] if held_out else [1.0])]
+            paths = [[side.work / text_name(part) for part in range(count)] for side, count in zip(self.sides, counts)]
+            for path in chain.from_iterable(paths):
                 path.write_bytes(b"")
-            draw = random.Random(f"{self.options.seed} documents {self.first_stream}")
+            draws = [random.Random(f"{self.options.seed} documents {side.first_stream}") for side in self.sides]
             waiting: Dict[Path, List[str]] = {}
-            characters = 0
+            characters, found = 0, [0] * len(counts)
             with progress_bar(None, "reading", shown=self.progress, unit=" documents") as bar:
-                for document in self._documents():
-                    line = json.dumps(document.lines)
-                    waiting.setdefault(paths[draw.randrange(count)], []).append(line)
+                for document, is_held_out in sides.split(self._documents(), held_out):
+                    line, number = json.dumps(document.lines), int(is_held_out)
+                    waiting.setdefault(paths[number][draws[number].randrange(counts[number])], []).append(line)
+                    found[number] += 1
                     characters += len(line)
                     bar.update(1)
                     if characters > TEXT_IN_MEMORY:
                         _append_lines(waiting)
                         waiting, characters = {}, 0
+            if held_out and not self.appended and sum(found) and not all(found):
+                raise ValueError(_one_sided(self.options, self.sides[found.index(0)].name, sum(found)))
             _append_lines(waiting)
-            write_json(done, {"parts": count})
+            write_json(done, {"parts": counts})
         return json.loads(done.read_text())["parts"]
 
     def _dealt_out(self) -> Iterator[Document]:
-        """The documents part by part, each part a fair sample of them."""
-        for part in range(self._spread_text()):
+        """The documents of the training side part by part, each part a fair sample of them."""
+        for part in range(self._spread_text()[0]):
             yield from read_text(self.work, part)
 
     def _text_tasks(self, schema: PackSchema) -> Iterator[ExamplesTask]:
-        for part in range(self._spread_text()):
-            if self._missing(part):
-                yield ExamplesTask(str(self.work.resolve()), part, self.first_stream + part, self.options.lower_case, self.example_options, schema)
+        for side, count in zip(self.sides, self._spread_text()):
+            for part in range(count):
+                if side.missing(part):
+                    yield ExamplesTask(str(side.work.resolve()), part, side.first_stream + part, self.options.lower_case, self.example_options, schema)
 
     def _synthetic_tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[SyntheticTask]:
         histogram = LengthHistogram.published(self.options.synthetic)
@@ -384,74 +556,65 @@ class _Build:
             raise ValueError(f"--synthetic {histogram.name} has sequences of {histogram.longest} tokens; take --max-sequence-length {histogram.max_sequence_length}")
         weights = tuple(histogram.counts.tolist())
         for part, first in enumerate(range(0, self.options.sequences, SYNTHETIC_PART)):
-            if self._missing(part):
+            if self.training.missing(part):
                 count = min(SYNTHETIC_PART, self.options.sequences - first)
-                yield SyntheticTask(str(self.work.resolve()), part, self.first_stream + part, count, weights, self.example_options,
+                yield SyntheticTask(str(self.work.resolve()), part, self.training.first_stream + part, count, weights, self.example_options,
                                     vocabulary_size, schema)
 
     # ---- lengths to packing and assignment ------------------------------------------------------------------------------
 
-    def _packing(self, parts_schema: PackSchema, notes: Sequence[Dict[str, Any]]) -> Tuple[Packing, PackSchema]:
-        """The recipe, solved once, and the schema of its packs; both stay in the work folder."""
-        recipe, schema_file = self.work / "recipe.json", self.work / "schema.json"
+    def _packing(self, side: _Side, parts_schema: PackSchema, fixed: Optional[PackSchema]) -> Tuple[Packing, PackSchema]:
+        """The recipe, solved once, and the schema of its packs; both stay in the work folder.
+
+        fixed: the schema that the packs must have: that of the data set to append to, or of the training side.
+        """
+        recipe, schema_file = side.work / "recipe.json", side.work / "schema.json"
         if not schema_file.exists():
             S = self.options.max_sequence_length
             counts, masked = np.zeros(S + 1, dtype=np.int64), np.zeros(S + 1, dtype=np.int64)
-            for note in notes:
+            for note in side.notes:
                 lengths, sequences, most = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T
                 counts[lengths] += sequences
                 masked[lengths] = np.maximum(masked[lengths], most)
-            packing = self._solve(LengthHistogram(counts, self.out.name))
-            if self.former:
-                packing = _split_overfull(packing, masked, self.former.schema.max_predictions_per_pack)
+            packing = self._solve(side, LengthHistogram(counts, side.out.name), fixed)
+            if fixed:
+                packing = _split_overfull(packing, masked, fixed.max_predictions_per_pack)
             packing.save(recipe)
             depth = packing.max_sequences_per_pack or packing.largest_depth
             needed = max(int(masked[list(strategy)].sum()) for strategy in packing.strategies)
             P = predictions_per_pack(self.example_options.max_predictions_per_sequence, depth, needed) if parts_schema.on(PREDICTION) else 0
             if self.source is not None:
-                parts_schema = parts.narrowed(parts_schema, notes)
+                parts_schema = parts.narrowed(parts_schema, side.notes)
             schema = replace(parts_schema, max_sequences_per_pack=depth, max_predictions_per_pack=P)
-            write_json(schema_file, (self._former_schema(schema) if self.former else schema).to_json())
+            write_json(schema_file, (_fitted(schema, fixed, side.out) if fixed else schema).to_json())
         return Packing.load(recipe), PackSchema.from_json(json.loads(schema_file.read_text()))
 
-    def _solve(self, histogram: LengthHistogram) -> Packing:
-        if self.options.recipe is not None:
+    def _solve(self, side: _Side, histogram: LengthHistogram, fixed: Optional[PackSchema]) -> Packing:
+        if self.options.recipe is not None and side is self.training:
             packing = Packing.load(self.options.recipe)
         else:
             pack, depth = get_packer(self.options.packer), self.options.max_sequences_per_pack
             packing = pack(histogram, max_sequences_per_pack=depth)
-            if self.former and packing.largest_depth > self.former.schema.max_sequences_per_pack:
-                packing = replace(pack(histogram, max_sequences_per_pack=self.former.schema.max_sequences_per_pack), max_sequences_per_pack=depth)
+            if fixed and packing.largest_depth > fixed.max_sequences_per_pack:
+                packing = replace(pack(histogram, max_sequences_per_pack=fixed.max_sequences_per_pack), max_sequences_per_pack=depth)
         packing.check(histogram)
         return packing
 
-    def _former_schema(self, wanted: PackSchema) -> PackSchema:
-        """The schema of the data set that is appended to, if what is new fits its columns."""
-        schema = self.former.schema
-        types = {column.name: np.dtype(column.dtype) for column in schema.columns}
-        for column in wanted.columns:
-            if column.name not in types or not np.can_cast(np.dtype(column.dtype), types[column.name]):
-                raise ValueError(f"{self.out}: column {column.name} of what is new does not fit the data set's columns; build one of both together")
-        if len(wanted.columns) != len(schema.columns):
-            raise ValueError(f"{self.out}: what is new lacks some of the data set's columns ({', '.join(types)}); build one of both together")
-        return schema
-
-    def _assignment(self, parts_schema: PackSchema, notes: Sequence[Dict[str, Any]], packing: Packing) -> None:
-        done = self.work / "slot.npy"
+    def _assignment(self, side: _Side, parts_schema: PackSchema, packing: Packing) -> None:
+        done = side.work / "slot.npy"
         if done.exists():
             return
         spill = SpillFormat.of(parts_schema)
-        lengths = np.concatenate([spill.read_lengths(self.work / f"{examples_name(note['part'])}.bin", Totals(*note["totals"])) for note in notes])
+        lengths = np.concatenate([spill.read_lengths(side.work / f"{examples_name(note['part'])}.bin", Totals(*note["totals"])) for note in side.notes])
         assignment = assign(lengths, packing, (self.options.seed, self.options.epoch))
-        save_array(self.work / "pack.npy", assignment.pack)
+        save_array(side.work / "pack.npy", assignment.pack)
         save_array(done, assignment.slot)
 
     # ---- sequences to packs ---------------------------------------------------------------------------------------------
 
-    def _shards(self, parts_schema: PackSchema, schema: PackSchema, notes: Sequence[Dict[str, Any]],
-                packing: Packing) -> List[Dict[str, Any]]:
-        work, per_shard = self.work, max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
-        count, first_shard = -(-packing.packs // per_shard), len(self.former.shards) if self.former else 0
+    def _shards(self, side: _Side, parts_schema: PackSchema, schema: PackSchema, packing: Packing) -> List[Dict[str, Any]]:
+        work, notes, per_shard = side.work, side.notes, max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
+        count, first_shard = -(-packing.packs // per_shard), len(side.former.shards) if side.former else 0
         totals = [Totals(*note["totals"]) for note in notes]
         firsts = np.cumsum([0] + [total.sequences for total in totals])
         sort_tasks = [SortTask(str(work.resolve()), part, totals[part], int(firsts[part]), parts_schema, per_shard, count)
@@ -466,11 +629,11 @@ class _Build:
             between = tuple((totals[part], Totals(*runs[part, number].tolist()), Totals(*runs[part, number + 1].tolist()))
                             for part in range(len(notes)))
             packs = min(per_shard, packing.packs - number * per_shard)
-            return ShardTask(str(work.resolve()), str(self.out.resolve()), number, first_shard + number, packs, between, parts_schema,
+            return ShardTask(str(work.resolve()), str(side.ready.resolve()), number, first_shard + number, packs, between, parts_schema,
                              schema, per_shard)
 
         with self._timed("writing"), progress_bar(packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
-            done = {note["number"] for note in read_notes(work, "shard-*.json") if (self.out / note["file"]).exists()}
+            done = {note["number"] for note in read_notes(work, "shard-*.json") if (side.ready / note["file"]).exists()}
             bar.update(sum(min(per_shard, packing.packs - number * per_shard) for number in done))
             for note in self.runner.map(make_shard, (shard_task(number) for number in range(count) if number not in done)):
                 bar.update(note["packs"])
@@ -479,21 +642,22 @@ class _Build:
             raise ValueError(f"{work}: the packs do not hold exactly the sequences that were made; the disk lost data, remove the folder and build again")
         return shards
 
-    def _commit(self, schema: PackSchema, packing: Packing, notes: Sequence[Dict[str, Any]], shards: Sequence[Dict[str, Any]],
-                made_with: Dict[str, Any], vocabulary_size: int, vocabulary: Optional[Path]) -> Tuple[PackStore, Packing]:
-        former = self.former
-        whole = _merged(Packing.load(self.work / "former.json"), packing) if former else packing
+    def _make_ready(self, side: _Side, schema: PackSchema, packing: Packing, shards: Sequence[Dict[str, Any]],
+                    made_with: Dict[str, Any], vocabulary_size: int, vocabulary: Optional[Path]) -> Packing:
+        """Puts the rest of the data set's files into the folder of what is ready."""
+        former = side.former
+        whole = _merged(Packing.load(side.out / "recipe.json"), packing) if former else packing
         files = ["recipe.json"]
         # Solving takes another time in every build; the file is to be the same.
-        replace(whole, solve_seconds=0.0).save(self.out / files[0])
+        replace(whole, solve_seconds=0.0).save(side.ready / files[0])
         if vocabulary is not None:
             files.append("vocab.txt")
-            write_atomically(self.out / "vocab.txt", vocabulary.read_bytes())
-        tables = chain([map_table(self.out, former.lengths, schema.lengths_dtype)] if former else [],
-                       (np.load(self.work / f"{shard_name(note['number'])}.npy") for note in shards))
-        lengths = write_table(self.out, "lengths", schema.lengths_dtype, tables, whole.packs)
-        digest = sum(note["digest"] for note in notes) + (former.digest if former else 0)
-        commit(self.out, Manifest(
+            write_atomically(side.ready / "vocab.txt", vocabulary.read_bytes())
+        tables = chain([map_table(side.out, former.lengths, schema.lengths_dtype)] if former else [],
+                       (np.load(side.work / f"{shard_name(note['number'])}.npy") for note in shards))
+        lengths = write_table(side.ready, "lengths", schema.lengths_dtype, tables, whole.packs)
+        digest = sum(note["digest"] for note in side.notes) + (former.digest if former else 0)
+        write_manifest(side.ready, Manifest(
             schema=schema, sequences=whole.sequences, packs=whole.packs, tokens=whole.tokens,
             histogram=tuple(whole.placed().tolist()), digest=digest % (1 << 64),
             shards=(former.shards if former else ()) + tuple(
@@ -501,8 +665,35 @@ class _Build:
             lengths=lengths, algorithm=whole.algorithm, lower_bound=whole.lower_bound, lp_bound=whole.lp_bound,
             seed=self.options.seed, max_predictions_per_sequence=self.example_options.max_predictions_per_sequence,
             vocabulary_size=max(vocabulary_size, former.vocabulary_size if former else 0), vocabulary_sha256=load_vocabulary(vocabulary).sha256 if vocabulary else "",
-            files=tuple(stored_file(self.out, name) for name in files), made_with=made_with))
-        return PackStore.open(self.out), whole
+            files=tuple(stored_file(side.ready, name) for name in files), made_with=made_with))
+        return whole
+
+    def _keep(self, side: _Side, sources: List[List[str]]) -> Packing:
+        """What is appended has nothing for this side: only the manifest changes, which says what went in."""
+        assert side.former is not None
+        write_manifest(side.ready, replace(side.former, made_with=self._made_with(side, sources)))
+        return Packing.load(side.out / "recipe.json")
+
+
+def held_out_folder(out: Union[str, Path]) -> Path:
+    """Where `--held-out` puts the held-out side of the data set in `out`."""
+    return Path(out).with_name(Path(out).name + "-held-out")
+
+
+def _one_sided(options: BuildOptions, side: Optional[str], count: int) -> str:
+    return (f"{options.corpus}: --held-out {options.held_out:g} puts none of its {count:,} documents with text on the {side} side (a document is held out "
+            "where the hash of its text, as a fraction, is below that number); choose another number or give more documents")
+
+
+def _fitted(wanted: PackSchema, fixed: PackSchema, out: Path) -> PackSchema:
+    """`fixed`, if the columns of what is new fit its columns."""
+    types = {column.name: np.dtype(column.dtype) for column in fixed.columns}
+    for column in wanted.columns:
+        if column.name not in types or not np.can_cast(np.dtype(column.dtype), types[column.name]):
+            raise ValueError(f"{out}: column {column.name} of what is new does not fit the data set's columns; build one of both together")
+    if len(wanted.columns) != len(fixed.columns):
+        raise ValueError(f"{out}: what is new lacks some of the data set's columns ({', '.join(types)}); build one of both together")
+    return fixed
 
 
 def _split_overfull(packing: Packing, masked: np.ndarray, most: int) -> Packing:
@@ -576,7 +767,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--keep-case", action="store_true", help="tell capitals apart (default: lower case, accents stripped)")
     parser.add_argument("--max-sequence-length", type=positive_int, default=512, metavar="S", help="slots in a pack (default 512)")
     parser.add_argument("--max-predictions-per-sequence", type=positive_int, metavar="M", help="masked tokens at most (default 20, 56, 76 at 128, 384, 512)")
-    parser.add_argument("--packer", choices=PACKERS, default=default.packer, help="default nnlshp")
+    parser.add_argument("--packer", choices=PACKERS, default=default.packer, help=f"default {default.packer}")
     parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D", help="packing depth, a number or 'unlimited' (default 3)")
     parser.add_argument("--recipe", metavar="FILE", help="a packing that a packer wrote with --out for exactly these lengths, instead of --packer")
     parser.add_argument("--duplication-factor", type=positive_int, default=default.duplication_factor, metavar="N", help="passes over the corpus, each masked anew (default 5)")
@@ -584,6 +775,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--masked-lm-probability", type=float, default=0.15, metavar="P", help="share of tokens masked (default 0.15)")
     parser.add_argument("--seed", type=int, default=0, help="of every random choice (default 0)")
     parser.add_argument("--epoch", type=int, default=0, metavar="E", help="another number pairs the same sequences differently (default 0)")
+    parser.add_argument("--held-out", type=float, default=0.0, metavar="F", help="share of the documents (0.01: about one in a hundred) that goes into a second data set, DIR-held-out, to evaluate on")
+    parser.add_argument("--overwrite", action="store_true", help="replace a data set in --out that was made from something else or with other options")
     parser.add_argument("--append", action="store_true", help="add to the data set in --out the files it does not hold yet, made and packed as the rest was (its own options count)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--workers", type=positive_int, metavar="N", help="processes (default: one a core); the result does not depend on it")
@@ -595,8 +788,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     options = BuildOptions(lower_case=not args.keep_case, **chosen)
     store, packing, seconds = build_and_report(options, args.progress)
     with store:
-        if options.append and "commit" not in seconds:
-            print(f"nothing new: {store.folder} holds all of it already\n")
+        if "commit" not in seconds:
+            print(f"nothing to build: {store.folder} holds exactly this already")
+            return 0
         print(packing.table(f"{store.folder}"))
         size = sum(entry.bytes for entry in store.manifest.shards)
         for skipped in store.manifest.made_with.get("skipped", ()):
@@ -604,6 +798,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if store.manifest.made_with.get("left_out"):
             print(f"left out: {', '.join(store.manifest.made_with['left_out'])} (a store holds whole numbers only)", file=sys.stderr)
         print(f"\n{store.folder}: {len(store):,} packs in {len(store.manifest.shards)} shards, {size / 1e6:,.1f} MB, {size / len(store):,.0f} bytes a pack")
+        if store.manifest.made_with.get("side") == sides.TRAINING:
+            held_out = read_manifest(held_out_folder(store.folder))
+            print(f"{held_out_folder(store.folder)}: {held_out.packs:,} packs of {held_out.sequences:,} sequences, from the {held_out.made_with['documents']:,} documents held out")
     return 0
 
 

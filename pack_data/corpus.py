@@ -39,6 +39,7 @@ class Document(NamedTuple):
 
     name: str
     lines: List[str]
+    continues: bool = False  # the rest of the document before it, which was too long
 
 
 def documents(source: Union[str, Path], *, json_field: str = "text", separator: str = "file",
@@ -209,7 +210,7 @@ def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
 def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
     """The document without empty lines, in parts of at most about LONGEST_DOCUMENT characters; nothing for no text."""
     part: List[str] = []
-    size = 0
+    size, continues = 0, False
     for line in lines:
         line = line.strip()
         if not line:
@@ -217,10 +218,10 @@ def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
         part.append(line)
         size += len(line)
         if size >= LONGEST_DOCUMENT:
-            yield Document(name, part)
-            part, size = [], 0
+            yield Document(name, part, continues)
+            part, size, continues = [], 0, True
     if part:
-        yield Document(name, part)
+        yield Document(name, part, continues)
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -219,12 +219,26 @@ def lengths_of(schema: PackSchema, records: np.ndarray) -> np.ndarray:
 def commit(folder: Path, manifest: Manifest) -> None:
     """Makes the folder this data set, in one rename, and removes files of the former one."""
     folder = Path(folder)
+    former = named_files(folder / MANIFEST)
     sync_folder(folder)
-    write_atomically(folder / MANIFEST, (json.dumps(manifest.to_json(), indent=1) + "\n").encode())
-    kept = {entry.file for entry in manifest.shards + manifest.files + (manifest.lengths,)}
-    for path in folder.iterdir():
-        if path.name not in kept and (path.match("packs-*.npy") or path.match("lengths-*.npy") or path.match("*.tmp")):
-            path.unlink()
+    write_manifest(folder, manifest)
+    for name in former - named_files(folder / MANIFEST):
+        if (folder / name).exists():
+            (folder / name).unlink()
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    write_atomically(Path(folder) / MANIFEST, (json.dumps(manifest.to_json(), indent=1) + "\n").encode())
+
+
+def named_files(path: Path) -> Set[str]:
+    """The files of the data set whose manifest is `path`; none where that is not there or not a manifest."""
+    try:
+        manifest = read_manifest(path.parent)
+    except ValueError:
+        return set()
+    names = {entry.file for entry in manifest.shards + manifest.files + (manifest.lengths,)}
+    return {name for name in names if Path(name).name == name}  # somebody else's manifest names nothing outside its folder
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -20,7 +20,7 @@ from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disass
 from pack_data.sequences import digest
 from pack_data.store import Manifest, PackStore, StoredFile, lengths_of, map_table, read_manifest
 
-_REBUILD = "build the data set again"
+_REBUILD = "build the data set again, with --overwrite"
 
 
 @dataclass(frozen=True)

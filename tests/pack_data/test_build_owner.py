@@ -1,0 +1,184 @@
+"""What a build may touch: the files of the data set that was there, and those it made itself; nothing is replaced unasked."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pack_data import build as build_module
+from pack_data.build import BuildOptions, build
+from pack_data.build import main as build_main
+from pack_data.command import run_main
+from pack_data.packing import Packing
+from pack_data.store import StoreWriter, read_manifest
+from tests.pack_data.text_corpus import build_small, write_corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"), documents=6)
+
+
+def content(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+FOREIGN = ("notes.tmp", "packs-00000-deadbeef.npy", "packs-mine.npy", "lengths-old.npy", "readme.md", "sub/a.tmp")
+
+
+def test_files_of_others_stay(corpus, tmp_path):
+    out = tmp_path / "data"
+    (out / "sub").mkdir(parents=True)
+    for name in FOREIGN:
+        (out / name).write_text(name)
+    build_small(corpus, out).close()
+    former = {entry.file for entry in read_manifest(out).shards}
+    build_small(corpus, out, seed=9, overwrite=True).close()
+    assert all((out / name).read_text() == name for name in FOREIGN)
+    assert former and not any((out / name).exists() for name in former)  # its own former files went
+
+
+def test_a_folder_of_the_work_folders_name_stays(corpus, tmp_path):
+    work = tmp_path / "data.building"
+    (work / "deep").mkdir(parents=True)
+    (work / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match="was not made by a build"):
+        build_small(corpus, tmp_path / "data")
+    (work / "plan.json").write_text('{"chapters": 3}')
+    with pytest.raises(ValueError, match="was not made by a build"):
+        build_small(corpus, tmp_path / "data")
+    assert {path.as_posix() for path in content(work)} == {"thesis.tex", "plan.json"} and not (tmp_path / "data").exists()
+
+
+def test_a_file_laid_into_the_work_folder_stays(corpus, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(build_module, "make_shard", lambda task: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            build_small(corpus, tmp_path / "data")
+    (tmp_path / "data.building" / "mine.txt").write_text("mine")
+    build_small(corpus, tmp_path / "data").close()
+    assert [path.as_posix() for path in content(tmp_path / "data.building")] == ["mine.txt"]
+
+
+def test_a_manifest_that_names_files_elsewhere_removes_none(corpus, tmp_path):
+    out = tmp_path / "data"
+    build_small(corpus, out).close()
+    (tmp_path / "precious").write_text("x")
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["files"].append({"file": "../precious", "bytes": 1, "sha256": "", "packs": 0})
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    build_small(corpus, out, overwrite=True).close()
+    assert (tmp_path / "precious").exists()
+
+
+def test_a_writer_removes_what_the_former_data_set_had_and_no_more(corpus, tmp_path):
+    with build_small(corpus, tmp_path / "data") as store:
+        schema, former = store.schema, {entry.file for entry in store.manifest.shards}
+    (tmp_path / "data" / "packs-mine.npy").write_text("mine")
+    StoreWriter(tmp_path / "data", schema).finish(algorithm="none").close()
+    assert (tmp_path / "data" / "packs-mine.npy").exists() and not any((tmp_path / "data" / name).exists() for name in former)
+
+
+def test_the_same_again_builds_nothing(corpus, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "data"
+    arguments = ["--corpus", str(corpus), "--out", str(out), "--max-sequence-length", "64", "--vocabulary-size", "200", "--workers", "1",
+                 "--held-out", "0.4"]
+    assert run_main(build_main, arguments) == 0
+    before = content(tmp_path)
+    monkeypatch.setattr(build_module, "make_part", lambda task: pytest.fail("built again"))
+    capsys.readouterr()
+    assert run_main(build_main, arguments) == 0
+    said = capsys.readouterr()
+    assert said.out.count("\n") == 1 and not said.err and content(tmp_path) == before
+    # One of the two data sets went, or a file of one: then it is built again.
+    (tmp_path / "data-held-out" / "manifest.json").unlink()
+    monkeypatch.undo()
+    assert run_main(build_main, arguments) == 2  # its recipe.json is nobody's now
+    assert run_main(build_main, arguments + ["--overwrite"]) == 0
+    assert content(tmp_path) == before
+    next((tmp_path / "data").glob("packs-*")).unlink()
+    assert run_main(build_main, arguments) == 0
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("change", [dict(seed=4), dict(packer="none"), dict(held_out=0.4), dict(max_sequences_per_pack=2), "corpus", "vocabulary"])
+def test_something_else_is_replaced_on_request_only(corpus, tmp_path, change):
+    out = tmp_path / "data"
+    build_small(corpus, out).close()
+    before, options, source = content(tmp_path / "data"), {} if isinstance(change, str) else change, corpus
+    if change == "corpus":
+        source = write_corpus(tmp_path / "other", 4, seed=7)
+    elif change == "vocabulary":
+        options = {"vocabulary": tmp_path / "vocab.txt"}
+        (tmp_path / "vocab.txt").write_bytes((out / "vocab.txt").read_bytes() + b"zzz\n")
+    with pytest.raises(ValueError, match="--overwrite"):
+        build_small(source, out, **options)
+    assert content(out) == before and not out.with_name("data.building").exists()
+    build_small(source, out, overwrite=True, **options).close()
+    assert content(out) != before
+
+
+def test_another_epoch_and_what_follows_it_need_no_request(corpus, tmp_path):
+    with build_small(corpus, tmp_path / "data") as one, build_small(corpus, tmp_path / "data", epoch=1) as two:
+        assert one.manifest.digest == two.manifest.digest and two.manifest.made_with["options"]["epoch"] == 1
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "vocab.txt", "recipe.json"])
+def test_somebody_elses_file_of_a_data_sets_name_is_replaced_on_request_only(corpus, tmp_path, name):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_text('{"name": "a web application"}')
+    with pytest.raises(ValueError, match="--overwrite"):
+        build_small(corpus, tmp_path / "data")
+    assert (tmp_path / "data" / name).read_text() == '{"name": "a web application"}'
+    build_small(corpus, tmp_path / "data", overwrite=True).close()
+
+
+@pytest.mark.parametrize("out", ["/proc/x", "/proc/1/x/y", "{tmp}/file", "{tmp}/file/below"])
+def test_where_nothing_can_be_written_is_one_proper_line(corpus, tmp_path, capsys, out):
+    (tmp_path / "file").write_text("")
+    out = out.format(tmp=tmp_path)
+    assert run_main(build_main, ["--corpus", str(corpus), "--out", out, "--workers", "1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --out {out}: ") and error.count("\n") == 1 and "Errno" not in error
+
+
+def test_another_file_system_gets_copies(corpus, tmp_path, monkeypatch):
+    """OUT may be where another disk is mounted; the work folder beside it is not."""
+    build_small(corpus, tmp_path / "calm").close()
+    replace, refused = os.replace, []
+
+    def across(source, target):
+        if os.path.dirname(os.path.dirname(source)) == str(tmp_path / "data.building") and os.path.dirname(target) == str(tmp_path / "data"):
+            refused.append(target)
+            raise OSError(18, "Invalid cross-device link")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", across)
+    build_small(corpus, tmp_path / "data").close()
+    assert len(refused) > 3 and content(tmp_path / "data") == content(tmp_path / "calm")
+
+
+@pytest.mark.parametrize("depth", [3, 8, None])
+def test_the_packer_is_optimal_unless_told_otherwise(corpus, tmp_path, depth):
+    with build(BuildOptions(out=tmp_path / "data", corpus=corpus, vocabulary_size=200, max_sequence_length=64, max_sequences_per_pack=depth,
+                            workers=1)) as store:
+        assert store.manifest.algorithm == "optimal" and Packing.load(store.folder / "recipe.json").gap <= 1
+
+
+def test_without_the_calls_of_posix_everything_imports_and_a_build_says_so(corpus, tmp_path, monkeypatch):
+    """As on Windows, where the modules fcntl and resource are missing."""
+    script = (
+        "import sys, pkgutil\n"
+        "for name in ('fcntl', 'resource', 'termios', 'pwd', 'grp'):\n"
+        "    sys.modules[name] = None\n"
+        "import pack_data, ipu_packed_bert.experiments.runner\n"
+        "for module in pkgutil.walk_packages(pack_data.__path__, 'pack_data.'):\n"
+        "    if not module.name.endswith('__main__'):\n"
+        "        __import__(module.name)\n"
+        "from pack_data.command import run_main\n"
+        "from pack_data.build import main\n"
+        "raise SystemExit(run_main(main, sys.argv[1:]))\n")
+    finished = subprocess.run([sys.executable, "-c", script, "--corpus", str(corpus), "--out", str(tmp_path / "data")], capture_output=True, text=True)
+    assert finished.returncode == 2 and finished.stderr.count("\n") == 1 and "POSIX" in finished.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,246 @@
+"""Documents held out: whole ones, with their copies, never in the training data; both data sets appear together."""
+import os
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pack_data import build as build_module
+from pack_data import sides
+from pack_data.build import held_out_folder
+from pack_data.build import main as build_main
+from pack_data.command import run_main
+from pack_data.corpus import Document, documents, file_documents
+from pack_data.packs import disassemble
+from pack_data.store import PackStore, read_manifest
+from pack_data.switch import COMMIT
+from pack_data.verify import verify
+from pack_data.wordpiece import load_vocabulary
+from tests.pack_data.text_corpus import build_small, write_corpus
+
+SHARE = 0.3
+HOW = dict(held_out=SHARE, duplication_factor=5, packer="optimal")
+QUICK = dict(held_out=SHARE, duplication_factor=1, packer="spfhp")
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(build_module, "PART_CHARACTERS", 6000)
+    monkeypatch.setattr(build_module, "SLOTS_PER_SHARD", 64 * 50)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Thirty documents, five of them twice."""
+    folder = write_corpus(tmp_path_factory.mktemp("corpus"), 30)
+    for number in range(5):
+        shutil.copy(folder / f"{number:03d}.txt", folder / f"copy{number}.txt")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("few"), 8)
+
+
+def word_sequences(folder):
+    """The words of every segment, masked tokens put back, words cut at its ends left out."""
+    tokens = load_vocabulary(folder / "vocab.txt").tokens
+    with PackStore.open(folder) as store:
+        examples = disassemble(store.schema, store.records(np.arange(len(store)))).to_examples()
+    for example in examples:
+        ids = np.array(example.input_ids)
+        ids[list(example.masked_lm_positions)] = example.masked_lm_ids
+        for segment in (ids[1:example.first_segment_length - 1], ids[example.first_segment_length:-1]):
+            text = " ".join(tokens[token] for token in segment)
+            begun = text.startswith("##")
+            yield text.replace(" ##", "").split()[1 if begun else 0:-1]
+
+
+def eight_grams(sequences):
+    return {tuple(words[start:start + 8]) for words in sequences for start in range(len(words) - 7)}
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def both(out):
+    return content(out), content(held_out_folder(out))
+
+
+def test_no_text_is_on_both_sides_and_nothing_is_lost(corpus, tmp_path):
+    out = tmp_path / "data"
+    with build_small(corpus, out, **HOW) as store:
+        training, held_out = store.manifest, read_manifest(held_out_folder(out))
+    grams = eight_grams(word_sequences(out)), eight_grams(word_sequences(held_out_folder(out)))
+    assert len(grams[0]) > 1000 and len(grams[1]) > 300 and not grams[0] & grams[1]
+    expected = [held for _, held in sides.split(documents(corpus), SHARE)]
+    assert (training.made_with["documents"], held_out.made_with["documents"]) == (expected.count(False), expected.count(True))
+    assert (training.made_with["side"], held_out.made_with["side"]) == (sides.TRAINING, sides.HELD_OUT)
+    assert training.made_with["options"]["held_out"] == held_out.made_with["options"]["held_out"] == SHARE
+    assert training.schema == held_out.schema and training.vocabulary_sha256 == held_out.vocabulary_sha256
+    verify(out), verify(held_out_folder(out))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data-held-out"]
+    # What was said of manifests: these two share no document, two builds without a split share all of them.
+    assert not sides.overlap(training.made_with, held_out.made_with)
+    assert sides.overlap(training.made_with, training.made_with)
+    with build_small(corpus, tmp_path / "whole", duplication_factor=5) as whole:
+        assert sides.overlap(whole.manifest.made_with, held_out.made_with)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.lists(st.text(max_size=5), min_size=1, max_size=20))
+def test_two_shares_are_apart_where_the_manifests_say_so(share, other, texts):
+    def made_with(fraction, side):
+        return {"sources": [["a", "1"]], "options": {"held_out": fraction} if fraction else {}, "side": side if fraction else None}
+
+    found = [Document("", [text]) for text in texts]
+    training = {document.lines[0] for document, held in sides.split(found, share) if not held}
+    evaluation = {document.lines[0] for document, held in sides.split(found, other) if held}
+    assert len(training) + len({document.lines[0] for document, held in sides.split(found, share) if held}) == len(set(texts))
+    if other and not sides.overlap(made_with(share, sides.TRAINING), made_with(other, sides.HELD_OUT)):
+        assert not training & evaluation
+
+
+def test_a_document_that_was_cut_stays_together(monkeypatch, tmp_path):
+    monkeypatch.setattr("pack_data.corpus.LONGEST_DOCUMENT", 300)
+    folder = write_corpus(tmp_path, 40)
+    held = {}
+    for path in sorted(folder.iterdir()):
+        parts = [held_out for _, held_out in sides.split(file_documents(path), 0.5)]
+        assert len(set(parts)) == 1
+        held[path.name] = (parts[0], len(parts))
+    assert {side for side, count in held.values() if count > 1} == {False, True}
+
+
+def test_the_bytes_do_not_depend_on_workers(corpus, tmp_path):
+    for name, workers in (("one", 1), ("two", 2)):
+        build_small(corpus, tmp_path / name, workers=workers, **HOW).close()
+    assert both(tmp_path / "one") == both(tmp_path / "two")
+
+
+class Stopped(BaseException):
+    """Ends a build where it stands, as a signal would."""
+
+
+def stop_before_rename(monkeypatch, count):
+    replace, done = os.replace, [0]
+
+    def counted(*paths):
+        done[0] += 1
+        if done[0] == count:
+            raise Stopped
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", counted)
+    return done
+
+
+@pytest.mark.parametrize("former", [False, True], ids=["nothing there", "over a former build"])
+def test_stopped_between_any_two_files_both_are_old_or_both_new(few, tmp_path, monkeypatch, former):
+    build_small(few, tmp_path / "calm", **QUICK).close()
+    expected = both(tmp_path / "calm")
+    if former:
+        build_small(few, tmp_path / "former", seed=9, **QUICK).close()
+    with monkeypatch.context() as patch:
+        done = stop_before_rename(patch, 0)
+        build_small(few, tmp_path / "counted", **QUICK).close()
+    out, total = tmp_path / "x" / "data", done[0]
+    found = set()
+    for count in [*range(3, total - 14, 9), *range(total - 14, total + 1)]:
+        shutil.rmtree(out.parent, ignore_errors=True)
+        out.parent.mkdir()
+        if former:
+            for folder in (out, held_out_folder(out)):
+                shutil.copytree(tmp_path / folder.name.replace("data", "former"), folder)
+        with monkeypatch.context() as patch:
+            stop_before_rename(patch, count)
+            with pytest.raises(Stopped):
+                build_small(few, out, overwrite=True, **QUICK)
+        seeds = tuple(read_manifest(folder).seed if (folder / "manifest.json").exists() else None for folder in (out, held_out_folder(out)))
+        found.add(seeds)
+        if seeds[0] != seeds[1]:
+            # Between two renames: what the next build does first is written down.
+            assert seeds[1] == 3 and (out.with_name("data.building") / COMMIT).exists()
+        build_small(few, out, overwrite=True, **QUICK).close()
+        assert both(out) == expected and len(list(out.parent.iterdir())) == 2
+    assert found == {(9 if former else None, 9 if former else None), (9 if former else None, 3)}
+
+
+def test_a_change_that_was_begun_is_completed_by_any_build(few, tmp_path, monkeypatch):
+    """Also by one with other options, before it says that it would replace a data set."""
+    out = tmp_path / "data"
+    with monkeypatch.context() as patch:
+        done = stop_before_rename(patch, 0)
+        build_small(few, tmp_path / "calm", **QUICK).close()
+    with monkeypatch.context() as patch:
+        stop_before_rename(patch, done[0])
+        with pytest.raises(Stopped):
+            build_small(few, out, **QUICK)
+    assert not (out / "manifest.json").exists() and (held_out_folder(out) / "manifest.json").exists()
+    with pytest.raises(ValueError, match="--overwrite"):
+        build_small(few, out, **{**QUICK, "seed": 8})
+    assert both(out) == both(tmp_path / "calm")
+
+
+def test_what_is_appended_keeps_to_its_sides(corpus, tmp_path):
+    grown = shutil.copytree(corpus, tmp_path / "corpus")
+    out = tmp_path / "data"
+    build_small(grown, out, **HOW).close()
+    before = [read_manifest(folder) for folder in (out, held_out_folder(out))]
+    for path in write_corpus(tmp_path / "more", 15, seed=1).iterdir():
+        path.rename(grown / ("new" + path.name))
+    (grown / "another copy.txt").write_text((grown / "000.txt").read_text() + "\n\n")  # the same document in another file
+    build_small(grown, out, append=True).close()
+    after = [read_manifest(folder) for folder in (out, held_out_folder(out))]
+    expected = [held for _, held in sides.split(documents(grown), SHARE)]
+    for side, (former, now) in enumerate(zip(before, after)):
+        assert now.shards[:len(former.shards)] == former.shards and now.sequences > former.sequences
+        assert now.made_with["documents"] == expected.count(bool(side)) and len(now.made_with["sources"]) == 51
+    assert not eight_grams(word_sequences(out)) & eight_grams(word_sequences(held_out_folder(out)))
+    verify(out), verify(held_out_folder(out))
+    files = both(out)
+    build_small(grown, out, append=True).close()
+    assert both(out) == files
+
+
+@pytest.mark.parametrize("side", [False, True], ids=["training", "held-out"])
+def test_appending_documents_of_one_side(corpus, tmp_path, side):
+    grown = shutil.copytree(corpus, tmp_path / "corpus")
+    out = tmp_path / "data"
+    build_small(grown, out, **HOW).close()
+    before = [read_manifest(folder) for folder in (out, held_out_folder(out))]
+    more = write_corpus(tmp_path / "more", 30, seed=1)
+    new = next(path for path in sorted(more.iterdir()) if [held for _, held in sides.split(file_documents(path), SHARE)] == [side])
+    shutil.copy(new, grown / "new.txt")
+    build_small(grown, out, append=True).close()
+    after = [read_manifest(folder) for folder in (out, held_out_folder(out))]
+    assert [now.sequences > former.sequences for former, now in zip(before, after)] == [not side, side]
+    assert all(["new.txt" in [name for name, _ in now.made_with["sources"]] for now in after])
+    verify(out), verify(held_out_folder(out))
+    files = both(out)
+    build_small(grown, out, append=True).close()
+    assert both(out) == files
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["--synthetic", "wikipedia_512", "--held-out", "0.1"], "by documents"),
+    (["--from", "{tmp}/data", "--held-out", "0.1"], "by documents"),
+    (["--corpus", "{corpus}", "--held-out", "0.00001"], "on the held-out side"),
+    (["--corpus", "{corpus}", "--held-out", "0.99999"], "on the training side"),
+    (["--corpus", "{corpus}", "--held-out", "1.5"], "from 0 to below 1"),
+    (["--corpus", "{corpus}", "--append", "--out", "{tmp}/data-held-out"], "append to the training side"),
+])
+def test_what_cannot_be_split_is_one_line(corpus, tmp_path, capsys, arguments, said):
+    build_small(corpus, tmp_path / "data", **HOW).close()
+    before = both(tmp_path / "data")
+    arguments = [argument.format(tmp=tmp_path, corpus=corpus) for argument in arguments]
+    if "--out" not in arguments:
+        arguments += ["--out", str(tmp_path / "new")]
+    capsys.readouterr()
+    assert run_main(build_main, arguments + ["--workers", "1", "--max-sequence-length", "64", "--vocabulary-size", "200"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and said in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data-held-out"] and both(tmp_path / "data") == before
