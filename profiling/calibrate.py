@@ -4,7 +4,6 @@
 """
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Optional, Sequence
@@ -15,11 +14,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from ipu_model import calibration, matmul  # noqa: E402
 from ipu_packed_bert.config import load_config  # noqa: E402
-from pack_data.command import run_main  # noqa: E402
+from pack_data.command import ArgumentParser, run_main  # noqa: E402
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare with the stored fit; exit status 1 where it differs")
     parser.add_argument("--no-cache", action="store_true", help="search every plan and trace every graph again")
     args = parser.parse_args(argv)

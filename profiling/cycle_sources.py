@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, Optional, Tuple
@@ -27,6 +28,7 @@ class Measurement:
     detail: str                           # what was read
     length: Optional[int] = None          # slots of a pack and packing depth, where known
     depth: Optional[int] = None
+    model: Optional[Dict[str, Any]] = None    # the section `model` of the run's configuration, where known
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,31 @@ class Overhead:
 
 
 def compare(packed: Measurement, unpacked: Measurement) -> Overhead:
-    """Raises ValueError where the two were not measured in the same way."""
+    """Raises ValueError where the two differ in more than packing, as far as that is known."""
     if (packed.source, packed.unit) != (unpacked.source, unpacked.unit):
         raise ValueError(f"{packed.detail} gives {packed.unit} ({packed.source}), {unpacked.detail} gives {unpacked.unit} "
                          f"({unpacked.source}); compare runs of the same engine")
+    if packed.length is not None and unpacked.length is not None and packed.length != unpacked.length:
+        raise ValueError(f"{packed.detail} has packs of {packed.length} slots, {unpacked.detail} rows of {unpacked.length}; "
+                         "compare runs of the same data.max_sequence_length")
+    if packed.model is not None and unpacked.model is not None:
+        for key in sorted(set(packed.model) | set(unpacked.model)):
+            one, other = packed.model.get(key), unpacked.model.get(key)
+            if one != other:
+                raise ValueError(f"{packed.detail} has model.{key} {one}, {unpacked.detail} {other}; compare runs of the same model")
+    if (unpacked.packing_factor or 1.0) > 1.0:
+        raise ValueError(f"{unpacked.detail}: holds {unpacked.packing_factor:.3f} sequences a pack; the run to compare with must be "
+                         "unpacked (data.max_sequences_per_pack: 1)")
     return Overhead(packed, unpacked)
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; give {what}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: is no UTF-8 text; give {what}") from None
 
 
 class RunLog:
@@ -72,26 +94,60 @@ class RunLog:
         counted = all(step.get("cycles") is not None for step in steps)
         key = "cycles" if counted else "seconds"
         packs, sequences = sum(step["packs"] for step in steps), sum(step["sequences"] for step in steps)
+        length, depth, model = self._settings()
         return Measurement(HARDWARE if counted else HOST, median(step[key] / step["packs"] for step in steps), key,
-                           sequences / packs, str(self.folder), *self._packs())
+                           sequences / packs, str(self.folder), length, depth, model)
 
-    def _packs(self) -> Tuple[Optional[int], Optional[int]]:
-        """(slots, depth) of the run's configuration; None for what it leaves open."""
+    def _settings(self) -> Tuple[Optional[int], Optional[int], Optional[Dict[str, Any]]]:
+        """(slots, depth, model) of the run's configuration; None for what it leaves open, or where it is not there."""
         path = self.folder / "config.yml"
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))["data"] if path.is_file() else {}
-        return data.get("max_sequence_length"), data.get("max_sequences_per_pack")
+        if not path.is_file():
+            return None, None, None
+        try:
+            found = yaml.safe_load(_read(path, "the folder of a run"))
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = "" if mark is None else f" in line {mark.line + 1}"
+            raise ValueError(f"{path}: is no YAML{where}; it must be the config.yml that the run wrote") from None
+        data = found.get("data") if isinstance(found, dict) else None
+        model = found.get("model") if isinstance(found, dict) else None
+        if not isinstance(data, dict) or not isinstance(model, (dict, type(None))):
+            raise ValueError(f"{path}: needs a section `data` of settings (and `model`); it must be the config.yml that the run wrote")
+        for key in ("max_sequence_length", "max_sequences_per_pack"):
+            if data.get(key) is not None and not _is_count(data[key]):
+                raise ValueError(f"{path}: data.{key} is {data[key]!r}; must be a whole number of at least 1")
+        return data.get("max_sequence_length"), data.get("max_sequences_per_pack"), model
 
     def _steps(self) -> List[Dict[str, Any]]:
+        """The lines of the log that are steps, checked: whole numbers of packs and sequences, positive finite times."""
         path = self.folder / "log.jsonl"
         steps = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(_read(path, "the folder of a run").splitlines(), start=1):
             try:
                 record = json.loads(line)
             except ValueError:
-                raise ValueError(f"{path}: line {number} is no JSON; give the folder of a finished run") from None
-            if "seconds" in record and record.get("packs"):
-                steps.append(record)
+                record = None
+            if not isinstance(record, dict):
+                raise ValueError(f"{path}: line {number} is no JSON object; give the folder of a finished run")
+            if "seconds" not in record or "packs" not in record:
+                continue
+            for key in ("packs", "sequences"):
+                if not _is_count(record.get(key)):
+                    raise ValueError(f"{path}: line {number}: {key} is {record.get(key)!r}; must be a whole number of at least 1")
+            for key in ("seconds", "cycles"):
+                value = record.get(key)
+                if not (_is_positive(value) or key == "cycles" and value is None):
+                    raise ValueError(f"{path}: line {number}: {key} is {value!r}; must be a finite number above 0")
+            steps.append(record)
         return steps
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value > 0
 
 
 class PopVisionProfile:

@@ -7,19 +7,23 @@ published (measured by others), computed (arithmetic), config.
 
   --table 2            Table 2: base and large, 128 and 384
   --graphs             Table 1's overheads for this engine's graph, for an additive mask and for the paper's own graph
-  --per-ipu            cycles of each IPU, the bottleneck, sequences/s on a POD16
+  --per-ipu            cycles of each IPU, the bottleneck, sequences/s of all replicas
   --scaling            Figure 5: packing against un-padding on 1 to 2048 devices
   --points             published measurements D1 to D11, the model's errors and those of "31 % of peak"
   --arrangements       ways to write mask, heads and positions, and what each gains
   --config A --config B                                                 what if: any configurations side by side
   --config A [--set KEY=VALUE] [--depth 4] [--target bow] [--micro-batch 3]    what if: one against itself as written
   --packed RUN --unpacked RUN    two run folders of run_pretraining.py, or --profile-packed/--profile-unpacked profiles
+
+A configuration whose counted memory is more than an IPU has does not fit: no sequences/s, and exit status 1.
 """
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -28,14 +32,25 @@ from typing import Any, List, Optional, Sequence, Tuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
-from pack_data.command import positive_int, run_main  # noqa: E402
+from pack_data.command import ArgumentParser, positive_int, run_main  # noqa: E402
 from pack_data.histogram import PUBLISHED, LengthHistogram  # noqa: E402
 
 DEFAULT = ROOT / "configs" / "packed_phase2_pod16.yml"
 
 
+def factor_argument(text: str) -> float:
+    """An argparse type: sequences a pack, a finite number of at least 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not isfinite(value) or value < 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no packing factor: a pack holds at least one sequence, give a number of at least 1")
+    return value
+
+
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found = ArgumentParser(description=__doc__)
     what = found.add_argument_group("what to print (several may be given; Table 1 where none is)")
     what.add_argument("--table", type=int, choices=(1, 2), action="append", default=[])
     what.add_argument("--graphs", action="store_true")
@@ -50,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
                        help="override a setting (in a comparison: of the last configuration)")
     where.add_argument("--depth", type=positive_int, help="packing depth instead of the configured one")
     where.add_argument("--micro-batch", type=positive_int, help="packs in a forward pass instead of the configured number")
-    where.add_argument("--packing-factor", type=float, help="sequences a pack instead of what the histogram gives")
+    where.add_argument("--packing-factor", type=factor_argument, help="sequences a pack instead of what the histogram gives")
     where.add_argument("--target", choices=("mk2", "bow"), default="mk2")
     where.add_argument("--histogram", default="wikipedia_512", help=f"{', '.join(PUBLISHED)} or a CSV of length,count")
     where.add_argument("--max-sequence-length", type=positive_int, help="needed with a CSV")
@@ -78,6 +93,7 @@ class Report:
         self.calibration = calibration.load()
         self.machine = workload.Machine(target.get_target(args.target), self.folder)
         self.tables: List[Any] = []
+        self.too_large: List[str] = []        # configurations that do not fit, a line each
 
     def load(self, path: Path, overrides: Sequence[str] = (), *, as_written: bool = False) -> Any:
         """A configuration for IPUs, with the options that replace settings unless it is wanted as_written."""
@@ -89,7 +105,23 @@ class Report:
 
     @property
     def main_config(self) -> Any:
-        return self.load(self.args.config[0] if self.args.config else DEFAULT, self.args.overrides)
+        config = self.load(self.args.config[0] if self.args.config else DEFAULT, self.args.overrides)
+        depth = self.depth(config)
+        self.too_large_for(config.name, config, depth, min(self.args.packing_factor or 1.0, depth))
+        return config
+
+    def too_large_for(self, name: str, config: Any, depth: Optional[int], packing_factor: float) -> Optional[str]:
+        """A line where the counted memory of the configuration at this depth is more than an IPU has, else None."""
+        from ipu_packed_bert.plan import IPU_BYTES, MIB, plan
+        made = plan(replace(config, data=replace(config.data, max_sequences_per_pack=depth)), packing_factor=packing_factor)
+        most = max(made.memory, key=lambda memory: memory.total)
+        if most.total <= IPU_BYTES:
+            return None
+        line = (f"{name}: does not fit: IPU {most.ipu} needs at least {most.total / MIB:,.0f} MiB of {IPU_BYTES / MIB:,.0f} "
+                f"({most.total / IPU_BYTES:.0%}); set a smaller batch.micro_batch, or more IPUs a replica")
+        if line not in self.too_large:
+            self.too_large.append(line)
+        return line
 
     def histogram(self) -> LengthHistogram:
         if self.args.histogram in PUBLISHED:
@@ -141,11 +173,14 @@ class Report:
         import reports
         self.tables.append(reports.table2(self.machine, lambda name: self.load(ROOT / "configs" / name), self.calibration))
 
-    def factor(self, config: Any, depth: int) -> Tuple[float, str]:
+    def factor(self, config: Any, depth: Optional[int]) -> Tuple[float, str]:
         """Sequences a pack, and where that number comes from."""
         if depth == 1:
             return 1.0, "unpacked"
         if self.args.packing_factor is not None:
+            if depth is not None and self.args.packing_factor > depth:
+                raise ValueError(f"--packing-factor {self.args.packing_factor:g}: packs of {config.name} hold at most {depth} sequences; "
+                                 "give no more than that, or a larger --depth")
             return self.args.packing_factor, "--packing-factor"
         length = config.data.max_sequence_length
         histogram = self.histogram()
@@ -183,7 +218,8 @@ class Report:
             if args.micro_batch:
                 name += f" micro-batch {args.micro_batch}"
         factor, source = self.factor(config, depth)
-        return reports.Candidate(name, machine.pipeline(config, depth=depth), config.accumulation(factor), factor, source)
+        return reports.Candidate(name, machine.pipeline(config, depth=depth), config.accumulation(factor), factor, source,
+                                 self.too_large_for(name, config, depth, factor))
 
     def what_if(self) -> None:
         """Several configurations against the first; a single one, with what the options change, against itself as written."""
@@ -207,8 +243,7 @@ class Report:
 
     def _breakdown(self, candidate: Any) -> Any:
         import reports
-        return reports.breakdown(candidate.name, candidate.pipeline, self.calibration, accumulation=candidate.accumulation,
-                                 packing_factor=candidate.packing_factor, factor_source=candidate.factor_source)
+        return reports.breakdown(candidate, self.calibration)
 
     def scaling(self) -> None:
         import reports
@@ -282,6 +317,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise ValueError("--json and --csv exclude each other; choose one")
     if args.plot is not None and args.plot.suffix not in (".png", ".svg"):
         raise ValueError(f"--plot {args.plot}: must end in .png or .svg")
+    if args.plot is not None and not args.plot.parent.is_dir():
+        raise ValueError(f"--plot {args.plot}: there is no folder {args.plot.parent}; make it first")
     report = Report(args)
     report.run()
 
@@ -289,12 +326,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.json:
         print(json.dumps({"calibration": {"factor": report.calibration.parameters.factor,
                                           "layout_cycles_per_byte": report.calibration.parameters.layout},
-                          "unknown_operators": report.machine.unknown,
+                          "unknown_operators": report.machine.unknown, "does_not_fit": report.too_large,
                           "tables": [tables.as_json(table) for table in report.tables]}, indent=1))
     elif args.csv:
         print(tables.as_csv(report.tables), end="")
     else:
         print("\n\n".join(tables.text(table) for table in report.tables))
+        said = {note for table in report.tables for note in table.notes}
+        for line in report.too_large:
+            if line not in said:
+                print(f"\n{line}")
         parameters, rms = report.calibration.parameters, report.calibration.report["rms_error"]
         print(f"\nModel: calibrated with 2 parameters (factor {parameters.factor}, layout {parameters.layout} cycles/byte; "
               f"left-out error {100 * rms['left_out']:.1f} % rms over six published throughputs).")
@@ -305,7 +346,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         import plots
         plots.draw(report.tables, args.plot)
         print(f"wrote {args.plot}", file=sys.stderr)
-    return 0
+    for line in report.too_large:
+        print(line, file=sys.stderr)
+    return 1 if report.too_large else 0
 
 
 if __name__ == "__main__":

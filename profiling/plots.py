@@ -3,64 +3,75 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from tables import Table
 
+Panel = Callable[[Any, Table], None]
+
 
 def draw(tables: Sequence[Table], path: Path) -> None:
-    """One panel for each table that has a picture, into one file (its suffix says png or svg)."""
+    """The panels of every table that has some, one above the other, into one file (its suffix says png or svg)."""
     try:
         import matplotlib
     except ImportError:
         raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out") from None
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
-    panels = {"table1": _table1, "graphs": _graphs, "decomposition": _decomposition, "table2": _table2, "scaling": _scaling,
-              "points": _points, "arrangements": _arrangements}
-    drawn = [table for table in tables if table.name in panels]
+    drawn = [(table, panel) for table in tables for panel in PANELS.get(table.name, ())]
     if not drawn:
-        raise ValueError(f"--plot: none of these tables has a picture; there are {', '.join(panels)}")
+        raise ValueError(f"--plot: none of these tables has a picture; there are {', '.join(PANELS)}")
     figure = Figure(figsize=(8.5, 4.4 * len(drawn)), layout="constrained")
-    for axes, table in zip(figure.subplots(len(drawn), squeeze=False)[:, 0], drawn):
-        panels[table.name](axes, table)
-        axes.set_title("\n".join(textwrap.wrap(table.title, 75)), fontsize=9)
+    for axes, (table, panel) in zip(figure.subplots(len(drawn), squeeze=False)[:, 0], drawn):
+        panel(axes, table)
+        # A panel may have said what of the table it shows.
+        title = table.title + (f": {axes.get_title()}" if axes.get_title() else "")
+        axes.set_title("\n".join(textwrap.wrap(title, 75)), fontsize=9)
     figure.savefig(str(path), dpi=150)
 
 
-def _bars(axes: Any, labels: Sequence[str], ours: Sequence[float], low: Sequence[float], high: Sequence[float],
-          paper: Sequence[Any], unit: str) -> None:
-    places = range(len(labels))
+def _bars(axes: Any, labels: Sequence[str], rows: Sequence[Dict[str, Any]], value: str, unit: str, *, paper: Optional[str] = None) -> None:
+    """A bar of the model's `value` for each row, with its interval, and beside it the paper's measurement where `paper` names it."""
+    width = 0.6 if paper is None else 0.4
+    places = [place - (0.0 if paper is None else 0.2) for place in range(len(rows))]
     # Rounding may put the calibrated value a hair outside its interval; error bars must not be negative.
-    errors = [[max(0.0, o - a) for o, a in zip(ours, low)], [max(0.0, b - o) for o, b in zip(ours, high)]]
-    axes.bar([place - 0.2 for place in places], ours, 0.4, yerr=errors, capsize=2, label="model (low to high)")
-    known = [(place + 0.2, value) for place, value in zip(places, paper) if isinstance(value, float)]
-    axes.bar([place for place, _ in known], [value for _, value in known], 0.4, label="paper")
-    axes.set_xticks(list(places))
+    errors = [[max(0.0, row[value] - row[value + "_lower"]) for row in rows], [max(0.0, row[value + "_upper"] - row[value]) for row in rows]]
+    axes.bar(places, [row[value] for row in rows], width, yerr=errors, capsize=2, label="model (its layout low to high)")
+    if paper is not None:
+        axes.bar([place + 0.4 for place in places], [row[paper] for row in rows], width, color="tab:orange", label="paper, measured")
+    axes.set_xticks(list(range(len(rows))))
     axes.set_xticklabels(labels, rotation=45, ha="right", fontsize=7)
     axes.set_ylabel(unit)
     axes.legend(fontsize=7)
 
 
-def _table1(axes: Any, table: Table) -> None:
-    rows = [row for row in table.rows if isinstance(row.get("realised"), float)]
-    _bars(axes, [f"{row['algorithm']} {row['depth']}" for row in rows], [row["realised"] for row in rows],
-          [row["realised_lower"] for row in rows], [row["realised_upper"] for row in rows],
-          [row["paper_realised"] for row in rows], "realised speed-up")
-    axes.set_ylim(0.9, 2.1)
+# Nobody has measured this project's graphs, so that the paper's measurements stand beside the model of the paper's graph only.
+THEIRS, OURS = "the paper's graph, model and measurement", "this project's graph, model only"
 
 
-def _graphs(axes: Any, table: Table) -> None:
-    labels = [f"{row['graph'].split(' (')[0]}, {row['algorithm']} {row['depth']}" for row in table.rows]
-    _bars(axes, labels, *([row[key] for row in table.rows] for key in ("overhead", "overhead_lower", "overhead_upper", "paper_overhead")),
-          "overhead, %")
+def _speedups(axes: Any, table: Table, names: Tuple[str, str], bottom: float, top: float, *, theirs: bool) -> None:
+    key = "papers_realised" if theirs else "realised"
+    rows = [row for row in table.rows if isinstance(row.get(key), float)]
+    _bars(axes, [f"{row[names[0]]} {row[names[1]]}" for row in rows], rows, key, "realised speed-up", paper="paper_realised" if theirs else None)
+    axes.set_ylim(bottom, top)
+    axes.set_title(THEIRS if theirs else OURS)
 
 
-def _table2(axes: Any, table: Table) -> None:
-    _bars(axes, [f"{row['model']} {row['length']}" for row in table.rows], [row["realised"] for row in table.rows],
-          [row["realised_lower"] for row in table.rows], [row["realised_upper"] for row in table.rows],
-          [row["paper_realised"] for row in table.rows], "realised speed-up")
-    axes.set_ylim(1.0, 1.8)
+def _table1(theirs: bool) -> Panel:
+    return lambda axes, table: _speedups(axes, table, ("algorithm", "depth"), 0.9, 2.1, theirs=theirs)
+
+
+def _table2(theirs: bool) -> Panel:
+    return lambda axes, table: _speedups(axes, table, ("model", "length"), 1.0, 1.8, theirs=theirs)
+
+
+def _graphs(theirs: bool) -> Panel:
+    def panel(axes: Any, table: Table) -> None:
+        rows = [row for row in table.rows if (row.get("paper_overhead") is not None) == theirs]
+        _bars(axes, [f"{row['graph'].split(' (')[0]}, {row['algorithm']} {row['depth']}" for row in rows], rows, "overhead", "overhead, %",
+              paper="paper_overhead" if theirs else None)
+        axes.set_title(THEIRS if theirs else OURS.replace("graph", "graphs"))
+    return panel
 
 
 def _decomposition(axes: Any, table: Table) -> None:
@@ -101,3 +112,8 @@ def _arrangements(axes: Any, table: Table) -> None:
     axes.barh([row["name"] for row in rows], [row["overhead_calibrated"] for row in rows])
     axes.set_xlabel("overhead, %")
     axes.tick_params(axis="y", labelsize=6)
+
+
+PANELS: Dict[str, Tuple[Panel, ...]] = {
+    "table1": (_table1(True), _table1(False)), "graphs": (_graphs(True), _graphs(False)), "decomposition": (_decomposition,),
+    "table2": (_table2(True), _table2(False)), "scaling": (_scaling,), "points": (_points,), "arrangements": (_arrangements,)}

@@ -49,6 +49,48 @@ def test_a_log_that_says_too_little(tmp_path):
         RunLog(tmp_path / "a").measure()
 
 
+def change(folder, line, **fields):
+    """Other fields in one line of a run's log."""
+    lines = [json.loads(text) for text in (folder / "log.jsonl").read_text().splitlines()]
+    lines[line].update(fields)
+    (folder / "log.jsonl").write_text("\n".join(json.dumps(record) for record in lines))
+
+
+@pytest.mark.parametrize("field, value", [
+    ("cycles", -144), ("cycles", float("nan")), ("cycles", 0), ("cycles", "144"), ("cycles", float("inf")), ("seconds", -1.0),
+    ("seconds", None), ("seconds", float("nan")), ("packs", 0), ("packs", "8"), ("packs", 1.5), ("packs", True), ("sequences", -16),
+    ("sequences", None), ("sequences", 0)])
+def test_what_is_no_measurement_is_refused_with_its_line(tmp_path, field, value):
+    folder = run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, cycles=100)
+    change(folder, 2, **{field: value})
+    with pytest.raises(ValueError, match=f"log.jsonl: line 3: {field} is"):
+        RunLog(folder).measure()
+
+
+@pytest.mark.parametrize("text", ["data: [", "- 1\n", "", "model: {}\n", "data: 5\n", "data: {}\nmodel: 3\n", "data: {max_sequence_length: many}\n",
+                                  "data: {max_sequences_per_pack: -1}\n"])
+def test_a_config_that_no_run_wrote_is_refused(tmp_path, text):
+    folder = run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0)
+    (folder / "config.yml").write_text(text)
+    with pytest.raises(ValueError, match="config.yml"):
+        RunLog(folder).measure()
+    (folder / "config.yml").write_text("data: {max_sequence_length: 512, max_sequences_per_pack: null}\n")
+    assert RunLog(folder).measure().length == 512
+
+
+def test_runs_that_differ_in_more_than_packing_are_not_compared(tmp_path):
+    def run(name, sequences, length, **model):
+        folder = run_folder(tmp_path / name, packs=8, sequences=sequences, seconds=1.0)
+        (folder / "config.yml").write_text(json.dumps({"data": {"max_sequence_length": length}, "model": model}))
+        return RunLog(folder).measure()
+    packed = run("packed", 16, 512, num_layers=24)
+    assert compare(packed, run("same", 8, 512, num_layers=24)).realised == 2.0
+    for name, arguments, model, message in (("short", (8, 128), 24, "512 slots.* 128"), ("small", (8, 512), 12, "model.num_layers 24"),
+                                            ("also packed", (12, 512), 24, "1.500 sequences a pack")):
+        with pytest.raises(ValueError, match=message):
+            compare(packed, run(name, *arguments, num_layers=model))
+
+
 def test_profile_takes_the_busiest_ipu(tmp_path, monkeypatch):
     """Through the names of the SDK's analysis library: execution.steps[].ipus[].cycles."""
     def step(*cycles):

@@ -87,14 +87,61 @@ def test_realised_speedup_is_p_over_one_plus_overhead(table1):
 
 def test_the_papers_graph_holds_the_papers_numbers(graphs):
     """Its own graph, and the additive one of this project: inside the interval, within 1 % of the speed-up."""
+    paper = {row["depth"]: row["paper_realised"] for row in graphs.rows if row["graph"] == reports.GRAPHS[2][0]}
     checked = 0
     for row in graphs.rows:
         if row["graph"] == reports.GRAPHS[0][0]:
             continue
         low, high = (row["packing_factor"] / (1 + row[key] / 100) for key in ("overhead_upper", "overhead_lower"))
-        assert low < row["paper_realised"] < high and row["realised"] == pytest.approx(row["paper_realised"], rel=0.01)
+        assert low < paper[row["depth"]] < high and row["realised"] == pytest.approx(paper[row["depth"]], rel=0.01)
         checked += 1
     assert checked == 10
+
+
+def test_the_papers_measurements_stand_beside_the_papers_graph_only(table1, graphs):
+    """Table 1 counts it for every row that the paper measured, as the table of all graphs does; nobody measured this project's."""
+    theirs = {row["depth"]: row for row in graphs.rows if row["graph"] == reports.GRAPHS[2][0]}
+    assert all((row.get("paper_overhead") is not None) == (row["graph"] == reports.GRAPHS[2][0]) for row in graphs.rows)
+    checked = 0
+    for row in table1.rows:
+        assert ("papers_realised" in row) == isinstance(row.get("paper_realised"), float)
+        if row["algorithm"] == "SPFHP":
+            for key in ("overhead_lower", "overhead", "overhead_upper", "realised"):
+                assert row["papers_" + key] == theirs[row["depth"]][key]
+            assert row["papers_realised_lower"] < row["paper_realised"] < row["papers_realised_upper"]
+            checked += 1
+    assert checked == 5
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The bar charts that are drawn: title of the panel, name of each series and its heights."""
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    found = []
+    bar = axes.bar
+
+    def record(self, places, heights, *arguments, **options):
+        found.append([self, options.get("label"), list(heights)])
+        return bar(self, places, heights, *arguments, **options)
+    monkeypatch.setattr(axes, "bar", record)
+    return lambda: [(self.get_title(), label, heights) for self, label, heights in found]
+
+
+def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, graphs, machine, load, drawn, tmp_path):
+    import plots
+    table2 = reports.table2(machine, load, calibration.load())
+    plots.draw([table1, graphs, table2], tmp_path / "figure.png")
+    bars = drawn()
+    keys = [(table1, "papers_realised", "paper_realised", "realised"), (table2, "papers_realised", "paper_realised", "realised")]
+    for table, theirs, measured, ours in keys:
+        panels = [(title, heights) for title, _, heights in bars if title.replace("\n", " ").startswith(table.title.split(":")[0])]
+        beside, paper, apart = panels                       # two series in the first panel, one in the second
+        assert beside[0] == paper[0] != apart[0]
+        rows = [row for row in table.rows if isinstance(row.get(theirs), float)]
+        assert beside[1] == [row[theirs] for row in rows] and paper[1] == [row[measured] for row in rows]
+        assert apart[1] == [row[ours] for row in table.rows if isinstance(row.get(ours), float)]
+    beside, paper, apart = [(title, heights) for title, _, heights in bars if title.startswith("The same packings")]
+    assert beside[0] == paper[0] != apart[0] and len(beside[1]) == len(paper[1]) == 5 and len(apart[1]) == 10
 
 
 def test_three_graphs_stand_beside_each_other(table1, graphs):
@@ -208,6 +255,34 @@ def test_per_ipu_names_the_bottleneck(run):
     assert "Operators without an estimator, costed as elementwise work: none." in out
 
 
+def test_a_machine_is_named_after_its_configuration(run):
+    """No POD16 where a configuration has 1 replica of 4 IPUs; the rate is that of its replicas."""
+    found = {}
+    for name, replicas in (("packed_phase2_pod16", 4), ("packed_phase2_pod4", 1)):
+        config = str(overhead_report.ROOT / "configs" / (name + ".yml"))
+        (table,) = json.loads(run("--per-ipu", "--config", config, "--packing-factor", "1.996", "--json", "--set", "batch.gradient_accumulation=2048"))["tables"]
+        note = table["notes"][1]
+        assert f"x 4 IPUs = {4 * replicas} IPUs" in note and "POD16" not in note
+        found[name] = float(note.split(": ")[1].split(" ")[0].replace(",", ""))
+    assert found["packed_phase2_pod16"] == pytest.approx(4 * found["packed_phase2_pod4"], rel=0.01)
+
+
+def test_what_does_not_fit_gets_no_throughput(cycle_cache, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
+    assert run_main(overhead_report.main, ("--micro-batch", "64", "--packing-factor", "1.996", "--json")) == 1
+    out, error = capsys.readouterr()
+    plain = json.loads(out)
+    what_if, fitting, large = plain["tables"]
+    first, second = what_if["rows"]
+    assert first["rate"] > 0 and all(second[key] is None for key in ("rate", "rate_lower", "rate_upper", "rate_ratio")) and second["cycles_ratio"] > 0
+    assert any("sequences/s" in note for note in fitting["notes"]) and not any("sequences/s" in note for note in large["notes"])
+    assert plain["does_not_fit"] == [error.strip()] and error.startswith("packed_phase2_pod16 micro-batch 64: does not fit: IPU 1 ")
+    # Tables that give no throughput say it below them.
+    assert run_main(overhead_report.main, ("--scaling", "--micro-batch", "64", "--packing-factor", "1.996")) == 1
+    out, error = capsys.readouterr()
+    assert error and error in out
+
+
 def test_runs_that_happened(run, tmp_path):
     for name, packs, seconds in (("packed", 8, 1.0), ("unpacked", 16, 1.9)):
         (tmp_path / name).mkdir()
@@ -236,9 +311,18 @@ def test_plot(run, tmp_path):
     (("--packed", "somewhere"), "--unpacked belong together"), (("--config", "missing.yml"), "missing.yml"),
     (("--histogram", "lengths.csv", "--table", "1"), "--max-sequence-length"),
     (("--set", "model.hiden_size=3"), "hiden_size"), (("--packed", "a", "--unpacked", "b"), "log.jsonl"),
-    (("--table", "1", "--set", "data.max_sequence_length=256"), "matching --config")])
+    (("--table", "1", "--set", "data.max_sequence_length=256"), "matching --config"), (("--nonsense",), "--nonsense"),
+    (("--packing-factor", "0"), "at least 1"), (("--packing-factor", "-3"), "at least 1"), (("--packing-factor", "nan"), "at least 1"),
+    (("--per-ipu", "--packing-factor", "3.1"), "at most 3 sequences"), (("--plot", "nowhere/figure.png"), "no folder nowhere")])
 def test_mistakes_are_one_line(argv, message, capsys, monkeypatch, cycle_cache):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
     assert run_main(overhead_report.main, argv) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+
+
+def test_calibrate_refuses_an_unknown_option_in_one_line(capsys):
+    import calibrate
+    assert run_main(calibrate.main, ("--nonsense",)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and "--nonsense" in error
