@@ -235,10 +235,16 @@ def print_plan(config: Config, manifest: Optional[Manifest] = None, *, packing_f
 
 
 def verdict(made: Plan, smaller: Optional[int]) -> List[str]:
+    """:func:`memory_words` as lines of the plan."""
+    first, *rest = memory_words(made, smaller)
+    return [f"  verdict   {first}", *(f"            {line}" for line in rest)]
+
+
+def memory_words(made: Plan, smaller: Optional[int]) -> List[str]:
     """What the counted memory says; where that is not that it fits, the way out: ``smaller``, a micro-batch that fits."""
     most = max(made.memory, key=lambda memory: memory.total)
     if made.fits:
-        return [f"  verdict   fits: at most {made.fullest:.0%} of an IPU is counted, no more than in the published configurations"]
+        return [f"fits: at most {made.fullest:.0%} of an IPU is counted, no more than in the published configurations"]
     if made.fits is False:
         found = f"does not fit: what is counted alone takes {made.fullest:.0%} of IPU {most.ipu}"
     else:
@@ -252,7 +258,7 @@ def verdict(made: Plan, smaller: Optional[int]) -> List[str]:
         accumulation = -(-config.batch.micro_batch * config.batch.gradient_accumulation // smaller)
         way = (f"--set batch.micro_batch={smaller} fits; with --set batch.gradient_accumulation={accumulation} "
                "an update stays as large")
-    return [f"  verdict   {found}", f"            {way}"]
+    return [found, way]
 
 
 def lines(made: Plan) -> List[str]:

