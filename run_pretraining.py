@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from ipu_packed_bert.config import check_accumulation, config_from_tree, load_config
-from ipu_packed_bert.data import built_otherwise, manifest_if_there, open_or_build, packing_factor
+from ipu_packed_bert.data import built_otherwise, described, open_or_build, packing_factor
 from ipu_packed_bert.processes import refuse_torchrun
 from pack_data.command import ArgumentParser, run_main
 
@@ -60,7 +60,7 @@ def main(argv=None):
     if args.plan:
         from ipu_packed_bert.plan import print_plan
 
-        return print_plan(config, manifest_if_there(config), packing_factor=args.packing_factor)
+        return print_plan(*described(config), packing_factor=args.packing_factor)
 
     # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
     from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
@@ -86,7 +86,8 @@ def main(argv=None):
     choice = choose_engine(config)
     config = for_this_machine(config, choice)
     with contextlib.ExitStack() as opened:
-        store = opened.enter_context(open_or_build(config, progress=args.progress))
+        config, store = open_or_build(config, progress=args.progress)
+        opened.enter_context(store)
         vocabulary, weights_of = store.manifest.vocabulary_sha256, args.resume or args.start_from
         if weights_of:
             vocabulary, note = agree(vocabulary_of_run(Path(weights_of), checkpoint or begun), vocabulary,

@@ -22,7 +22,7 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 import yaml
 
 from ipu_packed_bert.config import Config, ConfigError, check_accumulation, config_from_tree, load_config
-from ipu_packed_bert.data import check_data
+from ipu_packed_bert.data import check_data, facts
 from pack_data.command import ArgumentParser, run_main
 from pack_data.packers import PACKERS
 from pack_data.files import write_atomically
@@ -56,6 +56,7 @@ def adjust(config: Config, manifest: Manifest, directory: str) -> Tuple[Adjusted
                           "unpacked configuration (packer none, depth 1)")
     if manifest.schema.max_sequences_per_pack == 1:
         raise ValueError(f"{directory}: every pack holds one sequence, there is nothing to adjust; give --data a packed data set")
+    config = config.filled_in(facts(config, manifest), directory)
     factor, made = manifest.packing_factor, manifest.made_with.get("options", {})
     data = replace(
         config.data, directory=directory, packer=manifest.algorithm if manifest.algorithm in PACKERS else "spfhp",

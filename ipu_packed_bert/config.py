@@ -1,96 +1,66 @@
-"""The configuration of a run: one YAML file -> frozen dataclasses, checked once, with every problem in one message.
+"""The configuration of a run: its sections, their defaults, what they must fulfil together, and all batch arithmetic.
 
-A setting's dataclass field states its type, its default and its range; what several settings must fulfil together
-stands in :func:`cross_check`.  Everything that follows from the settings (accumulation, packs per update, betas,
-pipeline stages) is a method of :class:`Config` and is never stored.  Loads neither torch nor poptorch.
+A setting states its type, its default, its range and its meaning; what several settings must fulfil together stands in
+:func:`cross_check`, defaults that follow from other settings in :func:`_derive`.  Everything that follows from the
+settings (accumulation, packs per update, betas, pipeline stages) is a method of :class:`Config` and is never stored.
+Loads neither torch nor poptorch.
 """
+from __future__ import annotations
+
 import dataclasses
-import difflib
 import math
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import AbstractSet, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union, get_type_hints
+from typing import AbstractSet, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import yaml
 
-from pack_data.command import Problems
+from ipu_packed_bert.settings import (
+    DEFAULT, FILE, OVERRIDE, ConfigError, Reader, annotated, as_tree, broken_rules, keys_of, load_yaml, plain, problems_message, setting)
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import default_predictions
-
-
-class ConfigError(Problems):
-    """What is wrong with a configuration: every problem found, each with its key, its value and the rule."""
-
-
-class Rule(NamedTuple):
-    """The range of one setting; None leaves a side open."""
-
-    minimum: Optional[float] = None       # value >= minimum
-    above: Optional[float] = None         # value > above
-    maximum: Optional[float] = None       # value <= maximum
-    below: Optional[float] = None         # value < below
-    choices: Tuple[str, ...] = ()         # value is one of these
-
-    def broken_by(self, value: Any) -> Optional[str]:
-        """The rule in words if ``value`` (a number, a string or a tuple of numbers) breaks it, else None."""
-        if self.choices:
-            return None if value in self.choices else "must be one of {}".format(", ".join(self.choices))
-        bounds = [("at least", self.minimum, lambda v, b: v >= b), ("above", self.above, lambda v, b: v > b),
-                  ("at most", self.maximum, lambda v, b: v <= b), ("below", self.below, lambda v, b: v < b)]
-        stated = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
-        values = value if isinstance(value, tuple) else (value,)
-        if all(holds(v, bound) for v in values for _, bound, holds in stated):
-            return None
-        each = "each must be " if isinstance(value, tuple) else "must be "
-        return each + " and ".join("{} {}".format(words, "{:g}".format(bound) if isinstance(bound, float) else bound) for words, bound, _ in stated)
-
-
-def setting(default: Any, **rule: Any) -> Any:
-    """A dataclass field with a default and a :class:`Rule`."""
-    return field(default=default, metadata={"rule": Rule(**rule)})
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """The packed data set: where it lies, and how it is built if nothing lies there."""
 
-    directory: str = setting("data/packed")
-    corpus: str = setting("embedded")                                      # embedded, a file or a folder
-    json_field: str = setting("text")                                      # of a JSONL corpus
-    vocabulary: Optional[str] = setting(None)                              # vocab.txt; null: train one on the corpus
-    vocabulary_size: int = setting(8192, minimum=128, maximum=2 ** 31 - 1)  # rows when training one
-    max_sequence_length: int = setting(512, minimum=8)                     # slots per pack, S
-    max_predictions_per_sequence: Optional[int] = setting(None, minimum=1)  # null: 20, 56, 76 at 128, 384, 512; else 15 %
-    packer: str = setting("nnlshp", choices=PACKERS)
-    max_sequences_per_pack: Optional[int] = setting(3, minimum=1)          # packing depth, D; null: unlimited
-    duplication_factor: int = setting(5, minimum=1)                        # passes over the corpus, masked anew in each
-    seed: int = setting(5, minimum=0, maximum=2 ** 31 - 1)
+    directory: str = setting("data/packed", "folder of the data set")
+    corpus: str = setting("embedded", "embedded, a file or a folder")
+    json_field: str = setting("text", "of a JSONL corpus")
+    vocabulary: Optional[str] = setting(None, "vocab.txt; null: train one on the corpus")
+    vocabulary_size: int = setting(30522, "tokens when training one; left out: as model.vocabulary_size", minimum=128, maximum=2 ** 31 - 1)
+    max_sequence_length: int = setting(512, "slots per pack, S", minimum=8)
+    max_predictions_per_sequence: Optional[int] = setting(None, "masked tokens; null: 20, 56, 76 at 128, 384, 512, else 15 %", minimum=1)
+    packer: str = setting("nnlshp", "which sequences share a pack", choices=PACKERS)
+    max_sequences_per_pack: Optional[int] = setting(3, "packing depth, D; null: unlimited", minimum=1)
+    duplication_factor: int = setting(5, "passes over the corpus, masked anew in each", minimum=1)
+    seed: int = setting(5, "segments, masking, order of the corpus", minimum=0, maximum=2 ** 31 - 1)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The sizes of a BERT; names as in the published configurations, spelled out."""
 
-    vocabulary_size: int = setting(30522, minimum=8)                       # rows of the embedding table
+    vocabulary_size: int = setting(30522, "rows of the embedding table; left out: as the data set", minimum=8)
     hidden_size: int = setting(768, minimum=1)
     num_layers: int = setting(12, minimum=1)
     num_heads: int = setting(12, minimum=1)
     intermediate_size: int = setting(3072, minimum=1)
-    max_position_embeddings: int = setting(512, minimum=8)
-    type_vocabulary_size: int = setting(2, minimum=2)
+    max_position_embeddings: int = setting(512, "left out: at least data.max_sequence_length", minimum=8)
+    type_vocabulary_size: int = setting(2, "segments", minimum=2)
     hidden_dropout: float = setting(0.1, minimum=0.0, below=1.0)
     attention_dropout: float = setting(0.0, minimum=0.0, below=1.0)
-    layer_norm_eps: float = setting(1.0e-3, above=0.0)
-    initializer_range: float = setting(0.02, above=0.0)
+    layer_norm_eps: float = setting(1.0e-3, "as published for IPUs; BERT's own is 1.0e-12", above=0.0)
+    initializer_range: float = setting(0.02, "standard deviation of fresh weights", above=0.0)
 
 
 @dataclass(frozen=True)
 class LossConfig:
     """How an update's loss is normalised (packedBERT, section 3.2.3) and whether next-sentence prediction is part of it."""
 
-    normalisation: str = setting("token", choices=("token", "sequence"))
-    next_sentence: bool = setting(True)
+    normalisation: str = setting("token", "mean over tokens, or over sequences", choices=("token", "sequence"))
+    next_sentence: bool = setting(True, "train next-sentence prediction too")
 
 
 @dataclass(frozen=True)
@@ -98,78 +68,78 @@ class OptimizerConfig:
     """The optimiser as for unpacked data; ``packing_adjustment`` says what packing changes (packedBERT, section 3.3)."""
 
     name: str = setting("lamb", choices=("lamb", "adamw"))
-    learning_rate: float = setting(2.828e-3, above=0.0)                    # the peak, reached after the warm-up
-    warmup_fraction: float = setting(0.128, minimum=0.0, maximum=1.0)      # share of the schedule's updates
-    schedule_steps: Optional[int] = setting(None, minimum=1)               # updates until the rate is 0; null: run.steps when the run starts
+    learning_rate: float = setting(2.828e-3, "the peak, reached after the warm-up", above=0.0)
+    warmup_fraction: float = setting(0.128, "share of the schedule's updates", minimum=0.0, maximum=1.0)
+    schedule_steps: Optional[int] = setting(None, "updates until the rate is 0; null: run.steps when the run starts", minimum=1)
     beta1: float = setting(0.9, minimum=0.0, below=1.0)
     beta2: float = setting(0.999, minimum=0.0, below=1.0)
     eps: float = setting(1.0e-6, above=0.0)
     weight_decay: float = setting(0.01, minimum=0.0)
-    bias_correction: bool = setting(True)
-    max_weight_norm: float = setting(65500.0, minimum=0.0)                 # LAMB: bound of a tensor's norm in its trust ratio
-    packing_adjustment: str = setting("accumulation", choices=("accumulation", "betas", "none"))
+    bias_correction: bool = setting(True, "of the moments")
+    max_weight_norm: float = setting(65500.0, "LAMB: bound of a tensor's norm in its trust ratio", minimum=0.0)
+    packing_adjustment: str = setting("accumulation", "what the packing factor changes", choices=("accumulation", "betas", "none"))
 
 
 @dataclass(frozen=True)
 class BatchConfig:
     """The batch of the unpacked run; the packed one follows from it and the packing factor."""
 
-    micro_batch: int = setting(2, minimum=1)                               # packs in one forward pass of one replica
-    gradient_accumulation: int = setting(2048, minimum=1)                  # micro-batches per update and replica, unpacked
-    device_iterations: int = setting(1, minimum=1)
+    micro_batch: int = setting(2, "packs in one forward pass of one replica", minimum=1)
+    gradient_accumulation: int = setting(2048, "micro-batches per update and replica, unpacked", minimum=1)
+    device_iterations: int = setting(1, "must be 1 on IPUs", minimum=1)
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """What runs the steps.  The settings after ``threads`` are read by the IPU engine only, and checked always."""
 
-    kind: str = setting("auto", choices=("auto", "ipu", "host"))
-    precision: str = setting("float32", choices=("float32", "bfloat16"))   # host
-    attention: str = setting("auto", choices=("auto", "eager", "sdpa", "varlen"))  # host
-    compile: bool = setting(False)                                         # host: torch.compile
-    threads: Optional[int] = setting(None, minimum=1)                      # host; null: as many as torch chooses
-    mask: str = setting("product", choices=("product", "additive"))        # inside the score product, or added to the scores
-    half_weights: bool = setting(True)
-    half_partials: bool = setting(True)
-    stochastic_rounding: bool = setting(True)
-    loss_scaling: float = setting(8192.0, above=0.0)
-    automatic_loss_scaling: bool = setting(False)
-    first_moment_type: str = setting("float32", choices=("float16", "float32"))
-    gradient_accumulator_type: str = setting("float16", choices=("float16", "float32"))
-    executable_cache: Optional[str] = setting(None)                        # folder
-    synthetic_data: bool = setting(False)
-    ipu_model: bool = setting(False)                                       # the simulated IPU instead of hardware
-    offline_export: Optional[str] = setting(None)                          # file: compile for it, run nothing
-    profile_directory: Optional[str] = setting(None)
-    asynchronous_loading: bool = setting(True)
-    log_cycles: bool = setting(False)
-    recompute_layers: bool = setting(True)
+    kind: str = setting("auto", "where to run; auto: IPUs, else the IPU Model, else CUDA, else the CPU", choices=("auto", "ipu", "host"))
+    precision: str = setting("float32", "host", choices=("float32", "bfloat16"))
+    attention: str = setting("auto", "host", choices=("auto", "eager", "sdpa", "varlen"))
+    compile: bool = setting(False, "host: torch.compile")
+    threads: Optional[int] = setting(None, "host; null: as many as torch chooses", minimum=1)
+    mask: str = setting("product", "inside the score product, or added to the scores", choices=("product", "additive"))
+    half_weights: bool = setting(True, "weights in float16")
+    half_partials: bool = setting(True, "partial sums of products in float16")
+    stochastic_rounding: bool = setting(True, "of float16 results")
+    loss_scaling: float = setting(8192.0, "keeps float16 gradients in range", above=0.0)
+    automatic_loss_scaling: bool = setting(False, "the device adapts it")
+    first_moment_type: str = setting("float32", "of the optimiser", choices=("float16", "float32"))
+    gradient_accumulator_type: str = setting("float16", "sums of gradients", choices=("float16", "float32"))
+    executable_cache: Optional[str] = setting(None, "folder of compiled programs")
+    synthetic_data: bool = setting(False, "no batch leaves the host: to measure the device alone")
+    ipu_model: bool = setting(False, "the simulated IPU instead of hardware")
+    offline_export: Optional[str] = setting(None, "file: compile for it, run nothing")
+    profile_directory: Optional[str] = setting(None, "folder for PopVision's profile")
+    asynchronous_loading: bool = setting(True, "the next batch is made while a step runs")
+    log_cycles: bool = setting(False, "count the cycles of each step")
+    recompute_layers: bool = setting(True, "keep only each layer's input for the backward pass")
 
 
 @dataclass(frozen=True)
 class PlacementConfig:
     """Replicas, and what each IPU of a replica holds; embeddings and heads are always on the first."""
 
-    replicas: int = setting(1, minimum=1)
+    replicas: int = setting(1, "copies of the model", minimum=1)
     ipus_per_replica: int = setting(1, minimum=1)
-    layers_per_ipu: Tuple[int, ...] = setting((12,), minimum=0)
-    available_memory_proportion: Tuple[float, ...] = setting((0.28,), above=0.0, maximum=1.0)
-    embedding_serialization_factor: int = setting(1, minimum=1)
-    optimizer_state_off_chip: bool = setting(True)
-    replicated_tensor_sharding: bool = setting(False)
+    layers_per_ipu: Tuple[int, ...] = setting((12,), "left out with one IPU: model.num_layers", minimum=0)
+    available_memory_proportion: Tuple[float, ...] = setting((0.28,), "of products, for each IPU", above=0.0, maximum=1.0)
+    embedding_serialization_factor: int = setting(1, "parts of the vocabulary projection", minimum=1)
+    optimizer_state_off_chip: bool = setting(True, "in the memory beside the chip")
+    replicated_tensor_sharding: bool = setting(False, "share optimiser state out among the replicas")
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """How long, how often written down, and from which seed."""
 
-    steps: int = setting(100, minimum=1)                                   # weight updates
-    seed: int = setting(5, minimum=0, maximum=2 ** 31 - 1)                 # weights, dropout, order of the packs, held-out packs
-    log_every: int = setting(1, minimum=1)                                 # steps between points in TensorBoard; log.jsonl has every step
-    evaluate_every: int = setting(0, minimum=0)                            # steps; 0: never
-    evaluation_fraction: float = setting(0.0, minimum=0.0, maximum=0.5)    # share of the packs held out of training
-    checkpoint_every: int = setting(0, minimum=0)                          # steps; 0: only at the end
-    keep_checkpoints: int = setting(2, minimum=1)
+    steps: int = setting(100, "weight updates", minimum=1)
+    seed: int = setting(5, "weights, dropout, order of the packs, held-out packs", minimum=0, maximum=2 ** 31 - 1)
+    log_every: int = setting(1, "steps between points in TensorBoard; log.jsonl has every step", minimum=1)
+    evaluate_every: int = setting(0, "steps; 0: never", minimum=0)
+    evaluation_fraction: float = setting(0.0, "share of the packs held out of training", minimum=0.0, maximum=0.5)
+    checkpoint_every: int = setting(0, "steps; 0: only at the end", minimum=0)
+    keep_checkpoints: int = setting(2, "the newest ones", minimum=1)
 
 
 class Change(NamedTuple):
@@ -194,6 +164,7 @@ class Config:
     run: RunConfig = RunConfig()
     without_ipus: Tuple[Tuple[str, Any], ...] = ()                         # ("batch.micro_batch", 4), ...
     path: str = field(default="config", compare=False)                     # where it came from, for messages
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
 
     @property
     def name(self) -> str:
@@ -271,35 +242,57 @@ class Config:
         head = self.model.hidden_size // self.model.num_heads
         return -(-(head + 2 * depth.bit_length()) // 16) * 16 - head
 
+    @property
+    def sections(self) -> Dict[str, Any]:
+        """The dataclass of each section."""
+        return {name: getattr(self, name) for name in SECTIONS}
+
     def as_dict(self) -> Dict[str, Any]:
         """Nested plain values, ready for YAML; :func:`load_config` of them gives an equal Config."""
-        plain: Dict[str, Any] = {
-            section: {name: list(value) if isinstance(value, tuple) else value
-                      for name, value in dataclasses.asdict(getattr(self, section)).items()}
-            for section in SECTIONS}
+        tree: Dict[str, Any] = as_tree(self.sections)
         if self.without_ipus:
-            nested: Dict[str, Dict[str, Any]] = {}
-            for key, value in self.without_ipus:
-                section, name = key.split(".")
-                nested.setdefault(section, {})[name] = list(value) if isinstance(value, tuple) else value
-            plain["without_ipus"] = nested
-        return plain
+            tree["without_ipus"] = _nested(self.without_ipus)
+        return tree
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.as_dict(), sort_keys=False, default_flow_style=False)
 
+    def annotated(self) -> str:
+        """As :meth:`to_yaml`, with origin and meaning of each setting behind its value."""
+        text = annotated(self.sections, self.origins)
+        if self.without_ipus:
+            text += "\n" + yaml.safe_dump({"without_ipus": _nested(self.without_ipus)}, sort_keys=False, default_flow_style=False)
+        return text
+
+    def with_settings(self, values: Mapping[str, Any], origin: str) -> "Config":
+        """Some settings replaced, by full name; nothing is checked."""
+        sections: Dict[str, Dict[str, Any]] = {}
+        for key, value in values.items():
+            section, name = key.split(".")
+            sections.setdefault(section, {})[name] = value
+        replaced = {section: dataclasses.replace(getattr(self, section), **each) for section, each in sections.items()}
+        origins = {**self.origins, **{key: origin for key in values}} if self.origins else self.origins
+        return dataclasses.replace(self, origins=origins, **replaced)
+
+    def filled_in(self, facts: Mapping[str, Any], origin: str) -> "Config":
+        """What nobody stated takes the values of ``facts``; ConfigError where these break a rule."""
+        values = {key: value for key, value in facts.items() if self.origins.get(key, FILE).startswith(DEFAULT)}
+        filled = self.with_settings(values, origin)
+        problems = cross_check(filled)
+        if problems:
+            raise ConfigError(problems_message(f"{self.path}, with what {origin} says", problems))
+        return filled
+
     def applied_without_ipus(self) -> Tuple["Config", Tuple[Change, ...]]:
         """The configuration for a machine without IPUs, and what that changed."""
         changes = []
-        sections: Dict[str, Dict[str, Any]] = {}
         for key, value in self.without_ipus:
             section, name = key.split(".")
             before = getattr(getattr(self, section), name)
             if before != value:
                 changes.append(Change(key, before, value))
-                sections.setdefault(section, {})[name] = value
-        replaced = {section: dataclasses.replace(getattr(self, section), **values) for section, values in sections.items()}
-        return dataclasses.replace(self, without_ipus=(), **replaced), tuple(changes)
+        applied = self.with_settings(dict(self.without_ipus), "without_ipus")
+        return dataclasses.replace(applied, without_ipus=()), tuple(changes)
 
     def for_simulation(self, packing_factor: float) -> "Config":
         """For a simulated device: one replica, and the fewest micro-batches that fill its pipeline."""
@@ -329,71 +322,76 @@ def load_config(path: Union[str, Path], overrides: Sequence[str] = ()) -> Config
     ------
     ConfigError : with every problem found.
     """
-    try:
-        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError("{}: cannot be read ({})".format(path, error.strerror)) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("{}: not valid YAML: {}".format(path, " ".join(str(error).split()))) from None
-    return config_from_tree(tree, str(path), overrides)
+    return config_from_tree(load_yaml(path), str(path), overrides)
 
 
 def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Config:
     """As :func:`load_config`, from what YAML read."""
-    found = _Problems()
-    if tree is None:
-        tree = {}
-    if not isinstance(tree, Mapping):
-        raise ConfigError("{}: holds {}, not sections of settings such as `model:`".format(path, type(tree).__name__))
-    for key in tree:
-        if key not in SECTIONS and key != "without_ipus":
-            found.unknown("", str(key), list(SECTIONS) + ["without_ipus"])
-
-    values = _flatten({key: tree[key] for key in tree if key in SECTIONS}, "", found)
-    block = tree.get("without_ipus")
-    if block is not None and not isinstance(block, Mapping):
-        found.add("without_ipus is {!r}; must hold sections of settings, as the file itself does".format(block))
-        block = None
-    without_ipus = _flatten(block or {}, "without_ipus.", found)
-
-    given: Dict[str, Any] = {}
+    reader = Reader(SECTIONS, path)
+    small = reader.block("without_ipus")
+    if isinstance(tree, Mapping):
+        small.read(tree.get("without_ipus"), FILE)
+        tree = {section: settings for section, settings in tree.items() if section != "without_ipus"}
+    reader.read(tree, FILE)
     for override in overrides:
-        key, equals, value_text = override.partition("=")
-        key = key.strip()
-        if not equals:
-            found.add("--set {}: must read section.key=value".format(override))
-            continue
-        try:
-            value = yaml.safe_load(value_text)
-        except yaml.YAMLError:
-            found.add("--set {}: the value is not valid YAML".format(override))
-            continue
-        if key == "without_ipus":
-            if value is not None:
-                found.add("--set {}: the block as a whole can only be switched off, with null".format(override))
-            without_ipus = {}
-        elif key.startswith("without_ipus."):
-            without_ipus.update(_flatten(_nested(key[len("without_ipus."):], value), "--set without_ipus.", found))
+        if not override.startswith("without_ipus"):
+            reader.override(override)
+        elif override.startswith("without_ipus."):
+            small.override(override[len("without_ipus."):])
         else:
-            given.update(_flatten(_nested(key, value), "--set ", found))
-    values.update(given)
-
-    sections = {
-        section: kind(**{name: values[key] for key, name in _keys(section) if key in values})
-        for section, kind in SECTIONS.items()}
-    kept = tuple((key, value) for key, value in without_ipus.items() if key not in given)
-    config = Config(without_ipus=kept, path=path, **sections)
-    crossed = cross_check(config, found.broken)
-    for problem in crossed:
-        found.add(problem)
+            key, value = reader.split(override)
+            if key == "without_ipus" and value is None:
+                small.values.clear()
+            elif key is not None:
+                reader.problems.append(f"--set {override}: the block as a whole can only be switched off, with null")
+    _derive(reader)
+    if small.values:
+        _derive_small(small, reader)
+    kept = {key: small.values[key] for key in keys_of(SECTIONS) if key in small.values and reader.origins.get(key) != OVERRIDE}
+    config = Config(without_ipus=tuple(kept.items()), path=path, **reader.sections())
+    config = dataclasses.replace(config, origins=dict(reader.origins))
+    crossed = cross_check(config, reader.broken)
+    reader.problems += crossed
     if kept:
         applied, _ = config.applied_without_ipus()
-        for problem in cross_check(applied, found.broken):
-            if problem not in crossed:
-                found.add("without_ipus: " + problem)
-    if found.lines:
-        raise ConfigError(problems_message(path, found.lines))
+        reader.problems += [f"without_ipus: {each}" for each in cross_check(applied, reader.broken) if each not in crossed]
+    reader.refuse_problems()
     return config
+
+
+def _derive(reader: Reader) -> None:
+    """Defaults that follow from other settings."""
+    if reader.value("data.vocabulary") is None:                            # one is trained: its size is stated once
+        for key, other in (("model.vocabulary_size", "data.vocabulary_size"), ("data.vocabulary_size", "model.vocabulary_size")):
+            if reader.stated(other) and reader.value(other) >= 128:
+                reader.derive(key, reader.value(other), other)
+    slots, positions = "data.max_sequence_length", "model.max_position_embeddings"
+    if reader.value(slots) > reader.value(positions):                      # whichever was left out fits the other
+        reader.derive(positions, reader.value(slots), slots)
+        reader.derive(slots, reader.value(positions), positions)
+    if reader.value("placement.ipus_per_replica") == 1:
+        reader.derive("placement.layers_per_ipu", (reader.value("model.num_layers"),), "model.num_layers")
+
+
+def _derive_small(small: Reader, whole: Reader) -> None:
+    """What a `without_ipus` block leaves out: the model's rows are those of its own vocabulary, and there is one replica
+    of one IPU, which is what the host engine and the IPU Model take."""
+    if small.stated("data.vocabulary_size"):
+        small.derive("model.vocabulary_size", small.value("data.vocabulary_size"), "data.vocabulary_size")
+    layers = small.value("model.num_layers") if small.stated("model.num_layers") else whole.value("model.num_layers")
+    one = PlacementConfig(layers_per_ipu=(layers,))
+    for name in ("replicas", "ipus_per_replica", "layers_per_ipu", "available_memory_proportion",
+                 "embedding_serialization_factor", "replicated_tensor_sharding"):
+        small.derive(f"placement.{name}", getattr(one, name), "one IPU")
+
+
+def _nested(settings: Sequence[Tuple[str, Any]]) -> Dict[str, Dict[str, Any]]:
+    """("batch.micro_batch", 4), ... -> {"batch": {"micro_batch": 4}}, in plain values."""
+    tree: Dict[str, Dict[str, Any]] = {}
+    for key, value in settings:
+        section, name = key.split(".")
+        tree.setdefault(section, {})[name] = plain(value)
+    return tree
 
 
 def cross_check(config: Config, broken: AbstractSet[str] = frozenset()) -> List[str]:
@@ -410,17 +408,13 @@ def cross_check(config: Config, broken: AbstractSet[str] = frozenset()) -> List[
         ("data.packer data.max_sequences_per_pack", not packs_at_depth(data.packer, data.max_sequences_per_pack),
          "data.max_sequences_per_pack is {}; too deep for data.packer {}".format(depth, data.packer)),
         ("data.max_predictions_per_sequence data.max_sequence_length",
-         (data.max_predictions_per_sequence or 0) >= data.max_sequence_length,
+         config.predictions_per_sequence >= data.max_sequence_length,
          "data.max_predictions_per_sequence is {}; must be below data.max_sequence_length, {}".format(
-             data.max_predictions_per_sequence, data.max_sequence_length)),
+             config.predictions_per_sequence, data.max_sequence_length)),
         ("data.max_sequence_length model.max_position_embeddings",
          data.max_sequence_length > model.max_position_embeddings,
          "data.max_sequence_length is {}; must be at most model.max_position_embeddings, {}".format(
              data.max_sequence_length, model.max_position_embeddings)),
-        ("data.vocabulary data.vocabulary_size model.vocabulary_size",
-         data.vocabulary is None and data.vocabulary_size > model.vocabulary_size,
-         "data.vocabulary_size is {}; must be at most model.vocabulary_size, {}".format(
-             data.vocabulary_size, model.vocabulary_size)),
         ("model.hidden_size model.num_heads", model.hidden_size % model.num_heads != 0,
          "model.hidden_size is {}; must be a multiple of model.num_heads, {}".format(
              model.hidden_size, model.num_heads)),
@@ -460,7 +454,7 @@ def cross_check(config: Config, broken: AbstractSet[str] = frozenset()) -> List[
          "run.evaluate_every is {}; needs run.evaluation_fraction above 0, else nothing is held out to evaluate".format(
              config.run.evaluate_every)),
     ]
-    return [text for keys, wrong, text in checks if wrong and not broken.intersection(keys.split())]
+    return broken_rules(checks, broken)
 
 
 def schedule_too_short(setting: str, steps: int, schedule_steps: int) -> str:
@@ -476,97 +470,3 @@ def check_accumulation(config: Config, packing_factor: float) -> None:
             "{}: batch.gradient_accumulation is {}, {} with a packing factor of {:.3f}; must be at least the {} stages "
             "of the training pipeline".format(config.path, config.batch.gradient_accumulation, accumulation,
                                               packing_factor, config.pipeline_stages))
-
-
-def _keys(section: str) -> List[Tuple[str, str]]:
-    return [(section + "." + each.name, each.name) for each in dataclasses.fields(SECTIONS[section])]
-
-
-def _nested(key: str, value: Any) -> Dict[str, Any]:
-    section, dot, name = key.partition(".")
-    return {section: {name: value}} if dot else {section: value}
-
-
-class _Problems:
-    """Problems in the order found, and the settings they are about."""
-
-    def __init__(self) -> None:
-        self.lines: List[str] = []
-        self.broken: Set[str] = set()
-
-    def add(self, line: str, key: str = "") -> None:
-        self.lines.append(line)
-        self.broken.add(key)
-
-    def unknown(self, origin: str, key: str, known: Sequence[str]) -> None:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-        self.add("{}{} is not a setting{}".format(origin, key, "; did you mean {}?".format(near[0]) if near else ""),
-                 near[0] if near else "")
-        if near and near[0] in SECTIONS:
-            self.broken.update(each for each, _ in _keys(near[0]))
-
-
-def _flatten(tree: Mapping, origin: str, found: _Problems) -> Dict[str, Any]:
-    """{"batch": {"micro_batch": 2}} -> {"batch.micro_batch": 2}, typed and in range; what is not goes into ``found``."""
-    values: Dict[str, Any] = {}
-    for section, settings in tree.items():
-        if section not in SECTIONS:
-            found.unknown(origin, str(section), list(SECTIONS))
-            continue
-        if not isinstance(settings, Mapping):
-            found.add("{}{} is {!r}; must hold settings, one `key: value` a line".format(origin, section, settings))
-            found.broken.update(each for each, _ in _keys(section))
-            continue
-        types = get_type_hints(SECTIONS[section])
-        rules = {each.name: each.metadata["rule"] for each in dataclasses.fields(SECTIONS[section])}
-        for name, raw in settings.items():
-            key = "{}.{}".format(section, name)
-            if name not in types:
-                known = ["{}.{}".format(each, other) for each, kind in SECTIONS.items()
-                         for other in get_type_hints(kind)]
-                found.unknown(origin, key, known)
-                continue
-            try:
-                value = typed_value(raw, types[name])
-            except ValueError as error:
-                found.add("{}{} is {!r}; {}".format(origin, key, raw, error), key)
-                continue
-            broken = rules[name].broken_by(value) if value is not None else None
-            if broken:
-                found.add("{}{} is {!r}; {}".format(origin, key, raw, broken), key)
-            else:
-                values[key] = value
-    return values
-
-
-# YAML 1.1 wants a point before the exponent and a sign in it: PyYAML reads 6e-3 and 1.0e5 as texts.
-_EXPONENT = re.compile(r"([-+]?\d+)(\.\d*)?[eE]([-+]?\d+)")
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-
-
-def typed_value(raw: Any, kind: Any) -> Any:
-    """``raw`` as the type ``kind``; ValueError with the rule if it is of another."""
-    arguments = getattr(kind, "__args__", ())
-    if type(None) in arguments:
-        return None if raw is None else typed_value(raw, arguments[0])
-    if arguments:                                                          # Tuple[int, ...]
-        if not isinstance(raw, (list, tuple)) or not raw:
-            raise ValueError("must be a list such as [{}]".format("3, 7" if arguments[0] is int else "0.1, 0.15"))
-        return tuple(typed_value(each, arguments[0]) for each in raw)
-    if kind is float and isinstance(raw, str) and _EXPONENT.fullmatch(raw):
-        whole, rest, exponent = _EXPONENT.fullmatch(raw).groups()
-        raise ValueError("YAML reads that as a text; write {}{}e{}".format(
-            whole, rest or ".0", exponent if exponent[0] in "+-" else "+" + exponent))
-    if kind is float and isinstance(raw, (int, float)) and not isinstance(raw, bool):
-        if not math.isfinite(raw):
-            raise ValueError("must be finite")
-        return float(raw)
-    if isinstance(raw, kind) and (kind is bool or not isinstance(raw, bool)):
-        return raw
-    raise ValueError("must be {}".format(_WORDS[kind]))
-
-
-def problems_message(path: str, problems: Sequence[str]) -> str:
-    if len(problems) == 1:
-        return "{}: {}".format(path, problems[0])
-    return "\n  ".join(["{}: {} problems".format(path, len(problems))] + list(problems))

@@ -5,11 +5,11 @@ import math
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.config import Config, ConfigError
 from pack_data.histogram import LengthHistogram
-from pack_data.packers import get_packer
+from pack_data.packers import PACKERS, get_packer, packs_at_depth
 from pack_data.packs import BERT, PackSchema
 from pack_data.store import MANIFEST, Manifest, PackStore, read_manifest
 
@@ -65,23 +65,54 @@ def _published_factor(name: str, packer: str, depth: Optional[int]) -> float:
     return get_packer(packer)(LengthHistogram.published(name), max_sequences_per_pack=depth).packing_factor
 
 
-def manifest_if_there(config: Config) -> Optional[Manifest]:
-    """The manifest of the data set, checked against the configuration; None if nothing has been built yet."""
+def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
+    """The configuration with what it leaves out about its data set taken from there, and the manifest of that.
+
+    The manifest is None if nothing has been built yet.  Raises ConfigError where the two contradict each other.
+    """
     folder = Path(config.data.directory)
     if not (folder / MANIFEST).exists():
-        return None
+        data, rows = config.data, config.model.vocabulary_size
+        if data.vocabulary is None and data.vocabulary_size > rows:
+            raise ConfigError(f"{config.path}: data.vocabulary_size is {data.vocabulary_size}; must be at most "
+                              f"model.vocabulary_size, {rows}, where the data set is still to be built with it")
+        return config, None
     manifest = read_manifest(folder)
-    check_data(config, manifest)
-    return manifest
+    filled = config.filled_in(facts(config, manifest), f"the data set in {folder}")
+    check_data(filled, manifest)
+    return filled, manifest
 
 
-def open_or_build(config: Config, *, progress: Optional[bool] = None) -> PackStore:
-    """The data set of the configuration; if its folder holds none, it is built there and kept.
+def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
+    """The settings that a data set speaks about, by full name."""
+    schema, made = manifest.schema, manifest.made_with.get("options", {})
+    depth, packer = schema.max_sequences_per_pack, manifest.algorithm
+    found: Dict[str, Any] = {
+        "data.max_sequence_length": schema.max_sequence_length,
+        "data.max_sequences_per_pack": depth,
+        # The optimal packer takes any depth: it stands for a packer that this package does not have.
+        "data.packer": packer if packer in PACKERS and packs_at_depth(packer, depth) else "optimal",
+        "model.max_position_embeddings": max(schema.max_sequence_length, config.model.max_position_embeddings),
+    }
+    # 0: a data set from a foreign format, which does not say.
+    if manifest.max_predictions_per_sequence:
+        found["data.max_predictions_per_sequence"] = manifest.max_predictions_per_sequence
+    if manifest.vocabulary_size:
+        found["model.vocabulary_size"] = manifest.vocabulary_size
+    for name in ("vocabulary_size", "duplication_factor", "seed"):
+        if name in made:
+            found[f"data.{name}"] = made[name]
+    return found
 
-    Says in one line that it builds.  Raises ValueError where the data set contradicts the configuration.
+
+def open_or_build(config: Config, *, progress: Optional[bool] = None) -> Tuple[Config, PackStore]:
+    """The data set of the configuration, and the configuration as :func:`described` by it.
+
+    If its folder holds none, it is built there and kept; one line says so.  Raises ValueError where the data set
+    contradicts the configuration.
     """
     data = config.data
-    if manifest_if_there(config) is None:
+    if described(config)[1] is None:
         from pack_data.build import BuildOptions, build
 
         what = "the embedded corpus" if data.corpus == "embedded" else data.corpus
@@ -91,8 +122,8 @@ def open_or_build(config: Config, *, progress: Optional[bool] = None) -> PackSto
             max_sequence_length=data.max_sequence_length, max_predictions_per_sequence=data.max_predictions_per_sequence,
             packer=data.packer, max_sequences_per_pack=data.max_sequences_per_pack,
             duplication_factor=data.duplication_factor, seed=data.seed, json_field=data.json_field), progress)
-        manifest_if_there(config)
-    return PackStore.open(Path(data.directory))
+    config, _ = described(config)
+    return config, PackStore.open(Path(data.directory))
 
 
 def check_data(config: Config, manifest: Manifest) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union, get
 
 import yaml
 
-from ipu_packed_bert.config import ConfigError, problems_message, setting, typed_value
+from ipu_packed_bert.settings import ConfigError, problems_message, setting, typed_value
 from pack_data.packers import PACKERS, packs_at_depth
 
 SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION = "squad", "single_label", "multi_label", "regression"

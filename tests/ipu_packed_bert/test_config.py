@@ -32,7 +32,7 @@ def test_five_mistakes_are_five_lines_with_key_value_and_rule(tmp_path):
     path = tmp_path / "five.yml"
     path.write_text("""
 model: {num_layer: 12, hidden_size: 770, num_heads: 12}
-optimizer: {learning_rate: 6e-3, beta1: 1.5}
+optimizer: {learning_rate: 6e-3, beta1: 1.5, beta2: fast}
 placement: {replicas: 3}
 """)
     with pytest.raises(ConfigError) as caught:
@@ -40,8 +40,8 @@ placement: {replicas: 3}
     assert str(caught.value).split("\n") == [
         "{}: 5 problems".format(path),
         "  model.num_layer is not a setting; did you mean model.num_layers?",
-        "  optimizer.learning_rate is '6e-3'; YAML reads that as a text; write 6.0e-3",
         "  optimizer.beta1 is 1.5; must be at least 0 and below 1",
+        "  optimizer.beta2 is 'fast'; must be a number",
         "  model.hidden_size is 770; must be a multiple of model.num_heads, 12",
         "  placement.replicas x placement.ipus_per_replica is 3 x 1 = 3; must be a power of two",
     ]
@@ -51,21 +51,22 @@ placement: {replicas: 3}
     ({"modle": {}}, "modle is not a setting; did you mean model?"),
     ({"model": 3}, "model is 3; must hold settings"),
     ({"model": {"num_layers": "12"}}, "model.num_layers is '12'; must be a whole number"),
-    ({"model": {"num_layers": 12.0}}, "model.num_layers is 12.0; must be a whole number"),
+    ({"model": {"num_layers": 12.5}}, "model.num_layers is 12.5; must be a whole number"),
     ({"model": {"num_layers": True}}, "model.num_layers is True; must be a whole number"),
     ({"model": {"num_layers": None}}, "model.num_layers is None; must be a whole number"),
     ({"model": {"num_layers": 0}}, "model.num_layers is 0; must be at least 1"),
     ({"model": {"hidden_dropout": 1.0}}, "model.hidden_dropout is 1.0; must be at least 0 and below 1"),
     ({"model": {"layer_norm_eps": float("nan")}}, "model.layer_norm_eps is nan; must be finite"),
-    ({"optimizer": {"learning_rate": "1.0e5"}}, "YAML reads that as a text; write 1.0e+5"),
+    ({"optimizer": {"learning_rate": "1e"}}, "optimizer.learning_rate is '1e'; must be a number"),
+    ({"optimizer": {"learning_rate": "1e999"}}, "optimizer.learning_rate is '1e999'; must be finite"),
+    ({"optimizer": {"learning_rate": "0.001"}}, "optimizer.learning_rate is '0.001'; must be a number"),
     ({"optimizer": {"name": "sgd"}}, "optimizer.name is 'sgd'; must be one of lamb, adamw"),
     ({"loss": {"next_sentence": "yes please"}}, "loss.next_sentence is 'yes please'; must be true or false"),
     ({"data": {"packer": "magic"}}, "data.packer is 'magic'; must be one of none, "),
     ({"data": {"directory": 3}}, "data.directory is 3; must be a text"),
     ({"data": {"packer": "none"}}, "must be 1 where data.packer is none"),
     ({"data": {"max_sequences_per_pack": 4}}, "data.max_sequences_per_pack is 4; too deep for data.packer nnlshp"),
-    ({"data": {"max_sequence_length": 1024}}, "must be at most model.max_position_embeddings, 512"),
-    ({"data": {"vocabulary_size": 40000}}, "data.vocabulary_size is 40000; must be at most model.vocabulary_size, 30522"),
+    ({"data": {"max_sequence_length": 1024}, "model": {"max_position_embeddings": 512}}, "must be at most model.max_position_embeddings, 512"),
     ({"placement": {"layers_per_ipu": 12}}, "placement.layers_per_ipu is 12; must be a list such as [3, 7]"),
     ({"placement": {"layers_per_ipu": [7]}}, "placement.layers_per_ipu places 7 layers, model.num_layers is 12; change one of them"),
     ({"placement": {"layers_per_ipu": [6, 6]}}, "placement.layers_per_ipu has 2 values; must have one for each of the 1 IPUs"),
@@ -78,11 +79,14 @@ placement: {replicas: 3}
     ({"run": {"evaluate_every": 5}}, "needs run.evaluation_fraction above 0"),
     ({"without_ipus": 3}, "without_ipus is 3; must hold sections of settings"),
     ({"without_ipus": {"batch": {"micro_batches": 3}}},
-     "without_ipus.batch.micro_batches is not a setting; did you mean batch.micro_batch?"),
+     "without_ipus.batch.micro_batches is not a setting; did you mean without_ipus.batch.micro_batch?"),
+    ({"micro_batch": 4}, "micro_batch is not a setting; did you mean batch.micro_batch?"),
+    ({"model": {"micro_batch": 4}}, "model.micro_batch is not a setting; did you mean batch.micro_batch?"),
+    ({"seed": 4}, "seed is not a setting; did you mean data.seed or run.seed?"),
     ({"without_ipus": {"batch": {"micro_batch": 0}}}, "without_ipus.batch.micro_batch is 0; must be at least 1"),
-    ({"without_ipus": {"model": {"num_layers": 3}}},
-     "without_ipus: placement.layers_per_ipu places 12 layers, model.num_layers is 3; change one of them"),
-    ([1, 2], "holds list, not sections of settings"),
+    ({"without_ipus": {"model": {"num_layers": 3}, "placement": {"layers_per_ipu": [4]}}},
+     "without_ipus: placement.layers_per_ipu places 4 layers, model.num_layers is 3; change one of them"),
+    ([1, 2], "the file is [1, 2]; must hold sections of settings"),
 ])
 def test_what_is_refused_and_why(tree, words):
     found = problems(tree)
@@ -129,8 +133,11 @@ def test_overrides_win_over_the_file_and_over_without_ipus():
 
 @pytest.mark.parametrize("override, words", [
     ("run.steps", "must read section.key=value"), ("run.steps=[", "the value is not valid YAML"),
-    ("run.step=3", "--set run.step is not a setting; did you mean run.steps?"), ("steps=3", "--set steps is not a setting"),
-    ("run.steps=3e2", "--set run.steps is '3e2'; must be a whole number"), ("without_ipus=3", "only be switched off, with null"),
+    ("run.step=3", "--set run.step is not a setting; did you mean run.steps?"),
+    ("steps=3", "--set steps is not a setting; did you mean run.steps?"),
+    ("micro_batch=4", "--set micro_batch is not a setting; did you mean batch.micro_batch?"),
+    ("micro_batches=4", "--set micro_batches is not a setting; did you mean batch.micro_batch?"),
+    ("run.steps=3.5e0", "--set run.steps is '3.5e0'; must be a whole number"), ("without_ipus=3", "only be switched off, with null"),
     ("model=3", "--set model is 3; must hold settings"),
 ])
 def test_wrong_overrides(override, words):
@@ -188,3 +195,62 @@ def test_a_simulated_device_gets_one_replica_and_the_fewest_micro_batches_that_f
 def test_loads_without_torch():
     code = "import sys, ipu_packed_bert.config, ipu_packed_bert.data; sys.exit('torch' in sys.modules or 'poptorch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("text, value", [("1e-3", 1e-3), ("6.0e5", 6e5), ("1.e-3", 1e-3), (".5e-3", 5e-4), ("1E-3", 1e-3), ("+2e+1", 20.0),
+                                         ("0.001", 1e-3), ("1.0e-3", 1e-3), ("1", 1.0)])
+def test_a_number_is_what_people_write_as_one(tmp_path, text, value):
+    """YAML 1.1 reads the first ones as texts; in a file and in --set they are numbers all the same."""
+    assert config_from_tree({}, "a.yml", [f"optimizer.learning_rate={text}"]).optimizer.learning_rate == value
+    (tmp_path / "a.yml").write_text(f"optimizer:\n  learning_rate: {text}\n")
+    assert load_config(tmp_path / "a.yml").optimizer.learning_rate == value
+    # A list's numbers too; and a text that looks like one stays a text where a text is wanted.
+    assert config_from_tree({}, "a.yml", ["placement.available_memory_proportion=[1e-1]"]).placement.available_memory_proportion == (0.1,)
+    assert config_from_tree({}, "a.yml", ["data.json_field=1e-3"]).data.json_field == "1e-3"
+
+
+@pytest.mark.parametrize("text", ["3e2", "300", "300.0", "3.0e+2"])
+def test_a_whole_number_is_one_in_any_notation(text):
+    steps = config_from_tree({}, "a.yml", [f"run.steps={text}"]).run.steps
+    assert steps == 300 and type(steps) is int
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path):
+    path = tmp_path / "twice.yml"
+    path.write_text("model: {num_layers: 3}\nrun: {steps: 3}\nmodel: {num_heads: 4}\n")
+    with pytest.raises(ConfigError, match="model stands twice in one section"):
+        load_config(path)
+
+
+def test_each_value_has_its_origin():
+    tree = {"batch": {"micro_batch": 3}, "data": {"vocabulary_size": 500}, "without_ipus": {"batch": {"micro_batch": 1}}}
+    config = config_from_tree(tree, "a.yml", ["run.steps=7"])
+    assert set(config.origins) == {f"{section}.{name}" for section, values in config.as_dict().items() if section in SECTIONS for name in values}
+    assert config.origins["batch.micro_batch"] == "file" and config.origins["run.steps"] == "--set"
+    assert config.origins["run.seed"] == "default"
+    assert config.model.vocabulary_size == 500 and config.origins["model.vocabulary_size"] == "default, from data.vocabulary_size"
+    assert config.applied_without_ipus()[0].origins["batch.micro_batch"] == "without_ipus"
+    filled = config.filled_in({"run.seed": 9, "batch.micro_batch": 9, "model.vocabulary_size": 400}, "data set")
+    assert (filled.run.seed, filled.batch.micro_batch, filled.model.vocabulary_size) == (9, 3, 400)
+    assert filled.origins["run.seed"] == "data set"
+    assert Config().filled_in({"run.seed": 9}, "data set") == Config()      # built in code: every value is meant
+
+
+def test_what_follows_from_another_setting_need_not_be_typed():
+    config = config_from_tree({"model": {"num_layers": 3, "vocabulary_size": 8192}, "data": {"max_sequence_length": 1024}}, "a.yml")
+    assert config.placement.layers_per_ipu == (3,) and config.data.vocabulary_size == 8192
+    assert config.model.max_position_embeddings == 1024
+    # A block for machines without IPUs is one IPU, whatever the pod.
+    pod = {"model": {"num_layers": 24}, "data": {"vocabulary_size": 1000},
+           "placement": {"replicas": 4, "ipus_per_replica": 2, "layers_per_ipu": [12, 12], "available_memory_proportion": [0.1, 0.2],
+                         "replicated_tensor_sharding": True, "embedding_serialization_factor": 2},
+           "without_ipus": {"model": {"num_layers": 2}, "data": {"vocabulary_size": 300}}}
+    small, _ = config_from_tree(pod, "a.yml").applied_without_ipus()
+    assert small.placement == PlacementConfig(layers_per_ipu=(2,)) and small.model.vocabulary_size == 300
+
+
+def test_the_annotated_form_is_the_configuration():
+    config = config_from_tree({**tiny_settings(), "without_ipus": {"run": {"steps": 3}}}, "a.yml", ["run.seed=1"])
+    text = config.annotated()
+    assert config_from_tree(yaml.safe_load(text), "a.yml") == config
+    assert "# file; packs in one forward pass" in text and "# --set; " in text and "# default" in text

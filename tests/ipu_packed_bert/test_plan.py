@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.config import ConfigError, load_config
-from ipu_packed_bert.data import manifest_if_there
+from ipu_packed_bert.data import described
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.placement import place
@@ -111,8 +111,7 @@ def test_without_recomputation_everything_is_kept():
 def test_a_data_set_that_is_there_is_counted(tmp_path):
     """Updates of an epoch and bytes of an update are those of the loader."""
     folder = tiny_data(tmp_path / "data")
-    config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
-    manifest = manifest_if_there(config)
+    config, manifest = described(load_config(tiny_config(tmp_path / "tiny.yml", folder)))
     made = plan(config, manifest)
     batches = GlobalBatches(PackStore.open(folder), config, packing_factor=manifest.packing_factor)
     assert made.update.packs == batches.packs_per_update

@@ -76,20 +76,20 @@ def refused(capsys, *arguments):
 def test_five_mistakes_are_all_listed(tmp_path, capsys):
     settings = tiny_settings()
     settings["model"].update(hidden_size=15, num_layer=2)
-    settings["optimizer"]["learning_rate"] = "6e-3"
+    settings["optimizer"]["learning_rate"] = "fast"
     settings["batch"]["micro_batch"] = 0
     settings["engine"]["precision"] = "half"
     path = tmp_path / "five.yml"
     path.write_text(yaml.safe_dump(settings))
     lines = refused(capsys, "--config", str(path)).split("\n")
     assert lines[0] == "{}: 5 problems".format(path) and len(lines) == 6
-    for key in ("model.hidden_size is 15", "model.num_layer is not", "optimizer.learning_rate is '6e-3'",
+    for key in ("model.hidden_size is 15", "model.num_layer is not", "optimizer.learning_rate is 'fast'",
                 "batch.micro_batch is 0", "engine.precision is 'half'"):
         assert sum(key in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("override, words", [
-    ("model.vocabulary_size=100", "data.vocabulary_size is 128; must be at most model.vocabulary_size, 100"),
+    ("model.vocabulary_size=100", "has a vocabulary of 128 tokens, model.vocabulary_size is 100"),
     ("data.max_sequences_per_pack=2", "was packed at depth 3, data.max_sequences_per_pack is 2"),
     ("data.max_predictions_per_sequence=11", "masks up to 10 tokens a sequence, data.max_predictions_per_sequence is 11"),
     ("data.max_sequence_length=32", "has packs of 64 slots, data.max_sequence_length is 32"),

@@ -1,0 +1,83 @@
+"""What a data set says about itself need not be typed again; what both say must agree."""
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+import run_pretraining
+from ipu_packed_bert.config import ConfigError, load_config
+from ipu_packed_bert.data import described, facts
+from ipu_packed_bert.settings import DEFAULT
+from pack_data.command import run_main
+from tests.tiny_runs import DEPTH, PREDICTIONS, SLOTS, VOCABULARY, tiny_data
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+# Depth, predictions, slots and vocabulary of tests/tiny_runs.py: 3, 10, 64 and 128, none of them what the file would build.
+TINY = ["model.hidden_size=16", "model.num_heads=2", "model.num_layers=1", "placement.layers_per_ipu=[1]", "run.evaluate_every=0",
+        "run.steps=1"]
+
+
+def test_what_is_left_out_is_the_data_sets(tmp_path):
+    config = load_config(CONFIGS / "packed_host.yml", [f"data.directory={tiny_data(tmp_path / 'mine')}"])
+    found, manifest = described(config)
+    assert (found.data.max_sequence_length, found.data.max_sequences_per_pack, found.data.max_predictions_per_sequence,
+            found.model.vocabulary_size) == (SLOTS, DEPTH, PREDICTIONS, VOCABULARY) and manifest.packs
+    assert "mine" in found.origins["data.max_sequence_length"]
+    # What the file does state stays.
+    assert found.data.packer == "optimal" and found.data.vocabulary_size == 8192
+    stated = {key for key, origin in config.origins.items() if not origin.startswith(DEFAULT)}
+    assert all(found.origins[key] == config.origins[key] for key in stated)
+    # A run folder's configuration says all of it, and is held against the data set when the run goes on.
+    again = described(load_config_of(found, tmp_path))[0]
+    assert again == found
+
+
+def load_config_of(config, folder):
+    path = folder / "config.yml"
+    path.write_text(config.to_yaml())
+    return load_config(path)
+
+
+def test_without_a_data_set_the_defaults_hold(tmp_path):
+    config, manifest = described(load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'none'}"]))
+    assert manifest is None and config.data.max_sequence_length == 512 and config.data.max_sequences_per_pack == 3
+    assert config.predictions_per_sequence == 76 and config.model.vocabulary_size == config.data.vocabulary_size == 8192
+
+
+@pytest.mark.parametrize("overrides, rows", [([], 512), (["model.max_position_embeddings=64"], 64)])
+def test_the_embedding_table_has_a_row_for_every_slot(tmp_path, overrides, rows):
+    config = load_config(CONFIGS / "packed_host.yml", [f"data.directory={tiny_data(tmp_path / 'mine')}", *overrides])
+    found, manifest = described(config)
+    assert (found.data.max_sequence_length, found.model.max_position_embeddings) == (SLOTS, rows)
+    longer = replace(manifest, schema=replace(manifest.schema, max_sequence_length=1024))
+    assert facts(config, longer)["model.max_position_embeddings"] == 1024
+
+
+@pytest.mark.parametrize("override, words", [
+    ("data.max_sequence_length=128", "has packs of 64 slots, data.max_sequence_length is 128"),
+    ("data.max_sequences_per_pack=2", "was packed at depth 3, data.max_sequences_per_pack is 2"),
+    ("data.max_predictions_per_sequence=20", "masks up to 10 tokens a sequence, data.max_predictions_per_sequence is 20"),
+    ("model.vocabulary_size=100", "has a vocabulary of 128 tokens, model.vocabulary_size is 100"),
+    ("model.max_position_embeddings=32", "data.max_sequence_length is 64; must be at most model.max_position_embeddings, 32")])
+def test_where_both_speak_they_agree(tmp_path, override, words):
+    folder = tiny_data(tmp_path / "mine")
+    with pytest.raises(ConfigError, match="mine") as error:
+        described(load_config(CONFIGS / "packed_host.yml", [f"data.directory={folder}", override, "data.vocabulary_size=128"]))
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_vocabulary_that_would_not_fit_is_refused_before_it_is_trained(tmp_path):
+    with pytest.raises(ConfigError, match="data.vocabulary_size is 8192; must be at most model.vocabulary_size, 4000"):
+        described(load_config(CONFIGS / "packed_host.yml", ["model.vocabulary_size=4000", f"data.directory={tmp_path / 'none'}"]))
+
+
+def test_one_option_trains_on_a_data_set_of_ones_own(tmp_path, capsys):
+    """S, predictions, depth and vocabulary stand in its manifest: --data is all that is typed."""
+    sizes = [word for override in TINY for word in ("--set", override)]
+    arguments = ["--config", str(CONFIGS / "packed_host.yml"), "--data", str(tiny_data(tmp_path / "mine"))]
+    assert run_main(run_pretraining.main, [*arguments, "--plan"]) == 0
+    assert "64 slots, up to 3 sequences each" in capsys.readouterr().out
+    assert run_main(run_pretraining.main, [*arguments, *sizes, "--out", str(tmp_path / "run")]) == 0
+    stated = yaml.safe_load((tmp_path / "run" / "config.yml").read_text())
+    assert stated["data"]["max_sequence_length"] == SLOTS and stated["model"]["vocabulary_size"] == VOCABULARY
