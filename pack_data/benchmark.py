@@ -20,6 +20,7 @@ from pack_data.command import ArgumentParser, parse_depth, positive_int, run_mai
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import PACKERS, get_packer
 from pack_data.runner import available_cores
+from pack_data.tables import text_table
 
 try:
     import resource
@@ -103,10 +104,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         ("memory", f"{own + workers * worker:,.0f} MiB", f"at most: this process {own:,.0f}, {workers} workers of up to {worker:,.0f} each"),
         ("reading", f"{len(order) / reading:,.0f} /s", "random packs decoded to int32 fields, in batches of 64, one process"),
     ]
-    left, right = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
     print(f"{args.sequences:,} sequences drawn from {HISTOGRAM}, packs of 512 at depth {args.max_sequences_per_pack}")
-    for label, value, note in rows:
-        print(f"  {label:<{left}}  {value:>{right}}  {note}")
+    print("\n".join(text_table(rows, left=(0, 2), indent="  ")))
     return 0
 
 

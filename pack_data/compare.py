@@ -19,6 +19,7 @@ from pack_data.histogram import LengthHistogram
 from pack_data.measuring import Job, Row, measure, measure_apart
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.synthetic import synthetic_histogram
+from pack_data.tables import text_table
 
 ALGORITHMS = ("none", "sort") + tuple(name for name in PACKERS if name != "none")
 
@@ -102,22 +103,16 @@ def table(case: Case, rows: Sequence[Row]) -> str:
         if quoted:
             cells.append(_TABLE_1.get((row.algorithm, row.max_sequences_per_pack), ""))
         blocks.setdefault(row.max_sequences_per_pack, []).append(cells)
-    every = [head] + [cells for block in blocks.values() for cells in block]
-    widths = [max(len(cells[column]) for cells in every) for column in range(len(head))]
-    left = {0, len(head) - 1} if quoted else {0}
-
-    def line(cells: Sequence[str], mark: str = " ") -> str:
-        padded = [f"{cell:<{width}}" if column in left else f"{cell:>{width}}"
-                  for column, (cell, width) in enumerate(zip(cells, widths))]
-        return f" {mark} " + "  ".join(padded).rstrip()
-
-    lines = [title, "", line(head), "-" * len(line(head))]
-    for depth, block in blocks.items():
+    heading, *written = text_table(
+        [head] + [cells for block in blocks.values() for cells in block], left={0, len(head) - 1} if quoted else {0})
+    texts = iter(written)
+    lines = [title, "", "   " + heading, "-" * (3 + len(heading))]
+    for depth in blocks:
         members = [row for row in rows if row.max_sequences_per_pack == depth]
         bound = next((row.lower_bound for row in members if row.lower_bound is not None), None)
         lines.append(f"depth {depth_text(depth)}" + (f": no packing has fewer than {bound:,} packs" if bound is not None else ""))
         best = min((row.packs for row in members if row.algorithm not in ("none", "sort")), default=None)
-        lines += [line(cells, "*" if row.packs == best else " ") for cells, row in zip(block, members)]
+        lines += [f" {'*' if row.packs == best else ' '} {next(texts)}" for row in members]
     lines += ["", "* fewest packs of this depth.  Above bound: packs over the proven bound.  Memory: highest during the solve."]
     if any(row.algorithm == "sort" for row in rows):
         lines.append("SORT pads each batch to its longest sequence: no packing, and a static engine compiles each length apart.")

@@ -21,6 +21,7 @@ import numpy as np
 
 from pack_data.command import ArgumentParser, positive_int, progress_bar
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
+from pack_data.tables import account
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _TEXT = (".txt", ".lengths", ".csv")
@@ -214,12 +215,8 @@ def summary(histogram: LengthHistogram) -> str:
         ("padding", f"{histogram.padding_share:.1%}", "of all slots, if each sequence is padded to the end"),
         ("speed-up", f"{histogram.theoretical_speedup:.3f}", "possible by packing without any padding"),
     ]
-    right = max(len(row[1]) for row in rows)
-    title = f"{histogram.name or 'histogram'}  sequences of at most {S} tokens"
-    lines = [title, "-" * len(title), *(f"  {a:<9}  {b:>{right}}  {c}".rstrip() for a, b, c in rows)]
-    if sequences:
-        lines += ["", *_picture(histogram)]
-    return "\n".join(lines)
+    text = account(f"{histogram.name or 'histogram'}  sequences of at most {S} tokens", rows)
+    return "\n".join([text, "", *_picture(histogram)]) if sequences else text
 
 
 def _picture(histogram: LengthHistogram, rows: int = 16, width: int = 50) -> List[str]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from pack_data.files import write_atomically
 from pack_data.histogram import LengthHistogram
+from pack_data.tables import account
 
 if TYPE_CHECKING:
     from pack_data.certificate import Certificate
@@ -190,10 +191,7 @@ class Packing:
             verdict = "proven optimal" if self.gap == 0 else f"{self.gap:,} packs above it ({self.gap / self.lower_bound:.2%})"
             rows.append(("lower bound", f"{self.lower_bound:,}", verdict))
         rows.append(("solved in", _seconds(self.solve_seconds), ""))
-        left, right = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
-        lines = [f"  {label:<{left}}  {value:>{right}}  {note}".rstrip() for label, value, note in rows]
-        head = f"{title}  ({name})" if name else title
-        return "\n".join([head, "-" * len(head), *lines])
+        return account(f"{title}  ({name})" if name else title, rows)
 
     def save(self, path: Union[str, os.PathLike]) -> None:
         """Writes the recipe as JSON: all that `load` needs, and the accounting for whoever opens it.  Atomic."""

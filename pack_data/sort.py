@@ -15,6 +15,7 @@ import numpy as np
 
 from pack_data.command import ArgumentParser, add_histogram_arguments, histogram_from, positive_int, run_main
 from pack_data.histogram import LengthHistogram
+from pack_data.tables import account
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,7 @@ class Batching:
             ("efficiency", f"{self.efficiency:.3%}", ""),
             ("speed-up", f"{self.speedup:.3f}", "fewer slots than unsorted; the recompilations are not in it"),
         ]
-        right = max(len(row[1]) for row in rows)
-        return "\n".join([title, "-" * len(title), *(f"  {a:<10}  {b:>{right}}  {c}".rstrip() for a, b, c in rows)])
+        return account(title, rows)
 
 
 def batch(histogram: LengthHistogram, *, batch_size: int, seed: int = 0) -> Batching:
