@@ -13,6 +13,7 @@ from ipu_packed_bert.config import Config, ModelConfig, check_accumulation
 from ipu_packed_bert.data import PackingFactor, known_packing_factor
 from ipu_packed_bert.placement import Block, Placement, place
 from pack_data.store import Manifest
+from pack_data.tables import text_table
 
 TILE_BYTES, TILES = 624 * 1024, 1472  # in-processor memory of a Mk2 IPU (Graphcore, IPU hardware overview)
 IPU_BYTES = TILE_BYTES * TILES
@@ -327,7 +328,7 @@ def _ipu_lines(made: Plan) -> List[str]:
             *(_mib(value) for value in (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.total)),
             f"{memory.total / IPU_BYTES:.0%} {_bar(memory.total / IPU_BYTES)}",
         ])
-    return text + _table(rows, left={1, 8}) + [
+    return text + text_table(rows, left={1, 8}, indent="  ") + [
         f"  Bytes in MiB, of {IPU_BYTES / MIB:,.0f} MiB an IPU ({TILE_BYTES // 1024} KiB x {TILES:,} tiles); computed. Program,"
         " exchange and temporary values need room too.",
         "  Optimiser state is " + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")
@@ -392,12 +393,3 @@ def _mib(value: float) -> str:
 
 def _s(number: int) -> str:
     return "" if number == 1 else "s"
-
-
-def _table(rows: List[List[str]], *, left) -> List[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  " + "  ".join(cell.ljust(width) if column in left else cell.rjust(width)
-                         for column, (cell, width) in enumerate(zip(row, widths))).rstrip()
-        for row in rows
-    ]

@@ -22,6 +22,7 @@ from pack_data.fit_decreasing import fit_decreasing
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
 from pack_data.rounding import Packs, whole_packs
+from pack_data.tables import text_table
 
 _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this, a loss of less than 1e-9 of the bound
 _SMALL = 256  # lengths; then the full programme is solved wherever the coarse one leaves a gap
@@ -112,7 +113,11 @@ def benchmark_set(folder: Path, depths: Sequence[Optional[int]] = _BENCHMARK_DEP
     paths = sorted(folder.rglob("*.csv"))
     if not paths:
         raise ValueError(f"{folder}: no histogram there; give a folder with CSV files 'length,count'")
-    print(f"{'histogram':<34} {'S':>5} {'depth':>9} {'packs':>10} {'lp bound':>15} {'gap':>4} {'seconds':>8} {'cpu':>7}")
+
+    def show(*cells: str) -> None:
+        print(text_table([cells], widths=(34, 5, 9, 10, 15, 4, 8, 7), between=" ")[0], flush=True)
+
+    show("histogram", "S", "depth", "packs", "lp bound", "gap", "seconds", "cpu")
     gaps: List[int] = []
     cpus: List[float] = []
     for path in paths:
@@ -125,9 +130,8 @@ def benchmark_set(folder: Path, depths: Sequence[Optional[int]] = _BENCHMARK_DEP
             prove_packing(packing)
             gaps.append(packing.packs - packing.lower_bound)
             cpus.append(cpu)
-            print(
-                f"{histogram.name:<34} {histogram.max_sequence_length:>5} {depth_text(depth):>9} {packing.packs:>10,} "
-                f"{packing.lp_bound:>15,.3f} {gaps[-1]:>4} {packing.solve_seconds:>8.2f} {cpu:>7.2f}", flush=True)
+            show(histogram.name, str(histogram.max_sequence_length), depth_text(depth), f"{packing.packs:,}",
+                 f"{packing.lp_bound:,.3f}", str(gaps[-1]), f"{packing.solve_seconds:.2f}", f"{cpu:.2f}")
     print(
         f"{len(gaps)} packings, each proved: {gaps.count(0)} at the bound, {gaps.count(1)} one pack above it, "
         f"{gaps.count(2)} two, {sum(gap > 2 for gap in gaps)} more; {sum(cpus):.1f} s of one core, {max(cpus):.2f} s for the slowest")
@@ -150,11 +154,9 @@ def against_reference() -> None:
         packing.check(histogram)
     prove_packing(rows[0][1])
     print("wikipedia_512, at most 3 sequences in a pack; how many times as long as optimal takes")
-    print(f"{'packer':<26} {'packs':>10} {'seconds':>8} {'times':>6} {'cpu':>7} {'times':>6}")
-    for name, packing, cpu in rows:
-        print(
-            f"{name:<26} {packing.packs:>10,} {packing.solve_seconds:>8.2f} {packing.solve_seconds / rows[0][1].solve_seconds:>6.1f} "
-            f"{cpu:>7.2f} {cpu / rows[0][2]:>6.1f}")
+    print("\n".join(text_table([("packer", "packs", "seconds", "times", "cpu", "times")] + [
+        (name, f"{packing.packs:,}", f"{packing.solve_seconds:.2f}", f"{packing.solve_seconds / rows[0][1].solve_seconds:.1f}",
+         f"{cpu:.2f}", f"{cpu / rows[0][2]:.1f}") for name, packing, cpu in rows])))
 
 
 def _declared_maximum(path: Path) -> int:

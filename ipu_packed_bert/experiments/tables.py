@@ -8,19 +8,14 @@ from typing import List, Sequence
 
 import numpy as np
 
+from pack_data.tables import padded
+
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, columns padded so that it also reads as text; all but the first column flush right."""
-    table = [list(header)] + [list(row) for row in rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [cell.ljust(width) if number == 0 else cell.rjust(width)
-                  for number, (cell, width) in enumerate(zip(cells, widths))]
-        return "| " + " | ".join(padded) + " |"
-
-    rule = ["-" * width if number == 0 else "-" * (width - 1) + ":" for number, width in enumerate(widths)]
-    return "\n".join([line(table[0]), line(rule)] + [line(row) for row in table[1:]]) + "\n"
+    table = padded([header, *rows])
+    rule = ["-" * len(cell) if number == 0 else "-" * (len(cell) - 1) + ":" for number, cell in enumerate(table[0])]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in [table[0], rule, *table[1:]])
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:

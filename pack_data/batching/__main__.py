@@ -9,6 +9,7 @@ import numpy as np
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import report
 from pack_data.command import ArgumentParser, add_histogram_arguments, histogram_from, positive_int, progress_bar, run_main
+from pack_data.tables import text_table
 
 HEADINGS = ("kernel", "positions", "isolated", "unbroken", "unsorted")
 
@@ -39,10 +40,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     print(f"{args.examples:,} examples, {int(lengths.sum()):,} tokens, from {histogram.name}; "
           f"bs {options.batch_size}, msl {options.max_sequence_length}, {options.ranks} ranks\n")
-    print(f"{'way':<26}" + "".join(f"{heading:>11}" for heading in HEADINGS) + f"{'steps':>9}{'efficiency':>12}{'fill':>8}{'balance':>9}")
-    for made in reports:
-        marks = "".join(f"{'yes' if value else 'no':>11}" for value in made.properties)
-        print(f"{made.way:<26}{marks}{made.steps:>9,}{100 * made.efficiency:>11.2f}%{100 * made.fill:>7.1f}%{made.attention_balance:>9.3f}")
+    rows = [["way", *HEADINGS, "steps", "efficiency", "fill", "balance"]]
+    rows += [[made.way, *("yes" if value else "no" for value in made.properties), f"{made.steps:,}", f"{made.efficiency:.2%}",
+              f"{made.fill:.1%}", f"{made.attention_balance:.3f}"] for made in reports]
+    print("\n".join(text_table(rows, widths=(26, 11, 11, 11, 11, 11, 9, 12, 8, 9), between="")))
     print("\nkernel: a variable-length attention kernel can be used; positions: position ids are right; isolated: no attention between\n"
           "examples; unbroken: no example is cut in two; unsorted: the data set is not sorted by length. efficiency: real tokens / computed\n"
           "slots; fill: real tokens / (bs x msl) of every batch; balance: sum of squared lengths, largest rank over mean.")
