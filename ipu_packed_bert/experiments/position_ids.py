@@ -127,7 +127,7 @@ class Encoded(NamedTuple):
 
 def encode(data: DataSet, size: Size, model: Optional[str]) -> Encoded:
     """[CLS] prompt [SEP] answer [SEP] in a vocabulary trained on the training texts, or as the model's tokenizer has it."""
-    from ipu_packed_bert.causal.collators import examples_of
+    from ipu_packed_bert.padding_free.collators import examples_of
 
     if model:
         from transformers import AutoTokenizer
@@ -202,9 +202,9 @@ def train(way: str, encoded: Encoded, size: Size, batch_options: BatchOptions, f
     """One epoch, and what it cost; the same row on every rank but for seconds and memory."""
     import torch
 
-    from ipu_packed_bert.causal.collators import Batches, PaddingCollator
-    from ipu_packed_bert.causal.probe import check_no_leak
-    from ipu_packed_bert.causal.update import accumulate, mean_loss, to_device
+    from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator
+    from ipu_packed_bert.padding_free.probe import check_no_leak
+    from ipu_packed_bert.padding_free.update import accumulate, mean_loss, to_device
 
     model = new_model(encoded, size, folder, where, seed)
     batches = Batches(way, encoded.training, batch_options, model, rank=where.rank)

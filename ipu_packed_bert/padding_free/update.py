@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 from torch.nn import functional as F
 
-from ipu_packed_bert.causal.collators import Inputs
+from ipu_packed_bert.padding_free.collators import Inputs
 
 IGNORED = -100
 

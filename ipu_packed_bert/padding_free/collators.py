@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from ipu_packed_bert.causal.windows import attention_reach, text_config
+from ipu_packed_bert.padding_free.windows import attention_reach, text_config
 from pack_data.batching import collators as arrays
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import BatchSampler

@@ -19,11 +19,11 @@ from torch.nn import functional as F
 
 transformers = pytest.importorskip("transformers", minversion="4.48", reason="causal models are Hugging Face's: pip install 'transformers>=4.48'")
 
-from ipu_packed_bert.causal import collators, probe  # noqa: E402
-from ipu_packed_bert.causal.collators import Batches, PaddingCollator, PaddingFreeCollator, examples_of, inputs_for, same_example  # noqa: E402
-from ipu_packed_bert.causal.probe import check_no_leak  # noqa: E402
-from ipu_packed_bert.causal.update import accumulate, loss_sum, mean_loss, supervised  # noqa: E402
-from ipu_packed_bert.causal.windows import Reach, attention_reach  # noqa: E402
+from ipu_packed_bert.padding_free import collators, probe  # noqa: E402
+from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator, PaddingFreeCollator, examples_of, inputs_for, same_example  # noqa: E402
+from ipu_packed_bert.padding_free.probe import check_no_leak  # noqa: E402
+from ipu_packed_bert.padding_free.update import accumulate, loss_sum, mean_loss, supervised  # noqa: E402
+from ipu_packed_bert.padding_free.windows import Reach, attention_reach  # noqa: E402
 from pack_data.batching.plans import WAYS, BatchOptions  # noqa: E402
 from tests.tolerances import assert_same, relative_error  # noqa: E402
 
@@ -319,11 +319,11 @@ def test_models_that_keep_examples_apart_pass(kind, dtype):
 
 def test_public_names_are_loaded_on_use():
     """The import that README shows; the package alone loads no torch."""
-    from ipu_packed_bert.causal import PaddingFreeCollator as collator
-    from ipu_packed_bert.causal import check_no_leak as found
+    from ipu_packed_bert.padding_free import PaddingFreeCollator as collator
+    from ipu_packed_bert.padding_free import check_no_leak as found
 
     assert found is check_no_leak and collator is PaddingFreeCollator
-    alone_ = "import sys, ipu_packed_bert.causal as package; assert 'torch' not in sys.modules; assert all(getattr(package, name) for name in package.__all__)"
+    alone_ = "import sys, ipu_packed_bert.padding_free as package; assert 'torch' not in sys.modules; assert all(getattr(package, name) for name in package.__all__)"
     done = subprocess.run([sys.executable, "-c", alone_], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -5,8 +5,8 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from ipu_packed_bert.causal.collators import Inputs, attention_of, inputs_for
-from ipu_packed_bert.causal.windows import attention_reach, text_config
+from ipu_packed_bert.padding_free.collators import Inputs, attention_of, inputs_for
+from ipu_packed_bert.padding_free.windows import attention_reach, text_config
 from pack_data.batching.collators import PaddingFreeCollator
 
 Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
@@ -25,7 +25,7 @@ _LEAST = 1e-6  # and more than a few steps of float32
 
 
 def plain_forward(model: Any, inputs: Inputs) -> torch.Tensor:
-    """The forward pass of `causal.update`, without its loss."""
+    """The forward pass of `padding_free.update`, without its loss."""
     return model(**{name: value for name, value in inputs.items() if name != "labels"}, use_cache=False).logits
 
 
