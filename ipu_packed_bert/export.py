@@ -15,7 +15,7 @@ import yaml
 from ipu_packed_bert.config import Config, config_from_tree
 from pack_data.command import ArgumentParser, run_main
 from pack_data.files import write_atomically
-from pack_data.wordpiece import Vocabulary, load_vocabulary
+from pack_data.text.wordpiece import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     from ipu_packed_bert.hugging_face import Loaded

@@ -17,7 +17,7 @@ from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.torch_files import UnsafeFile, load_tensors
 from pack_data.files import write_atomically
 from pack_data.packages import load_package
-from pack_data.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
+from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
 
 Weights = Dict[str, torch.Tensor]
 

@@ -12,7 +12,7 @@ import torch
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import Batch
 from ipu_packed_bert.engine.host import HostEngine
-from pack_data.examples import masked_count
+from pack_data.text.examples import masked_count
 from pack_data.packing import Packing
 from pack_data.packs import PackSchema, assemble, decode
 from pack_data.sequences import Example, Sequences

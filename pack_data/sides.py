@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple
 
-from pack_data.corpus import Document
+from pack_data.text.corpus import Document
 
 TRAINING, HELD_OUT = "training", "held-out"
 

@@ -18,7 +18,7 @@ from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.finetuning.config import FinetuneConfig, config_from_tree
 from ipu_packed_bert.hugging_face import write_folder
 from ipu_packed_bert.model.bert import BertModel
-from pack_data.wordpiece import SPECIAL_TOKENS, Vocabulary
+from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
 
 WORDS = tuple("river stone castle bridge market winter garden letter silver engine north seven music doctor paper".split())
 VOCABULARY = Vocabulary(SPECIAL_TOKENS + WORDS + tuple("abcdefghijklmnopqrstuvwxyz.?,'") + tuple("##" + c for c in "abcdefghijklmnopqrstuvwxyz"))

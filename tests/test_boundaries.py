@@ -12,8 +12,8 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 
 # Left to right: a module imports only what stands left of it (its own stage, and what is left out here, are free).
 PIPELINE = [
-    {"pack_data.corpus", "pack_data.wordpiece"},
-    {"pack_data.examples"},
+    {"pack_data.text.corpus", "pack_data.text.wordpiece"},
+    {"pack_data.text.examples"},
     {"pack_data.histogram"},
     {"pack_data.packing", "pack_data.certificate"},
     {"pack_data.packs"},

@@ -25,8 +25,8 @@ from ipu_packed_bert.experiments import tables
 from ipu_packed_bert.experiments.runner import Cell, Row, Runner
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import report
-from pack_data.corpus import Document, documents
-from pack_data.wordpiece import train_vocabulary
+from pack_data.text.corpus import Document, documents
+from pack_data.text.wordpiece import train_vocabulary
 
 PADDED = "RandomSampling+Padding"  # what the others are compared with
 # Ways whose batches are filled: they make fewer updates of bs x msl tokens.

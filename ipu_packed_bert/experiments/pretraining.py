@@ -24,7 +24,7 @@ from ipu_packed_bert.experiments.runner import Row, Runner
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.train import Log, SilentLog, evaluate, train
 from pack_data.build import BuildOptions, build
-from pack_data.corpus import EMBEDDED, documents
+from pack_data.text.corpus import EMBEDDED, documents
 from pack_data.files import write_atomically
 from pack_data.store import MANIFEST, PackStore
 

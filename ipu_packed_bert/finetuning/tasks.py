@@ -15,7 +15,7 @@ from ipu_packed_bert.finetuning.heads import PackedBertForQuestionAnswering, Pac
 from ipu_packed_bert.finetuning.metrics import best_threshold, score_answers
 from ipu_packed_bert.finetuning.packing import Inputs
 from ipu_packed_bert.finetuning.tokens import Tokenizer
-from pack_data.wordpiece import Vocabulary
+from pack_data.text.wordpiece import Vocabulary
 
 _EVALUATION_SEED = 0  # runs with other seeds are scored on the same examples
 

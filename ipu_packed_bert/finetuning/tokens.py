@@ -1,4 +1,4 @@
-"""Text to tokens with their places in the text, through the `tokenizers` library and a vocabulary of `pack_data.wordpiece`."""
+"""Text to tokens with their places in the text, through the `tokenizers` library and a vocabulary of `pack_data.text.wordpiece`."""
 from __future__ import annotations
 
 import os
@@ -6,7 +6,7 @@ from typing import List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.wordpiece import Vocabulary
+from pack_data.text.wordpiece import Vocabulary
 
 
 class Tokens(NamedTuple):

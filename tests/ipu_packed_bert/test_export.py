@@ -14,7 +14,7 @@ from ipu_packed_bert.export import export_run, import_folder, main
 from ipu_packed_bert.hugging_face import load_into, read_folder, write_folder
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from pack_data.command import run_main
-from pack_data.wordpiece import SPECIAL_TOKENS, Vocabulary
+from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
 

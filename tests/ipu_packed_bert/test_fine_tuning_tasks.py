@@ -13,7 +13,7 @@ from ipu_packed_bert.finetuning import classification, metrics, squad
 from ipu_packed_bert.finetuning.config import ClassificationConfig, SquadConfig, config_from_tree
 from ipu_packed_bert.finetuning.files import locate
 from ipu_packed_bert.finetuning.tokens import Tokenizer
-from pack_data.wordpiece import Vocabulary
+from pack_data.text.wordpiece import Vocabulary
 from tests.fine_tuning_files import VOCABULARY, tiny_squad, tiny_table
 
 # ---- exact match and F1 ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from ipu_packed_bert.finetuning.start import find_start
 from ipu_packed_bert.identity import agree, vocabulary_of_run
 from pack_data.command import run_main
 from pack_data.store import read_manifest
-from pack_data.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
+from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
 from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.fine_tuning_files import tiny_table
 from tests.pack_data.text_corpus import build_small, write_corpus

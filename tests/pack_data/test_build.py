@@ -13,7 +13,7 @@ from pack_data.packs import disassemble
 from pack_data.store import PackStore
 from pack_data.verify import main as verify_main
 from pack_data.verify import verify
-from pack_data.wordpiece import load_vocabulary
+from pack_data.text.wordpiece import load_vocabulary
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 

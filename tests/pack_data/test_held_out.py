@@ -12,12 +12,12 @@ from pack_data import sides
 from pack_data.build import held_out_folder
 from pack_data.build import main as build_main
 from pack_data.command import run_main
-from pack_data.corpus import Document, documents, file_documents
+from pack_data.text.corpus import Document, documents, file_documents
 from pack_data.packs import disassemble
 from pack_data.store import PackStore, read_manifest
 from pack_data.switch import COMMIT
 from pack_data.verify import verify
-from pack_data.wordpiece import load_vocabulary
+from pack_data.text.wordpiece import load_vocabulary
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 SHARE = 0.3
@@ -105,7 +105,7 @@ def test_two_shares_are_apart_where_the_manifests_say_so(share, other, texts):
 
 
 def test_a_document_that_was_cut_stays_together(monkeypatch, tmp_path):
-    monkeypatch.setattr("pack_data.corpus.LONGEST_DOCUMENT", 300)
+    monkeypatch.setattr("pack_data.text.corpus.LONGEST_DOCUMENT", 300)
     folder = write_corpus(tmp_path, 40)
     held = {}
     for path in sorted(folder.iterdir()):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Iterable, List, Sequence, Tuple, Union
 
 import numpy as np
 
-from pack_data.corpus import Document
+from pack_data.text.corpus import Document
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -3,9 +3,9 @@ import random
 import numpy as np
 import pytest
 
-from pack_data.corpus import Document
-from pack_data.examples import ExampleOptions, _trim, examples_of, masked_count, tokenise
-from pack_data.wordpiece import train_vocabulary
+from pack_data.text.corpus import Document
+from pack_data.text.examples import ExampleOptions, _trim, examples_of, masked_count, tokenise
+from pack_data.text.wordpiece import train_vocabulary
 from tests.pack_data.text_corpus import document
 
 DOCUMENTS = [Document(str(number), document(random.Random(number)).split("\n")) for number in range(120)]

@@ -3,15 +3,15 @@ import sys
 
 import pytest
 
-from pack_data.corpus import Document
-from pack_data.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary, train_vocabulary
+from pack_data.text.corpus import Document
+from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary, train_vocabulary
 
 TEXTS = [Document("a", ["The packer packs packed packs.", "A packing of packs: unpacked, repacked!"] * 5),
          Document("b", ["Ünïcode and 数字 too.", "Numbers 12 and 345."] * 3)]
 
 
 def test_training_is_the_same_in_every_process():
-    script = ("from pack_data.wordpiece import train_vocabulary; from pack_data.corpus import Document\n"
+    script = ("from pack_data.text.wordpiece import train_vocabulary; from pack_data.text.corpus import Document\n"
               "words = ['abc'[i % 3] * (i % 5 + 1) + 'defgh'[i % 5] + 'xyz'[i % 3] for i in range(400)]\n"
               "print(train_vocabulary([Document('', [' '.join(words)])], 60).sha256)")
     runs = {subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout for _ in range(2)}

@@ -13,9 +13,9 @@ from typing import List, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.corpus import Document, split_sentences
+from pack_data.text.corpus import Document, split_sentences
 from pack_data.sequences import Sequences, ragged_index, starts_of
-from pack_data.wordpiece import Vocabulary
+from pack_data.text.wordpiece import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Text to examples: where documents come from, WordPiece, and the examples of BERT's pre-training."""
