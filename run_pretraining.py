@@ -33,6 +33,7 @@ def parse(argv):
     parser.add_argument("--packing-factor", type=float, metavar="P",
                         help="sequences per pack for --plan, while the data set is not built yet")
     parser.add_argument("--plan", action="store_true", help="print what would run and where, without a device, and stop")
+    parser.add_argument("--show-config", action="store_true", help="print every setting and where it comes from, and stop")
     parser.add_argument("--progress", action="store_true", default=None, help="a live line although stderr is no terminal")
     args = parser.parse_args(argv)
     if args.resume and args.out:
@@ -57,6 +58,9 @@ def main(argv=None):
     if not args.plan:
         refuse_torchrun()
     config = resumed_config(args.resume, args.overrides) if args.resume else load_config(args.config, args.overrides)
+    if args.show_config:
+        print(described(config)[0].annotated(), end="")
+        return 0
     if args.plan:
         from ipu_packed_bert.plan import print_plan
 

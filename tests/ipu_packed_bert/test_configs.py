@@ -1,11 +1,12 @@
-"""Every committed configuration: complete, in range, and what its name says."""
+"""Every committed configuration: in range, what its name says, and the published values whatever the defaults are."""
+import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from ipu_packed_bert.config import SECTIONS, load_config
+from ipu_packed_bert.config import Config, load_config
 from ipu_packed_bert.finetuning import config as finetuning
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
@@ -38,17 +39,10 @@ def test_all_that_were_asked_for_are_there():
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
-def test_complete_and_what_the_name_says(path):
+def test_what_the_name_says(path):
     name = NAME.fullmatch(path.name)
     assert name, "a name says packed or unpacked, phase or host, size and machine"
     config = load_config(path)
-
-    settings = yaml.safe_load(path.read_text())
-    stated = {(section, key) for section in SECTIONS for key in settings[section]}
-    if name["small"] == "host":            # a data set of one's own decides these
-        stated |= {("data", "max_sequence_length"), ("data", "max_predictions_per_sequence"), ("data", "max_sequences_per_pack"),
-                   ("model", "vocabulary_size"), ("model", "max_position_embeddings")}
-    assert stated == {(section, key) for section, values in config.as_dict().items() if section in SECTIONS for key in values}
 
     packed = name["packing"] == "packed"
     assert config.packed == packed
@@ -83,6 +77,35 @@ def test_complete_and_what_the_name_says(path):
     assert config.engine.loss_scaling == scale
     assert config.placement.available_memory_proportion == (first, others, others, others)
     assert config.placement.embedding_serialization_factor == parts
+
+
+TABLE = json.loads((FOLDER.parent / "tests" / "data" / "published_settings.json").read_text())
+
+
+@pytest.mark.parametrize("name", sorted(TABLE["files"]))
+def test_every_setting_of_a_published_run_is_the_published_one(name):
+    """The files leave out what has its default: a default that changes must not change a published run."""
+    tree = load_config(FOLDER / name).as_dict()
+    wanted = {**TABLE["shared"], **TABLE["files"][name]}
+    found = {key: tree[key.split(".")[0]][key.split(".")[1]] for key in wanted}
+    assert found == wanted and len(wanted) == 61
+
+
+def test_the_table_of_published_settings_is_whole():
+    assert set(TABLE["files"]) == {path.name for path in PATHS if "_pod16" in path.name} and len(TABLE["files"]) == 12
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_a_file_holds_what_its_run_sets_and_no_more(path):
+    """A setting that a file states changes the run, or is one that a reader of the file looks for."""
+    tree = yaml.safe_load(path.read_text())
+    stated = {f"{section}.{key}": value for section, values in tree.items() if section != "without_ipus" for key, value in values.items()}
+    default = Config().as_dict()
+    looked_for = {"data.packer", "data.max_sequences_per_pack", "data.max_sequence_length", "data.max_predictions_per_sequence", "engine.loss_scaling",
+                  *(f"model.{name}" for name in ("vocabulary_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")),
+                  "optimizer.learning_rate", "optimizer.warmup_fraction", "batch.micro_batch", "batch.gradient_accumulation", "run.steps"}
+    unneeded = {key for key, value in stated.items() if default[key.split(".")[0]][key.split(".")[1]] == value} - looked_for
+    assert not unneeded
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if "_pod" in path.name or "_ipu" in path.name], ids=lambda path: path.name)

@@ -1,4 +1,5 @@
 """What a data set says about itself need not be typed again; what both say must agree."""
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,7 +7,7 @@ import pytest
 import yaml
 
 import run_pretraining
-from ipu_packed_bert.config import ConfigError, load_config
+from ipu_packed_bert.config import ConfigError, config_from_tree, load_config
 from ipu_packed_bert.data import described, facts
 from ipu_packed_bert.settings import DEFAULT
 from pack_data.command import run_main
@@ -81,3 +82,15 @@ def test_one_option_trains_on_a_data_set_of_ones_own(tmp_path, capsys):
     assert run_main(run_pretraining.main, [*arguments, *sizes, "--out", str(tmp_path / "run")]) == 0
     stated = yaml.safe_load((tmp_path / "run" / "config.yml").read_text())
     assert stated["data"]["max_sequence_length"] == SLOTS and stated["model"]["vocabulary_size"] == VOCABULARY
+
+
+def test_show_config_prints_every_setting_and_its_origin(tmp_path, capsys):
+    arguments = ["--config", str(CONFIGS / "packed_host.yml"), "--data", str(tiny_data(tmp_path / "mine")), "--set", "run.seed=7"]
+    assert run_main(run_pretraining.main, [*arguments, "--show-config"]) == 0
+    text = capsys.readouterr().out
+    expected = described(load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'mine'}", "run.seed=7"]))[0]
+    assert config_from_tree(yaml.safe_load(text), "shown") == expected
+    origin = {line.split(":")[0].strip(): line.split("#")[1].split(";")[0].strip() for line in text.splitlines() if "#" in line}
+    assert (origin["max_sequence_length"], origin["micro_batch"], origin["keep_checkpoints"], origin["directory"]) == (
+        f"the data set in {tmp_path / 'mine'}", "file", "default", "--set")
+    assert re.search(r"seed: 7 +# --set", text)
