@@ -17,15 +17,8 @@ import sys
 from typing import List, Optional, Sequence
 
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, ModelConfig
-from pack_data.command import (
-    ArgumentParser,
-    add_histogram_arguments,
-    histogram_from,
-    parse_depth,
-    positive_int,
-    progress_bar,
-    run_main,
-)
+from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar, run_main
+from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
 from pack_data.packs import default_predictions

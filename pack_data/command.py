@@ -1,17 +1,13 @@
-"""What every command line of this package shares: errors in one line, the histogram's options, the packers' main."""
+"""What every command line of this project shares: errors in one line, types of options, progress bars."""
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, NoReturn, Optional, Sequence
 
-from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.packages import package_of
-from pack_data.synthetic import HELP, synthetic_histogram
 
 
 class Problems(ValueError):
@@ -109,78 +105,3 @@ def progress_bar(total: Optional[int], description: str, *, shown: Optional[bool
     tqdm.set_lock(threading.RLock())
     disable = not sys.stderr.isatty() if shown is None else not shown
     return tqdm(total=total, desc=description, unit=unit, file=sys.stderr, disable=disable, leave=False)
-
-
-def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds `--histogram`, `--synthetic` and `--max-sequence-length`; `histogram_from` reads them."""
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--histogram", metavar="NAME|CSV", default=PUBLISHED[0],
-        help=f"a shipped histogram ({', '.join(PUBLISHED)}) or a CSV file 'length,count'; default {PUBLISHED[0]}")
-    where.add_argument(
-        "--synthetic", metavar="SPEC",
-        help="made-up lengths instead, e.g. sample:wikipedia_512,n=1000000; kinds below")
-    parser.epilog = HELP
-    parser.add_argument(
-        "--max-sequence-length", type=positive_int, metavar="S",
-        help="slots in a pack; required with a CSV file, else the histogram's own")
-
-
-def histogram_from(args: argparse.Namespace) -> LengthHistogram:
-    """The histogram that the options of `add_histogram_arguments` name."""
-    histogram = _named_histogram(args)
-    if not histogram.sequences:
-        raise ValueError(f"--histogram {args.histogram}: holds no sequence; a CSV file has a line `length,count` for each length that occurs")
-    return histogram
-
-
-def _named_histogram(args: argparse.Namespace) -> LengthHistogram:
-    if args.synthetic is not None:
-        histogram = synthetic_histogram(args.synthetic)
-    elif args.histogram in PUBLISHED:
-        histogram = LengthHistogram.published(args.histogram)
-    elif not Path(args.histogram).exists():
-        raise ValueError(f"--histogram {args.histogram}: neither a file nor a shipped name; shipped are {', '.join(PUBLISHED)}")
-    elif args.max_sequence_length is None:
-        raise ValueError(f"--histogram {args.histogram}: a CSV file does not say how long a pack is; add --max-sequence-length")
-    else:
-        return LengthHistogram.from_csv(args.histogram, args.max_sequence_length)
-    if args.max_sequence_length is None:
-        return histogram
-    return histogram.with_max_sequence_length(args.max_sequence_length)
-
-
-def run_packer(
-    argv: Optional[Sequence[str]], pack: Callable, *, name: str, description: str,
-    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
-    options: Callable[[argparse.Namespace], Dict[str, Any]] = lambda args: {},
-    default_depth: Optional[int] = 3,
-) -> int:
-    """The main of a packer's module: parse, pack, save the recipe, print the table or the JSON object.
-
-    add_options adds the packer's own options to the parser; options turns them into keywords of `pack`.
-    """
-    parser = ArgumentParser(prog=f"python -m pack_data.{name}", description=description)
-    add_histogram_arguments(parser)
-    parser.add_argument(
-        "--max-sequences-per-pack", type=parse_depth, default=default_depth, metavar="D",
-        help=f"packing depth, a number or 'unlimited'; default {depth_text(default_depth)}")
-    add_options(parser)
-    parser.add_argument("--out", metavar="FILE", help="write the recipe (strategies and repeats) as JSON")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    args = parser.parse_args(argv)
-    if args.out and not Path(args.out).parent.is_dir():  # said before the packing is solved, not after
-        raise ValueError(f"--out {args.out}: there is no folder {Path(args.out).parent}; make it first")
-
-    histogram = histogram_from(args)
-    packing = pack(histogram, max_sequences_per_pack=args.max_sequences_per_pack, **options(args))
-    packing.check(histogram)
-    if args.out:
-        packing.save(args.out)
-    if args.json:
-        print(json.dumps(packing.to_json()))
-    else:
-        print(packing.table(histogram.name))
-        if args.out:
-            print(f"\nrecipe written to {args.out}")
-    return 0

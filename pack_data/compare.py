@@ -13,12 +13,12 @@ import sys
 from dataclasses import asdict, fields
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from pack_data.command import (
-    ArgumentParser, add_histogram_arguments, depth_text, histogram_from, parse_depth, positive_int, progress_bar, run_main)
+from pack_data.command import ArgumentParser, depth_text, parse_depth, positive_int, progress_bar, run_main
 from pack_data.histogram import LengthHistogram
+from pack_data.lengths.options import add_histogram_arguments, histogram_from
+from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.measuring import Job, Row, measure, measure_apart
 from pack_data.packers import PACKERS, packs_at_depth
-from pack_data.synthetic import synthetic_histogram
 from pack_data.tables import text_table
 
 ALGORITHMS = ("none", "sort") + tuple(name for name in PACKERS if name != "none")

@@ -10,9 +10,10 @@ from typing import Optional, Sequence
 
 import numpy as np
 
-from pack_data.command import run_main, run_packer
+from pack_data.command import run_main
 from pack_data.fit_decreasing import fit_decreasing
 from pack_data.histogram import LengthHistogram
+from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
 
 

@@ -11,8 +11,9 @@ from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.command import progress_bar, run_main, run_packer
+from pack_data.command import progress_bar, run_main
 from pack_data.histogram import LengthHistogram
+from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
 
 _CHUNK = 1 << 20  # sequences looked at together

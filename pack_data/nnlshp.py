@@ -17,8 +17,9 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.command import positive_int, progress_bar, run_main, run_packer
+from pack_data.command import positive_int, progress_bar, run_main
 from pack_data.histogram import LengthHistogram
+from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
 
 DEEPEST = 3

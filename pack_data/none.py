@@ -4,8 +4,9 @@ from __future__ import annotations
 import time
 from typing import Optional, Sequence
 
-from pack_data.command import run_main, run_packer
+from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
+from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
 
 

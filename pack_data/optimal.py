@@ -17,9 +17,10 @@ import numpy as np
 from pack_data.balance import AttentionWork, balance_attention
 from pack_data.certificate import Certificate, best_pack_value, prove_packing, statement
 from pack_data.column_generation import FULL_ROWS, Relaxation, relax
-from pack_data.command import ArgumentParser, depth_text, progress_bar, run_main, run_packer
+from pack_data.command import ArgumentParser, depth_text, progress_bar, run_main
 from pack_data.fit_decreasing import fit_decreasing
 from pack_data.histogram import LengthHistogram
+from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
 from pack_data.rounding import Packs, whole_packs
 from pack_data.tables import text_table

@@ -13,8 +13,9 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.command import ArgumentParser, add_histogram_arguments, histogram_from, positive_int, run_main
+from pack_data.command import ArgumentParser, positive_int, run_main
 from pack_data.histogram import LengthHistogram
+from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.tables import account
 
 

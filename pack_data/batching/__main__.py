@@ -8,7 +8,8 @@ import numpy as np
 
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import report
-from pack_data.command import ArgumentParser, add_histogram_arguments, histogram_from, positive_int, progress_bar, run_main
+from pack_data.command import ArgumentParser, positive_int, progress_bar, run_main
+from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.tables import text_table
 
 HEADINGS = ("kernel", "positions", "isolated", "unbroken", "unsorted")

@@ -4,17 +4,18 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pack_data import column_generation, optimal
 from pack_data.balance import AttentionWork, balance_attention
+from pack_data.certificate import best_pack_value, prove_packing
 from pack_data.column_generation import PackTables, relax
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
+from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing import Packing
 from pack_data.rounding import _round, fill, follow
-from pack_data.certificate import best_pack_value, prove_packing
-from pack_data.synthetic import synthetic_histogram
 
 
 @st.composite

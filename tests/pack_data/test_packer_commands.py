@@ -90,7 +90,7 @@ def test_interrupting_is_status_130(capsys):
 
 
 def test_histogram_command(capsys, tmp_path, lengths_csv):
-    counting = importlib.import_module("pack_data.counting")
+    counting = importlib.import_module("pack_data.lengths.counting")
     assert run_main(counting.main, [lengths_csv[1], "squad_1_1_384", "--out", str(tmp_path / "both.csv")]) == 0
     assert "88,662" in capsys.readouterr().out
     assert LengthHistogram.from_csv(tmp_path / "both.csv", 384).sequences == 88_662

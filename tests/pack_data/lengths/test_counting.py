@@ -6,9 +6,9 @@ import lzma
 import numpy as np
 import pytest
 
-from pack_data.counting import count, plot, statistics, summary
 from pack_data.histogram import LengthHistogram
-from pack_data.synthetic import synthetic_histogram
+from pack_data.lengths.counting import count, plot, statistics, summary
+from pack_data.lengths.synthetic import synthetic_histogram
 
 LENGTHS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from pack_data.files import write_atomically
 
-PUBLISHED = ("wikipedia_512", "squad_1_1_384")  # shipped beside this file; the number at the end is S
+PUBLISHED = ("wikipedia_512", "squad_1_1_384")  # shipped with this package; the number at the end is S
 
-_FOLDER = Path(__file__).parent / "published"
+_FOLDER = Path(__file__).parents[1] / "published"
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,11 +229,3 @@ def _slots(max_sequence_length: int) -> int:
 
 def _of(name: str) -> str:
     return f"{name}: " if name else ""
-
-
-if __name__ == "__main__":
-    # The command lives in counting.py: this file, run as a program, is another module than the one everybody imports.
-    from pack_data.command import run_main
-    from pack_data.counting import main
-
-    raise SystemExit(run_main(main))
