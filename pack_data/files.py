@@ -10,7 +10,9 @@ from typing import Any, Iterator
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames in this folder survive a power cut."""
+    """Makes renames in this folder survive a power cut; Windows has no such call."""
+    if os.name == "nt":
+        return
     descriptor = os.open(str(folder), os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -20,12 +22,18 @@ def sync_folder(folder: Path) -> None:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """The whole file or none: temporary name, flush, fsync, rename."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path` to write to; the file takes the place of `path` only if the block ends well."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
+        yield temporary
+        with open(temporary, "rb+") as written:
+            os.fsync(written.fileno())
         os.replace(temporary, path)
     except BaseException:
         if temporary.exists():

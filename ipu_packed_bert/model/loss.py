@@ -33,15 +33,6 @@ class PretrainingOutput(NamedTuple):
     nsp_correct: torch.Tensor  # sequences classified right
 
 
-class SequenceLosses(NamedTuple):
-    """One value for each sequence of each pack [B, D], in the order of their numbers; 0 where there is no sequence."""
-
-    mlm_loss_BD: torch.Tensor  # mean over the sequence's masked tokens
-    mlm_accuracy_BD: torch.Tensor  # fraction of the sequence's masked tokens
-    nsp_loss_BD: torch.Tensor
-    nsp_accuracy_BD: torch.Tensor  # 0 or 1
-
-
 def cross_entropy(logits_BKC, labels_BK) -> torch.Tensor:
     """Unreduced, [B, K]; at least in float32, whatever the type of the logits."""
     if logits_BKC.dtype in (torch.float16, torch.bfloat16):
@@ -107,26 +98,3 @@ class PretrainingLoss(nn.Module):
         nsp_loss = ((nsp_BD * present_BD).sum(1) * nsp_scale_B).sum()
         nsp_correct = (correct(nsp_logits_BD2, next_sentence_labels_BD).to(nsp_BD.dtype) * present_BD).sum()
         return PretrainingOutput(mlm_loss + nsp_loss, mlm_loss, nsp_loss, mlm_correct, nsp_correct)
-
-
-def per_sequence_losses(
-    mlm_logits_BPV,
-    nsp_logits_BD2: Optional[torch.Tensor],
-    masked_lm_ids_BP,
-    masked_lm_weights_BP,
-    next_sentence_labels_BD,
-    next_sentence_weights_BD,
-) -> SequenceLosses:
-    """Losses and accuracies of each sequence, unscaled: what each would score alone in its row."""
-    sequences = next_sentence_weights_BD.shape[1]
-    mlm_BP = cross_entropy(mlm_logits_BPV, masked_lm_ids_BP)
-    mlm_correct_BP = correct(mlm_logits_BPV, masked_lm_ids_BP).to(mlm_BP.dtype)
-    mlm_loss_BD = sequence_means(mlm_BP, masked_lm_weights_BP, sequences)
-    mlm_accuracy_BD = sequence_means(mlm_correct_BP, masked_lm_weights_BP, sequences)
-    if nsp_logits_BD2 is None:
-        zero_BD = torch.zeros_like(mlm_loss_BD)
-        return SequenceLosses(mlm_loss_BD, mlm_accuracy_BD, zero_BD, zero_BD)
-    nsp_BD = cross_entropy(nsp_logits_BD2, next_sentence_labels_BD)
-    present_BD = (next_sentence_weights_BD > 0).to(nsp_BD.dtype)
-    nsp_correct_BD = correct(nsp_logits_BD2, next_sentence_labels_BD).to(nsp_BD.dtype)
-    return SequenceLosses(mlm_loss_BD, mlm_accuracy_BD, nsp_BD * present_BD, nsp_correct_BD * present_BD)

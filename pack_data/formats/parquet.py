@@ -11,11 +11,13 @@ An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; writte
 """
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
+from pack_data.files import replacing
 from pack_data.formats.records import (
     PACK_FIELDS,
     Record,
@@ -27,7 +29,6 @@ from pack_data.formats.records import (
     example_from_row,
     integers,
     predictions_by_weight,
-    replacing,
     single,
 )
 from pack_data.packages import load_package
@@ -341,9 +342,10 @@ def write(path: str, records: Iterable[Record], content: str, stream: bool) -> i
     if first is None:
         raise ValueError(f"{path}: nothing to write, the source has no record")
     schema = _fields(content, first)
-    with replacing(path) as temporary:
-        writer = arrow.ipc.new_stream(temporary, schema) if stream else parquet.ParquetWriter(
-            temporary, schema, write_page_checksum=True)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(Path(path)) as temporary:
+        writer = arrow.ipc.new_stream(str(temporary), schema) if stream else parquet.ParquetWriter(
+            str(temporary), schema, write_page_checksum=True)
         with writer:
             waiting.append(first)
             for record in records:

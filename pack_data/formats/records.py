@@ -12,9 +12,7 @@ Records are counted from 0 within their file.
 """
 from __future__ import annotations
 
-import contextlib
-import os
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -50,23 +48,6 @@ class Shape(NamedTuple):
     max_sequence_length: Optional[int] = None
     max_predictions: Optional[int] = None
     max_sequences_per_pack: Optional[int] = None
-
-
-@contextlib.contextmanager
-def replacing(path: str) -> Iterator[str]:
-    """A temporary name beside `path` to write to; it takes the place of `path` only if the block ends well."""
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    temporary = f"{path}.{os.getpid()}.part"
-    try:
-        yield temporary
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.remove(temporary)
-        raise
 
 
 # ---- one example -------------------------------------------------------------------------------------------------

@@ -12,12 +12,14 @@ import struct
 import zlib
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
-from pack_data.formats.records import Record, RecordError, Value, replacing
+from pack_data.files import replacing
+from pack_data.formats.records import Record, RecordError, Value
 from pack_data.packages import load_package
 
 HEADER = struct.Struct("<QI")
@@ -146,7 +148,8 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
 def write_frames(path: str, messages: Iterable[bytes]) -> int:
     """Write messages as one TFRecord file, gzipped where the name ends in .gz, and return how many."""
     count = 0
-    with replacing(path) as temporary:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(Path(path)) as temporary:
         # A fixed time and no name in the gzip header: same records, same bytes.
         with open(temporary, "wb") as raw:
             file = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) if path.endswith(".gz") else raw

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipu_packed_bert.config import LossConfig, ModelConfig
-from ipu_packed_bert.model.loss import SequenceLosses, per_sequence_losses
+from ipu_packed_bert.model.loss import correct, cross_entropy, sequence_means
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.tolerances import assert_same, relative_error, relative_tolerance
@@ -153,19 +153,30 @@ def test_packed_update_is_the_unpacked_update(loss, seed, sequences, depth, micr
     assert (packed.nsp_loss != 0.0) is loss.next_sentence
 
 
-def losses_of(network, batch) -> SequenceLosses:
+class SequenceScores(NamedTuple):
+    """What each sequence of each pack scores [B, D]; 0 where there is none."""
+
+    mlm_loss: torch.Tensor  # means over its masked tokens
+    mlm_accuracy: torch.Tensor
+    nsp_loss: torch.Tensor
+    nsp_accuracy: torch.Tensor
+
+
+def scores_of(network, batch) -> SequenceScores:
     fields = dict(zip(BATCH_FIELDS, tensors(batch)))
     with torch.no_grad():
-        logits = network.logits(
+        mlm_logits, nsp_logits = network.logits(
             *(fields[name] for name in ("input_ids", "input_mask", "segment_ids", "positions")),
             fields["masked_lm_positions"],
             fields["next_sentence_positions"],
         )
-        return per_sequence_losses(
-            *logits,
-            *(fields["masked_lm_" + name] for name in ("ids", "weights")),
-            *(fields["next_sentence_" + name] for name in ("labels", "weights")),
-        )
+    ids, numbers = fields["masked_lm_ids"], fields["masked_lm_weights"]
+    labels, present = fields["next_sentence_labels"], fields["next_sentence_weights"]
+    mlm = [sequence_means(values, numbers, present.shape[1])
+           for values in (cross_entropy(mlm_logits, ids), correct(mlm_logits, ids).double())]
+    if nsp_logits is None:
+        return SequenceScores(*mlm, torch.zeros_like(mlm[0]), torch.zeros_like(mlm[0]))
+    return SequenceScores(*mlm, cross_entropy(nsp_logits, labels) * present, correct(nsp_logits, labels) * present)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -175,8 +186,8 @@ def test_each_sequence_scores_as_if_it_were_alone(loss):
     )
     assert max(len(pack) for pack in case.packs) >= 3
     network = build(loss)
-    packed, unpacked = losses_of(network, case.packed), losses_of(network, case.unpacked)
-    for name, found, expected in zip(SequenceLosses._fields, packed, unpacked):
+    packed, unpacked = scores_of(network, case.packed), scores_of(network, case.unpacked)
+    for name, found, expected in zip(SequenceScores._fields, packed, unpacked):
         where = [(row, slot) for row, pack in enumerate(case.packs) for slot in range(len(pack))]
         order = [index for pack in case.packs for index in pack]
         found_values = torch.stack([found[row, slot] for row, slot in where])
@@ -185,9 +196,9 @@ def test_each_sequence_scores_as_if_it_were_alone(loss):
     # The update's loss is made of them.
     total = update(network, case.packed, micro_batch=1)
     if loss.normalisation == "sequence":
-        assert float(packed.mlm_loss_BD.sum()) / 14 == pytest.approx(total.mlm_loss, rel=1e-12)
-    assert float(packed.nsp_loss_BD.sum()) / 14 == pytest.approx(total.nsp_loss, rel=1e-12)
-    assert float(packed.nsp_accuracy_BD.sum()) == total.nsp_correct
+        assert float(packed.mlm_loss.sum()) / 14 == pytest.approx(total.mlm_loss, rel=1e-12)
+    assert float(packed.nsp_loss.sum()) / 14 == pytest.approx(total.nsp_loss, rel=1e-12)
+    assert float(packed.nsp_accuracy.sum()) == total.nsp_correct
 
 
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])

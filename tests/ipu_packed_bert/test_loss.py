@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.config import LossConfig
-from ipu_packed_bert.model.loss import PretrainingLoss, membership, per_sequence_losses, sequence_means
+from ipu_packed_bert.model.loss import PretrainingLoss, membership, sequence_means
 
 LOG2, LOG4 = math.log(2.0), math.log(4.0)
 
@@ -52,16 +52,6 @@ def test_sequence_normalisation_by_hand():
     # Sequence 1: mean of log 4 and log 2; 2: 0; 3: log 2. Paper section 3.2.3: each weighs the same.
     output = loss_of("sequence", mlm_scale=1 / 3, nsp_scale=1 / 3)
     assert output.mlm_loss.item() == pytest.approx(((LOG4 + LOG2) / 2 + 0 + LOG2) / 3)
-
-
-def test_per_sequence_losses_by_hand():
-    losses = per_sequence_losses(MLM_LOGITS, NSP_LOGITS, IDS, WEIGHTS, NSP_LABELS, NSP_WEIGHTS)
-    assert torch.allclose(losses.mlm_loss_BD, torch.tensor([[(LOG4 + LOG2) / 2, 0, 0], [LOG2, 0, 0]]))
-    assert torch.allclose(losses.mlm_accuracy_BD, torch.tensor([[0.5, 1, 0], [0, 0, 0.0]]))
-    assert torch.allclose(losses.nsp_loss_BD, torch.tensor([[LOG2, 0, 0], [LOG2, 0, 0]]))
-    assert losses.nsp_accuracy_BD.tolist() == [[0, 1, 0], [1, 0, 0]]
-    without = per_sequence_losses(MLM_LOGITS, None, IDS, WEIGHTS, NSP_LABELS, NSP_WEIGHTS)
-    assert torch.equal(without.mlm_loss_BD, losses.mlm_loss_BD) and not without.nsp_loss_BD.any()
 
 
 def test_without_next_sentence_prediction():
