@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import run_pretraining
+from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.config import ConfigError, config_from_tree, load_config
 from ipu_packed_bert.data import described, facts
 from ipu_packed_bert.settings import DEFAULT
@@ -77,16 +77,16 @@ def test_one_option_trains_on_a_data_set_of_ones_own(tmp_path, capsys):
     """S, predictions, depth and vocabulary stand in its manifest: --data is all that is typed."""
     sizes = [word for override in TINY for word in ("--set", override)]
     arguments = ["--config", str(CONFIGS / "packed_host.yml"), "--data", str(tiny_data(tmp_path / "mine"))]
-    assert run_main(run_pretraining.main, [*arguments, "--plan"]) == 0
+    assert run_main(pretrain.main, [*arguments, "--plan"]) == 0
     assert "64 slots, up to 3 sequences each" in capsys.readouterr().out
-    assert run_main(run_pretraining.main, [*arguments, *sizes, "--out", str(tmp_path / "run")]) == 0
+    assert run_main(pretrain.main, [*arguments, *sizes, "--out", str(tmp_path / "run")]) == 0
     stated = yaml.safe_load((tmp_path / "run" / "config.yml").read_text())
     assert stated["data"]["max_sequence_length"] == SLOTS and stated["model"]["vocabulary_size"] == VOCABULARY
 
 
 def test_show_config_prints_every_setting_and_its_origin(tmp_path, capsys):
     arguments = ["--config", str(CONFIGS / "packed_host.yml"), "--data", str(tiny_data(tmp_path / "mine")), "--set", "run.seed=7"]
-    assert run_main(run_pretraining.main, [*arguments, "--show-config"]) == 0
+    assert run_main(pretrain.main, [*arguments, "--show-config"]) == 0
     text = capsys.readouterr().out
     expected = described(load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'mine'}", "run.seed=7"]))[0]
     assert config_from_tree(yaml.safe_load(text), "shown") == expected

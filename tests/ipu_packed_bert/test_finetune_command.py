@@ -13,7 +13,7 @@ import yaml
 
 from ipu_packed_bert import finetune
 from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
-from ipu_packed_bert.export import import_folder
+from ipu_packed_bert.commands.export import import_folder
 from ipu_packed_bert.finetuning.metrics import score_answers
 from ipu_packed_bert.finetuning.packing import Schedule
 from ipu_packed_bert.finetuning.run import prepare

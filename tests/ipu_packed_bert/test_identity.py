@@ -2,9 +2,8 @@
 import pytest
 import torch
 
-import run_pretraining
-from ipu_packed_bert import export
 from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+from ipu_packed_bert.commands import export, pretrain
 from ipu_packed_bert.finetuning.start import find_start
 from ipu_packed_bert.identity import agree, vocabulary_of_run
 from pack_data.command import run_main
@@ -29,13 +28,13 @@ def house(tmp_path_factory):
         tiny_data(folder / name, vocabulary_sha256=vocabulary.sha256)
         (folder / name / "vocab.txt").write_bytes(vocabulary.text)
     tiny_data(folder / "unknown")
-    assert pretrain(folder, "--data", folder / "one", "--out", folder / "run") == 0
+    assert trained(folder, "--data", folder / "one", "--out", folder / "run") == 0
     return folder
 
 
-def pretrain(folder, *arguments):
+def trained(folder, *arguments):
     config = tiny_config(folder / "tiny.yml", folder / "one")
-    return run_main(run_pretraining.main, [
+    return run_main(pretrain.main, [
         "--config", str(config), "--steps", "2", "--set", f"model.vocabulary_size={SIZE}", "--set", "run.evaluate_every=0",
         "--set", "run.checkpoint_every=1", *map(str, arguments)])
 
@@ -55,18 +54,18 @@ def test_the_hash_travels_with_the_weights(house):
 
 
 def test_a_run_does_not_begin_with_weights_of_another_vocabulary(house, tmp_path, capsys):
-    status = pretrain(house, "--start-from", house / "run", "--data", house / "other", "--out", tmp_path / "run")
+    status = trained(house, "--start-from", house / "run", "--data", house / "other", "--out", tmp_path / "run")
     refused(status, capsys)
     assert not (tmp_path / "run").exists()
 
 
 def test_it_begins_with_those_of_its_own(house, tmp_path, capsys):
-    assert pretrain(house, "--start-from", house / "run", "--data", house / "one", "--out", tmp_path / "run") == 0
+    assert trained(house, "--start-from", house / "run", "--data", house / "one", "--out", tmp_path / "run") == 0
     assert "vocabular" not in capsys.readouterr().out
 
 
 def test_data_that_does_not_say_is_noted_and_the_weights_keep_theirs(house, tmp_path, capsys):
-    assert pretrain(house, "--start-from", house / "run", "--data", house / "unknown", "--out", tmp_path / "run") == 0
+    assert trained(house, "--start-from", house / "run", "--data", house / "unknown", "--out", tmp_path / "run") == 0
     noted = [line for line in capsys.readouterr().out.splitlines() if "not compared" in line]
     assert len(noted) == 1 and str(house / "unknown") in noted[0] and str(house / "run") not in noted[0]
     assert newest(tmp_path / "run").vocabulary == ONE.sha256
@@ -74,10 +73,10 @@ def test_data_that_does_not_say_is_noted_and_the_weights_keep_theirs(house, tmp_
 
 def test_a_run_is_not_resumed_with_another_vocabulary(house, tmp_path, capsys):
     run = tmp_path / "run"
-    assert pretrain(house, "--data", house / "one", "--out", run) == 0
+    assert trained(house, "--data", house / "one", "--out", run) == 0
     newest_checkpoint(run / "checkpoints").unlink()
-    refused(run_main(run_pretraining.main, ["--resume", str(run), "--data", str(house / "other")]), capsys)
-    assert run_main(run_pretraining.main, ["--resume", str(run)]) == 0
+    refused(run_main(pretrain.main, ["--resume", str(run), "--data", str(house / "other")]), capsys)
+    assert run_main(pretrain.main, ["--resume", str(run)]) == 0
 
 
 def test_export_writes_the_vocabulary_of_the_weights(house, tmp_path, capsys):
@@ -92,7 +91,7 @@ def test_export_writes_the_vocabulary_of_the_weights(house, tmp_path, capsys):
     assert run_main(export.main, ["--import", str(tmp_path / "hf"), str(tmp_path / "again")]) == 0
     assert newest(tmp_path / "again").vocabulary == ONE.sha256
     capsys.readouterr()
-    refused(pretrain(house, "--start-from", tmp_path / "again", "--data", house / "other", "--out", tmp_path / "run"), capsys)
+    refused(trained(house, "--start-from", tmp_path / "again", "--data", house / "other", "--out", tmp_path / "run"), capsys)
 
 
 @pytest.mark.parametrize("form", ["our run", "hugging face"])

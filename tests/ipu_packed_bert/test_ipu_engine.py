@@ -743,9 +743,9 @@ def test_the_reader_travels(sdk, tmp_path):
 
 
 def command(*arguments):
-    import run_pretraining
+    from ipu_packed_bert.commands import pretrain
 
-    return run_pretraining.main(list(arguments))
+    return pretrain.main(list(arguments))
 
 
 def losses(run):

@@ -201,8 +201,8 @@ def test_the_plan_of_a_host_configuration_is_of_the_host(path, capsys):
 
 
 def test_a_plan_needs_neither_torch_nor_a_device():
-    command = ("import sys, run_pretraining; "
-               "code = run_pretraining.main(['--config', 'configs/packed_phase2_pod16.yml', '--plan', '--packing-factor', '2']); "
+    command = ("import sys; from ipu_packed_bert.commands import pretrain; "
+               "code = pretrain.main(['--config', 'configs/packed_phase2_pod16.yml', '--plan', '--packing-factor', '2']); "
                "assert 'torch' not in sys.modules and 'poptorch' not in sys.modules; raise SystemExit(code)")
     finished = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

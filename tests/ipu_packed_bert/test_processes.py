@@ -1,15 +1,15 @@
 """A program that trains alone refuses to be one of several."""
 import pytest
 
-import run_pretraining
 from ipu_packed_bert import finetune
+from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.experiments import __main__ as experiments
 from ipu_packed_bert.processes import refuse_torchrun
 from pack_data.command import run_main
 
 
 @pytest.mark.parametrize("main, arguments", [
-    (run_pretraining.main, ["--config", "configs/packed_host.yml"]), (run_pretraining.main, ["--resume", "runs/one"]),
+    (pretrain.main, ["--config", "configs/packed_host.yml"]), (pretrain.main, ["--resume", "runs/one"]),
     (finetune.main, ["--config", "configs/finetune_squad_packed.yml"]),
     (experiments.main, ["exactness"]), (experiments.main, ["learning_curves"]), (experiments.main, ["fine_tuning"]),
 ])

@@ -7,8 +7,8 @@ import pytest
 import torch
 import yaml
 
-import run_pretraining
 from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
+from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.config import load_config
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.optim import learning_rate
@@ -29,7 +29,7 @@ def tiny(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert run_pretraining.main(["--config", tiny, "--out", str(folder)]) == 0
+    assert pretrain.main(["--config", tiny, "--out", str(folder)]) == 0
     return folder
 
 
@@ -61,9 +61,9 @@ def test_after_a_kill(tiny, undisturbed, tmp_path, monkeypatch, step):
     with monkeypatch.context() as patch:
         stop_at(patch, step, None)
         with pytest.raises(MemoryError):
-            run_pretraining.main(["--config", tiny, "--out", str(folder)])
+            pretrain.main(["--config", tiny, "--out", str(folder)])
     assert len(read_log(folder / LOG)) == step - 1
-    assert run_pretraining.main(["--resume", str(folder)]) == 0
+    assert pretrain.main(["--resume", str(folder)]) == 0
     assert results(folder) == results(undisturbed)
     assert (folder / "environment-from-step-{}.json".format((step - 1) // 3 * 3)).exists()
 
@@ -73,10 +73,10 @@ def test_after_a_signal(tiny, undisturbed, tmp_path, monkeypatch, capsys, number
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         stop_at(patch, 5, number)
-        assert run_pretraining.main(["--config", tiny, "--out", str(folder)]) == status
+        assert pretrain.main(["--config", tiny, "--out", str(folder)]) == status
     assert load_checkpoint(checkpoints(folder / "checkpoints")[-1]).step == 5
     assert "resume    python run_pretraining.py --resume {}\n".format(folder) in capsys.readouterr().out
-    assert run_pretraining.main(["--resume", str(folder)]) == 0
+    assert pretrain.main(["--resume", str(folder)]) == 0
     # The evaluation after step 5 was left out for the signal's sake; it changes nothing that comes later.
     assert results(folder) == [record for record in results(undisturbed) if "learning_rate" in record or record["step"] != 5]
 
@@ -86,10 +86,10 @@ def test_the_test_notices_a_lost_random_stream(tiny, undisturbed, tmp_path, monk
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         stop_at(patch, 5, signal.SIGTERM)
-        run_pretraining.main(["--config", tiny, "--out", str(folder)])
+        pretrain.main(["--config", tiny, "--out", str(folder)])
     original = HostEngine.load_state
     monkeypatch.setattr(HostEngine, "load_state", lambda engine, state: original(engine, {**state, "random": {}}))
-    run_pretraining.main(["--resume", str(folder)])
+    pretrain.main(["--resume", str(folder)])
     mine, theirs = read_log(folder / LOG), read_log(undisturbed / LOG)
     assert [record["loss"] for record in mine[:5]] == [record["loss"] for record in theirs[:5]]
     assert [record["loss"] for record in mine[5:]] != [record["loss"] for record in theirs[5:]]
@@ -101,11 +101,11 @@ def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys)
 
     def meeting(engine, batch, rate):
         if not met and checkpoints(folder / "checkpoints"):
-            met.append(run_main(run_pretraining.main, ["--resume", str(folder)]))
+            met.append(run_main(pretrain.main, ["--resume", str(folder)]))
         return original(engine, batch, rate)
 
     monkeypatch.setattr(HostEngine, "step", meeting)
-    assert run_pretraining.main(["--config", tiny, "--out", str(folder)]) == 0
+    assert pretrain.main(["--config", tiny, "--out", str(folder)]) == 0
     assert met == [2] and capsys.readouterr().err.startswith("error: {}: another process writes this run".format(folder))
     assert [record["step"] for record in read_log(folder / LOG)] == list(range(1, STEPS + 1))
 
@@ -122,17 +122,17 @@ def advice(text):
 
 def test_more_steps_do_not_change_the_schedule_unasked(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
-    assert run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "4"]) == 0
+    assert pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "4"]) == 0
     suggested = advice(capsys.readouterr().out)
     assert suggested == ["--resume", str(folder), "--steps", "8", "--set", "optimizer.schedule_steps=8"]
     assert yaml.safe_load((folder / "config.yml").read_text())["optimizer"]["schedule_steps"] == 4
-    assert run_main(run_pretraining.main, ["--resume", str(folder), "--steps", "6"]) == 2
+    assert run_main(pretrain.main, ["--resume", str(folder), "--steps", "6"]) == 2
     error = capsys.readouterr().err
     assert "run.steps is 6; optimizer.schedule_steps is 4" in error and error.count("\n") == 1
     assert len(rates(folder)) == 4
-    assert run_pretraining.main(["--resume", str(folder)]) == 0
+    assert pretrain.main(["--resume", str(folder)]) == 0
     assert advice(capsys.readouterr().out) == suggested
-    assert run_pretraining.main(suggested) == 0             # what it told works, and says what changes
+    assert pretrain.main(suggested) == 0             # what it told works, and says what changes
     change, = (line for line in capsys.readouterr().out.split("\n") if line.startswith("schedule "))
     longer = load_config(folder / "config.yml")
     assert longer.schedule_steps == 8 and rates(folder)[4:] == [learning_rate(step, longer) for step in range(4, 8)]
@@ -142,31 +142,31 @@ def test_more_steps_do_not_change_the_schedule_unasked(tiny, tmp_path, capsys):
 def test_fewer_steps_leave_the_schedule_and_the_rest_follows_bit_for_bit(tiny, undisturbed, tmp_path, capsys):
     folder = tmp_path / "run"
     arguments = ["--set", "optimizer.schedule_steps=12", "--steps", "3", "--set", "run.evaluate_every=0"]
-    assert run_pretraining.main(["--config", tiny, "--out", str(folder)] + arguments) == 0
+    assert pretrain.main(["--config", tiny, "--out", str(folder)] + arguments) == 0
     suggested = advice(capsys.readouterr().out)
     assert suggested == ["--resume", str(folder), "--steps", "12"]
-    assert run_pretraining.main(suggested + ["--set", "run.evaluate_every=5"]) == 0
+    assert pretrain.main(suggested + ["--set", "run.evaluate_every=5"]) == 0
     assert "schedule " not in capsys.readouterr().out
     assert results(folder) == results(undisturbed)
 
 
 def test_a_run_of_before_the_key_keeps_the_schedule_of_its_steps(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
-    run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "4"])
+    pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "4"])
     settings = yaml.safe_load((folder / "config.yml").read_text())
     del settings["optimizer"]["schedule_steps"]
     (folder / "config.yml").write_text(yaml.safe_dump(settings))
-    assert run_main(run_pretraining.main, ["--resume", str(folder), "--steps", "6"]) == 2
+    assert run_main(pretrain.main, ["--resume", str(folder), "--steps", "6"]) == 2
     assert "optimizer.schedule_steps is 4" in capsys.readouterr().err
 
 
 def test_a_finished_run_says_so_and_goes_on_with_more_steps(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
-    run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "4"])
+    pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "4"])
     capsys.readouterr()
-    assert run_pretraining.main(["--resume", str(folder)]) == 0
+    assert pretrain.main(["--resume", str(folder)]) == 0
     assert capsys.readouterr().out.startswith("{} has made its 4 updates already; to continue: ".format(folder))
-    assert run_pretraining.main(["--resume", str(folder), "--steps", "6", "--set", "optimizer.schedule_steps=6"]) == 0
+    assert pretrain.main(["--resume", str(folder), "--steps", "6", "--set", "optimizer.schedule_steps=6"]) == 0
     assert [record["step"] for record in read_log(folder / LOG)] == [1, 2, 3, 4, 5, 6]
     assert yaml.safe_load((folder / "config.yml").read_text())["run"]["steps"] == 6
 
@@ -174,7 +174,7 @@ def test_a_finished_run_says_so_and_goes_on_with_more_steps(tiny, tmp_path, caps
 def test_a_run_folder_rebuilds_the_run(tiny, undisturbed, tmp_path):
     """config.yml as resolved, alone, gives the same losses."""
     folder = tmp_path / "run"
-    run_pretraining.main(["--config", str(undisturbed / "config.yml"), "--out", str(folder)])
+    pretrain.main(["--config", str(undisturbed / "config.yml"), "--out", str(folder)])
     assert results(folder) == results(undisturbed)
     environment = json.loads((undisturbed / "environment.json").read_text())
     assert environment["seed"] == 5 and environment["device"].startswith("host engine")
@@ -190,7 +190,7 @@ def test_a_new_run_starts_from_the_weights_of_another(tiny, undisturbed, tmp_pat
 
     monkeypatch.setattr(HostEngine, "step", looking)
     arguments = ["--config", tiny, "--out", str(tmp_path / "run"), "--steps", "3", "--start-from", str(undisturbed)]
-    assert run_pretraining.main(arguments) == 0
+    assert pretrain.main(arguments) == 0
     weights = load_checkpoint(checkpoints(undisturbed / "checkpoints")[-1]).engine["model"]
     assert set(begun[0]["model"]) == set(weights)
     assert all(torch.equal(begun[0]["model"][name], weights[name]) for name in weights)
@@ -206,7 +206,7 @@ def test_without_ipus_each_override_is_printed(tiny, tmp_path, capsys):
     path = tmp_path / "pod.yml"
     path.write_text(yaml.safe_dump(settings))
     folder = tmp_path / "run"
-    assert run_pretraining.main(["--config", str(path), "--out", str(folder), "--set", "batch.gradient_accumulation=2"]) == 0
+    assert pretrain.main(["--config", str(path), "--out", str(folder), "--set", "batch.gradient_accumulation=2"]) == 0
     lines = capsys.readouterr().out.split("\n")
     assert lines[0].startswith("{}: its without_ipus block applies (host engine: ".format(path))
     assert [line.split() for line in lines[1:2]] == [["run.steps", "12", "->", "2"]]        # the rest is unchanged or --set
@@ -226,15 +226,15 @@ def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monke
     arguments = ["--config", tiny, "--data", str(tmp_path / "data"), "--set", "data.corpus={}".format(corpus), "--steps", "2",
                  "--set", "run.evaluate_every=0"]
     assert "spfhp" in PACKERS
-    assert run_pretraining.main(arguments + ["--out", str(tmp_path / "one")]) == 0
+    assert pretrain.main(arguments + ["--out", str(tmp_path / "one")]) == 0
     first = capsys.readouterr().out.split("\n")
     assert first[0] == "data      {} is missing: building it from {}; kept for the next run".format(tmp_path / "data", corpus)
-    assert run_pretraining.main(arguments + ["--out", str(tmp_path / "two")]) == 0
+    assert pretrain.main(arguments + ["--out", str(tmp_path / "two")]) == 0
     second = capsys.readouterr().out
     assert "building" not in second and "note" not in second
     assert results(tmp_path / "one") == results(tmp_path / "two")
     others = ["--set", "data.packer=lpfhp", "--set", "data.seed=6", "--set", "batch.gradient_accumulation=500"]
-    assert run_pretraining.main(arguments + others + ["--out", str(tmp_path / "three"), "--steps", "1"]) == 0
+    assert pretrain.main(arguments + others + ["--out", str(tmp_path / "three"), "--steps", "1"]) == 0
     third = capsys.readouterr().out
     assert "note      it was built with packer spfhp (data.packer is lpfhp), seed 5 (data.seed is 6); delete the folder" in third
     assert "fewer than an update: the rest of each batch is empty" in third

@@ -3,13 +3,14 @@ import io
 import os
 import tarfile
 import zipfile
+from pathlib import Path
 from typing import Tuple
 
 import pytest
 import torch
 
-import run_pretraining
-from ipu_packed_bert import checkpoint, export
+from ipu_packed_bert import checkpoint
+from ipu_packed_bert.commands import export, pretrain
 from ipu_packed_bert.torch_files import UnsafeFile, load_tensors
 from pack_data.command import run_main
 from tests.tiny_runs import tiny_config, tiny_data
@@ -123,7 +124,7 @@ def test_a_run_to_resume_or_to_begin_from_runs_no_code(tmp_path, archive, writte
     path.write_bytes(archive)
     config = tiny_config(tmp_path / "run" / "config.yml", tiny_data(tmp_path / "data"))
     for arguments in (["--resume", str(tmp_path / "run")], ["--config", str(config), "--start-from", str(tmp_path / "run")]):
-        assert run_main(run_pretraining.main, arguments) == 2
+        assert run_main(pretrain.main, arguments) == 2
         message = capsys.readouterr().err
         assert "TorchScript" in message and message.count("\n") == 1
     assert run_main(export.main, [str(tmp_path / "run"), str(tmp_path / "out")]) == 2
@@ -143,7 +144,7 @@ def test_a_hugging_face_folder_runs_no_code(tmp_path, archive, written, capsys):
 
 
 def test_nothing_else_calls_torch_load():
-    root = os.path.dirname(os.path.abspath(run_pretraining.__file__))
+    root = str(Path(__file__).resolve().parents[2])
     for package in ("ipu_packed_bert", "pack_data", "profiling"):
         for folder, _, names in os.walk(os.path.join(root, package)):
             for name in names:

@@ -13,14 +13,14 @@ import pytest
 import torch
 import yaml
 
-import run_pretraining
 from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
+from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.runlog import LOG, read_log
 from pack_data.command import run_main
 from tests.tiny_runs import tiny_config, tiny_data, tiny_settings
 
-ROOT = Path(run_pretraining.__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def lines_of(path):
 
 def test_kill_9_at_random_moments(tiny, tmp_path):
     options = ["--steps", "90", "--set", "run.checkpoint_every=4", "--set", "run.evaluate_every=0"]
-    assert run_pretraining.main(["--config", tiny, "--out", str(tmp_path / "undisturbed")] + options) == 0
+    assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "undisturbed")] + options) == 0
 
     folder, moments = tmp_path / "run", random.Random(os.urandom(8))
     arguments, kills = ["--config", tiny, "--out", str(folder)] + options, []
@@ -59,7 +59,7 @@ def test_kill_9_at_random_moments(tiny, tmp_path):
         assert process.returncode == -signal.SIGKILL, complaint
         kills.append(lines_of(folder / LOG))
         arguments = ["--resume", str(folder)]
-    assert run_pretraining.main(arguments) == 0
+    assert pretrain.main(arguments) == 0
     assert losses(folder) == losses(tmp_path / "undisturbed"), "killed after {} lines".format(kills)
     assert len(losses(folder)) == 90
     assert {path.suffix for path in (folder / "checkpoints").iterdir()} == {".pt"}
@@ -67,7 +67,7 @@ def test_kill_9_at_random_moments(tiny, tmp_path):
 
 def refused(capsys, *arguments):
     """The error of a command that must end with status 2; nothing else is on stderr."""
-    assert run_main(run_pretraining.main, list(arguments)) == 2
+    assert run_main(pretrain.main, list(arguments)) == 2
     text = capsys.readouterr().err
     assert text.startswith("error: ") and text.endswith("\n") and "Traceback" not in text
     return text[len("error: "):-1]
@@ -123,20 +123,20 @@ def test_a_truncated_shard(tmp_path, capsys):
 
 def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
-    run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "6"])
+    pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "6"])
     older, newest = checkpoints(folder / "checkpoints")
     newest.write_bytes(newest.read_bytes()[:-200])
     capsys.readouterr()
     found = refused(capsys, "--resume", str(folder), "--steps", "8", "--set", "optimizer.schedule_steps=8")
     assert found.startswith("{} is damaged (".format(newest)) and "\n" not in found
     newest.unlink()                                         # the way out that it names
-    assert run_pretraining.main(["--resume", str(folder), "--steps", "6"]) == 0
+    assert pretrain.main(["--resume", str(folder), "--steps", "6"]) == 0
     assert [step for step, _, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
 
 
 def not_finite(capsys, *arguments):
     """The error of a training that must end with status 3."""
-    assert run_main(run_pretraining.main, list(arguments)) == 3
+    assert run_main(pretrain.main, list(arguments)) == 3
     text = capsys.readouterr().err
     assert text.startswith("error: update ") and text.count("\n") == 1
     return text
@@ -153,7 +153,7 @@ def tensors(state):
 def test_a_learning_rate_that_breaks_the_weights(tiny, tmp_path, capsys):
     """Every checkpoint of such a run is finite, the last good one stays, and a lower rate continues from it."""
     folder = tmp_path / "run"
-    assert run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "3", "--set", "optimizer.schedule_steps=12"]) == 0
+    assert pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "3", "--set", "optimizer.schedule_steps=12"]) == 0
     too_high = ["--resume", str(folder), "--steps", "12", "--set", "optimizer.learning_rate=1.0e+38", "--set", "optimizer.max_weight_norm=0",
                 "--set", "run.checkpoint_every=1", "--set", "run.keep_checkpoints=1"]
     assert "which is finite; --resume continues it" in not_finite(capsys, *too_high)
@@ -183,7 +183,7 @@ def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_pat
     if every == 1:
         assert text.startswith("error: update 4: model bert.") and len(made) == 4
         assert [load_checkpoint(path).step for path in checkpoints(folder / "checkpoints")] == [2, 3]
-        assert run_pretraining.main(["--resume", str(folder)]) == 0
+        assert pretrain.main(["--resume", str(folder)]) == 0
     else:
         assert text.startswith("error: update 5: the loss is nan; nothing was saved before") and not checkpoints(folder / "checkpoints")
         last = json.loads((folder / LOG).read_text().split("\n")[4], parse_constant=pytest.fail)  # strict JSON
@@ -206,7 +206,7 @@ def test_wrong_arguments(capsys, arguments, words):
 
 def test_a_run_that_never_saved_cannot_be_resumed(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
-    run_pretraining.main(["--config", tiny, "--out", str(folder), "--steps", "2"])
+    pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "2"])
     checkpoints(folder / "checkpoints")[0].unlink()
     capsys.readouterr()
     assert "no checkpoint; a run can be resumed once it has saved one" in refused(capsys, "--resume", str(folder))

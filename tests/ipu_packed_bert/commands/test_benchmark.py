@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert import benchmark
-from ipu_packed_bert.benchmark import main
+from ipu_packed_bert.commands import benchmark
+from ipu_packed_bert.commands.benchmark import main
 from ipu_packed_bert.config import LossConfig, ModelConfig
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from ipu_packed_bert.throughput import Measurement, PaddingMask, draw_work, table

@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
-import run_pretraining
 from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
+from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.commands.export import export_run, import_folder, main
 from ipu_packed_bert.config import LossConfig, ModelConfig, load_config
-from ipu_packed_bert.export import export_run, import_folder, main
 from ipu_packed_bert.hugging_face import load_into, read_folder, write_folder
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from pack_data.command import run_main
@@ -217,6 +217,6 @@ def test_imported_weights_are_begun_from_not_resumed(tmp_path, capsys, monkeypat
     monkeypatch.chdir(tmp_path)
     export_run(tmp_path / "run", tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "again")
-    assert run_main(run_pretraining.main, ["--resume", "again", "--steps", "9"]) == 2
+    assert run_main(pretrain.main, ["--resume", "again", "--steps", "9"]) == 2
     message = capsys.readouterr().err
     assert "--start-from again" in message and message.count("\n") == 1

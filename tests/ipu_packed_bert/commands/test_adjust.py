@@ -4,7 +4,7 @@ import math
 import pytest
 import yaml
 
-from ipu_packed_bert import adjust
+from ipu_packed_bert.commands import adjust
 from ipu_packed_bert.config import load_config
 from pack_data.command import run_main
 from pack_data.store import PackStore

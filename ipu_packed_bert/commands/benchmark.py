@@ -1,0 +1,196 @@
+"""What packing brings on this machine: `python -m ipu_packed_bert.benchmark`.
+
+The same sequences go through forward and backward pass twice, packed and each alone in its row, in one process and in
+turn, so that both see the same machine. Lengths come from a histogram through a real packer, tokens are random.
+The unpacked side is canonical BERT: a padding mask for each row, no block mask. The weight update is left out: it
+comes once after hundreds of micro-batches, and is the same for both.
+
+`--lengths 512,2048,8192` asks another question: from which row length on does attention within each sequence beat a
+dense mask over the row? The same packs, their sequences stretched to each length, go through both in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import List, Optional, Sequence
+
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, ModelConfig
+from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar
+from pack_data.lengths.options import add_histogram_arguments, histogram_from
+from pack_data.packers import PACKERS, get_packer
+from pack_data.packing import Packing
+from pack_data.packs import default_predictions
+
+# hidden size, layers, heads, intermediate size. `base3` is BERT-base cut to 3 layers: as telling, in a quarter of the time.
+SIZES = {
+    "tiny": (128, 2, 2, 512),
+    "small": (256, 4, 4, 1024),
+    "base3": (768, 3, 12, 3072),
+    "base": (768, 12, 12, 3072),
+    "large": (1024, 24, 16, 4096),
+}
+
+BOTH = ("float32", "bfloat16")
+
+
+def parse_lengths(text: str) -> List[int]:
+    return [positive_int(part) for part in text.split(",")]
+
+
+def model_of(size: str, *, vocabulary: int, slots: int, dropout: float) -> ModelConfig:
+    hidden, layers, heads, intermediate = SIZES[size]
+    return ModelConfig(
+        vocabulary_size=vocabulary,
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        intermediate_size=intermediate,
+        max_position_embeddings=slots,
+        hidden_dropout=dropout,
+    )
+
+
+def compare_lengths(args, packing: Packing, size: str, rounds: int) -> int:
+    """What `--lengths` prints; one row a micro-batch, the same number of packs at each length."""
+    from ipu_packed_bert.throughput import compare_attention, comparison_table, draw_work, stretched
+
+    plans = [stretched(packing, slots) for slots in args.lengths]
+    comparisons = []
+    with progress_bar(2 * (rounds + 1) * len(plans), "rounds") as bar:
+        for plan in plans:
+            slots = plan.max_sequence_length
+            work = draw_work(
+                plan,
+                packs=args.packs,
+                micro_batch=1,
+                vocabulary=args.vocabulary_size,
+                max_predictions=default_predictions(slots),
+                seed=args.seed,
+            )
+            config = Config(
+                data=DataConfig(max_sequence_length=slots),
+                model=model_of(size, vocabulary=args.vocabulary_size, slots=slots, dropout=args.dropout),
+                engine=EngineConfig(kind="host", threads=args.threads),
+                batch=BatchConfig(micro_batch=1),
+            )
+            depth = work.packed["next_sentence_positions"].shape[1]
+            comparisons.append(compare_attention(config, work, depth, rounds=rounds, bar=bar))
+    if args.json:
+        print(json.dumps({"size": size, "packs": args.packs, "comparisons": [each.to_json() for each in comparisons]}))
+        return 0
+    print(
+        f"model {size}, float32; forward and backward pass of {args.packs} packs of {packing.max_sequence_length} by"
+        f" {packing.algorithm}, stretched to each length; median of {rounds} rounds\n"
+    )
+    print(comparison_table(comparisons))
+    return 0
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(
+        prog="python -m ipu_packed_bert.benchmark",
+        description="Sequences per second, packed over unpacked, on this machine's CPU or CUDA device.",
+    )
+    add_histogram_arguments(parser)
+    parser.add_argument("--packer", choices=PACKERS, default="optimal")
+    parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
+    parser.add_argument("--size", choices=sorted(SIZES), default="base3", help="of the model; default base3")
+    parser.add_argument("--vocabulary-size", type=positive_int, default=30522, metavar="V")
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16", "both", "auto"),
+        default="auto",
+        help="auto, the default: both, but no bfloat16 on a CPU that only emulates it",
+    )
+    parser.add_argument("--attention", choices=("auto", "eager", "sdpa"), default="auto")
+    parser.add_argument(
+        "--lengths",
+        type=parse_lengths,
+        metavar="S,S,...",
+        help="compare a dense mask with attention within sequences at these row lengths, multiples of the histogram's",
+    )
+    parser.add_argument("--micro-batch", type=positive_int, default=2, metavar="ROWS")
+    parser.add_argument("--packs", type=positive_int, default=4, help="a round; a multiple of --micro-batch, default 4")
+    parser.add_argument("--rounds", type=positive_int, default=9, help="counted; the first of all is not, default 9")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--compile", action="store_true", help="with torch.compile")
+    parser.add_argument("--threads", type=positive_int, help="default: as many as torch chooses")
+    parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a tiny model and 7 rounds: seconds, but a rough figure")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    args = parser.parse_args(argv)
+    if args.packs % args.micro_batch:
+        raise ValueError(f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}")
+    if not 0.0 <= args.dropout < 1.0:
+        raise ValueError(f"--dropout {args.dropout}: must be at least 0 and below 1")
+    # torch loads from here on: a wrong option is refused without it.
+    import torch
+
+    from ipu_packed_bert.throughput import bfloat16_slowdown, draw_work, measure, table
+
+    size, rounds = ("tiny", 7) if args.quick else (args.size, args.rounds)
+
+    histogram = histogram_from(args)
+    slots = histogram.max_sequence_length
+    packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
+    hidden, layers, heads, intermediate = SIZES[size]
+    if args.lengths:
+        return compare_lengths(args, packing, size, rounds)
+    work = draw_work(
+        packing,
+        packs=args.packs,
+        micro_batch=args.micro_batch,
+        vocabulary=args.vocabulary_size,
+        max_predictions=default_predictions(slots),
+        seed=args.seed,
+    )
+    model = model_of(size, vocabulary=args.vocabulary_size, slots=slots, dropout=args.dropout)
+    precisions = {"both": BOTH, "auto": BOTH}.get(args.precision, (args.precision,))
+    if args.precision == "auto" and not torch.cuda.is_available():
+        slowdown = bfloat16_slowdown()
+        if slowdown > 1.5:  # where bfloat16 is native it is faster
+            precisions = ("float32",)
+            print(
+                f"bfloat16 is left out: this CPU takes {slowdown:.1f} times as long for it as for float32"
+                " (--precision both measures it all the same)",
+                file=sys.stderr,
+            )
+    measurements = []
+    with progress_bar(2 * (rounds + 1) * len(precisions), "rounds") as bar:
+        for precision in precisions:
+            engine = EngineConfig(
+                kind="host",
+                precision=precision,
+                attention=args.attention,
+                compile=args.compile,
+                threads=args.threads,
+            )
+            config = Config(model=model, engine=engine, batch=BatchConfig(micro_batch=args.micro_batch))
+            measurements.append(measure(config, work, rounds=rounds, bar=bar))
+
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "size": size,
+                    "algorithm": packing.algorithm,
+                    "packs": args.packs,
+                    "sequences": work.sequences,
+                    "tokens": work.tokens,
+                    "micro_batch": args.micro_batch,
+                    "measurements": [each.to_json() for each in measurements],
+                }
+            )
+        )
+        return 0
+    for each in measurements:
+        print(each.engine)
+    print(
+        f"model {size}: hidden {hidden}, {layers} layers, vocabulary {args.vocabulary_size}; forward and backward pass\n"
+        f"{work.sequences} sequences of {histogram.name or args.histogram}, {work.tokens} tokens, in {args.packs} packs"
+        f" of {slots} by {packing.algorithm}, micro-batches of {args.micro_batch} rows, median of {rounds} rounds\n"
+    )
+    print(table(measurements))
+    return 0

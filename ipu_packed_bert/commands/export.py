@@ -1,0 +1,118 @@
+"""Between a run and a Hugging Face folder:
+
+    python -m ipu_packed_bert.export RUN DIR              # the newest checkpoint of a run -> a folder transformers loads
+    python -m ipu_packed_bert.export --import DIR RUN     # a folder -> a run: run_pretraining.py --start-from RUN
+"""
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
+
+import yaml
+
+from ipu_packed_bert.config import Config, config_from_tree
+from pack_data.command import ArgumentParser
+from pack_data.files import write_atomically
+from pack_data.text.wordpiece import Vocabulary, load_vocabulary
+
+if TYPE_CHECKING:
+    from ipu_packed_bert.hugging_face import Loaded
+
+# torch loads inside the functions, so that a machine without it gets one line.
+CONFIG, CHECKPOINTS, VOCABULARY = "config.yml", "checkpoints", "vocab.txt"  # in a run's folder
+
+
+class Exported(NamedTuple):
+    """What was written."""
+
+    step: int  # updates made
+    note: Optional[str]  # what could not be compared, in one line
+
+
+def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) -> Exported:
+    """Write the newest checkpoint of ``run`` as a Hugging Face folder.
+
+    The vocabulary is the given file, else that of the run's configuration, else the one beside its data set.  Raises
+    ValueError where the weights were trained with another one.
+    """
+    from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+    from ipu_packed_bert.hugging_face import write_folder
+    from ipu_packed_bert.identity import agree, vocabulary_of_run
+
+    checkpoint = load_checkpoint(newest_checkpoint(run / CHECKPOINTS))
+    config = config_from_tree(yaml.safe_load(checkpoint.config), str(run))
+    architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
+    path = vocabulary or Path(config.data.vocabulary or Path(config.data.directory, VOCABULARY))
+    written = _vocabulary_of(config, path)
+    note = agree(vocabulary_of_run(run, checkpoint), written.sha256, weights_of=run, data_of=path).note
+    write_folder(folder, config.model, checkpoint.engine["model"], written, architecture=architecture)
+    return Exported(checkpoint.step, note)
+
+
+def import_folder(folder: Path, run: Path) -> "Loaded":
+    """Write a Hugging Face folder as a run before its first update; says which heads the folder did not have.
+
+    Those are initialised from `run.seed` of the default configuration.
+    """
+    import torch
+
+    from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
+    from ipu_packed_bert.hugging_face import load_into, read_folder
+    from ipu_packed_bert.model.packed import PackedBertForPreTraining
+
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise ValueError(f"{run}: exists and is not an empty folder; give another one")
+    pretrained = read_folder(folder)
+    if not pretrained.vocabulary.lower_case:
+        raise ValueError(f"{folder}: its tokenizer keeps capitals (do_lower_case is false); pre-training data is lower case")
+    slots = min(512, pretrained.model.max_position_embeddings)
+    config = config_from_tree({
+        "data": {"vocabulary": str(run / VOCABULARY), "max_sequence_length": slots,
+                 "max_predictions_per_sequence": None},
+        "model": {name: value for name, value in vars(pretrained.model).items()},
+        "placement": {"layers_per_ipu": [pretrained.model.num_layers]}}, str(folder))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.seed)
+        network = PackedBertForPreTraining(config.model, config.loss)
+    loaded = load_into(network, pretrained.weights)
+    run.mkdir(parents=True, exist_ok=True)
+    write_atomically(run / VOCABULARY, pretrained.vocabulary.text)
+    write_atomically(run / CONFIG, config.to_yaml().encode())
+    imported = Checkpoint(0, {"model": network.state_dict()}, {}, config.to_yaml(), pretrained.vocabulary.sha256)
+    save_checkpoint(run / CHECKPOINTS, imported, keep=1)
+    return loaded
+
+
+def _vocabulary_of(config: Config, path: Path) -> Vocabulary:
+    if not path.exists():
+        raise ValueError(f"{path}: the run's vocabulary is not there; give it with --vocabulary FILE")
+    vocabulary = load_vocabulary(path)
+    if len(vocabulary) > config.model.vocabulary_size:
+        raise ValueError(f"{path}: {len(vocabulary):,} tokens, the run's model has rows for {config.model.vocabulary_size:,}; "
+                         "give its own with --vocabulary FILE")
+    return vocabulary
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(prog="python -m ipu_packed_bert.export", description=__doc__,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--import", action="store_true", dest="reverse", help="read the first folder from Hugging Face's form, write a run")
+    parser.add_argument("source", type=Path, help="a run; with --import a Hugging Face folder")
+    parser.add_argument("target", type=Path, help="a new folder")
+    parser.add_argument("--vocabulary", type=Path, metavar="FILE", help="vocab.txt of the run, where it is no longer beside its data set")
+    args = parser.parse_args(argv)
+    if args.reverse:
+        if args.vocabulary:
+            parser.error("--vocabulary is for writing a folder; one that is read has its own")
+        loaded = import_folder(args.source, args.target)
+        print(f"{args.target}: begin with it by run_pretraining.py --start-from {args.target}, its sizes are in {CONFIG}")
+        for names, what in ((loaded.fresh, "initialised, not in the folder"), (loaded.unused, "in the folder, left out")):
+            if names:
+                print(f"{what}: {', '.join(names)}")
+        return 0
+    exported = export_run(args.source, args.target, vocabulary=args.vocabulary)
+    print(f"{args.target}: the model after {exported.step:,} updates, as transformers loads it")
+    if exported.note:
+        print(f"note: {exported.note}")
+    return 0
