@@ -1,12 +1,14 @@
-"""One update of a causal model: the mean loss over the supervised tokens of the whole update, however it is cut up.
+"""One update of a causal model: its loss is the mean over all predicted tokens of the update.
 
-Micro-batches and ranks hold different numbers of tokens, so a mean of their means is another objective: it weighs a token
-by the company it keeps.  Here every micro-batch contributes its sum, divided by the count of all of them on all ranks.
+Micro-batches and ranks hold different numbers of predicted tokens.  A mean of their means would give the tokens of a
+small micro-batch more weight.  Here each micro-batch adds its sum, divided by the number of predicted tokens in all
+micro-batches on all ranks.  So the update does not depend on how it is cut into micro-batches.
 """
+
 from __future__ import annotations
 
 import contextlib
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, NamedTuple, Optional, Sequence
 
 import torch
 from torch import distributed
@@ -14,39 +16,48 @@ from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.collators import Inputs
 
-IGNORED = -100
+IGNORED = -100  # the label of a token that is not predicted
 
 
 class UpdateResult(NamedTuple):
-    """Of one update over all ranks; `loss` is its mean over supervised tokens."""
+    """What one update did, summed over all ranks."""
 
-    loss: float
-    supervised_tokens: int
+    loss: float  # mean over the predicted tokens, natural logarithm
+    supervised_tokens: int  # predicted tokens
 
 
 def supervised(labels: torch.Tensor) -> int:
-    """How many tokens are predicted: labels [rows, tokens] but for each row's first, which nothing stands before."""
+    """Number of predicted tokens.
+
+    labels: [rows, tokens].  The first token of a row is never predicted, as no token stands before it.
+    """
     return int((labels[:, 1:] != IGNORED).sum())
 
 
+def without_labels(inputs: Inputs) -> Inputs:
+    """The arguments of a forward pass that computes no loss of its own."""
+    return {name: value for name, value in inputs.items() if name != "labels"}
+
+
 def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
-    """Sum of the cross-entropies of the predicted tokens of one micro-batch, a scalar, in float32 at least."""
-    arguments = {name: value for name, value in inputs.items() if name != "labels"}
-    logits = model(**arguments, use_cache=False).logits[:, :-1]
+    """Sum of the cross-entropies of the predicted tokens of one micro-batch: a scalar, in float32 or float64."""
+    logits = model(**without_labels(inputs), use_cache=False).logits[:, :-1]
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    return F.cross_entropy(logits.flatten(0, 1), inputs["labels"][:, 1:].flatten(), ignore_index=IGNORED, reduction="sum")
+    labels = inputs["labels"][:, 1:]
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
-    """Add the gradients of an update to the model's; the same result on every rank, whatever each one's share.
+    """Add the gradients of one update to those of the model.  The result is the same on every rank.
 
-    micro_batches: this rank's share, at least one; the number may differ between ranks only without
-    DistributedDataParallel.  model: plain, or in DistributedDataParallel, whose mean over ranks is undone here.
-    An update without any supervised token, such as one of the last piece of a stream, adds nothing: loss 0 of 0 tokens.
+    model: plain, or in DistributedDataParallel, whose mean over ranks is undone here.
+    micro_batches: this rank's share, at least one.  With DistributedDataParallel all ranks have the same number.
+    An update without any predicted token adds nothing: its loss is 0 over 0 tokens.
     """
     parallel = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
     device = next(model.parameters()).device
-    count = torch.tensor(sum(supervised(inputs["labels"]) for inputs in micro_batches), dtype=torch.float64, device=device)
+    predicted = sum(supervised(inputs["labels"]) for inputs in micro_batches)
+    count = torch.tensor(predicted, dtype=torch.float64, device=device)
     if parallel:
         distributed.all_reduce(count)
     if not count:
@@ -55,7 +66,7 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     factor = (distributed.get_world_size() if averaged else 1) / float(count)
     total = torch.zeros((), dtype=torch.float64, device=device)
     for number, inputs in enumerate(micro_batches, start=1):
-        # Gradients cross the ranks once an update, with its last micro-batch.
+        # The ranks exchange gradients once an update, in the backward pass of its last micro-batch.
         waits = averaged and number < len(micro_batches)
         with model.no_sync() if waits else contextlib.nullcontext():
             loss = loss_sum(model, inputs)
@@ -71,20 +82,37 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     return UpdateResult(float(total / count), int(count))
 
 
+def update(
+    model: Any, optimizer: torch.optim.Optimizer, micro_batches: Sequence[Inputs], learning_rate: float
+) -> UpdateResult:
+    """One whole update: gradients as in `accumulate`, a step of the optimizer, gradients cleared."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    result = accumulate(model, micro_batches)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return result
+
+
 def to_device(inputs: Inputs, device: torch.device) -> Inputs:
+    """The same inputs with their tensors on `device`."""
     return {name: value.to(device) if torch.is_tensor(value) else value for name, value in inputs.items()}
 
 
-def mean_loss(model: Any, batches: Sequence[Inputs], device: Optional[torch.device] = None) -> float:
-    """Mean cross-entropy over the predicted tokens of all batches, without gradients and dropout."""
+def mean_loss(model: Any, batches: Iterable[Inputs], device: Optional[torch.device] = None) -> float:
+    """Mean cross-entropy over the predicted tokens of all batches, without gradients and without dropout.
+
+    device: where the model is, if the batches are elsewhere.  Raises ValueError where no token is predicted.
+    """
     training = model.training
     model.eval()
-    sums: List[float] = []
-    tokens = 0
+    total, tokens = 0.0, 0
     with torch.no_grad():
         for inputs in batches:
-            inputs = to_device(inputs, device) if device is not None else inputs
-            sums.append(float(loss_sum(model, inputs)))
-            tokens += supervised(inputs["labels"])
+            moved = inputs if device is None else to_device(inputs, device)
+            total += float(loss_sum(model, moved))
+            tokens += supervised(moved["labels"])
     model.train(training)
-    return sum(sums) / tokens
+    if not tokens:
+        raise ValueError(f"no token of these batches is predicted: every label is {IGNORED} or the first of its row")
+    return total / tokens

@@ -1,0 +1,128 @@
+"""Updates by their tokens: however they are cut, on one rank or several."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+import torch
+from torch import multiprocessing
+
+from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator
+from ipu_packed_bert.padding_free.update import IGNORED, accumulate, loss_sum, mean_loss, supervised, update
+from tests.padding_free_models import a_model, alone, some_examples
+from tests.tolerances import assert_same, relative_error
+
+LENGTHS = [9, 2, 12, 5, 3, 11]
+
+
+def gradients(model):
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def weights(model):
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def micro_batches(model, cuts):
+    examples = some_examples(3, LENGTHS)
+    return [PaddingFreeCollator(model)(examples[begin:end]) for begin, end in zip([0] + cuts, cuts + [len(examples)])]
+
+
+@pytest.mark.parametrize("cuts", [[], [1, 4]], ids=["whole", "three micro-batches"])
+def test_the_loss_is_the_mean_over_the_predicted_tokens(cuts):
+    """Of an update and of an evaluation, against plain calls of the model with one example each."""
+    model = a_model()
+    expected = torch.cat([alone(model, example) for example in some_examples(3, LENGTHS)])
+    batches = micro_batches(model, cuts)
+    assert mean_loss(model, batches) == pytest.approx(float(expected.mean()), rel=1e-12)
+    assert model.training and all(gradient is None for gradient in gradients(model))
+    assert mean_loss(model.eval(), batches) == mean_loss(model, iter(batches), torch.device("cpu"))
+    assert not model.training
+    result = accumulate(model, batches)
+    assert result.loss == pytest.approx(float(expected.mean()), rel=1e-12)
+    assert result.supervised_tokens == len(expected) == sum(LENGTHS) - len(LENGTHS)
+
+
+def test_labels_that_are_ignored_do_not_count():
+    model = a_model()
+    (example,) = some_examples(3, [9])
+    labels = [IGNORED if number in (2, 3, 7) else token for number, token in enumerate(example["input_ids"])]
+    kept = alone(model, example)[[number - 1 for number in (1, 4, 5, 6, 8)]]  # token n is predicted from token n - 1
+    result = accumulate(model, [PaddingFreeCollator(model)([{**example, "labels": labels}])])
+    assert result.supervised_tokens == 5
+    assert result.loss == pytest.approx(float(kept.mean()), rel=1e-12)
+
+
+def test_an_evaluation_without_a_predicted_token_is_refused():
+    model = a_model()
+    with pytest.raises(ValueError, match="no token of these batches is predicted"):
+        mean_loss(model, [PaddingCollator()(some_examples(1, [1]))])
+
+
+def test_an_update_takes_one_step_at_its_rate_and_clears_the_gradients():
+    """Of plain gradient descent: the weights move by rate times gradient, twice in a row."""
+    model, reference = a_model(), a_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
+    for rate in (0.5, 0.25):
+        result = update(model, optimizer, micro_batches(model, [2]), rate)
+        assert result == accumulate(reference, micro_batches(reference, [2]))
+        with torch.no_grad():
+            for parameter in reference.parameters():
+                parameter -= rate * parameter.grad
+                parameter.grad = None
+        assert all(gradient is None for gradient in gradients(model))
+        assert_same(found=weights(model), expected=weights(reference), dtype=torch.float64)
+
+
+def test_an_update_is_the_same_however_it_is_cut():
+    whole, cut, means = a_model(), a_model(), a_model()
+    result = accumulate(whole, micro_batches(whole, []))
+    again = accumulate(cut, micro_batches(cut, [1, 4]))
+    assert result.supervised_tokens == again.supervised_tokens == sum(LENGTHS) - len(LENGTHS)
+    assert again.loss == pytest.approx(result.loss, rel=1e-12)
+    assert_same(found=gradients(cut), expected=gradients(whole), dtype=torch.float64)
+    for inputs in micro_batches(means, [1, 4]):  # the usual mean of means is another update
+        (loss_sum(means, inputs) / supervised(inputs["labels"]) / 3).backward()
+    assert relative_error(gradients(means), gradients(whole)) > 0.05
+
+
+def test_an_update_without_a_supervised_token_adds_nothing():
+    model = a_model()
+    assert accumulate(model, [PaddingFreeCollator(model)([]), PaddingCollator()(some_examples(1, [1]))]) == (0.0, 0)
+    assert all(gradient is None for gradient in gradients(model))
+
+
+def one_rank(rank, port, folder):
+    """Both ways to train on several devices, in one process group: its start is what takes time."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    for wrapped in (True, False):
+        model = a_model()
+        # 8, 1 + 11 + 4 and 2 + 10 tokens: unequal shares, and without DDP unequal numbers of them.
+        shares = micro_batches(model, [1, 4])
+        mine = [shares[:2], shares[2:] + [PaddingFreeCollator(model)([])]] if wrapped else [shares[:1], shares[1:]]
+        result = accumulate(torch.nn.parallel.DistributedDataParallel(model) if wrapped else model, mine[rank])
+        torch.save(
+            {"loss": result.loss, "tokens": result.supervised_tokens, "gradients": gradients(model)},
+            folder / f"{rank}-{wrapped}.pt",
+        )
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_make_the_update_of_one(tmp_path):
+    single = a_model()
+    expected = accumulate(single, micro_batches(single, []))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(one_rank, (port, tmp_path), nprocs=2)
+    files = sorted(tmp_path.glob("*.pt"))
+    assert len(files) == 4
+    for path in files:
+        found = torch.load(path, weights_only=True)
+        assert found["loss"] == pytest.approx(expected.loss, rel=1e-12)
+        assert found["tokens"] == expected.supervised_tokens
+        assert_same(found=found["gradients"], expected=gradients(single), dtype=torch.float64)

@@ -1,0 +1,138 @@
+"""Collators: the paper's example, labels, empty and broken examples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pack_data.batching.collators import PaddingCollator, PaddingFreeCollator, collate
+from pack_data.batching.plans import BatchOptions, Piece, get_way
+from tests.batching_ways import MSL, batches, drawn, every_way
+
+PAPER = [list(range(10, 14)), list(range(20, 28)), list(range(30, 35)), list(range(40, 50)) + [410]]
+
+
+def test_the_example_of_the_paper():
+    """ "Enhancing Training Efficiency Using Packing with Flash Attention", section 3.5."""
+    batch = PaddingFreeCollator()([{"input_ids": ids} for ids in PAPER])
+    assert batch["input_ids"].tolist() == [
+        [
+            10,
+            11,
+            12,
+            13,
+            20,
+            21,
+            22,
+            23,
+            24,
+            25,
+            26,
+            27,
+            30,
+            31,
+            32,
+            33,
+            34,
+            40,
+            41,
+            42,
+            43,
+            44,
+            45,
+            46,
+            47,
+            48,
+            49,
+            410,
+        ]
+    ]
+    assert batch["labels"].tolist() == [
+        [
+            -100,
+            11,
+            12,
+            13,
+            -100,
+            21,
+            22,
+            23,
+            24,
+            25,
+            26,
+            27,
+            -100,
+            31,
+            32,
+            33,
+            34,
+            -100,
+            41,
+            42,
+            43,
+            44,
+            45,
+            46,
+            47,
+            48,
+            49,
+            410,
+        ]
+    ]
+    assert batch["position_ids"].tolist() == [
+        [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    ]
+    assert batch["cumulative_lengths"].tolist() == [0, 4, 12, 17, 28] and batch["cumulative_lengths"].dtype == np.int32
+    assert batch["max_length"] == 11
+
+
+def test_padding_the_example_of_the_paper():
+    batch = PaddingCollator(pad_id=9)([{"input_ids": ids} for ids in PAPER[:2]])
+    assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 9, 9, 9, 9], PAPER[1]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [1] * 8]
+    assert batch["labels"].tolist() == [[10, 11, 12, 13, -100, -100, -100, -100], PAPER[1]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 0, 0, 0], list(range(8))]
+
+
+def test_labels_of_their_own_are_kept_and_not_changed_in_place():
+    labels = np.array([5, -100, 7])
+    for collator, expected in ((PaddingFreeCollator(), [[-100, -100, 7]]), (PaddingCollator(), [[5, -100, 7]])):
+        assert collator([{"input_ids": [1, 2, 3], "labels": labels}])["labels"].tolist() == expected
+    assert labels.tolist() == [5, -100, 7]
+
+
+@pytest.mark.parametrize("collator", [PaddingFreeCollator(), PaddingCollator()])
+def test_no_example_gives_a_token_that_counts_nothing(collator):
+    batch = collator([])
+    assert (
+        batch["input_ids"].shape == (1, 1)
+        and batch["labels"].tolist() == [[-100]]
+        and batch["position_ids"].tolist() == [[0]]
+    )
+
+
+@pytest.mark.parametrize("example", [{"input_ids": []}, {"input_ids": [1, 2], "labels": [1]}])
+def test_examples_that_cannot_be_are_refused(example):
+    with pytest.raises(ValueError, match="example 0 of the batch has"):
+        PaddingFreeCollator()([example])
+
+
+def test_a_broken_example_counts_from_its_cut_and_predicts_nothing_across_it():
+    """Example 0 of six tokens is cut after four: what is behind the cut cannot see what is before it."""
+    way, dataset = get_way("FixedLengthPacking+PosID"), [{"input_ids": np.arange(10, 16)}]
+    batch = collate(way, ((Piece(0, 0, 4),), (Piece(0, 4, 6),)), dataset)
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1]]
+    assert batch["labels"].tolist() == [[-100, 11, 12, 13, -100, 15]]
+    plain = collate(get_way("FixedLengthPacking"), ((Piece(0, 0, 4),), (Piece(0, 4, 6),)), dataset)
+    assert plain["input_ids"].tolist() == [[10, 11, 12, 13], [14, 15, 0, 0]]
+
+
+@every_way
+def test_every_label_but_the_first_is_trained_on(way):
+    """Padding-free: all labels of an epoch but the first of each piece.  Padded: all; the model leaves out the first
+    of each row."""
+    lengths = drawn(50)
+    dataset = [{"input_ids": np.full(length, number)} for number, length in enumerate(lengths)]
+    plan = way.plan(lengths, BatchOptions(3, MSL, 2))
+    trained = sum(int((collate(way, batch, dataset)["labels"] != -100).sum()) for batch in batches(plan))
+    assert trained == lengths.sum() - (len(plan.example) if way.padding_free else 0)

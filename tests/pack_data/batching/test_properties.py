@@ -1,0 +1,56 @@
+"""The table of properties, computed from the batches, and the command that prints it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pack_data.batching.__main__ import main
+from pack_data.batching.plans import WAYS, BatchOptions, get_way
+from pack_data.batching.properties import Properties, report
+from pack_data.command import run_main
+from tests.batching_ways import MSL, drawn, every_way
+
+# kernel, positions, isolated, unbroken, unsorted: by the definition of each way in sections 3 and 4.3 of the paper.
+EXPECTED = {
+    "RandomSampling+Padding": (False, True, True, True, True),
+    "GroupByLength+Padding": (False, True, True, True, False),
+    "MiniBatchPacking+PosID": (True, True, True, True, True),
+    "FixedLengthPacking": (False, False, False, False, True),
+    "FixedLengthPacking+PosID": (True, True, True, False, True),
+    "Multipack+PosID": (True, True, True, True, True),
+    "SortedPacking+PosID": (True, True, True, True, False),
+    "RandomPacking+PosID": (True, True, True, True, True),
+    "OptimalPacking+PosID": (True, True, True, True, True),
+}
+
+
+@every_way
+@pytest.mark.parametrize("seed", [0, 1])
+def test_computed_properties_are_those_of_the_table(way, seed):
+    made = report(way, drawn(900, seed), BatchOptions(4, MSL, 2, seed))
+    assert made.properties == Properties(*EXPECTED[way.name])
+    assert made.tokens == drawn(900, seed).sum() and made.slots >= made.tokens
+    assert (made.efficiency == 1) == way.padding_free or made.way == "FixedLengthPacking"
+
+
+def test_the_report_sees_what_is_wrong():
+    """A way whose batches are padded and mixed, and one that loses tokens: computed, not taken from a name."""
+
+    lengths, options = drawn(300), BatchOptions(4, MSL)
+    leaking = replace(get_way("RandomPacking+PosID"), padding_free=False)
+    assert report(leaking, lengths, options).properties == Properties(False, False, False, True, True)
+
+    def losing(lengths, options, rng):
+        return get_way("RandomSampling+Padding").group(lengths[:-1], options, rng)
+
+    with pytest.raises(ValueError, match="comes 0 times"):
+        report(replace(get_way("RandomSampling+Padding"), group=losing), lengths, options)
+
+
+def test_the_command_prints_all_nine(capsys):
+    assert run_main(main, ["--examples", "200", "--histogram", "squad_1_1_384"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in WAYS)
+    assert run_main(main, ["--ranks", "0"]) == 2

@@ -1,0 +1,121 @@
+"""Tiny causal models of many families, examples, and the losses of their tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+transformers = pytest.importorskip(
+    "transformers", minversion="4.48", reason="causal models are Hugging Face's: pip install 'transformers>=4.48'"
+)
+
+from ipu_packed_bert.padding_free.collators import PaddingFreeCollator, examples_of  # noqa: E402
+
+SIZE = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}
+
+
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**SIZE),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZE),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZE, num_key_value_heads=1),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=50,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=64,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        bos_token_id=1,
+        eos_token_id=1,
+    ),
+}
+
+
+def a_model(kind="llama", attention="sdpa", dtype=torch.float64):
+    """Weights so large that what a token attends to matters to its logits."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[kind](), attn_implementation=attention).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, dtype=dtype) * 0.3)
+    return model
+
+
+def some_examples(seed, lengths):
+    rng = np.random.default_rng(seed)
+    return examples_of([rng.integers(1, 50, length) for length in lengths])
+
+
+def token_losses(model, inputs):
+    """By example in order: float64 [supervised tokens]."""
+    logits = model(**{name: value for name, value in inputs.items() if name != "labels"}, use_cache=False).logits[
+        :, :-1
+    ]
+    labels = inputs["labels"][:, 1:]
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
+    return losses[labels.flatten() != -100]
+
+
+def alone(model, example):
+    """Losses of one example's tokens by a plain call of the model, without anything of ours."""
+    ids = torch.as_tensor(example["input_ids"])
+    with torch.no_grad():
+        return F.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="none")
+
+
+def packed_error(model, examples):
+    """Largest difference of a token's loss in one row from the loss of its example alone."""
+    with torch.no_grad():
+        found = token_losses(model, PaddingFreeCollator(model)(examples))
+    return float((found - torch.cat([alone(model, example) for example in examples])).abs().max())
+
+
+WINDOW = 5
+
+
+WINDOWED = {  # family: its configuration with a window or chunks of five tokens, and the attention that it runs with
+    "mistral": ("MistralConfig", {"num_key_value_heads": 1, "sliding_window": WINDOW}, "sdpa"),
+    "qwen2": (
+        "Qwen2Config",
+        {"num_key_value_heads": 1, "sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+        "sdpa",
+    ),
+    "gemma2": ("Gemma2Config", {"num_key_value_heads": 1, "head_dim": 8, "sliding_window": WINDOW}, "eager"),
+    "gemma3": ("Gemma3TextConfig", {"num_key_value_heads": 1, "head_dim": 8, "sliding_window": WINDOW}, "sdpa"),
+    "olmo3": ("Olmo3Config", {"sliding_window": WINDOW}, "sdpa"),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "attention_chunk_size": WINDOW,
+            "num_local_experts": 2,
+            "intermediate_size_mlp": 32,
+        },
+        "sdpa",
+    ),
+}
+
+
+def a_windowed_model(kind, **changes):
+    name, settings_, attention = WINDOWED[kind]
+    if not hasattr(transformers, name):
+        pytest.skip(f"this Transformers has no {name}")
+    config = getattr(transformers, name)(**{**SIZE, **settings_, "pad_token_id": 0, **changes})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.3)
+    return model
