@@ -15,13 +15,14 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from pack_data.balance import AttentionWork, balance_attention
-from pack_data.certificate import Certificate, best_pack_value, prove_packing, statement
+from pack_data.certificate import Certificate, best_pack_value
 from pack_data.column_generation import FULL_ROWS, Relaxation, relax
 from pack_data.command import ArgumentParser, depth_text, progress_bar, run_main
 from pack_data.fit_decreasing import fit_decreasing
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
+from pack_data.proof import prove, statement
 from pack_data.rounding import Packs, whole_packs
 from pack_data.tables import text_table
 
@@ -128,7 +129,7 @@ def benchmark_set(folder: Path, depths: Sequence[Optional[int]] = _BENCHMARK_DEP
             packing = pack(histogram, max_sequences_per_pack=depth)
             cpu = time.process_time() - cpu
             packing.check(histogram)
-            prove_packing(packing)
+            prove(packing)
             gaps.append(packing.packs - packing.lower_bound)
             cpus.append(cpu)
             show(histogram.name, str(histogram.max_sequence_length), depth_text(depth), f"{packing.packs:,}",
@@ -153,7 +154,7 @@ def against_reference() -> None:
         packing = solve()
         rows.append((name, packing, time.process_time() - cpu))
         packing.check(histogram)
-    prove_packing(rows[0][1])
+    prove(rows[0][1])
     print("wikipedia_512, at most 3 sequences in a pack; how many times as long as optimal takes")
     print("\n".join(text_table([("packer", "packs", "seconds", "times", "cpu", "times")] + [
         (name, f"{packing.packs:,}", f"{packing.solve_seconds:.2f}", f"{packing.solve_seconds / rows[0][1].solve_seconds:.1f}",
@@ -205,7 +206,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         before = AttentionWork.of(packing)
         if balance is not None:
             packing = balance_attention(packing, progress=progress)
-        proof = prove_packing(packing)
+        proof = prove(packing)
         if not quiet:
             if balance is not None:
                 after = AttentionWork.of(packing)

@@ -7,16 +7,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from pack_data.certificate import Certificate
 from pack_data.files import write_atomically
 from pack_data.histogram import LengthHistogram
 from pack_data.tables import account
-
-if TYPE_CHECKING:
-    from pack_data.certificate import Certificate
 
 _FORMAT = "pack_data recipe 1"
 
@@ -217,8 +215,6 @@ class Packing:
             accounting = recipe["accounting"]
             certificate = recipe["certificate"]
             if certificate is not None:
-                from pack_data.certificate import Certificate
-
                 certificate = Certificate.from_json(certificate)
             packing = cls(
                 accounting["algorithm"], accounting["max_sequence_length"], accounting["max_sequences_per_pack"],

@@ -13,10 +13,10 @@ from typing import Optional, Sequence, Union
 
 import numpy as np
 
-from pack_data.certificate import prove_packing
 from pack_data.command import ArgumentParser, progress_bar, run_main
 from pack_data.packing import Packing
 from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
+from pack_data.proof import prove
 from pack_data.sequences import digest
 from pack_data.store import Manifest, PackStore, StoredFile, lengths_of, map_table, read_manifest
 
@@ -144,7 +144,7 @@ def _check_recipe(folder: Path, manifest: Manifest, patterns: dict) -> None:
     if (packing.lower_bound, packing.algorithm) != (manifest.lower_bound, manifest.algorithm):
         raise ValueError(f"{folder / 'recipe.json'}: lower bound or algorithm differ from the manifest's; {_REBUILD}")
     if packing.certificate is not None:
-        prove_packing(packing)
+        prove(packing)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

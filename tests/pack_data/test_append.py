@@ -7,12 +7,12 @@ import pytest
 from pack_data import build as build_module
 from pack_data.build import _split_overfull
 from pack_data.build import main as build_main
-from pack_data.certificate import prove_packing
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
 from pack_data.packs import disassemble
 from pack_data.pairing import RedrawnStore
+from pack_data.proof import prove
 from pack_data.sequences import digest
 from pack_data.store import PackStore
 from pack_data.verify import verify
@@ -53,7 +53,7 @@ def test_only_what_is_new_is_packed_and_the_proof_is_for_all(grown):
     verify(data)
     packing = Packing.load(data / "recipe.json")
     assert packing.placed().tolist() == list(after.histogram) and packing.packs == after.packs
-    assert prove_packing(packing).lower_bound == after.lower_bound and packing.gap <= 4
+    assert prove(packing).lower_bound == after.lower_bound and packing.gap <= 4
 
 
 def test_appending_equals_packing_the_new_files_alone(grown, tmp_path):

@@ -6,14 +6,16 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pack_data import certificate
-from pack_data.certificate import Certificate, best_pack_value, prove, prove_packing
+from pack_data.certificate import Certificate, best_pack_value, proven_bound
+from pack_data.certificate.__main__ import main
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.optimal import pack
 from pack_data.packing import Packing
+from pack_data.proof import prove
 
 
 def fewest_packs(lengths, slots, depth):
@@ -53,7 +55,7 @@ def test_the_bound_never_exceeds_the_true_optimum_and_the_packs_never_fall_below
     packing = pack(LengthHistogram.from_lengths(np.array(lengths, int), slots), max_sequences_per_pack=depth)
     truth = fewest_packs(lengths, slots, depth or len(lengths))
     assert packing.lower_bound <= truth <= packing.packs
-    assert prove_packing(packing).lower_bound == packing.lower_bound
+    assert prove(packing).lower_bound == packing.lower_bound
     # The bound is the linear programme's: at most one pack below the truth for all but contrived sets, never two here.
     assert truth - packing.lower_bound <= 1
     assert packing.packs - truth <= 1
@@ -86,7 +88,7 @@ def test_a_proof_by_hand():
     certificate = Certificate(10, None, (4, 6), (4, 6), 10)
     counts = np.zeros(11, np.int64)
     counts[[4, 6]] = 3, 8
-    proof = prove(certificate, counts)
+    proof = proven_bound(certificate, counts)
     assert (proof.best_pack_value, proof.worth, proof.lower_bound) == (10, 6, 6)  # (3 * 4 + 8 * 6) / 10
 
 
@@ -100,23 +102,23 @@ def test_prices_too_high_prove_nothing(squad):
     prices[len(prices) // 2] += squad.certificate.denominator // 100
     forged = replace(squad, certificate=replace(squad.certificate, prices=tuple(prices)))
     with pytest.raises(ValueError, match="more than 1"):
-        prove_packing(forged)
+        prove(forged)
 
 
 def test_a_smaller_denominator_proves_nothing(squad):
     forged = replace(squad, certificate=replace(squad.certificate, denominator=squad.certificate.denominator - 1))
     with pytest.raises(ValueError, match="more than 1"):
-        prove_packing(forged)
+        prove(forged)
 
 
 def test_a_higher_claim_than_proved_is_refused(squad):
     with pytest.raises(ValueError, match="claims"):
-        prove_packing(replace(squad, lower_bound=squad.lower_bound + 1))
+        prove(replace(squad, lower_bound=squad.lower_bound + 1))
 
 
 def test_prices_for_other_limits_are_refused(squad):
     with pytest.raises(ValueError, match="max_sequences_per_pack"):
-        prove_packing(replace(squad, max_sequences_per_pack=4))
+        prove(replace(squad, max_sequences_per_pack=4))
 
 
 def test_prices_beyond_64_bits_are_refused():
@@ -127,8 +129,8 @@ def test_prices_beyond_64_bits_are_refused():
 def test_a_recipe_is_proved_again_from_its_file(tmp_path, squad, capsys):
     path = tmp_path / "recipe.json"
     squad.save(path)
-    assert prove_packing(Packing.load(path)) == prove_packing(squad)
-    assert run_main(certificate.main, [str(path)]) == 0
+    assert prove(Packing.load(path)) == prove(squad)
+    assert run_main(main, [str(path)]) == 0
     assert "40,195" in capsys.readouterr().out
 
 
@@ -168,7 +170,7 @@ def test_a_forged_recipe_is_one_line_and_status_2(change, tmp_path, squad, capsy
     path = tmp_path / "recipe.json"
     squad.save(path)
     forge(path, change)
-    assert run_main(certificate.main, [str(path)]) == 2
+    assert run_main(main, [str(path)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1 and str(path) in printed.err

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from pack_data import column_generation, optimal
 from pack_data.balance import AttentionWork, balance_attention
-from pack_data.certificate import best_pack_value, prove_packing
+from pack_data.certificate import best_pack_value
 from pack_data.column_generation import PackTables, relax
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing import Packing
+from pack_data.proof import prove
 from pack_data.rounding import _round, fill, follow
 
 
@@ -46,7 +47,7 @@ def test_published_histograms_are_packed_at_the_optimum(name, depth, optimum):
     packing = optimal.pack(histogram, max_sequences_per_pack=depth)
     packing.check(histogram)
     assert packing.lp_bound == pytest.approx(optimum, abs=1e-3)
-    assert prove_packing(packing).lower_bound == int(np.ceil(optimum))
+    assert prove(packing).lower_bound == int(np.ceil(optimum))
     assert packing.gap <= 2
 
 
@@ -75,7 +76,7 @@ def test_degenerate_sets(lengths, S, depth):
     histogram = LengthHistogram.from_lengths(np.array(lengths, int), S)
     packing = optimal.pack(histogram, max_sequences_per_pack=depth)
     packing.check(histogram)
-    prove_packing(packing)
+    prove(packing)
     assert packing.gap == 0
 
 
@@ -86,7 +87,7 @@ def test_more_lengths_than_the_full_programme_takes(monkeypatch):
     histogram = synthetic_histogram("lognormal:mean=60,max=512,n=20000,seed=1")
     packing = optimal.pack(histogram, max_sequences_per_pack=6)
     packing.check(histogram)
-    prove_packing(packing)
+    prove(packing)
     assert len(histogram.lengths) > 300
     assert packing.gap <= 0.005 * packing.lower_bound
 
@@ -95,7 +96,7 @@ def test_packs_of_thousands_of_sequences():
     histogram = LengthHistogram.from_lengths([1] * 5000 + [2] * 700 + [2000] * 10, 4096)  # 26400 tokens: 6.4 packs
     packing = optimal.pack(histogram, max_sequences_per_pack=None)
     packing.check(histogram)
-    prove_packing(packing)
+    prove(packing)
     assert (packing.packs, packing.gap) == (7, 0) and packing.largest_depth > 1000
 
 
@@ -105,7 +106,7 @@ def test_long_packs_of_few_sequences():
     packing = optimal.pack(histogram, max_sequences_per_pack=8)
     packing.check(histogram)
     assert len(histogram.lengths) > 600 and packing.largest_depth == 8
-    assert prove_packing(packing).lower_bound == packing.lower_bound and packing.gap <= 2
+    assert prove(packing).lower_bound == packing.lower_bound and packing.gap <= 2
 
 
 def test_a_programme_stopped_early_bounds_the_full_one():
@@ -243,7 +244,7 @@ def test_the_command_writes_a_recipe_and_says_what_it_proved(tmp_path, capsys):
     assert run_main(optimal.main, argv) == 0
     printed = capsys.readouterr().out
     assert "no packing has fewer" in printed and "max / mean" in printed
-    assert prove_packing(Packing.load(recipe)).lower_bound == 9  # 9 | 9 | 5 5 three times | 5 3 | 3 3 3 three times
+    assert prove(Packing.load(recipe)).lower_bound == 9  # 9 | 9 | 5 5 three times | 5 3 | 3 3 3 three times
 
 
 def test_json_is_one_object(tmp_path, capsys):
@@ -286,5 +287,5 @@ def test_every_histogram_of_the_data_folder(data_dir):
         for depth in (2, 3, 4, 8, 16, None):
             packing = optimal.pack(histogram, max_sequences_per_pack=depth)
             packing.check(histogram)
-            assert prove_packing(packing).lower_bound == packing.lower_bound
+            assert prove(packing).lower_bound == packing.lower_bound
             assert packing.gap <= 2, (path.name, depth)

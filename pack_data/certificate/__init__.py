@@ -1,4 +1,4 @@
-"""A proof that no packing has fewer packs, checked without trusting the solver that found it: `python -m pack_data.certificate`.
+"""A proof that no packing has fewer packs, checked without trusting the solver that found it.
 
 Give every sequence length a price.  If no pack that obeys the limits is worth more than 1, then a packing needs at least
 as many packs as all sequences together are worth: weak duality of the cutting-stock programme (Gilmore and Gomory,
@@ -9,14 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import numpy as np
-
-from pack_data.command import ArgumentParser, run_main
-
-if TYPE_CHECKING:
-    from pack_data.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Proof:
-    """What `prove` established."""
+    """What `proven_bound` established."""
 
     best_pack_value: int  # of all packs within the limits, in units of 1 / denominator
     worth: Fraction  # of all sequences, in packs
@@ -102,7 +97,7 @@ def best_pack_value(
     return int(worth[S])
 
 
-def prove(certificate: Certificate, counts: np.ndarray) -> Proof:
+def proven_bound(certificate: Certificate, counts: np.ndarray) -> Proof:
     """Checks the certificate and derives the bound for counts, int [S + 1]: sequences of each length.
 
     Raises ValueError where some pack is worth more than the certificate's denominator.
@@ -115,52 +110,3 @@ def prove(certificate: Certificate, counts: np.ndarray) -> Proof:
             "prove nothing; make the recipe again")
     worth = sum(int(counts[length]) * price for length, price in zip(certificate.lengths, certificate.prices))
     return Proof(best, Fraction(worth, certificate.denominator), -(-worth // certificate.denominator))
-
-
-def prove_packing(packing: Packing) -> Proof:
-    """Proves the bound that a packing claims for what it places; raises ValueError where it cannot."""
-    certificate = packing.certificate
-    if certificate is None:
-        raise ValueError(f"the {packing.algorithm} recipe has no certificate; the optimal packer writes one")
-    for limit in ("max_sequence_length", "max_sequences_per_pack"):
-        ours, theirs = getattr(packing, limit), getattr(certificate, limit)
-        if ours != theirs:
-            raise ValueError(f"certificate: it is for {limit} {theirs}, the recipe for {ours}; make the recipe again")
-    proof = prove(certificate, packing.placed())
-    if packing.lower_bound != proof.lower_bound:
-        raise ValueError(
-            f"certificate: it proves a lower bound of {proof.lower_bound}, the recipe claims {packing.lower_bound}; "
-            "make the recipe again")
-    return proof
-
-
-def statement(packing: Packing, proof: Proof) -> str:
-    """The proof in words."""
-    depth = packing.max_sequences_per_pack
-    most = "" if depth is None else f" at most {depth} sequences and"
-    verdict = "no packing has fewer" if packing.packs == proof.lower_bound else (
-        f"the best possible has at most {packing.packs - proof.lower_bound:,} fewer")
-    return (
-        f"proved in exact arithmetic: with the {len(packing.certificate.lengths):,} prices stored, no pack of{most} "
-        f"{packing.max_sequence_length} slots is worth more than 1, all {packing.sequences:,} sequences are worth "
-        f"{float(proof.worth):,.3f}, so at least {proof.lower_bound:,} packs are needed; this recipe makes "
-        f"{packing.packs:,}: {verdict}")
-
-
-def main(argv: Optional[Sequence[str]] = None) -> None:
-    from pack_data.packing import Packing
-
-    parser = ArgumentParser(
-        prog="python -m pack_data.certificate", description="Proves again the lower bound of a recipe that the optimal packer wrote.")
-    parser.add_argument("recipe", help="a recipe, written with `python -m pack_data.optimal --out`")
-    args = parser.parse_args(argv)
-    packing = Packing.load(args.recipe)
-    try:
-        proof = prove_packing(packing)
-    except ValueError as error:
-        raise ValueError(f"{args.recipe}: {error}") from None
-    print(statement(packing, proof))
-
-
-if __name__ == "__main__":
-    raise SystemExit(run_main(main))

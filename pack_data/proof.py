@@ -1,0 +1,35 @@
+"""A packing's own proof: that its lower bound holds, checked in exact arithmetic from its certificate."""
+from __future__ import annotations
+
+from pack_data.certificate import Proof, proven_bound
+from pack_data.packing import Packing
+
+
+def prove(packing: Packing) -> Proof:
+    """Proves the bound that a packing claims for what it places; raises ValueError where it cannot."""
+    certificate = packing.certificate
+    if certificate is None:
+        raise ValueError(f"the {packing.algorithm} recipe has no certificate; the optimal packer writes one")
+    for limit in ("max_sequence_length", "max_sequences_per_pack"):
+        ours, theirs = getattr(packing, limit), getattr(certificate, limit)
+        if ours != theirs:
+            raise ValueError(f"certificate: it is for {limit} {theirs}, the recipe for {ours}; make the recipe again")
+    proof = proven_bound(certificate, packing.placed())
+    if packing.lower_bound != proof.lower_bound:
+        raise ValueError(
+            f"certificate: it proves a lower bound of {proof.lower_bound}, the recipe claims {packing.lower_bound}; "
+            "make the recipe again")
+    return proof
+
+
+def statement(packing: Packing, proof: Proof) -> str:
+    """The proof in words."""
+    depth = packing.max_sequences_per_pack
+    most = "" if depth is None else f" at most {depth} sequences and"
+    verdict = "no packing has fewer" if packing.packs == proof.lower_bound else (
+        f"the best possible has at most {packing.packs - proof.lower_bound:,} fewer")
+    return (
+        f"proved in exact arithmetic: with the {len(packing.certificate.lengths):,} prices stored, no pack of{most} "
+        f"{packing.max_sequence_length} slots is worth more than 1, all {packing.sequences:,} sequences are worth "
+        f"{float(proof.worth):,.3f}, so at least {proof.lower_bound:,} packs are needed; this recipe makes "
+        f"{packing.packs:,}: {verdict}")
