@@ -11,12 +11,25 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import AbstractSet, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import yaml
 
 from ipu_packed_bert.settings import (
-    DEFAULT, FILE, OVERRIDE, ConfigError, Reader, annotated, as_tree, broken_rules, keys_of, load_yaml, plain, problems_message, setting)
+    DEFAULT,
+    FILE,
+    OVERRIDE,
+    ConfigError,
+    Reader,
+    annotated,
+    as_tree,
+    broken_rules,
+    keys_of,
+    load_yaml,
+    plain,
+    problems_message,
+    setting,
+)
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import default_predictions
 
@@ -29,9 +42,11 @@ class DataConfig:
     corpus: str = setting("embedded", "embedded, a file or a folder")
     json_field: str = setting("text", "of a JSONL corpus")
     vocabulary: Optional[str] = setting(None, "vocab.txt; null: train one on the corpus")
-    vocabulary_size: int = setting(30522, "tokens when training one; left out: as model.vocabulary_size", minimum=128, maximum=2 ** 31 - 1)
+    vocabulary_size: int = setting(
+        30522, "tokens when training one; left out: as model.vocabulary_size", minimum=128, maximum=2 ** 31 - 1)
     max_sequence_length: int = setting(512, "slots per pack, S", minimum=8)
-    max_predictions_per_sequence: Optional[int] = setting(None, "masked tokens; null: 20, 56, 76 at 128, 384, 512, else 15 %", minimum=1)
+    max_predictions_per_sequence: Optional[int] = setting(
+        None, "masked tokens; null: 20, 56, 76 at 128, 384, 512, else 15 %", minimum=1)
     packer: str = setting("nnlshp", "which sequences share a pack", choices=PACKERS)
     max_sequences_per_pack: Optional[int] = setting(3, "packing depth, D; null: unlimited", minimum=1)
     duplication_factor: int = setting(5, "passes over the corpus, masked anew in each", minimum=1)
@@ -57,7 +72,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """How an update's loss is normalised (packedBERT, section 3.2.3) and whether next-sentence prediction is part of it."""
+    """How an update's loss is normalised (packedBERT, section 3.2.3), and what it is the sum of."""
 
     normalisation: str = setting("token", "mean over tokens, or over sequences", choices=("token", "sequence"))
     next_sentence: bool = setting(True, "train next-sentence prediction too")
@@ -65,19 +80,21 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimiser as for unpacked data; ``packing_adjustment`` says what packing changes (packedBERT, section 3.3)."""
+    """The optimiser as for unpacked data, and what packing changes of it (packedBERT, section 3.3)."""
 
     name: str = setting("lamb", choices=("lamb", "adamw"))
     learning_rate: float = setting(2.828e-3, "the peak, reached after the warm-up", above=0.0)
     warmup_fraction: float = setting(0.128, "share of the schedule's updates", minimum=0.0, maximum=1.0)
-    schedule_steps: Optional[int] = setting(None, "updates until the rate is 0; null: run.steps when the run starts", minimum=1)
+    schedule_steps: Optional[int] = setting(
+        None, "updates until the rate is 0; null: run.steps when the run starts", minimum=1)
     beta1: float = setting(0.9, minimum=0.0, below=1.0)
     beta2: float = setting(0.999, minimum=0.0, below=1.0)
     eps: float = setting(1.0e-6, above=0.0)
     weight_decay: float = setting(0.01, minimum=0.0)
     bias_correction: bool = setting(True, "of the moments")
     max_weight_norm: float = setting(65500.0, "LAMB: bound of a tensor's norm in its trust ratio", minimum=0.0)
-    packing_adjustment: str = setting("accumulation", "what the packing factor changes", choices=("accumulation", "betas", "none"))
+    packing_adjustment: str = setting(
+        "accumulation", "what the packing factor changes", choices=("accumulation", "betas", "none"))
 
 
 @dataclass(frozen=True)
@@ -93,7 +110,8 @@ class BatchConfig:
 class EngineConfig:
     """What runs the steps.  The settings after ``threads`` are read by the IPU engine only, and checked always."""
 
-    kind: str = setting("auto", "where to run; auto: IPUs, else the IPU Model, else CUDA, else the CPU", choices=("auto", "ipu", "host"))
+    kind: str = setting(
+        "auto", "where to run; auto: IPUs, the IPU Model, CUDA, the CPU, in this order", choices=("auto", "ipu", "host"))
     precision: str = setting("float32", "host", choices=("float32", "bfloat16"))
     attention: str = setting("auto", "host", choices=("auto", "eager", "sdpa", "varlen"))
     compile: bool = setting(False, "host: torch.compile")
@@ -123,7 +141,8 @@ class PlacementConfig:
     replicas: int = setting(1, "copies of the model", minimum=1)
     ipus_per_replica: int = setting(1, minimum=1)
     layers_per_ipu: Tuple[int, ...] = setting((12,), "left out with one IPU: model.num_layers", minimum=0)
-    available_memory_proportion: Tuple[float, ...] = setting((0.28,), "of products, for each IPU", above=0.0, maximum=1.0)
+    available_memory_proportion: Tuple[float, ...] = setting(
+        (0.28,), "of products, for each IPU", above=0.0, maximum=1.0)
     embedding_serialization_factor: int = setting(1, "parts of the vocabulary projection", minimum=1)
     optimizer_state_off_chip: bool = setting(True, "in the memory beside the chip")
     replicated_tensor_sharding: bool = setting(False, "share optimiser state out among the replicas")
@@ -140,6 +159,17 @@ class RunConfig:
     evaluation_fraction: float = setting(0.0, "share of the packs held out of training", minimum=0.0, maximum=0.5)
     checkpoint_every: int = setting(0, "steps; 0: only at the end", minimum=0)
     keep_checkpoints: int = setting(2, "the newest ones", minimum=1)
+
+
+def training_stages(layers_per_ipu: Sequence[int]) -> int:
+    """Stages of a training pipeline: 2 f - 1 with f forward stages.
+
+    A forward stage is a run of blocks on one IPU; the heads return to the first IPU, where the embedding table is, so
+    four IPUs have 5 forward stages and 9 in training.
+    """
+    later = sum(1 for layers in layers_per_ipu[1:] if layers)
+    forward = later + 2 if later else 1
+    return 2 * forward - 1
 
 
 class Change(NamedTuple):
@@ -189,23 +219,18 @@ class Config:
 
     @property
     def pipeline_stages(self) -> int:
-        """Stages of the training pipeline: 2 f - 1 with f forward stages.
-
-        A forward stage is a run of blocks on one IPU; the heads return to the first IPU, where the embedding table is,
-        so four IPUs have 5 forward stages and 9 in training.
-        """
-        later = sum(1 for layers in self.placement.layers_per_ipu[1:] if layers)
-        forward = later + 2 if later else 1
-        return 2 * forward - 1
+        """Stages of the training pipeline."""
+        return training_stages(self.placement.layers_per_ipu)
 
     @property
     def schedule_steps(self) -> int:
         """Updates until the learning rate has fallen to 0."""
         return self.optimizer.schedule_steps or self.run.steps
 
-    def with_schedule(self) -> "Config":
+    def with_schedule(self) -> Config:
         """The same, with the length of the schedule stated, so that a run resumed with other steps keeps it."""
-        return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=self.schedule_steps))
+        stated = dataclasses.replace(self.optimizer, schedule_steps=self.schedule_steps)
+        return dataclasses.replace(self, optimizer=stated)
 
     def accumulation(self, packing_factor: float) -> int:
         """Micro-batches per update and replica: the unpacked value divided by the packing factor, rounded up.
@@ -229,7 +254,7 @@ class Config:
         return self.packs_per_update(packing_factor) * packing_factor
 
     def betas(self, packing_factor: float) -> Tuple[float, float]:
-        """(beta1, beta2); each to the power of the packing factor where the adjustment is "betas" (packedBERT, section 3.3)."""
+        """(beta1, beta2), to the power of the packing factor where "betas" is the adjustment (packedBERT, 3.3)."""
         power = packing_factor if self.optimizer.packing_adjustment == "betas" else 1.0
         return self.optimizer.beta1 ** power, self.optimizer.beta2 ** power
 
@@ -261,20 +286,21 @@ class Config:
         """As :meth:`to_yaml`, with origin and meaning of each setting behind its value."""
         text = annotated(self.sections, self.origins)
         if self.without_ipus:
-            text += "\n" + yaml.safe_dump({"without_ipus": _nested(self.without_ipus)}, sort_keys=False, default_flow_style=False)
+            block = {"without_ipus": _nested(self.without_ipus)}
+            text += "\n" + yaml.safe_dump(block, sort_keys=False, default_flow_style=False)
         return text
 
-    def with_settings(self, values: Mapping[str, Any], origin: str) -> "Config":
+    def with_settings(self, values: Mapping[str, Any], origin: str) -> Config:
         """Some settings replaced, by full name; nothing is checked."""
         sections: Dict[str, Dict[str, Any]] = {}
         for key, value in values.items():
             section, name = key.split(".")
             sections.setdefault(section, {})[name] = value
         replaced = {section: dataclasses.replace(getattr(self, section), **each) for section, each in sections.items()}
-        origins = {**self.origins, **{key: origin for key in values}} if self.origins else self.origins
+        origins = {**self.origins, **dict.fromkeys(values, origin)} if self.origins else self.origins
         return dataclasses.replace(self, origins=origins, **replaced)
 
-    def filled_in(self, facts: Mapping[str, Any], origin: str) -> "Config":
+    def filled_in(self, facts: Mapping[str, Any], origin: str) -> Config:
         """What nobody stated takes the values of ``facts``; ConfigError where these break a rule."""
         values = {key: value for key, value in facts.items() if self.origins.get(key, FILE).startswith(DEFAULT)}
         filled = self.with_settings(values, origin)
@@ -283,7 +309,7 @@ class Config:
             raise ConfigError(problems_message(f"{self.path}, with what {origin} says", problems))
         return filled
 
-    def applied_without_ipus(self) -> Tuple["Config", Tuple[Change, ...]]:
+    def applied_without_ipus(self) -> Tuple[Config, Tuple[Change, ...]]:
         """The configuration for a machine without IPUs, and what that changed."""
         changes = []
         for key, value in self.without_ipus:
@@ -294,7 +320,7 @@ class Config:
         applied = self.with_settings(dict(self.without_ipus), "without_ipus")
         return dataclasses.replace(applied, without_ipus=()), tuple(changes)
 
-    def for_simulation(self, packing_factor: float) -> "Config":
+    def for_simulation(self, packing_factor: float) -> Config:
         """For a simulated device: one replica, and the fewest micro-batches that fill its pipeline."""
         # floor(stages x p) is the largest unpacked value that the packing factor p >= 1 divides to no more than stages.
         divided = self.optimizer.packing_adjustment == "accumulation"
@@ -347,14 +373,16 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
     _derive(reader)
     if small.values:
         _derive_small(small, reader)
-    kept = {key: small.values[key] for key in keys_of(SECTIONS) if key in small.values and reader.origins.get(key) != OVERRIDE}
+    kept = {key: small.values[key] for key in keys_of(SECTIONS)
+            if key in small.values and reader.origins.get(key) != OVERRIDE}
     config = Config(without_ipus=tuple(kept.items()), path=path, **reader.sections())
     config = dataclasses.replace(config, origins=dict(reader.origins))
     crossed = cross_check(config, reader.broken)
     reader.problems += crossed
     if kept:
         applied, _ = config.applied_without_ipus()
-        reader.problems += [f"without_ipus: {each}" for each in cross_check(applied, reader.broken) if each not in crossed]
+        further = [each for each in cross_check(applied, reader.broken) if each not in crossed]
+        reader.problems += [f"without_ipus: {each}" for each in further]
     reader.refuse_problems()
     return config
 
@@ -362,7 +390,8 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
 def _derive(reader: Reader) -> None:
     """Defaults that follow from other settings."""
     if reader.value("data.vocabulary") is None:                            # one is trained: its size is stated once
-        for key, other in (("model.vocabulary_size", "data.vocabulary_size"), ("data.vocabulary_size", "model.vocabulary_size")):
+        sizes = ("model.vocabulary_size", "data.vocabulary_size")
+        for key, other in (sizes, sizes[::-1]):
             if reader.stated(other) and reader.value(other) >= 128:
                 reader.derive(key, reader.value(other), other)
     slots, positions = "data.max_sequence_length", "model.max_position_embeddings"
@@ -374,8 +403,7 @@ def _derive(reader: Reader) -> None:
 
 
 def _derive_small(small: Reader, whole: Reader) -> None:
-    """What a `without_ipus` block leaves out: the model's rows are those of its own vocabulary, and there is one replica
-    of one IPU, which is what the host engine and the IPU Model take."""
+    """Defaults of a `without_ipus` block: as many rows as its vocabulary has tokens, and one replica of one IPU."""
     if small.stated("data.vocabulary_size"):
         small.derive("model.vocabulary_size", small.value("data.vocabulary_size"), "data.vocabulary_size")
     layers = small.value("model.num_layers") if small.stated("model.num_layers") else whole.value("model.num_layers")
@@ -394,72 +422,72 @@ def _nested(settings: Sequence[Tuple[str, Any]]) -> Dict[str, Dict[str, Any]]:
     return tree
 
 
-def cross_check(config: Config, broken: AbstractSet[str] = frozenset()) -> List[str]:
+def cross_check(config: Config, broken: Container[str] = frozenset()) -> List[str]:
     """What is wrong between settings that are each in range; one line a problem.
 
     ``broken`` names settings known to be wrong: what follows from them is not reported again.
     """
+    return broken_rules(_rules(config), broken)
+
+
+def _rules(config: Config) -> List[Tuple[str, Any, str]]:
+    """(settings a rule is about, whether it is broken, what is wrong)."""
     data, model, batch, engine, placement = config.data, config.model, config.batch, config.engine, config.placement
-    ipus = "placement.replicas placement.ipus_per_replica"
     depth = "null (unlimited)" if data.max_sequences_per_pack is None else data.max_sequences_per_pack
-    checks = [
+    slots, predictions = data.max_sequence_length, config.predictions_per_sequence
+    layers, stages = placement.layers_per_ipu, config.pipeline_stages
+    each_ipu = f"must have one for each of the {placement.ipus_per_replica} IPUs of a replica"
+    ipus = (f"placement.replicas x placement.ipus_per_replica is {placement.replicas} x {placement.ipus_per_replica}"
+            f" = {config.ipus}")
+    return [
         ("data.packer data.max_sequences_per_pack", data.packer == "none" and data.max_sequences_per_pack != 1,
-         "data.max_sequences_per_pack is {}; must be 1 where data.packer is none".format(depth)),
+         f"data.max_sequences_per_pack is {depth}; must be 1 where data.packer is none"),
         ("data.packer data.max_sequences_per_pack", not packs_at_depth(data.packer, data.max_sequences_per_pack),
-         "data.max_sequences_per_pack is {}; too deep for data.packer {}".format(depth, data.packer)),
-        ("data.max_predictions_per_sequence data.max_sequence_length",
-         config.predictions_per_sequence >= data.max_sequence_length,
-         "data.max_predictions_per_sequence is {}; must be below data.max_sequence_length, {}".format(
-             config.predictions_per_sequence, data.max_sequence_length)),
-        ("data.max_sequence_length model.max_position_embeddings",
-         data.max_sequence_length > model.max_position_embeddings,
-         "data.max_sequence_length is {}; must be at most model.max_position_embeddings, {}".format(
-             data.max_sequence_length, model.max_position_embeddings)),
+         f"data.max_sequences_per_pack is {depth}; too deep for data.packer {data.packer}"),
+        ("data.max_predictions_per_sequence data.max_sequence_length", predictions >= slots,
+         f"data.max_predictions_per_sequence is {predictions}; must be below data.max_sequence_length, {slots}"),
+        ("data.max_sequence_length model.max_position_embeddings", slots > model.max_position_embeddings,
+         f"data.max_sequence_length is {slots}; must be at most model.max_position_embeddings, "
+         f"{model.max_position_embeddings}"),
         ("model.hidden_size model.num_heads", model.hidden_size % model.num_heads != 0,
-         "model.hidden_size is {}; must be a multiple of model.num_heads, {}".format(
-             model.hidden_size, model.num_heads)),
-        ("placement.layers_per_ipu model.num_layers", sum(placement.layers_per_ipu) != model.num_layers,
-         "placement.layers_per_ipu places {} layers, model.num_layers is {}; change one of them".format(
-             sum(placement.layers_per_ipu), model.num_layers)),
-        ("placement.layers_per_ipu placement.ipus_per_replica",
-         len(placement.layers_per_ipu) != placement.ipus_per_replica,
-         "placement.layers_per_ipu has {} values; must have one for each of the {} IPUs of a replica".format(
-             len(placement.layers_per_ipu), placement.ipus_per_replica)),
+         f"model.hidden_size is {model.hidden_size}; must be a multiple of model.num_heads, {model.num_heads}"),
+        ("placement.layers_per_ipu model.num_layers", sum(layers) != model.num_layers,
+         f"placement.layers_per_ipu places {sum(layers)} layers, model.num_layers is {model.num_layers}; "
+         "change one of them"),
+        ("placement.layers_per_ipu placement.ipus_per_replica", len(layers) != placement.ipus_per_replica,
+         f"placement.layers_per_ipu has {len(layers)} values; {each_ipu}"),
         ("placement.available_memory_proportion placement.ipus_per_replica",
          len(placement.available_memory_proportion) != placement.ipus_per_replica,
-         "placement.available_memory_proportion has {} values; must have one for each of the {} IPUs of a replica".format(
-             len(placement.available_memory_proportion), placement.ipus_per_replica)),
-        (ipus, config.ipus & (config.ipus - 1) != 0,
-         "placement.replicas x placement.ipus_per_replica is {} x {} = {}; must be a power of two".format(
-             placement.replicas, placement.ipus_per_replica, config.ipus)),
-        (ipus, config.ipus > 64,
-         "placement.replicas x placement.ipus_per_replica is {} x {} = {}; must be at most 64 in one program".format(
-             placement.replicas, placement.ipus_per_replica, config.ipus)),
+         f"placement.available_memory_proportion has {len(placement.available_memory_proportion)} values; {each_ipu}"),
+        ("placement.replicas placement.ipus_per_replica", config.ipus & (config.ipus - 1) != 0,
+         f"{ipus}; must be a power of two"),
+        ("placement.replicas placement.ipus_per_replica", config.ipus > 64,
+         f"{ipus}; must be at most 64 in one program"),
         ("placement.embedding_serialization_factor model.vocabulary_size",
          model.vocabulary_size % placement.embedding_serialization_factor != 0,
-         "placement.embedding_serialization_factor is {}; must divide model.vocabulary_size, {}".format(
-             placement.embedding_serialization_factor, model.vocabulary_size)),
+         f"placement.embedding_serialization_factor is {placement.embedding_serialization_factor}; must divide "
+         f"model.vocabulary_size, {model.vocabulary_size}"),
         ("placement.replicated_tensor_sharding placement.replicas",
          placement.replicated_tensor_sharding and placement.replicas == 1,
-         "placement.replicated_tensor_sharding is true; must be false with one replica, there is nothing to share between"),
-        ("batch.gradient_accumulation placement.layers_per_ipu",
-         batch.gradient_accumulation < config.pipeline_stages,
-         "batch.gradient_accumulation is {}; must be at least the {} stages of the training pipeline".format(
-             batch.gradient_accumulation, config.pipeline_stages)),
+         "placement.replicated_tensor_sharding is true; must be false with one replica, which has none to share with"),
+        ("batch.gradient_accumulation placement.layers_per_ipu", batch.gradient_accumulation < stages,
+         f"batch.gradient_accumulation is {batch.gradient_accumulation}; must be at least the {stages} stages of the "
+         "training pipeline"),
         ("engine.ipu_model engine.offline_export", engine.ipu_model and engine.offline_export is not None,
          "engine.ipu_model is true; must be false where engine.offline_export compiles for real IPUs"),
         ("run.steps optimizer.schedule_steps", config.run.steps > config.schedule_steps, schedule_too_short(
-            "run.steps is {}".format(config.run.steps), config.run.steps, config.schedule_steps)),
+            f"run.steps is {config.run.steps}", config.run.steps, config.schedule_steps)),
         ("run.evaluate_every run.evaluation_fraction", config.run.evaluate_every and not config.run.evaluation_fraction,
-         "run.evaluate_every is {}; needs run.evaluation_fraction above 0, else nothing is held out to evaluate".format(
-             config.run.evaluate_every)),
+         f"run.evaluate_every is {config.run.evaluate_every}; needs run.evaluation_fraction above 0, else nothing is "
+         "held out to evaluate"),
     ]
-    return broken_rules(checks, broken)
 
 
 def schedule_too_short(setting: str, steps: int, schedule_steps: int) -> str:
-    return ("{}; optimizer.schedule_steps is {}, where the learning rate reaches 0; --set optimizer.schedule_steps={} "
-            "makes the schedule longer, which changes the rates of the updates to come".format(setting, schedule_steps, steps))
+    """What is wrong where a run makes more updates than its schedule has, and the way out."""
+    return (f"{setting}; optimizer.schedule_steps is {schedule_steps}, where the learning rate reaches 0; "
+            f"--set optimizer.schedule_steps={steps} makes the schedule longer, which changes the rates of the updates "
+            "to come")
 
 
 def check_accumulation(config: Config, packing_factor: float) -> None:
@@ -467,6 +495,6 @@ def check_accumulation(config: Config, packing_factor: float) -> None:
     accumulation = config.accumulation(packing_factor)
     if accumulation < config.pipeline_stages:
         raise ConfigError(
-            "{}: batch.gradient_accumulation is {}, {} with a packing factor of {:.3f}; must be at least the {} stages "
-            "of the training pipeline".format(config.path, config.batch.gradient_accumulation, accumulation,
-                                              packing_factor, config.pipeline_stages))
+            f"{config.path}: batch.gradient_accumulation is {config.batch.gradient_accumulation}, {accumulation} with "
+            f"a packing factor of {packing_factor:.3f}; must be at least the {config.pipeline_stages} stages of the "
+            "training pipeline")

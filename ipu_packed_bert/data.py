@@ -1,4 +1,4 @@
-"""The data set of a configuration: opened, built if it is missing, held against the configuration; and its packing factor."""
+"""The data set of a configuration: opened or built, checked against the configuration; and its packing factor."""
 from __future__ import annotations
 
 import math
@@ -32,17 +32,20 @@ def packing_factor(config: Config, manifest: Optional[Manifest], given: Optional
     if factor is None:
         raise ValueError(
             f"{config.path}: no data set in {config.data.directory} yet, and no published packing factor for "
-            f"{config.data.max_sequence_length} slots; give --packing-factor, or build the data set with python -m pack_data.build")
+            f"{config.data.max_sequence_length} slots; give --packing-factor, or build the data set with "
+            "python -m pack_data.build")
     return factor
 
 
-def known_packing_factor(config: Config, manifest: Optional[Manifest], given: Optional[float] = None) -> Optional[PackingFactor]:
+def known_packing_factor(
+    config: Config, manifest: Optional[Manifest], given: Optional[float] = None
+) -> Optional[PackingFactor]:
     """The factor of the data set if there is one, else the one given, else the published one for packs of this length.
 
     Published is the histogram's, packed as configured, else the paper's. None where none of them exists.
     """
     if given is not None and not (math.isfinite(given) and given >= 1):
-        raise ValueError(f"--packing-factor {given:g}: a pack holds at least one sequence; give a finite number of at least 1")
+        raise ValueError(f"--packing-factor {given:g}: a pack holds at least one sequence; give a number from 1 on")
     if manifest is not None:
         return PackingFactor(manifest.packing_factor, f"the data set in {config.data.directory}")
     if not config.packed:
@@ -54,14 +57,15 @@ def known_packing_factor(config: Config, manifest: Optional[Manifest], given: Op
         factor = _published_factor(_PUBLISHED[slots], config.data.packer, config.data.max_sequences_per_pack)
         return PackingFactor(factor, f"the published histogram {_PUBLISHED[slots]}, packed by {config.data.packer}")
     if slots in PAPER_FACTORS:
-        return PackingFactor(PAPER_FACTORS[slots], f"the paper's Table 2 for {slots} slots (packedBERT); the data set's own counts once it is built")
+        source = f"the paper's Table 2 for {slots} slots (packedBERT); the data set's own counts once it is built"
+        return PackingFactor(PAPER_FACTORS[slots], source)
     return None
 
 
 @lru_cache(None)
 def _published_factor(name: str, packer: str, depth: Optional[int]) -> float:
-    print("packing the published histogram {} with {} for its packing factor; --packing-factor saves the seconds".format(
-        name, packer), file=sys.stderr, flush=True)
+    print(f"packing the published histogram {name} with {packer} for its packing factor; --packing-factor saves the "
+          "seconds", file=sys.stderr, flush=True)
     return get_packer(packer)(LengthHistogram.published(name), max_sequences_per_pack=depth).packing_factor
 
 
@@ -116,10 +120,11 @@ def open_or_build(config: Config, *, progress: Optional[bool] = None) -> Tuple[C
         from pack_data.build import BuildOptions, build
 
         what = "the embedded corpus" if data.corpus == "embedded" else data.corpus
-        print("data      {} is missing: building it from {}; kept for the next run".format(data.directory, what), flush=True)
+        print(f"data      {data.directory} is missing: building it from {what}; kept for the next run", flush=True)
         build(BuildOptions(
             corpus=data.corpus, out=data.directory, vocabulary=data.vocabulary, vocabulary_size=data.vocabulary_size,
-            max_sequence_length=data.max_sequence_length, max_predictions_per_sequence=data.max_predictions_per_sequence,
+            max_sequence_length=data.max_sequence_length,
+            max_predictions_per_sequence=data.max_predictions_per_sequence,
             packer=data.packer, max_sequences_per_pack=data.max_sequences_per_pack,
             duplication_factor=data.duplication_factor, seed=data.seed, json_field=data.json_field), progress)
     config, _ = described(config)
@@ -127,7 +132,7 @@ def open_or_build(config: Config, *, progress: Optional[bool] = None) -> Tuple[C
 
 
 def check_data(config: Config, manifest: Manifest) -> None:
-    """Raise ConfigError, with every contradiction, where the model or the batch of ``config`` does not fit the data set."""
+    """Raise ConfigError, with every contradiction, where ``config`` does not fit the data set."""
     problems = _contradictions(config, manifest.schema)
     # 0: a data set from a foreign format, which does not say.
     wanted = config.data.max_predictions_per_sequence
@@ -159,13 +164,13 @@ def _refuse(config: Config, problems: List[str]) -> None:
 def _contradictions(config: Config, schema: PackSchema) -> List[str]:
     data, problems = config.data, []
     if schema.kind != BERT:
-        problems.append("holds {} packs; pre-training needs {}".format(schema.kind, BERT))
+        problems.append(f"holds {schema.kind} packs; pre-training needs {BERT}")
     if schema.max_sequence_length != data.max_sequence_length:
-        problems.append("has packs of {} slots, data.max_sequence_length is {}".format(
-            schema.max_sequence_length, data.max_sequence_length))
+        problems.append(f"has packs of {schema.max_sequence_length} slots, "
+                        f"data.max_sequence_length is {data.max_sequence_length}")
     if data.max_sequences_per_pack not in (None, schema.max_sequences_per_pack):
-        problems.append("was packed at depth {}, data.max_sequences_per_pack is {}".format(
-            schema.max_sequences_per_pack, data.max_sequences_per_pack))
+        problems.append(f"was packed at depth {schema.max_sequences_per_pack}, "
+                        f"data.max_sequences_per_pack is {data.max_sequences_per_pack}")
     return problems
 
 
@@ -176,5 +181,5 @@ def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
     """
     made, wanted = manifest.made_with.get("options", {}), config.data
     names = ["packer", "duplication_factor", "seed"] + ([] if wanted.vocabulary else ["vocabulary_size"])
-    return ["{} {} (data.{} is {})".format(name, made[name], name, getattr(wanted, name))
+    return [f"{name} {made[name]} (data.{name} is {getattr(wanted, name)})"
             for name in names if name in made and made[name] != getattr(wanted, name)]

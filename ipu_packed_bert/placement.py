@@ -39,11 +39,6 @@ class Placement(NamedTuple):
         """Stages of the forward pass."""
         return tuple(Stage(ipu, tuple(blocks)) for ipu, blocks in groupby(self.blocks, key=lambda block: block.ipu))
 
-    @property
-    def training_stages(self) -> int:
-        """Stages of the training pipeline; gradient accumulation must be at least this."""
-        return 2 * len(self.stages) - 1
-
     def on(self, ipu: int) -> Tuple[Block, ...]:
         return tuple(block for block in self.blocks if block.ipu == ipu)
 

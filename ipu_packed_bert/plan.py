@@ -88,10 +88,13 @@ class Plan(NamedTuple):
 
     @property
     def idle_share(self) -> Optional[float]:
-        """Share of an update in which a stage waits, while the pipeline fills and drains; stages taken as equally long."""
+        """Share of an update in which a stage waits, while the pipeline fills and drains.
+
+        The stages are taken as equally long.
+        """
         if self.update is None:
             return None
-        waiting = self.placement.training_stages - 1
+        waiting = self.config.pipeline_stages - 1
         return waiting / (self.update.accumulation + waiting)
 
     @property
@@ -122,7 +125,9 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
     # The published rule, until a data set says otherwise (see pack_data.packs.predictions_per_pack).
     predictions = schema.max_predictions_per_pack if schema else config.predictions_per_sequence + depth
     slots = config.data.max_sequence_length
-    held_out = None if manifest is None else int(round(config.run.evaluation_fraction * manifest.packs))
+    training_packs = None
+    if manifest is not None:
+        training_packs = manifest.packs - int(round(config.run.evaluation_fraction * manifest.packs))
     return Plan(
         config=config,
         update=update,
@@ -131,11 +136,13 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
         depth=depth,
         # int32: four fields of slots, three of masked tokens, three of sequences; and two float32 scales.
         bytes_per_pack=4 * (4 * slots + 3 * predictions + 3 * depth + 2),
-        training_packs=None if manifest is None else manifest.packs - held_out,
+        training_packs=training_packs,
     )
 
 
-def micro_batch_that_fits(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> Optional[int]:
+def micro_batch_that_fits(
+    config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None
+) -> Optional[int]:
     """The largest micro-batch below the configured one that takes no more than the fullest published configuration."""
     def fits(micro_batch: int) -> bool:
         smaller = replace(config, batch=replace(config.batch, micro_batch=micro_batch))
@@ -230,7 +237,8 @@ def print_plan(config: Config, manifest: Optional[Manifest] = None, *, packing_f
     made = plan(config, manifest, packing_factor=packing_factor)
     text = lines(made)
     if config.engine.kind != "host":
-        text += verdict(made, None if made.fits else micro_batch_that_fits(config, manifest, packing_factor=packing_factor))
+        smaller = None if made.fits else micro_batch_that_fits(config, manifest, packing_factor=packing_factor)
+        text += verdict(made, smaller)
     print("\n".join(text))
     return 1 if made.fits is False else 0
 
@@ -242,15 +250,15 @@ def verdict(made: Plan, smaller: Optional[int]) -> List[str]:
 
 
 def memory_words(made: Plan, smaller: Optional[int]) -> List[str]:
-    """What the counted memory says; where that is not that it fits, the way out: ``smaller``, a micro-batch that fits."""
+    """Whether the counted memory fits; where it does not surely, the way out: ``smaller``, a micro-batch that does."""
     most = max(made.memory, key=lambda memory: memory.total)
     if made.fits:
         return [f"fits: at most {made.fullest:.0%} of an IPU is counted, no more than in the published configurations"]
     if made.fits is False:
         found = f"does not fit: what is counted alone takes {made.fullest:.0%} of IPU {most.ipu}"
     else:
-        found = (f"tight, unknown: {made.fullest:.0%} of IPU {most.ipu} is counted; the fullest published configuration counts "
-                 f"{FULLEST_PUBLISHED:.0%}, and program and temporary values are not counted")
+        found = (f"tight, unknown: {made.fullest:.0%} of IPU {most.ipu} is counted; the fullest published one "
+                 f"counts {FULLEST_PUBLISHED:.0%}, and program and temporary values are not counted")
     config = made.config
     if smaller is None:
         way = "no micro-batch fits: more IPUs a replica, or other placement.layers_per_ipu"
@@ -276,8 +284,8 @@ def lines(made: Plan) -> List[str]:
     ]
     text += (_host_lines(made, total) if host else _ipu_lines(made)) + [""]
     if made.update is None:
-        text += [f"  update    unknown: no data set yet and no published packing factor for {config.data.max_sequence_length} slots;"
-                 " give --packing-factor"]
+        text.append("  update    unknown: no data set yet and no published packing factor for "
+                    f"{config.data.max_sequence_length} slots; give --packing-factor")
     else:
         update = made.update
         divided = (f" ({config.batch.gradient_accumulation:,} / {update.factor.value:.3f}, rounded up)"
@@ -289,7 +297,7 @@ def lines(made: Plan) -> List[str]:
             f"  packing   {update.factor.value:.3f} sequences in a pack, from {update.factor.source}",
         ]
     text.append(f"  run       {config.run.steps:,} updates, {_epochs(made)}")
-    if not host and made.update is not None:
+    if not host and made.update is not None and made.bytes_per_update is not None:
         text.append(f"  traffic   {made.bytes_per_update / MIB:,.1f} MiB an update from host to device"
                     f" ({made.update.packs:,} packs of {made.bytes_per_pack:,} bytes)")
     return text
@@ -297,41 +305,49 @@ def lines(made: Plan) -> List[str]:
 
 def _host_lines(made: Plan, parameters: int) -> List[str]:
     engine = made.config.engine
-    threads = "as many threads as torch chooses" if engine.threads is None else f"{engine.threads} thread{_s(engine.threads)}"
+    threads = "as many threads as torch chooses"
+    if engine.threads is not None:
+        threads = f"{engine.threads} thread{_s(engine.threads)}"
+    rows = made.config.batch.micro_batch
     # Weight, gradient and two moments, each in float32; the engine keeps weights in float32 at either precision.
     held = parameters * 4 * WIDTH["float32"]
     return [
         f"  devices   the host: a CUDA device if there is one, else the CPU with {threads}; no IPU",
         f"  engine    {engine.precision}, attention {engine.attention}{', compiled' if engine.compile else ''}",
-        f"  memory    {_mib(held)} MiB of weights, gradients and optimiser state; activations of {made.config.batch.micro_batch}"
-        f" pack{_s(made.config.batch.micro_batch)} at a time come on top",
+        f"  memory    {_mib(held)} MiB of weights, gradients and optimiser state; activations of {rows}"
+        f" pack{_s(rows)} at a time come on top",
     ]
 
 
 def _ipu_lines(made: Plan) -> List[str]:
     config, placement, engine = made.config, made.placement, made.config.engine
     stages = placement.stages
-    waiting = "" if made.idle_share is None else f", waiting {made.idle_share:.1%} of the time while it fills and drains"
+    waiting = ""
+    if made.idle_share is not None:
+        waiting = f", waiting {made.idle_share:.1%} of the time while it fills and drains"
     text = [
         f"  mask      {_mask_words(made)}",
         f"  devices   {config.placement.replicas} replica{_s(config.placement.replicas)} of {placement.ipus}"
         f" IPU{_s(placement.ipus)} = {config.ipus} IPU{_s(config.ipus)}",
         f"  pipeline  {len(stages)} forward stage{_s(len(stages))}"
-        + (f" on IPUs {', '.join(str(stage.ipu) for stage in stages)}; {placement.training_stages} in training{waiting}"
+        + (f" on IPUs {', '.join(str(stage.ipu) for stage in stages)}; {config.pipeline_stages} in training{waiting}"
            if len(stages) > 1 else ", no pipeline"),
         "",
     ]
-    rows = [["IPU", "blocks", "parameters", "weights", "gradients", "optimiser", "activations", "together", "of the IPU"]]
+    rows = [
+        ["IPU", "blocks", "parameters", "weights", "gradients", "optimiser", "activations", "together", "of the IPU"]]
     for memory in made.memory:
         rows.append([
             str(memory.ipu), _blocks(memory.blocks), f"{memory.parameters / 1e6:,.1f} M",
-            *(_mib(value) for value in (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.total)),
+            *(_mib(value) for value in (
+                memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.total)),
             f"{memory.total / IPU_BYTES:.0%} {_bar(memory.total / IPU_BYTES)}",
         ])
     return text + text_table(rows, left={1, 8}, indent="  ") + [
-        f"  Bytes in MiB, of {IPU_BYTES / MIB:,.0f} MiB an IPU ({TILE_BYTES // 1024} KiB x {TILES:,} tiles); computed. Program,"
-        " exchange and temporary values need room too.",
-        "  Optimiser state is " + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")
+        f"  Bytes in MiB, of {IPU_BYTES / MIB:,.0f} MiB an IPU ({TILE_BYTES // 1024} KiB x {TILES:,} tiles); computed."
+        " Program, exchange and temporary values need room too.",
+        "  Optimiser state is "
+        + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")
         + (", shared out among the replicas" if config.placement.replicated_tensor_sharding else "")
         + "; layers are " + ("recomputed from their checkpoints." if engine.recompute_layers else "kept whole."),
     ]
@@ -342,7 +358,8 @@ def _data(made: Plan) -> str:
     depth = "any number of" if data.max_sequences_per_pack is None else f"up to {data.max_sequences_per_pack}"
     packs = "packs still to be built" if made.training_packs is None else f"{made.training_packs:,} packs to train on"
     one = data.max_sequences_per_pack == 1
-    return f"{data.directory}: {packs}, {data.max_sequence_length} slots, " + ("one sequence each" if one else f"{depth} sequences each")
+    sequences = "one sequence each" if one else f"{depth} sequences each"
+    return f"{data.directory}: {packs}, {data.max_sequence_length} slots, {sequences}"
 
 
 def _mask_words(made: Plan) -> str:
@@ -353,7 +370,8 @@ def _mask_words(made: Plan) -> str:
     head, columns = config.model.hidden_size // config.model.num_heads, config.mask_columns(made.depth)
     known = made.training_packs is not None or config.data.max_sequences_per_pack is not None
     sequences = f"up to {made.depth} sequences" if known else "the data set's sequences"
-    return f"in the query/key product: heads of {head} + {columns} columns keep {sequences} and padding apart; {travels}"
+    return (f"in the query/key product: heads of {head} + {columns} columns keep {sequences} and padding apart; "
+            f"{travels}")
 
 
 def _epochs(made: Plan) -> str:
@@ -382,7 +400,8 @@ def _blocks(blocks: Tuple[Block, ...]) -> str:
 
 def _bar(share: float) -> str:
     """Ten characters, one for each tenth that is used; an exclamation mark where it is more than there is."""
-    return "#" * min(10, int(round(10 * share))) + "." * max(0, 10 - int(round(10 * share))) + ("!" if share > 1 else "")
+    tenths = min(10, int(round(10 * share)))
+    return "#" * tenths + "." * (10 - tenths) + ("!" if share > 1 else "")
 
 
 def _mib(value: float) -> str:

@@ -18,7 +18,20 @@ import difflib
 import math
 import re
 from pathlib import Path
-from typing import AbstractSet, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union, get_type_hints
+from typing import (
+    Any,
+    Container,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+    get_type_hints,
+)
 
 import yaml
 
@@ -84,7 +97,7 @@ class Reader:
         self.broken: Set[str] = set() if broken is None else broken
         self._types = {section: get_type_hints(kind) for section, kind in sections.items()}
 
-    def block(self, name: str) -> "Reader":
+    def block(self, name: str) -> Reader:
         """A reader of the same settings in a block of their own, such as `without_ipus`; it shares the problems."""
         return Reader(self._sections, self.path, prefix=f"{name}.", problems=self.problems, broken=self.broken)
 
@@ -95,7 +108,8 @@ class Reader:
             return
         if not isinstance(tree, Mapping):
             where = self._prefix.rstrip(".") or "the file"
-            self.problems.append(f"{stated}{where} is {tree!r}; must hold sections of settings, one `key: value` a line")
+            self.problems.append(
+                f"{stated}{where} is {tree!r}; must hold sections of settings, one `key: value` a line")
             return
         for section, settings in tree.items():
             if section not in self._sections:
@@ -202,9 +216,9 @@ def suggestions(key: str, sections: Sections) -> List[str]:
     return [names[each] for each in difflib.get_close_matches(name, list(names), n=1, cutoff=0.8)]
 
 
-def broken_rules(rules: Sequence[Tuple[str, Any, str]], broken: AbstractSet[str] = frozenset()) -> List[str]:
+def broken_rules(rules: Sequence[Tuple[str, Any, str]], broken: Container[str] = frozenset()) -> List[str]:
     """The words of the rules that are broken, without those about settings in ``broken``."""
-    return [words for keys, wrong, words in rules if wrong and not broken.intersection(keys.split())]
+    return [words for keys, wrong, words in rules if wrong and not any(key in broken for key in keys.split())]
 
 
 def problems_message(path: str, problems: Sequence[str]) -> str:
@@ -225,7 +239,7 @@ def typed_value(raw: Any, kind: Any) -> Any:
 
     A number is what people write as one: YAML 1.1 reads 1e-3 and 6.0e5 as texts.
     """
-    arguments = getattr(kind, "__args__", ())
+    arguments: Tuple[Any, ...] = getattr(kind, "__args__", ())
     if type(None) in arguments:
         return None if raw is None else typed_value(raw, arguments[0])
     if arguments:                                                          # Tuple[int, ...]
@@ -248,7 +262,7 @@ def typed_value(raw: Any, kind: Any) -> Any:
     raise ValueError(f"must be {_WORDS[kind]}")
 
 
-# --------------------------------------------------------------------------------------------------------- YAML, in and out
+# ---------------------------------------------------------------------------------------------------- YAML, in and out
 
 
 class _Loader(yaml.SafeLoader):

@@ -20,7 +20,7 @@ def problems(tree, *overrides):
     if len(lines) == 1:
         assert lines[0].startswith("a.yml: ")
         return [lines[0][len("a.yml: "):]]
-    assert lines[0] == "a.yml: {} problems".format(len(lines) - 1)
+    assert lines[0] == f"a.yml: {len(lines) - 1} problems"
     return [line.strip() for line in lines[1:]]
 
 
@@ -38,7 +38,7 @@ placement: {replicas: 3}
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert str(caught.value).split("\n") == [
-        "{}: 5 problems".format(path),
+        f"{path}: 5 problems",
         "  model.num_layer is not a setting; did you mean model.num_layers?",
         "  optimizer.beta1 is 1.5; must be at least 0 and below 1",
         "  optimizer.beta2 is 'fast'; must be a number",

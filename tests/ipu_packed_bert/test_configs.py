@@ -32,7 +32,7 @@ MASKS = {128: 20, 384: 56, 512: 76}
 
 
 def test_all_that_were_asked_for_are_there():
-    sizes = ["{}_{}{}_pod16.yml".format(packing, phase, base) for packing in ("packed", "unpacked")
+    sizes = [f"{packing}_{phase}{base}_pod16.yml" for packing in ("packed", "unpacked")
              for phase in ("phase1", "phase2", "phase2_384") for base in ("", "_base")]
     others = ["packed_phase2_pod4.yml", "unpacked_phase2_pod4.yml", "packed_small_ipu1.yml", "packed_host.yml", "unpacked_host.yml"]
     assert {path.name for path in PATHS} >= set(sizes + others)
