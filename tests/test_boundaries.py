@@ -99,12 +99,6 @@ def test_reading_ahead_and_the_optimisers_state_load_without_the_sdk():
     assert finished.returncode == 0, finished.stderr
 
 
-def test_pack_data_init_holds_a_docstring_only():
-    """Importing a packer there would make `python -m pack_data.nnlshp` warn."""
-    body = ast.parse((ROOT / "pack_data" / "__init__.py").read_text(encoding="utf-8")).body
-    assert len(body) == 1 and isinstance(body[0], ast.Expr)
-
-
 def test_profiling_shadows_no_standard_module():
     standard = set(sys.builtin_module_names) | set(getattr(sys, "stdlib_module_names", ()))
     names = {path.stem for path in (ROOT / "profiling").glob("*.py")}

@@ -1,0 +1,65 @@
+"""Plain lengths to bins of indices: `pack_data.pack`."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, List, Optional
+
+import numpy as np
+
+from pack_data.assignment import assign
+from pack_data.histogram import LengthHistogram
+from pack_data.optimal import pack as pack_optimally
+from pack_data.packing import Packing
+
+
+@dataclass(frozen=True, eq=False)
+class PackedLengths:
+    """Where each of n sequences stands.
+
+    pack: integers [n], the pack of each sequence, 0..packing.packs - 1. slot: integers [n], its place among the sequences
+    of its pack, from 0. packing: the plan, with its accounting and its proof.
+    """
+
+    pack: np.ndarray
+    slot: np.ndarray
+    packing: Packing
+
+    @cached_property
+    def bins(self) -> List[np.ndarray]:
+        """For each pack the indices of its sequences, in order of their slots: each index of 0..n - 1 stands once."""
+        order = np.lexsort((self.slot, self.pack))
+        ends = np.cumsum(np.bincount(self.pack, minlength=self.packing.packs)).tolist()
+        return [order[start:end] for start, end in zip([0, *ends], ends)]
+
+
+def pack(
+    lengths: Any, *, max_sequence_length: int, max_sequences_per_pack: Optional[int] = None, seed: int = 0,
+) -> PackedLengths:
+    """Packs sequences of these lengths into as few rows of max_sequence_length slots as the optimal packer finds.
+
+        packed = pack([5, 3, 2, 7], max_sequence_length=8)
+        packed.bins                      # [array([0, 1]), array([3]), array([2])], in some order
+        packed.pack, packed.slot         # for sequence i: its pack, and its place in that pack
+        packed.packing.efficiency        # tokens / slots
+        packed.packing.lower_bound       # no packing has fewer packs; `prove(packed.packing)` checks that again
+
+    lengths: whole numbers [n], each from 1 to max_sequence_length, in any order: list, array, or what NumPy reads.
+    max_sequences_per_pack: the packing depth; None is unlimited.
+    seed: which of the sequences of one length goes where, and the order of the packs; the same seed gives the same result.
+
+    No pack holds more than max_sequence_length tokens or max_sequences_per_pack sequences, and each sequence is in exactly
+    one. The packing's time depends on how many different lengths there are; each sequence adds some 20 bytes and 0.1
+    microseconds. `bins` is made when it is first asked for; for millions of packs, `pack` and `slot` are the smaller form.
+    Raises ValueError, which names the sequence, where a length does not fit.
+    """
+    given = np.asarray(lengths)
+    if given.ndim != 1:
+        raise ValueError(f"lengths have {given.ndim} dimensions; give one whole number for each sequence")
+    if max_sequences_per_pack is not None and max_sequences_per_pack < 1:
+        raise ValueError(f"max_sequences_per_pack = {max_sequences_per_pack}; a pack holds at least 1, None is unlimited")
+    if seed < 0:
+        raise ValueError(f"seed = {seed}; a seed is at least 0")
+    histogram = LengthHistogram.from_lengths(given, max_sequence_length)
+    packing = pack_optimally(histogram, max_sequences_per_pack=max_sequences_per_pack, progress=False)
+    return PackedLengths(*assign(given if len(given) else np.zeros(0, np.int64), packing, seed), packing)

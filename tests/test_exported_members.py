@@ -1,0 +1,32 @@
+"""The public names, and that importing a package loads none of them."""
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLIC = {
+    "pack_data": [
+        "Certificate", "Example", "LengthHistogram", "Manifest", "PACKERS", "PackSchema", "PackStore", "PackedLengths", "Packing", "Proof",
+        "Sequences", "get_packer", "open_source", "pack", "prove"],
+}
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_the_public_names_are_these_and_all_there(package):
+    module = importlib.import_module(package)
+    assert sorted(module.__all__) == sorted(PUBLIC[package])
+    for name in module.__all__:
+        assert getattr(module, name).__doc__ and name in dir(module)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        module.nothing
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_an_import_loads_no_public_name(package):
+    statement = (f"import sys, {package}\n"
+                 f"loaded = [name for name in sys.modules if name.startswith(({package!r} + '.', 'numpy', 'scipy', 'torch'))]\n"
+                 "assert not loaded, loaded")
+    subprocess.run([sys.executable, "-c", statement], cwd=ROOT, check=True)
