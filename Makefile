@@ -11,10 +11,13 @@ TESTS ?= tests
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo $$n)
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
-.PHONY: help pretrain test test-sdk weights print-python38 clean
+.PHONY: help pretrain test check coverage mutants test-sdk weights print-python38 clean
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
+	@echo "make check      lint, format and types"
+	@echo "make coverage   the tests, and the lines that none of them runs"
+	@echo "make mutants    small random mistakes in the core modules: do the tests notice? (an hour; goes on where it was stopped)"
 	@echo "make test-sdk   run them in the IPU machines' world (Python 3.8, torch 2.0.1)"
 	@echo "make weights    fetch a small trained BERT (84 MB) for fine-tuning, experiments and one test"
 	@echo "make clean      remove the virtual environments; runs/ and data/ stay"
@@ -24,6 +27,18 @@ pretrain: .venv/ready
 
 test: .venv/ready
 	.venv/bin/python $(PYTEST)
+
+check: .venv/ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+coverage: .venv/ready
+	.venv/bin/python $(PYTEST) --cov=pack_data --cov=ipu_packed_bert --cov=profiling --cov-report=term-missing:skip-covered
+
+# MUTANTS="--count 300 --seed 1" makes others, and more of them.
+mutants: .venv/ready
+	nice -n 10 .venv/bin/python tests/mutants.py $(MUTANTS)
 
 # torch comes first and alone: a later resolution then finds it there and leaves it.
 .venv/ready: requirements.txt setup.cfg pyproject.toml
