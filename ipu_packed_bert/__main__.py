@@ -9,10 +9,10 @@ COMMANDS = {
     "benchmark": "sequences per second on this machine, packed over unpacked",
     "export": "a run to a Hugging Face folder, and such a folder to a run",
     "experiments": "the experiments behind README's evidence",
+    "report": "cycles, overhead and speed-up on an IPU, without one (in a checkout also profiling/overhead_report.py)",
 }
 ELSEWHERE = (
     "Pre-training, and the plan of a configuration: python run_pretraining.py --help",
-    "Cycles, overhead and speed-up on an IPU: python profiling/overhead_report.py --help",
     "Packing: python -m pack_data",
 )
 

@@ -20,8 +20,10 @@ PIPELINE = [
     {"pack_data.store"},
     {"ipu_packed_bert.loader"},
     {"ipu_packed_bert.model"},
+    {"ipu_packed_bert.cycles"},
     {"ipu_packed_bert.engine"},
     {"ipu_packed_bert.train"},
+    {"ipu_packed_bert.report"},
 ]
 # Words of a device, an SDK or a schedule; the network knows none of them.
 DEVICE_WORDS = ("ipu", "poptorch", "cuda", "micro_batch", "replica")
@@ -84,7 +86,8 @@ def test_the_model_knows_no_device():
     "for module in pkgutil.iter_modules(pack_data.__path__):\n"
     "    __import__('pack_data.' + module.name)",
     "import ipu_packed_bert.config, ipu_packed_bert.placement",
-], ids=["pack_data", "config"])
+    "import ipu_packed_bert.plan, ipu_packed_bert.report.command, ipu_packed_bert.report.calibrate",
+], ids=["pack_data", "config", "plan and report"])
 def test_loads_without_torch(statement):
     """With torch, poptorch and every extra forbidden, what has to pack and plan on any machine still loads."""
     forbidden = ("torch", "poptorch", "tensorboard", "h5py", "pyarrow", "google_crc32c", "matplotlib", "dask", "distributed", "transformers")

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ipu_model import exchange, vertices
-from ipu_model.layout import Cost, Layout, block, bring, step, total, unknown_copy
-from ipu_model.matmul import BACKWARD_DATA, FORWARD, WEIGHT_UPDATE, Planner, Product, Rearranged
-from ipu_model.target import FLOAT, HALF
-from ipu_model.tracing import Graph, Operation, Value, layer_of, layers_alike
+from ipu_packed_bert.cycles import exchange, vertices
+from ipu_packed_bert.cycles.layout import Cost, Layout, block, bring, step, total, unknown_copy
+from ipu_packed_bert.cycles.matmul import BACKWARD_DATA, FORWARD, WEIGHT_UPDATE, Planner, Product, Rearranged
+from ipu_packed_bert.cycles.target import FLOAT, HALF
+from ipu_packed_bert.cycles.tracing import Graph, Operation, Value, layer_of, layers_alike
 
 # Where the cycles of packing go; everything else is "encoder".
 MASK_BUILD, MASK_APPLICATION, SCORES = "mask build", "mask application", "query/key product"

@@ -17,7 +17,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ipu_model.target import FLOAT, HALF, Target
+from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
 
 GROUP = 16                                # inputs and outputs of one AMP block, half precision
 

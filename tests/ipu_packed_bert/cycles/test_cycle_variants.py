@@ -3,8 +3,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ipu_model import variants  # noqa: E402
-from ipu_model.workload import Arrangement  # noqa: E402
+from ipu_packed_bert.cycles import variants  # noqa: E402
+from ipu_packed_bert.cycles.arrangement import Arrangement  # noqa: E402
 from ipu_packed_bert.config import LossConfig, ModelConfig  # noqa: E402
 from ipu_packed_bert.model.packed import PackedBertForPreTraining  # noqa: E402
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ipu_model.workload import Arrangement
+from ipu_packed_bert.cycles.arrangement import Arrangement
 from ipu_packed_bert.model.bert import MaskedScores
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.model.products import OneHotSlots, mask_in_product

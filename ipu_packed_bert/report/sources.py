@@ -1,7 +1,7 @@
 """Where cycles come from when something really ran: run logs and PopVision profiles, behind one interface.
 
 `measure()` gives a Measurement whose `source` is printed beside every number that follows from it. The analytic model
-(`ipu_model`) is the source where nothing ran.
+(`cycles`) is the source where nothing ran.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import yaml
 
-from tables import HARDWARE, HOST, PROFILE
+from ipu_packed_bert.report.tables import HARDWARE, HOST, PROFILE
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
-from tables import Table
+from ipu_packed_bert.report.tables import Table
 
 Panel = Callable[[Any, Table], None]
 

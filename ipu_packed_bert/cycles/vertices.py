@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import ceil, floor
 from typing import Dict, NamedTuple, Tuple
 
-from ipu_model.target import FLOAT, HALF
+from ipu_packed_bert.cycles.target import FLOAT, HALF
 
 WORKERS = 6
 

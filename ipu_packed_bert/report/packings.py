@@ -5,9 +5,10 @@ import hashlib
 import json
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_model.matmul import write_atomically
+import pack_data
+from ipu_packed_bert.cycles.matmul import write_atomically
 
 
 class PackingSummary(NamedTuple):
@@ -89,8 +90,6 @@ class Packings:
 def _sources_digest() -> str:
     """Changes whenever a packer's source does."""
     digest = hashlib.sha256()
-    root = Path(__file__).resolve().parents[1] / "pack_data"
-    files: List[Path] = sorted(root.glob("*.py"))
-    for path in files:
+    for path in sorted(Path(pack_data.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

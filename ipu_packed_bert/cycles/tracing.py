@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ipu_model.matmul import write_atomically
+from ipu_packed_bert.cycles.matmul import write_atomically
 
 LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)(\.|$)")
 
@@ -299,9 +299,9 @@ def sources_digest() -> str:
     torch's version is read without importing it: a report from cached traces starts a few seconds sooner.
     """
     here = Path(__file__).resolve()
-    root = here.parents[2] / "ipu_packed_bert"
+    root = here.parents[1]
     files = sorted((root / "model").glob("*.py")) + [root / "optim.py"]
-    files += [here, here.parent / "variants.py", here.parent / "workload.py"]
+    files += [here, here.parent / "arrangement.py", here.parent / "variants.py", here.parent / "workload.py"]
     digest = hashlib.sha256(f"{metadata.version('torch')} {sys.version_info[:2]}".encode())
     for path in files:
         digest.update(path.read_bytes())

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cycle_sources import PopVisionProfile, RunLog, compare
+from ipu_packed_bert.report.sources import PopVisionProfile, RunLog, compare
 
 
 def run_folder(folder, *, packs, sequences, seconds, cycles=None, steps=4):

@@ -1,41 +1,18 @@
 """A configuration as a workload of the cycle model: which graph to trace, in which arrangement, on which IPUs."""
 from __future__ import annotations
 
-import importlib
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
-from ipu_model.matmul import Planner
-from ipu_model.pipeline import Pipeline, Placement, assemble
-from ipu_model.target import Target
-from ipu_model.tracing import Graph, cached, capture, capture_update, layers_alike, sources_digest
+from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED, Arrangement
+from ipu_packed_bert.cycles.matmul import Planner
+from ipu_packed_bert.cycles.pipeline import Pipeline, Placement, assemble
+from ipu_packed_bert.cycles.target import Target
+from ipu_packed_bert.cycles.tracing import Graph, cached, capture, capture_update, layers_alike, sources_digest
 
 
 TRACED_LAYERS = 3                         # first, last, and one between that stands for all
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """How the parts of the graph that packing touches are written. The default is what the model does by itself."""
-
-    mask: str = "once"            # "once"; "layer": built again in every layer; "product": part of the query/key product;
-    #                               "row": an unpacked sequence's padding mask; "none": no mask, to see its cost
-    mask_form: str = "select"     # "select": where(); "arithmetic": cast and multiply
-    apply: str = "add"            # "add": additive; "select": where() on the scores
-    cls: str = "gather"           # "gather"; "one_hot": product with a one-hot matrix; "fixed": the first slots of the pack
-    mlm: str = "gather"           # "gather"; "one_hot"
-    positions: str = "gather"     # "gather"; "one_hot"; "fixed": the same for every row, as in unpacked BERT
-
-    def with_(self, **changes: str) -> "Arrangement":
-        return replace(self, **changes)
-
-
-# What engine/ipu/ runs with `engine.mask: product`, its default, and with `additive`: the model's mask, made once.
-PACKED = Arrangement(mask="product", cls="one_hot", mlm="one_hot")
-ADDITIVE = PACKED.with_(mask="once")
-# Canonical BERT, the paper's baseline: a padding mask, [CLS] at slot 0, the same positions in every row.
-UNPACKED = Arrangement(mask="row", cls="fixed", mlm="one_hot", positions="fixed")
 
 
 class Shape(NamedTuple):
@@ -67,10 +44,10 @@ def placement_of(config: Any) -> Placement:
 
 def batch_shapes(shape: Shape) -> Dict[str, Tuple[Tuple[int, ...], str]]:
     """name -> (shape, dtype) of the model's inputs, in their order."""
-    fields = importlib.import_module("ipu_packed_bert.model.packed").BATCH_FIELDS
+    from ipu_packed_bert.model.packed import BATCH_FIELDS
     sizes = {"masked_lm": shape.masked, "next_sentence": shape.depth}
     shapes: Dict[str, Tuple[Tuple[int, ...], str]] = {}
-    for name in fields:
+    for name in BATCH_FIELDS:
         if name.endswith("_scale"):
             shapes[name] = ((shape.micro_batch,), "float32")
         else:
@@ -81,7 +58,7 @@ def batch_shapes(shape: Shape) -> Dict[str, Tuple[Tuple[int, ...], str]]:
 
 def build(config: Any, model: Any, shape: Shape, arrangement: Arrangement) -> Any:
     """The network of `config`, with the layers of `model`, in an arrangement. Needs torch, which a cached graph does not."""
-    from ipu_model import variants
+    from ipu_packed_bert.cycles import variants
     return variants.build(model, config.loss, arrangement, slots=shape.slots, depth=shape.depth,
                           columns=config.mask_columns(shape.depth))
 
@@ -125,10 +102,10 @@ class Traces:
         model = replace(config.model, num_layers=1)
 
         def make() -> Graph:
-            optim = importlib.import_module("ipu_packed_bert.optim")
+            from ipu_packed_bert.optim import build_optimizer
             return capture_update(
                 lambda: build(config, model, Shape(1, config.data.max_sequence_length, 1, 1), UNPACKED),
-                lambda built: optim.build_optimizer(built, config.optimizer, betas=(0.9, 0.999)), 1)
+                lambda built: build_optimizer(built, config.optimizer, betas=(0.9, 0.999)), 1)
         return self._get(("update", astuple(model), astuple(config.loss), config.optimizer.name), make)
 
 

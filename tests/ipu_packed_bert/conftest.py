@@ -14,8 +14,8 @@ def cycle_cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def machine(cycle_cache):
     pytest.importorskip("torch")
-    from ipu_model.target import MK2
-    from ipu_model.workload import Machine
+    from ipu_packed_bert.cycles.target import MK2
+    from ipu_packed_bert.cycles.workload import Machine
     return Machine(MK2, cycle_cache)
 
 

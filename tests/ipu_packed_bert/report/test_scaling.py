@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-import scaling
+from ipu_packed_bert.report import scaling
 from pack_data.histogram import LengthHistogram
 
 

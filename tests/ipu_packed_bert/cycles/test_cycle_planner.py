@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipu_model import matmul
-from ipu_model.matmul import BACKWARD_DATA, FORWARD, WEIGHT_UPDATE, Planner, Product, amp_vertex, partial_reduction
-from ipu_model.target import BOW, MK2
+from ipu_packed_bert.cycles import matmul
+from ipu_packed_bert.cycles.matmul import BACKWARD_DATA, FORWARD, WEIGHT_UPDATE, Planner, Product, amp_vertex, partial_reduction
+from ipu_packed_bert.cycles.target import BOW, MK2
 
 REFERENCE = {
     "QKV": ((1, 1024, 1024, 3072), (71.9, 74.2, 80.8)), "scores": ((32, 512, 64, 512), (13.6, 27.2, 31.7)),

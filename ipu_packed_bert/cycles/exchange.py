@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from ipu_model.target import Target
+from ipu_packed_bert.cycles.target import Target
 
 
 def receive(num_bytes: float, target: Target, *, shared_by_pair: bool = False) -> float:

@@ -3,11 +3,11 @@ import json
 
 import pytest
 
-from ipu_model import calibration
-from ipu_model.pipeline import Parameters
-from ipu_model.points import FITTED_DEPTH, PAPER_OVERHEAD, POINTS, TABLE2
-from ipu_model.target import get_target
-from ipu_model.vertices import REARRANGE_BYTE
+from ipu_packed_bert.cycles import calibration
+from ipu_packed_bert.cycles.pipeline import Parameters
+from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_OVERHEAD, POINTS, TABLE2
+from ipu_packed_bert.cycles.target import get_target
+from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
 
 # Cycles of a pipeline cycle that the published throughputs imply, in millions.
 IMPLIED = {"D1": 14.39, "D2": 8.60, "D3": 11.39, "D4": 14.9, "D5": 14.22, "D6": 15.94}
@@ -72,7 +72,7 @@ def test_orders_workloads_by_share_of_peak_which_the_trivial_model_cannot(observ
 
 def test_depths_that_were_not_fitted(observations, fitted, cycle_cache, load):
     """The paper's overhead at depths 3, 4, 8 and 16: predicted within a tenth, and growing."""
-    from ipu_model.points import PAPER_CONFIG, POPART
+    from ipu_packed_bert.cycles.points import PAPER_CONFIG, POPART
     machine = calibration.machines(cycle_cache)["mk2"]
     config = load(PAPER_CONFIG)
     found = {depth: 100 * calibration.overhead(machine.pipeline(config, arrangement=POPART, depth=depth),

@@ -4,14 +4,15 @@ from __future__ import annotations
 from math import log, sqrt
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_model.calibration import Calibration, Observations, overhead
-from ipu_model.lowering import CLS, COPIES, ENCODER, LOSS, MASK_APPLICATION, MASK_BUILD, MLM, POSITIONS, SCORES
-from ipu_model.pipeline import Parameters, Pipeline
-from ipu_model.points import FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_OVERHEAD, POD64_SCALING, POPART, TABLE2
-from ipu_model.workload import ADDITIVE, PACKED, UNPACKED, Arrangement, Machine, engine_arrangement
-from cycle_sources import Overhead
-from packings import PackingSummary
-from tables import COMPUTED, CONFIGURED, HARDWARE, MODEL, PAPER, PROFILE, PUBLISHED, Column, Table, percent
+from ipu_packed_bert.cycles.calibration import Calibration, Observations, overhead
+from ipu_packed_bert.cycles.lowering import CLS, COPIES, ENCODER, LOSS, MASK_APPLICATION, MASK_BUILD, MLM, POSITIONS, SCORES
+from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
+from ipu_packed_bert.cycles.points import FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_OVERHEAD, POD64_SCALING, POPART, TABLE2
+from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED, Arrangement
+from ipu_packed_bert.cycles.workload import Machine, engine_arrangement
+from ipu_packed_bert.report.sources import Overhead
+from ipu_packed_bert.report.packings import PackingSummary
+from ipu_packed_bert.report.tables import COMPUTED, CONFIGURED, HARDWARE, MODEL, PAPER, PROFILE, PUBLISHED, Column, Table, percent
 
 # The rows of Table 1: (packer, packing depth), and what the paper says there: EFF %, p, OH %, realised speed-up.
 ROWS: Tuple[Tuple[str, Optional[int]], ...] = (

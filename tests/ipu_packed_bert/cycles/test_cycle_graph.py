@@ -6,15 +6,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ipu_model import tracing, vertices  # noqa: E402
-from ipu_model.layout import Cost, Layout, bring, total, unknown_copy  # noqa: E402
-from ipu_model.lowering import (  # noqa: E402
+from ipu_packed_bert.cycles import tracing, vertices  # noqa: E402
+from ipu_packed_bert.cycles.layout import Cost, Layout, bring, total, unknown_copy  # noqa: E402
+from ipu_packed_bert.cycles.lowering import (  # noqa: E402
     CATEGORIES, ENCODER, MASK_APPLICATION, MASK_BUILD, MLM, POSITIONS, CLS, LOSS, SCORES, VIEWS, Lowering, broadcast_form, derived_from,
     short_name)
-from ipu_model.matmul import Planner  # noqa: E402
-from ipu_model.target import MK2  # noqa: E402
-from ipu_model.tracing import Value, capture, capture_update, layer_of, layer_signature, layers_alike  # noqa: E402
-from ipu_model.workload import ADDITIVE, PACKED, Arrangement, Shape, batch_shapes, engine_arrangement, shape_of  # noqa: E402
+from ipu_packed_bert.cycles.matmul import Planner  # noqa: E402
+from ipu_packed_bert.cycles.target import MK2  # noqa: E402
+from ipu_packed_bert.cycles.tracing import Value, capture, capture_update, layer_of, layer_signature, layers_alike  # noqa: E402
+from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, Arrangement  # noqa: E402
+from ipu_packed_bert.cycles.workload import Shape, batch_shapes, engine_arrangement, shape_of  # noqa: E402
 from ipu_packed_bert.config import Config, LossConfig, ModelConfig  # noqa: E402
 from ipu_packed_bert.model.packed import PackedBertForPreTraining  # noqa: E402
 
@@ -24,7 +25,7 @@ SHAPE = Shape(micro_batch=2, slots=32, depth=3, masked=8)
 
 
 def arranged(model, arrangement, shape=SHAPE):
-    from ipu_model.variants import build
+    from ipu_packed_bert.cycles.variants import build
     columns = Config(model=model).mask_columns(shape.depth)
     return build(model, LossConfig(), arrangement, slots=shape.slots, depth=shape.depth, columns=columns)
 
@@ -142,7 +143,7 @@ def test_only_views_constants_and_fused_operators_are_free():
     free = Counter(short_name(o.operator)[0] for o in graph.operations if lowering.operation(o) == Cost())
     # _to_copy: 64-bit integers are 32-bit ones on the device. bernoulli and div: inside the dropout vertex.
     # add: the tied table's gradient, which the scatter adds into.
-    from ipu_model.lowering import CONSTANTS
+    from ipu_packed_bert.cycles.lowering import CONSTANTS
     allowed = VIEWS | CONSTANTS | {"_to_copy", "bernoulli", "div", "add"}
     assert set(free) <= allowed and free["add"] == 1
 

@@ -3,8 +3,8 @@ from math import ceil
 
 import pytest
 
-from ipu_model import exchange, vertices
-from ipu_model.target import BOW, FLOAT, HALF, MK2, get_target
+from ipu_packed_bert.cycles import exchange, vertices
+from ipu_packed_bert.cycles.target import BOW, FLOAT, HALF, MK2, get_target
 
 LARGE = 6 * 4 * 1000                      # elements on a tile: 1000 half vectors for each of the six workers
 

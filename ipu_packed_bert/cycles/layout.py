@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from math import ceil
 from typing import Tuple
 
-from ipu_model import exchange, vertices
-from ipu_model.target import Target
+from ipu_packed_bert.cycles import exchange, vertices
+from ipu_packed_bert.cycles.target import Target
 
 
 ATOM = 8                                  # bytes of the largest atom that moves in one access

@@ -14,13 +14,14 @@ from math import log, sqrt
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_model.lowering import short_name
-from ipu_model.pipeline import Parameters, Pipeline
-from ipu_model.points import FITTED_DEPTH, PAPER_CONFIG, PAPER_OVERHEAD, POINTS, POPART, Point
-from ipu_model.target import TARGETS
-from ipu_model.tracing import Graph, layer_of
-from ipu_model.vertices import REARRANGE_BYTE
-from ipu_model.workload import UNPACKED, Machine
+from ipu_packed_bert.cycles.lowering import short_name
+from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
+from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_CONFIG, PAPER_OVERHEAD, POINTS, POPART, Point
+from ipu_packed_bert.cycles.target import TARGETS
+from ipu_packed_bert.cycles.tracing import Graph, layer_of
+from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
+from ipu_packed_bert.cycles.arrangement import UNPACKED
+from ipu_packed_bert.cycles.workload import Machine
 
 STORED = Path(__file__).resolve().parent / "calibration.json"
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -94,7 +95,7 @@ def observe(machine_of: Dict[str, Machine], load_config: Callable[..., Any]) -> 
 
 
 def _shape(config: Any):
-    from ipu_model.workload import shape_of
+    from ipu_packed_bert.cycles.workload import shape_of
     return shape_of(config)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Tuple
 
-from ipu_model.workload import ADDITIVE, UNPACKED, Arrangement
+from ipu_packed_bert.cycles.arrangement import ADDITIVE, UNPACKED, Arrangement
 
 # The graph of the PopART and MLPerf code of the paper's time: the mask is rebuilt from the numbers in every layer and
 # slots are selected by one-hot products. The PyTorch code builds the mask once and hands it on.

@@ -7,22 +7,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import overhead_report  # noqa: E402
-import packings  # noqa: E402
-import reports  # noqa: E402
-import tables  # noqa: E402
-from ipu_model import calibration  # noqa: E402
-from ipu_model.lowering import SCORES  # noqa: E402
+from ipu_packed_bert.report import calibrate, command, packings, paper, pictures, tables  # noqa: E402
+from ipu_packed_bert.cycles import calibration  # noqa: E402
+from ipu_packed_bert.cycles.lowering import SCORES  # noqa: E402
 from pack_data import sort  # noqa: E402
 from pack_data.command import run_main  # noqa: E402
 from pack_data.histogram import LengthHistogram  # noqa: E402
 
-FAST = tuple(row for row in reports.ROWS if row[0] in ("none", "spfhp"))
+FAST = tuple(row for row in paper.ROWS if row[0] in ("none", "spfhp"))
 
 
 @pytest.fixture(scope="module")
 def comparison(machine, load):
-    return reports.Comparison(machine, load("packed_phase2_pod16.yml"), calibration.load())
+    return paper.Comparison(machine, load("packed_phase2_pod16.yml"), calibration.load())
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +27,8 @@ def tables_of_rows(comparison, cycle_cache):
     histogram = LengthHistogram.published("wikipedia_512")
     found = packings.Packings(histogram, cycle_cache, FAST)
     try:
-        return (reports.table1(comparison, found, FAST, sort.batch(histogram, batch_size=256), histogram.name),
-                reports.graphs(comparison, found, FAST))
+        return (paper.table1(comparison, found, FAST, sort.batch(histogram, batch_size=256), histogram.name),
+                paper.graphs(comparison, found, FAST))
     finally:
         found.close()
 
@@ -52,7 +49,7 @@ def run(cycle_cache, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
 
     def call(*argv):
-        status = run_main(overhead_report.main, argv)
+        status = run_main(command.main, argv)
         out, error = capsys.readouterr()
         assert status == 0, error
         return out
@@ -87,21 +84,21 @@ def test_realised_speedup_is_p_over_one_plus_overhead(table1):
 
 def test_the_papers_graph_holds_the_papers_numbers(graphs):
     """Its own graph, and the additive one of this project: inside the interval, within 1 % of the speed-up."""
-    paper = {row["depth"]: row["paper_realised"] for row in graphs.rows if row["graph"] == reports.GRAPHS[2][0]}
+    measured = {row["depth"]: row["paper_realised"] for row in graphs.rows if row["graph"] == paper.GRAPHS[2][0]}
     checked = 0
     for row in graphs.rows:
-        if row["graph"] == reports.GRAPHS[0][0]:
+        if row["graph"] == paper.GRAPHS[0][0]:
             continue
         low, high = (row["packing_factor"] / (1 + row[key] / 100) for key in ("overhead_upper", "overhead_lower"))
-        assert low < paper[row["depth"]] < high and row["realised"] == pytest.approx(paper[row["depth"]], rel=0.01)
+        assert low < measured[row["depth"]] < high and row["realised"] == pytest.approx(measured[row["depth"]], rel=0.01)
         checked += 1
     assert checked == 10
 
 
 def test_the_papers_measurements_stand_beside_the_papers_graph_only(table1, graphs):
     """Table 1 counts it for every row that the paper measured, as the table of all graphs does; nobody measured this project's."""
-    theirs = {row["depth"]: row for row in graphs.rows if row["graph"] == reports.GRAPHS[2][0]}
-    assert all((row.get("paper_overhead") is not None) == (row["graph"] == reports.GRAPHS[2][0]) for row in graphs.rows)
+    theirs = {row["depth"]: row for row in graphs.rows if row["graph"] == paper.GRAPHS[2][0]}
+    assert all((row.get("paper_overhead") is not None) == (row["graph"] == paper.GRAPHS[2][0]) for row in graphs.rows)
     checked = 0
     for row in table1.rows:
         assert ("papers_realised" in row) == isinstance(row.get("paper_realised"), float)
@@ -128,24 +125,23 @@ def drawn(monkeypatch):
 
 
 def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, graphs, machine, load, drawn, tmp_path):
-    import plots
-    table2 = reports.table2(machine, load, calibration.load())
-    plots.draw([table1, graphs, table2], tmp_path / "figure.png")
+    table2 = paper.table2(machine, load, calibration.load())
+    pictures.draw([table1, graphs, table2], tmp_path / "figure.png")
     bars = drawn()
     keys = [(table1, "papers_realised", "paper_realised", "realised"), (table2, "papers_realised", "paper_realised", "realised")]
     for table, theirs, measured, ours in keys:
         panels = [(title, heights) for title, _, heights in bars if title.replace("\n", " ").startswith(table.title.split(":")[0])]
-        beside, paper, apart = panels                       # two series in the first panel, one in the second
-        assert beside[0] == paper[0] != apart[0]
+        beside, theirs_measured, apart = panels                       # two series in the first panel, one in the second
+        assert beside[0] == theirs_measured[0] != apart[0]
         rows = [row for row in table.rows if isinstance(row.get(theirs), float)]
-        assert beside[1] == [row[theirs] for row in rows] and paper[1] == [row[measured] for row in rows]
+        assert beside[1] == [row[theirs] for row in rows] and theirs_measured[1] == [row[measured] for row in rows]
         assert apart[1] == [row[ours] for row in table.rows if isinstance(row.get(ours), float)]
-    beside, paper, apart = [(title, heights) for title, _, heights in bars if title.startswith("The same packings")]
-    assert beside[0] == paper[0] != apart[0] and len(beside[1]) == len(paper[1]) == 5 and len(apart[1]) == 10
+    beside, measured, apart = [(title, heights) for title, _, heights in bars if title.startswith("The same packings")]
+    assert beside[0] == measured[0] != apart[0] and len(beside[1]) == len(measured[1]) == 5 and len(apart[1]) == 10
 
 
 def test_three_graphs_stand_beside_each_other(table1, graphs):
-    names = [name for name, _ in reports.GRAPHS]
+    names = [name for name, _ in paper.GRAPHS]
     assert [row["graph"] for row in graphs.rows] == [name for name in names for _ in range(5)]
     ours = [row["overhead"] for row in graphs.rows if row["graph"] == names[0]]
     assert ours == [row["overhead"] for row in table1.rows if row["algorithm"] == "SPFHP"]
@@ -153,7 +149,7 @@ def test_three_graphs_stand_beside_each_other(table1, graphs):
 
 def test_table2_is_of_throughputs(machine, load):
     """128: the paper's range holds the paper's graph. 384: too high, which is known and said."""
-    found = reports.table2(machine, load, calibration.load())
+    found = paper.table2(machine, load, calibration.load())
     rows = {(row["model"], row["length"]): row for row in found.rows}
     # (1.70 - 0.005) / (1.69 + 0.005) = 1.000 and (1.70 + 0.005) / (1.69 - 0.005) = 1.0119: both numbers are rounded.
     assert rows["large", 384]["paper_overhead"] == "0.0 to 1.2" and rows["base", 384]["paper_overhead"] == "0.6 to 1.8"
@@ -182,7 +178,7 @@ def test_sort_is_engines_and_no_percentage(table1):
 
 @pytest.mark.parametrize("mask", ["product", "additive"])
 def test_decomposition_adds_up(machine, load, mask):
-    comparison = reports.Comparison(machine, load("packed_phase2_pod16.yml", "engine.mask=" + mask), calibration.load())
+    comparison = paper.Comparison(machine, load("packed_phase2_pod16.yml", "engine.mask=" + mask), calibration.load())
     parts, over = comparison.decomposition(3), comparison.overhead(3)
     for side in ("lower", "calibrated", "upper"):
         assert sum(getattr(part, side) for part in parts.values()) == pytest.approx(getattr(over, side))
@@ -197,7 +193,7 @@ def test_decomposition_adds_up(machine, load, mask):
 
 
 def test_every_column_has_a_source(table1, graphs, comparison):
-    for table in (table1, graphs, reports.decomposition(comparison, 3)):
+    for table in (table1, graphs, paper.decomposition(comparison, 3)):
         assert all(column.source in tables.SOURCES for column in table.columns)
         keys = {column.key for column in table.columns}
         assert all(set(row) <= keys for row in table.rows)
@@ -216,7 +212,7 @@ def test_csv_and_json_hold_the_same_numbers(table1):
 
 def test_the_engines_mask_is_the_better_arrangement(machine, load, comparison):
     """Inside the query/key product it costs a third of the additive one's overhead, whatever the unknown layout costs."""
-    product, additive = comparison.overhead(3), reports.Comparison(
+    product, additive = comparison.overhead(3), paper.Comparison(
         machine, load("packed_phase2_pod16.yml", "engine.mask=additive"), calibration.load()).overhead(3)
     assert product.upper < additive.lower and product.calibrated < 0.35 * additive.calibrated
 
@@ -235,7 +231,7 @@ def test_table1_of_a_small_histogram(run, tmp_path):
 
 
 def test_what_if(run):
-    config = str(overhead_report.DEFAULT)
+    config = str(command.DEFAULT)
     out = run("--config", config, *SMALL, "--depth", "4", "--target", "bow", "--packing-factor", "1.9", "--csv")
     assert out.startswith("# what_if") and out.count("# breakdown") == 2
     header, sources, first, second = [next(csv.reader([line])) for line in out.splitlines()[1:5]]
@@ -259,7 +255,7 @@ def test_a_machine_is_named_after_its_configuration(run):
     """No POD16 where a configuration has 1 replica of 4 IPUs; the rate is that of its replicas."""
     found = {}
     for name, replicas in (("packed_phase2_pod16", 4), ("packed_phase2_pod4", 1)):
-        config = str(overhead_report.ROOT / "configs" / (name + ".yml"))
+        config = str(calibration.CONFIGS / (name + ".yml"))
         (table,) = json.loads(run("--per-ipu", "--config", config, "--packing-factor", "1.996", "--json", "--set", "batch.gradient_accumulation=2048"))["tables"]
         note = table["notes"][1]
         assert f"x 4 IPUs = {4 * replicas} IPUs" in note and "POD16" not in note
@@ -269,7 +265,7 @@ def test_a_machine_is_named_after_its_configuration(run):
 
 def test_what_does_not_fit_gets_no_throughput(cycle_cache, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
-    assert run_main(overhead_report.main, ("--micro-batch", "64", "--packing-factor", "1.996", "--json")) == 1
+    assert run_main(command.main, ("--micro-batch", "64", "--packing-factor", "1.996", "--json")) == 1
     out, error = capsys.readouterr()
     plain = json.loads(out)
     what_if, fitting, large = plain["tables"]
@@ -278,7 +274,7 @@ def test_what_does_not_fit_gets_no_throughput(cycle_cache, monkeypatch, capsys):
     assert any("sequences/s" in note for note in fitting["notes"]) and not any("sequences/s" in note for note in large["notes"])
     assert plain["does_not_fit"] == [error.strip()] and error.startswith("packed_phase2_pod16 micro-batch 64: does not fit: ")
     # Tables that give no throughput say it below them.
-    assert run_main(overhead_report.main, ("--scaling", "--micro-batch", "64", "--packing-factor", "1.996")) == 1
+    assert run_main(command.main, ("--scaling", "--micro-batch", "64", "--packing-factor", "1.996")) == 1
     out, error = capsys.readouterr()
     assert error and error in out
 
@@ -316,13 +312,12 @@ def test_plot(run, tmp_path):
     (("--per-ipu", "--packing-factor", "3.1"), "at most 3 sequences"), (("--plot", "nowhere/figure.png"), "no folder nowhere")])
 def test_mistakes_are_one_line(argv, message, capsys, monkeypatch, cycle_cache):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
-    assert run_main(overhead_report.main, argv) == 2
+    assert run_main(command.main, argv) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error
 
 
 def test_calibrate_refuses_an_unknown_option_in_one_line(capsys):
-    import calibrate
     assert run_main(calibrate.main, ("--nonsense",)) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and "--nonsense" in error

@@ -3,10 +3,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ipu_model.lowering import COPIES, ENCODER, MASK_APPLICATION  # noqa: E402
-from ipu_model.pipeline import Parameters, Placement, _route  # noqa: E402
-from ipu_model.target import BOW, MK2  # noqa: E402
-from ipu_model.workload import ADDITIVE, PACKED, UNPACKED, Machine, placement_of, shape_of  # noqa: E402
+from ipu_packed_bert.cycles.lowering import COPIES, ENCODER, MASK_APPLICATION  # noqa: E402
+from ipu_packed_bert.cycles.pipeline import Parameters, Placement, _route  # noqa: E402
+from ipu_packed_bert.cycles.target import BOW, MK2  # noqa: E402
+from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED  # noqa: E402
+from ipu_packed_bert.cycles.workload import Machine, placement_of, shape_of  # noqa: E402
 
 PLAIN = Parameters(1.0, 3.125)
 PACKED_LARGE = "packed_phase2_pod16.yml"
@@ -114,9 +115,9 @@ def test_cycles_grow_with_layers_and_depth(machine, load):
 
 def test_three_traced_layers_stand_for_all(machine, load):
     """The whole model, traced layer by layer, costs the same as three layers do for all."""
-    from ipu_model.pipeline import assemble
-    from ipu_model.tracing import capture
-    from ipu_model.workload import batch_shapes, build
+    from ipu_packed_bert.cycles.pipeline import assemble
+    from ipu_packed_bert.cycles.tracing import capture
+    from ipu_packed_bert.cycles.workload import batch_shapes, build
     config = load(PACKED_LARGE, "model.num_layers=6", "placement.layers_per_ipu=[0, 2, 2, 2]", *NARROW)
     shape = shape_of(config)
     whole = capture(lambda: build(config, config.model, shape, PACKED), batch_shapes(shape), 6)

@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_model import vertices
-from ipu_model.layout import Cost, step, total
-from ipu_model.lowering import CATEGORIES, COPIES, ENCODER, Edge, Lowered, Lowering, block_of, element_bytes
-from ipu_model.matmul import Planner
-from ipu_model.target import FLOAT, HALF, Target
-from ipu_model.tracing import Graph, layer_of
+from ipu_packed_bert.cycles import vertices
+from ipu_packed_bert.cycles.layout import Cost, step, total
+from ipu_packed_bert.cycles.lowering import CATEGORIES, COPIES, ENCODER, Edge, Lowered, Lowering, block_of, element_bytes
+from ipu_packed_bert.cycles.matmul import Planner
+from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
+from ipu_packed_bert.cycles.tracing import Graph, layer_of
 
 
 class Placement(NamedTuple):

@@ -1,0 +1,34 @@
+"""Fit the cycle model's two parameters on the published points and store them: python profiling/calibrate.py
+
+`--check` fits again and compares with what is stored, bit for bit, instead of writing.
+"""
+from __future__ import annotations
+
+import sys
+from typing import Optional, Sequence
+
+from ipu_packed_bert.config import load_config
+from ipu_packed_bert.cycles import calibration, matmul
+from pack_data.command import ArgumentParser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare with the stored fit; exit status 1 where it differs")
+    parser.add_argument("--no-cache", action="store_true", help="search every plan and trace every graph again")
+    args = parser.parse_args(argv)
+
+    machine_of = calibration.machines(None if args.no_cache else matmul.cache_folder())
+    fitted = calibration.calibrate(calibration.observe(machine_of, load_config))
+    for machine in machine_of.values():
+        machine.save()
+    text = calibration.to_json(fitted)
+    print(text, end="")
+    if args.check:
+        same = calibration.STORED.read_text(encoding="utf-8") == text
+        print("stored fit reproduced bit for bit" if same else f"differs from {calibration.STORED}", file=sys.stderr)
+        return 0 if same else 1
+    calibration.STORED.write_text(text, encoding="utf-8")
+    print(f"wrote {calibration.STORED}", file=sys.stderr)
+    return 0
+
