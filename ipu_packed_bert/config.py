@@ -111,7 +111,7 @@ class EngineConfig:
     """What runs the steps.  The settings after ``threads`` are read by the IPU engine only, and checked always."""
 
     kind: str = setting(
-        "auto", "where to run; auto: IPUs, the IPU Model, CUDA, the CPU, in this order", choices=("auto", "ipu", "host"))
+        "auto", "auto: IPUs, the IPU Model, CUDA, the CPU, in this order", choices=("auto", "ipu", "host"))
     precision: str = setting("float32", "host", choices=("float32", "bfloat16"))
     attention: str = setting("auto", "host", choices=("auto", "eager", "sdpa", "varlen"))
     compile: bool = setting(False, "host: torch.compile")

@@ -65,7 +65,7 @@ class Update(NamedTuple):
     sequences: float
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """What a configuration amounts to."""
 
     config: Config
@@ -111,7 +111,7 @@ class Plan(NamedTuple):
         return False if self.fullest > 1 else None
 
 
-def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> Plan:
+def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> RunPlan:
     """Raises ConfigError where an update has fewer micro-batches than the pipeline has stages."""
     factor = known_packing_factor(config, manifest, packing_factor)
     update = None
@@ -128,7 +128,7 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
     training_packs = None
     if manifest is not None:
         training_packs = manifest.packs - int(round(config.run.evaluation_fraction * manifest.packs))
-    return Plan(
+    return RunPlan(
         config=config,
         update=update,
         placement=placement,
@@ -243,13 +243,13 @@ def print_plan(config: Config, manifest: Optional[Manifest] = None, *, packing_f
     return 1 if made.fits is False else 0
 
 
-def verdict(made: Plan, smaller: Optional[int]) -> List[str]:
+def verdict(made: RunPlan, smaller: Optional[int]) -> List[str]:
     """:func:`memory_words` as lines of the plan."""
     first, *rest = memory_words(made, smaller)
     return [f"  verdict   {first}", *(f"            {line}" for line in rest)]
 
 
-def memory_words(made: Plan, smaller: Optional[int]) -> List[str]:
+def memory_words(made: RunPlan, smaller: Optional[int]) -> List[str]:
     """Whether the counted memory fits; where it does not surely, the way out: ``smaller``, a micro-batch that does."""
     most = max(made.memory, key=lambda memory: memory.total)
     if made.fits:
@@ -270,7 +270,7 @@ def memory_words(made: Plan, smaller: Optional[int]) -> List[str]:
     return [found, way]
 
 
-def lines(made: Plan) -> List[str]:
+def lines(made: RunPlan) -> List[str]:
     """The plan as text, without the verdict: of the host where the configuration names it, else of the IPUs."""
     config, model = made.config, made.config.model
     total = sum(memory.parameters for memory in made.memory)
@@ -303,7 +303,7 @@ def lines(made: Plan) -> List[str]:
     return text
 
 
-def _host_lines(made: Plan, parameters: int) -> List[str]:
+def _host_lines(made: RunPlan, parameters: int) -> List[str]:
     engine = made.config.engine
     threads = "as many threads as torch chooses"
     if engine.threads is not None:
@@ -319,7 +319,7 @@ def _host_lines(made: Plan, parameters: int) -> List[str]:
     ]
 
 
-def _ipu_lines(made: Plan) -> List[str]:
+def _ipu_lines(made: RunPlan) -> List[str]:
     config, placement, engine = made.config, made.placement, made.config.engine
     stages = placement.stages
     waiting = ""
@@ -353,7 +353,7 @@ def _ipu_lines(made: Plan) -> List[str]:
     ]
 
 
-def _data(made: Plan) -> str:
+def _data(made: RunPlan) -> str:
     data = made.config.data
     depth = "any number of" if data.max_sequences_per_pack is None else f"up to {data.max_sequences_per_pack}"
     packs = "packs still to be built" if made.training_packs is None else f"{made.training_packs:,} packs to train on"
@@ -362,7 +362,7 @@ def _data(made: Plan) -> str:
     return f"{data.directory}: {packs}, {data.max_sequence_length} slots, {sequences}"
 
 
-def _mask_words(made: Plan) -> str:
+def _mask_words(made: RunPlan) -> str:
     config, slots = made.config, made.config.data.max_sequence_length
     travels = f"{_mib(_mask(config, made.depth))} MiB to each IPU"
     if config.engine.mask == "additive":
@@ -374,7 +374,7 @@ def _mask_words(made: Plan) -> str:
             f"{travels}")
 
 
-def _epochs(made: Plan) -> str:
+def _epochs(made: RunPlan) -> str:
     if made.updates_per_epoch is None:
         return "an epoch's length is known once the data set is built"
     return f"{made.updates_per_epoch:,} an epoch: {made.config.run.steps / made.updates_per_epoch:,.1f} epochs"

@@ -209,8 +209,10 @@ def suggestions(key: str, sections: Sections) -> List[str]:
     same = [each for each in known if each.rpartition(".")[2] == name]
     if same:                                  # the right name without its section, or in another one
         return same[:3]
-    near = difflib.get_close_matches(key, known + list(sections), n=1, cutoff=0.6)
-    if near or "." in key:
+    if "." in key:
+        return difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(key, list(sections), n=1, cutoff=0.6)
+    if near:
         return near
     names = {each.rpartition(".")[2]: each for each in known}
     return [names[each] for each in difflib.get_close_matches(name, list(names), n=1, cutoff=0.8)]

@@ -209,19 +209,6 @@ def test_a_number_is_what_people_write_as_one(tmp_path, text, value):
     assert config_from_tree({}, "a.yml", ["data.json_field=1e-3"]).data.json_field == "1e-3"
 
 
-@pytest.mark.parametrize("text", ["3e2", "300", "300.0", "3.0e+2"])
-def test_a_whole_number_is_one_in_any_notation(text):
-    steps = config_from_tree({}, "a.yml", [f"run.steps={text}"]).run.steps
-    assert steps == 300 and type(steps) is int
-
-
-def test_a_key_that_stands_twice_is_refused(tmp_path):
-    path = tmp_path / "twice.yml"
-    path.write_text("model: {num_layers: 3}\nrun: {steps: 3}\nmodel: {num_heads: 4}\n")
-    with pytest.raises(ConfigError, match="model stands twice in one section"):
-        load_config(path)
-
-
 def test_each_value_has_its_origin():
     tree = {"batch": {"micro_batch": 3}, "data": {"vocabulary_size": 500}, "without_ipus": {"batch": {"micro_batch": 1}}}
     config = config_from_tree(tree, "a.yml", ["run.steps=7"])
