@@ -1,13 +1,15 @@
-"""The collators and batches of `pack_data.batching` for torch and Hugging Face models.
+"""Batches of `pack_data.batching` as inputs of causal Hugging Face models.
 
     batches = Batches("OptimalPacking+PosID", dataset, BatchOptions(batch_size=4, max_sequence_length=4096), model)
     check_no_leak(model, longest=4096)
     for inputs in batches:
         loss = model(**inputs, use_cache=False).loss
 
-With a Trainer of one's own: `Trainer(model, data_collator=PaddingFreeCollator(model), train_dataset=dataset, ...)`, and
-`model.config.use_cache = False`; the Trainer then groups the examples, and the collator lays each group end to end.
+With a Hugging Face Trainer: set `model.config.use_cache = False`, then use
+`Trainer(model, data_collator=PaddingFreeCollator(model), train_dataset=dataset, ...)`.  The Trainer chooses the
+examples of a batch, and the collator joins them into one row.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Mapping, Sequence
@@ -25,9 +27,10 @@ Inputs = Dict[str, Any]  # keyword arguments of a model's forward pass
 
 
 def same_example(position_ids: torch.Tensor) -> torch.Tensor:
-    """position_ids [1, tokens] of examples laid end to end -> bool [1, 1, tokens, tokens]: same example, and not later.
+    """Which tokens a token may attend to: those of its own example up to itself.
 
-    Where positions do not go up by one, another example begins.
+    position_ids: [1, tokens], from 0 for each example.  Returns bool [1, 1, tokens, tokens] (query, key).
+    An example begins wherever a position is not the one before it plus one.
     """
     begins = torch.ones_like(position_ids, dtype=torch.bool)
     begins[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
@@ -37,20 +40,23 @@ def same_example(position_ids: torch.Tensor) -> torch.Tensor:
 
 
 def attention_of(model: Any) -> str:
-    """The attention implementation that a Hugging Face model was loaded with: "eager", "sdpa", "flash_attention_2", ..."""
+    """The attention implementation a Hugging Face model was loaded with: "eager", "sdpa", "flash_attention_2", ..."""
     return getattr(model.config, "_attn_implementation", None) or "eager"
 
 
 def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
-    """A batch of `pack_data.batching` as the arguments with which this model keeps examples apart.
+    """The arguments with which `model` keeps the examples of a batch of `pack_data.batching` apart.
 
-    Padded: input_ids, attention_mask, labels, position_ids [rows, longest].
-    Padding-free: input_ids, labels, position_ids [1, tokens], and for flash attention the cumulative lengths its kernel
-    reads (cu_seq_lens_q, cu_seq_lens_k int32 [examples + 1]; max_length_q, max_length_k), else a mask [1, 1, tokens, tokens]:
-    bool for sdpa, additive for eager code, which would add a bool.  The mask is written out although Transformers can find
-    boundaries in position_ids: it only does so without a cache of keys, and says nothing where it does not.
-    Every layer gets the same mask, in place of one with its own window or chunks.  ValueError where that makes a difference:
-    an example is longer than one of them, and the model was not loaded with flash attention, whose kernel knows the window.
+    A padded batch: input_ids, attention_mask, labels, position_ids [rows, longest].
+    A padding-free batch: input_ids, labels, position_ids [1, tokens], and
+    - for flash attention the boundaries that its kernel reads: cu_seq_lens_q, cu_seq_lens_k int32 [examples + 1],
+      max_length_q, max_length_k;
+    - else attention_mask [1, 1, tokens, tokens]: bool for sdpa, additive for eager code, which would add a bool.
+
+    Transformers can also find the boundaries in position_ids, but only without a key cache, and it does not warn.
+    So the mask is passed.  All layers use this one mask, in place of a mask with the layer's own window or chunks.
+    Raises ValueError where that changes the result: an example is longer than a window or chunk.  A flash attention
+    kernel applies the window itself.
     """
     tensors = {name: torch.as_tensor(values) for name, values in batch.items()}
     if "cumulative_lengths" not in tensors:
@@ -58,21 +64,28 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     boundaries, longest = tensors.pop("cumulative_lengths"), int(tensors.pop("max_length"))
     kind = attention_of(model)
     if "flash" in kind:
-        return {**tensors, "cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries, "max_length_q": longest, "max_length_k": longest}
+        kernel = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
+        return {**tensors, **kernel, "max_length_q": longest, "max_length_k": longest}
     reach = attention_reach(text_config(model))
     if reach is not None and longest > reach.tokens:
         raise ValueError(
-            f"{type(model).__name__}: an example has {longest} tokens, {reach.setting} is {reach.tokens}, and the mask of a padding-free batch "
-            f"knows no window; shorten the examples, load the model with attn_implementation=\"flash_attention_2\", or use a padding way")
+            f"{type(model).__name__}: an example has {longest} tokens, {reach.setting} is {reach.tokens}, and the mask "
+            "of a padding-free batch has no window; shorten the examples, load the model with "
+            'attn_implementation="flash_attention_2", or use a padding way'
+        )
     mask = same_example(tensors["position_ids"])
     if kind == "eager":
-        # Not the type's least number, to which scores could not be added.
-        mask = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min / 2)
+        # Half of the type's least number: scores are added to it, and the sum must stay finite.
+        least = torch.finfo(model.dtype).min / 2
+        mask = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, least)
     return {**tensors, "attention_mask": mask}
 
 
 class PaddingFreeCollator:
-    """Examples (mappings with input_ids and, where they differ, labels) -> the inputs of one padding-free batch of a model."""
+    """Examples -> the inputs of one padding-free batch of `model`.
+
+    An example is a mapping with input_ids and, where they differ from them, labels.
+    """
 
     def __init__(self, model: Any, *, pad_id: int = 0, ignore_index: int = -100) -> None:
         self._model, self._collate = model, arrays.PaddingFreeCollator(pad_id, ignore_index)
@@ -82,7 +95,7 @@ class PaddingFreeCollator:
 
 
 class PaddingCollator:
-    """The same examples padded to the longest, one a row: what padding-free batches are compared with."""
+    """Examples -> one row each, padded to the longest.  Padding-free batches are compared with these."""
 
     def __init__(self, *, pad_id: int = 0, ignore_index: int = -100) -> None:
         self._collate = arrays.PaddingCollator(pad_id, ignore_index)
@@ -91,27 +104,40 @@ class PaddingCollator:
         return {name: torch.as_tensor(values) for name, values in self._collate(examples).items()}
 
 
-_NO_LOADER = ("Batches are whole batches of one rank, and a DataLoader, its workers or Accelerate would repeat or drop some of them; "
-              "iterate over them directly: for inputs in batches")
+_NO_LOADER = (
+    "Batches are whole batches of one rank, and a DataLoader, its workers or Accelerate would repeat or drop some of "
+    "them; iterate over them directly: for inputs in batches"
+)
 
 
 class Batches:
-    """The batches of one rank by one of the nine ways, as inputs of a model; an epoch an iteration, `state()` to go on later.
+    """The batches of one rank by one of the nine ways, as inputs of a model.
 
-    For a loop of its own, `for inputs in batches`, in each rank's process.  No data set for a DataLoader, which refuses it:
-    its workers would each make all batches in the order of the first epoch, and Accelerate would take a share of a share.
+    One iteration is one epoch.  `state()` and `load_state()` continue after any batch.  Use them as they are, in the
+    process of each rank: `for inputs in batches`.  A DataLoader raises ValueError: each of its workers would make all
+    batches in the order of the first epoch, and Accelerate would share out a rank's batches over all ranks again.
     """
 
-    def __init__(self, way: str, dataset: Sequence[arrays.Example], options: BatchOptions, model: Any, *, rank: int = 0, pad_id: int = 0) -> None:
+    def __init__(
+        self,
+        way: str,
+        dataset: Sequence[arrays.Example],
+        options: BatchOptions,
+        model: Any,
+        *,
+        rank: int = 0,
+        pad_id: int = 0,
+    ) -> None:
         lengths = np.array([len(example["input_ids"]) for example in dataset])
         self.sampler = BatchSampler(way, lengths, options, rank)
         self._dataset, self._model, self._pad_id = dataset, model, pad_id
 
     def __len__(self) -> int:
+        """Batches of this epoch, the same number on every rank."""
         return len(self.sampler)
 
     def __getitem__(self, index: Any) -> Inputs:
-        """ValueError: this is where a DataLoader begins to read."""
+        """Raises ValueError: a DataLoader reads its data set here."""
         raise ValueError(_NO_LOADER)
 
     def __iter__(self) -> Iterator[Inputs]:
@@ -121,12 +147,14 @@ class Batches:
             yield inputs_for(self._model, arrays.collate(self.sampler.way, batch, self._dataset, self._pad_id))
 
     def state(self) -> Dict[str, Any]:
+        """Where the next batch stands, in plain values."""
         return self.sampler.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken.  Raises ValueError for another data set, way or other options."""
         self.sampler.load_state(dict(state))
 
 
 def examples_of(ids: Sequence[Sequence[int]]) -> List[Dict[str, np.ndarray]]:
-    """Token ids of each example, all of which are to be predicted, as the mappings that collators take."""
+    """Token ids of each example -> the mappings that collators take, without labels: every token is predicted."""
     return [{"input_ids": np.asarray(each, np.int64)} for each in ids]

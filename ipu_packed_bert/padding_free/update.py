@@ -82,7 +82,7 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     return UpdateResult(float(total / count), int(count))
 
 
-def update(
+def take_step(
     model: Any, optimizer: torch.optim.Optimizer, micro_batches: Sequence[Inputs], learning_rate: float
 ) -> UpdateResult:
     """One whole update: gradients as in `accumulate`, a step of the optimizer, gradients cleared."""

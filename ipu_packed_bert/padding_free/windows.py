@@ -1,42 +1,49 @@
-"""How far back a model's attention reaches, read from its configuration."""
+"""How far back the attention of a model reaches, read from its configuration."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional
 
 
 class Reach(NamedTuple):
-    """The shortest stretch of tokens that some layer attends to, and the setting that says so."""
+    """The smallest window or chunk of all layers."""
 
     tokens: int
-    setting: str
+    setting: str  # its name in the configuration
 
 
 def text_config(model: Any) -> Any:
-    """The configuration of a Hugging Face model's language model, which is its own or a part of it."""
+    """The configuration of the language model: the model's own, or the part of it that is about text."""
     return model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
 
 
 def attention_reach(config: Any) -> Optional[Reach]:
-    """The least of the windows and chunks of the layers, or None where every layer attends to all earlier tokens.
+    """The smallest window or chunk of all layers; None where every layer attends to all earlier tokens.
 
-    An example of at most so many tokens is scored as without windows and chunks.  Where `layer_types` does not say which
-    layers have one, `use_sliding_window` and `max_window_layers` (the first layer with one) do, and else all layers have it.
+    For an example of at most so many tokens, windows and chunks make no difference.
     """
-    kinds = getattr(config, "layer_types", None)
-    layers = getattr(config, "num_hidden_layers", None)
-    found = []
-    for setting, kind in (("sliding_window", "sliding"), ("attention_chunk_size", "chunk")):
-        tokens = getattr(config, setting, None)
-        if not isinstance(tokens, int) or tokens < 1:
-            continue
-        if kinds is not None:
-            used = any(kind in each for each in kinds)
-        elif kind == "sliding":
-            first = getattr(config, "max_window_layers", None)
-            used = getattr(config, "use_sliding_window", None) is not False and not (
-                isinstance(first, int) and isinstance(layers, int) and first >= layers)
-        else:
-            used = True
-        if used:
-            found.append(Reach(tokens, setting))
+    used = {
+        "sliding_window": _has_layers(config, "sliding") and _windows_are_on(config),
+        "attention_chunk_size": _has_layers(config, "chunk"),
+    }
+    sizes = {setting: getattr(config, setting, None) for setting, in_use in used.items() if in_use}
+    found = [Reach(tokens, setting) for setting, tokens in sizes.items() if isinstance(tokens, int) and tokens > 0]
     return min(found, default=None)
+
+
+def _has_layers(config: Any, kind: str) -> bool:
+    """Whether some layer is of this kind, for example "sliding_attention".  Without layer_types every layer may be."""
+    kinds = getattr(config, "layer_types", None)
+    return kinds is None or any(kind in each for each in kinds)
+
+
+def _windows_are_on(config: Any) -> bool:
+    """False where the configuration has a window that no layer uses.
+
+    The layers from number max_window_layers on have a window.  layer_types, where there is one, says it already.
+    """
+    if getattr(config, "layer_types", None) is not None:
+        return True
+    first, layers = getattr(config, "max_window_layers", None), getattr(config, "num_hidden_layers", None)
+    none_left = isinstance(first, int) and isinstance(layers, int) and first >= layers
+    return getattr(config, "use_sliding_window", None) is not False and not none_left

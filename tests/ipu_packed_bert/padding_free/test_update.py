@@ -10,7 +10,7 @@ import torch
 from torch import multiprocessing
 
 from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator
-from ipu_packed_bert.padding_free.update import IGNORED, accumulate, loss_sum, mean_loss, supervised, update
+from ipu_packed_bert.padding_free.update import IGNORED, accumulate, loss_sum, mean_loss, supervised, take_step
 from tests.padding_free_models import a_model, alone, some_examples
 from tests.tolerances import assert_same, relative_error
 
@@ -66,7 +66,7 @@ def test_an_update_takes_one_step_at_its_rate_and_clears_the_gradients():
     model, reference = a_model(), a_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
     for rate in (0.5, 0.25):
-        result = update(model, optimizer, micro_batches(model, [2]), rate)
+        result = take_step(model, optimizer, micro_batches(model, [2]), rate)
         assert result == accumulate(reference, micro_batches(reference, [2]))
         with torch.no_grad():
             for parameter in reference.parameters():
