@@ -360,16 +360,15 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
         tree = {section: settings for section, settings in tree.items() if section != "without_ipus"}
     reader.read(tree, FILE)
     for override in overrides:
-        if not override.startswith("without_ipus"):
+        section, _, rest = override.strip().partition(".")
+        if section == "without_ipus":
+            small.override(rest)
+        elif override.partition("=")[0].strip() != "without_ipus":
             reader.override(override)
-        elif override.startswith("without_ipus."):
-            small.override(override[len("without_ipus."):])
+        elif reader.split(override) == ("without_ipus", None):
+            small.values.clear()
         else:
-            key, value = reader.split(override)
-            if key == "without_ipus" and value is None:
-                small.values.clear()
-            elif key is not None:
-                reader.problems.append(f"--set {override}: the block as a whole can only be switched off, with null")
+            reader.problems.append(f"--set {override}: the block as a whole can only be switched off, with null")
     _derive(reader)
     if small.values:
         _derive_small(small, reader)

@@ -1,8 +1,8 @@
 """The plan of a run: what would sit on which IPU, how large an update is, how much memory and traffic that takes.
 
 Everything is computed from the configuration and, where it is there, the data set's manifest; no device and no torch.
-Memory counts weights, gradient accumulators, optimiser state on the chip and activations. The program itself, the
-exchange buffers and the temporary values of products come on top: what is left free is what they have.
+Counted are weights, gradient accumulators, optimiser state on the chip and activations. Not counted are the program,
+the exchange buffers and the temporary values of products: they take what is left.
 """
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pack_data.tables import text_table
 TILE_BYTES, TILES = 624 * 1024, 1472  # in-processor memory of a Mk2 IPU (Graphcore, IPU hardware overview)
 IPU_BYTES = TILE_BYTES * TILES
 MIB = 1024.0 * 1024.0
-# Counted memory of the fullest IPU of the published POD16 configurations (BERT-large at 512, IPU 1), which run on Mk2.
-# What is not counted (program, exchange, temporary values) is known to fit beside that much, and not beside more.
+# Counted memory of the fullest IPU of the published POD16 configurations (BERT-large at 512, IPU 1), which run on Mk2:
+# beside that much, what is not counted is known to fit.
 FULLEST_PUBLISHED = 0.5617
 WIDTH = {"float16": 2, "float32": 4}
 
@@ -104,15 +104,17 @@ class RunPlan(NamedTuple):
 
     @property
     def fits(self) -> Optional[bool]:
-        """False where the counted memory alone is too much; None where what is not counted decides; True up to
-        the fullest published configuration. Always True on the host, whose memory is not planned."""
+        """True up to the counted memory of the fullest published configuration, False above that of an IPU.
+
+        None between the two, where what is not counted decides. On the host, whose memory is not planned, True.
+        """
         if self.config.engine.kind == "host" or self.fullest <= FULLEST_PUBLISHED:
             return True
         return False if self.fullest > 1 else None
 
 
 def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> RunPlan:
-    """Raises ConfigError where an update has fewer micro-batches than the pipeline has stages."""
+    """The plan of a configuration; ConfigError where an update has fewer micro-batches than the pipeline has stages."""
     factor = known_packing_factor(config, manifest, packing_factor)
     update = None
     if factor is not None:

@@ -90,6 +90,7 @@ class Reader:
     def __init__(self, sections: Sections, path: str, *, prefix: str = "", problems: Optional[List[str]] = None,
                  broken: Optional[Set[str]] = None) -> None:
         self._sections, self.path, self._prefix = sections, path, prefix
+        self._blocks: List[str] = []
         self.values: Dict[str, Any] = {}
         self.origins: Dict[str, str] = {}
         self.problems: List[str] = [] if problems is None else problems
@@ -99,6 +100,7 @@ class Reader:
 
     def block(self, name: str) -> Reader:
         """A reader of the same settings in a block of their own, such as `without_ipus`; it shares the problems."""
+        self._blocks.append(name)
         return Reader(self._sections, self.path, prefix=f"{name}.", problems=self.problems, broken=self.broken)
 
     def read(self, tree: Any, origin: str) -> None:
@@ -195,15 +197,15 @@ class Reader:
             self.values[key], self.origins[key] = value, origin
 
     def _unknown(self, stated: str, key: str) -> None:
-        near = suggestions(key, self._sections)
+        near = suggestions(key, self._sections, self._blocks)
         hint = f"; did you mean {' or '.join(self._prefix + each for each in near)}?" if near else ""
         self.problems.append(f"{stated}{self._prefix}{key} is not a setting{hint}")
         for each in near:
             self.broken.update(keys_of({each: self._sections[each]}) if each in self._sections else [each])
 
 
-def suggestions(key: str, sections: Sections) -> List[str]:
-    """What an unknown section or setting may have meant, as full names: at most three, best first."""
+def suggestions(key: str, sections: Sections, blocks: Sequence[str] = ()) -> List[str]:
+    """What an unknown section, block or setting may have meant, as full names: at most three, best first."""
     known = keys_of(sections)
     name = key.rpartition(".")[2]
     same = [each for each in known if each.rpartition(".")[2] == name]
@@ -211,7 +213,7 @@ def suggestions(key: str, sections: Sections) -> List[str]:
         return same[:3]
     if "." in key:
         return difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    near = difflib.get_close_matches(key, list(sections), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(key, [*sections, *blocks], n=1, cutoff=0.6)
     if near:
         return near
     names = {each.rpartition(".")[2]: each for each in known}
