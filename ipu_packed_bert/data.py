@@ -1,29 +1,14 @@
 """The data set of a configuration: opened or built, checked against the configuration; and its packing factor."""
 from __future__ import annotations
 
-import math
-import sys
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ipu_packed_bert.config import Config, ConfigError
-from pack_data.histogram import LengthHistogram
-from pack_data.packers import PACKERS, get_packer, packs_at_depth
+from pack_data.lengths.factors import PackingFactor, checked_factor, planned_factor
+from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import BERT, PackSchema
 from pack_data.store import MANIFEST, Manifest, PackStore, read_manifest
-
-# The published histogram for a pack of this many slots, by which a run is planned before its data set exists.
-_PUBLISHED = {512: "wikipedia_512", 384: "squad_1_1_384"}
-# Packing factors in the paper's Table 2 (packedBERT); no histogram for 128 slots is published.
-PAPER_FACTORS = {128: 1.17, 384: 1.70}
-
-
-class PackingFactor(NamedTuple):
-    """Mean sequences per pack, and where the figure comes from."""
-
-    value: float
-    source: str
 
 
 def packing_factor(config: Config, manifest: Optional[Manifest], given: Optional[float] = None) -> PackingFactor:
@@ -44,29 +29,14 @@ def known_packing_factor(
 
     Published is the histogram's, packed as configured, else the paper's. None where none of them exists.
     """
-    if given is not None and not (math.isfinite(given) and given >= 1):
-        raise ValueError(f"--packing-factor {given:g}: a pack holds at least one sequence; give a number from 1 on")
+    if given is not None:
+        checked_factor(given)
     if manifest is not None:
         return PackingFactor(manifest.packing_factor, f"the data set in {config.data.directory}")
     if not config.packed:
         return PackingFactor(1.0, "one sequence in a pack")
-    if given is not None:
-        return PackingFactor(given, "--packing-factor")
-    slots = config.data.max_sequence_length
-    if slots in _PUBLISHED:
-        factor = _published_factor(_PUBLISHED[slots], config.data.packer, config.data.max_sequences_per_pack)
-        return PackingFactor(factor, f"the published histogram {_PUBLISHED[slots]}, packed by {config.data.packer}")
-    if slots in PAPER_FACTORS:
-        source = f"the paper's Table 2 for {slots} slots (packedBERT); the data set's own counts once it is built"
-        return PackingFactor(PAPER_FACTORS[slots], source)
-    return None
-
-
-@lru_cache(None)
-def _published_factor(name: str, packer: str, depth: Optional[int]) -> float:
-    print(f"packing the published histogram {name} with {packer} for its packing factor; --packing-factor saves the "
-          "seconds", file=sys.stderr, flush=True)
-    return get_packer(packer)(LengthHistogram.published(name), max_sequences_per_pack=depth).packing_factor
+    data = config.data
+    return planned_factor(data.max_sequence_length, data.packer, data.max_sequences_per_pack, given=given)
 
 
 def described(config: Config) -> Tuple[Config, Optional[Manifest]]:

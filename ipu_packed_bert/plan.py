@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.config import Config, ModelConfig, check_accumulation
-from ipu_packed_bert.data import PackingFactor, known_packing_factor
+from ipu_packed_bert.data import known_packing_factor
 from ipu_packed_bert.placement import Block, Placement, place
+from pack_data.lengths.factors import PackingFactor
 from pack_data.store import Manifest
 from pack_data.tables import text_table
 

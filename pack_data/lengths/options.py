@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Optional
 
 from pack_data.command import positive_int
 from pack_data.histogram import PUBLISHED, LengthHistogram
@@ -26,23 +27,22 @@ def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
 
 def histogram_from(args: argparse.Namespace) -> LengthHistogram:
     """The histogram that the options of `add_histogram_arguments` name."""
-    histogram = _named_histogram(args)
+    if args.synthetic is None:
+        return named_histogram(args.histogram, args.max_sequence_length)
+    histogram = synthetic_histogram(args.synthetic)
+    return histogram if args.max_sequence_length is None else histogram.with_max_sequence_length(args.max_sequence_length)
+
+
+def named_histogram(name: str, max_sequence_length: Optional[int] = None) -> LengthHistogram:
+    """The histogram of a `--histogram` option: a shipped name, or a CSV file, which needs max_sequence_length."""
+    if name in PUBLISHED:
+        histogram = LengthHistogram.published(name)
+        return histogram if max_sequence_length is None else histogram.with_max_sequence_length(max_sequence_length)
+    if not Path(name).exists():
+        raise ValueError(f"--histogram {name}: neither a file nor a shipped name; shipped are {', '.join(PUBLISHED)}")
+    if max_sequence_length is None:
+        raise ValueError(f"--histogram {name}: a CSV file does not say how long a pack is; add --max-sequence-length")
+    histogram = LengthHistogram.from_csv(name, max_sequence_length)
     if not histogram.sequences:
-        raise ValueError(f"--histogram {args.histogram}: holds no sequence; a CSV file has a line `length,count` for each length that occurs")
+        raise ValueError(f"--histogram {name}: holds no sequence; a CSV file has a line `length,count` for each length that occurs")
     return histogram
-
-
-def _named_histogram(args: argparse.Namespace) -> LengthHistogram:
-    if args.synthetic is not None:
-        histogram = synthetic_histogram(args.synthetic)
-    elif args.histogram in PUBLISHED:
-        histogram = LengthHistogram.published(args.histogram)
-    elif not Path(args.histogram).exists():
-        raise ValueError(f"--histogram {args.histogram}: neither a file nor a shipped name; shipped are {', '.join(PUBLISHED)}")
-    elif args.max_sequence_length is None:
-        raise ValueError(f"--histogram {args.histogram}: a CSV file does not say how long a pack is; add --max-sequence-length")
-    else:
-        return LengthHistogram.from_csv(args.histogram, args.max_sequence_length)
-    if args.max_sequence_length is None:
-        return histogram
-    return histogram.with_max_sequence_length(args.max_sequence_length)
