@@ -29,13 +29,13 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.config import load_config
 from ipu_packed_bert.cycles import calibration, matmul, points, target, workload
-from ipu_packed_bert.data import PAPER_FACTORS
 from ipu_packed_bert.plan import memory_words, micro_batch_that_fits, plan
 from ipu_packed_bert.report import paper, pictures, scaling, sources, tables
 from ipu_packed_bert.report.packings import Packings
 from pack_data import sort
 from pack_data.command import ArgumentParser, positive_int
 from pack_data.histogram import PUBLISHED, LengthHistogram
+from pack_data.lengths.factors import PAPER_FACTORS
 
 DEFAULT = calibration.CONFIGS / "packed_phase2_pod16.yml"
 
