@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
@@ -32,6 +33,7 @@ from ipu_packed_bert.settings import (
 )
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import default_predictions
+from pack_data.sides import held_out_folder
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class DataConfig:
     max_sequences_per_pack: Optional[int] = setting(3, "packing depth, D; null: unlimited", minimum=1)
     duplication_factor: int = setting(5, "passes over the corpus, masked anew in each", minimum=1)
     seed: int = setting(5, "segments, masking, order of the corpus", minimum=0, maximum=2 ** 31 - 1)
+    held_out: float = setting(
+        0.0, "share of the documents that the build holds out, in DIRECTORY-held-out", minimum=0.0, below=1.0)
+    evaluation_directory: Optional[str] = setting(None, "data set to evaluate on; null: the documents held out")
 
 
 @dataclass(frozen=True)
@@ -153,10 +158,9 @@ class RunConfig:
     """How long, how often written down, and from which seed."""
 
     steps: int = setting(100, "weight updates", minimum=1)
-    seed: int = setting(5, "weights, dropout, order of the packs, held-out packs", minimum=0, maximum=2 ** 31 - 1)
+    seed: int = setting(5, "weights, dropout, order of the packs", minimum=0, maximum=2 ** 31 - 1)
     log_every: int = setting(1, "steps between points in TensorBoard; log.jsonl has every step", minimum=1)
     evaluate_every: int = setting(0, "steps; 0: never", minimum=0)
-    evaluation_fraction: float = setting(0.0, "share of the packs held out of training", minimum=0.0, maximum=0.5)
     checkpoint_every: int = setting(0, "steps; 0: only at the end", minimum=0)
     keep_checkpoints: int = setting(2, "the newest ones", minimum=1)
 
@@ -211,6 +215,27 @@ class Config:
         """Masked tokens that a sequence has at most."""
         given = self.data.max_predictions_per_sequence
         return default_predictions(self.data.max_sequence_length) if given is None else given
+
+    @property
+    def evaluation_directory(self) -> Optional[str]:
+        """The folder of the data set to evaluate on: the one given, else that of the documents held out, else None."""
+        if self.data.evaluation_directory is not None:
+            return self.data.evaluation_directory
+        return str(held_out_folder(self.data.directory)) if self.data.held_out else None
+
+    def build_line(self, *, overwrite: bool = False) -> str:
+        """The command that builds the data set, with documents held out."""
+        data = self.data
+        options = [
+            ("corpus", data.corpus), ("out", data.directory), ("held-out", data.held_out or 0.01),
+            ("max-sequence-length", data.max_sequence_length),
+            ("max-predictions-per-sequence", data.max_predictions_per_sequence), ("packer", data.packer),
+            ("max-sequences-per-pack", data.max_sequences_per_pack or "unlimited"),
+            ("duplication-factor", data.duplication_factor), ("seed", data.seed), ("vocabulary", data.vocabulary),
+            ("vocabulary-size", None if data.vocabulary else data.vocabulary_size),
+            ("json-field", None if data.json_field == "text" else data.json_field)]
+        words = [f"--{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+        return " ".join(["python -m pack_data.build", *words] + ["--overwrite"] * overwrite)
 
     @property
     def ipus(self) -> int:
@@ -330,6 +355,13 @@ class Config:
             placement=dataclasses.replace(self.placement, replicas=1, replicated_tensor_sharding=False))
 
 
+# Settings of former versions, and what to do instead.
+_GONE = {
+    "run.evaluation_fraction":
+        "take it out: held-out documents are a data set of their own, which data.held_out makes the build split off "
+        "and data.evaluation_directory names (python -m pack_data.build --held-out)",
+}
+
 SECTIONS = {
     "data": DataConfig, "model": ModelConfig, "loss": LossConfig, "optimizer": OptimizerConfig,
     "batch": BatchConfig, "engine": EngineConfig, "placement": PlacementConfig, "run": RunConfig,
@@ -353,7 +385,7 @@ def load_config(path: Union[str, Path], overrides: Sequence[str] = ()) -> Config
 
 def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Config:
     """As :func:`load_config`, from what YAML read."""
-    reader = Reader(SECTIONS, path)
+    reader = Reader(SECTIONS, path, gone=_GONE)
     small = reader.block("without_ipus")
     if isinstance(tree, Mapping):
         small.read(tree.get("without_ipus"), FILE)
@@ -476,9 +508,10 @@ def _rules(config: Config) -> List[Tuple[str, Any, str]]:
          "engine.ipu_model is true; must be false where engine.offline_export compiles for real IPUs"),
         ("run.steps optimizer.schedule_steps", config.run.steps > config.schedule_steps, schedule_too_short(
             f"run.steps is {config.run.steps}", config.run.steps, config.schedule_steps)),
-        ("run.evaluate_every run.evaluation_fraction", config.run.evaluate_every and not config.run.evaluation_fraction,
-         f"run.evaluate_every is {config.run.evaluate_every}; needs run.evaluation_fraction above 0, else nothing is "
-         "held out to evaluate"),
+        ("run.evaluate_every data.held_out data.evaluation_directory",
+         config.run.evaluate_every and config.evaluation_directory is None,
+         f"run.evaluate_every is {config.run.evaluate_every}; needs held-out data: set data.held_out above 0 and build "
+         f"with `{config.build_line()}`, or name a data set in data.evaluation_directory"),
     ]
 
 

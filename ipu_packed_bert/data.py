@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from ipu_packed_bert.config import Config, ConfigError
+from pack_data import sides
 from pack_data.lengths.factors import PackingFactor, checked_factor, planned_factor
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import BERT, PackSchema
@@ -73,6 +74,8 @@ def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
         found["data.max_predictions_per_sequence"] = manifest.max_predictions_per_sequence
     if manifest.vocabulary_size:
         found["model.vocabulary_size"] = manifest.vocabulary_size
+    if made:
+        found["data.held_out"] = made.get("held_out", 0.0)
     for name in ("vocabulary_size", "duplication_factor", "seed"):
         if name in made:
             found[f"data.{name}"] = made[name]
@@ -82,7 +85,7 @@ def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
 def open_or_build(config: Config, *, progress: Optional[bool] = None) -> Tuple[Config, PackStore]:
     """The data set of the configuration, and the configuration as :func:`described` by it.
 
-    If its folder holds none, it is built there and kept; one line says so.  Raises ValueError where the data set
+    If its folder holds none, it is built there and kept, with its held-out side; one line says so.  Raises ValueError where the data set
     contradicts the configuration.
     """
     data = config.data
@@ -96,9 +99,57 @@ def open_or_build(config: Config, *, progress: Optional[bool] = None) -> Tuple[C
             max_sequence_length=data.max_sequence_length,
             max_predictions_per_sequence=data.max_predictions_per_sequence,
             packer=data.packer, max_sequences_per_pack=data.max_sequences_per_pack,
-            duplication_factor=data.duplication_factor, seed=data.seed, json_field=data.json_field), progress)
+            duplication_factor=data.duplication_factor, seed=data.seed, json_field=data.json_field,
+            held_out=data.held_out), progress).close()
     config, _ = described(config)
     return config, PackStore.open(Path(data.directory))
+
+
+def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
+    """The data set that the configuration evaluates on, None where it evaluates on none.
+
+    Raises ConfigError where it is missing, does not fit the training data, or holds training documents.
+    """
+    if not config.run.evaluate_every:
+        return None
+    folder = config.evaluation_directory
+    if folder is None or not Path(folder, MANIFEST).exists():
+        if training.made_with.get("documents"):
+            way_out = f"build both with documents held out: `{config.build_line(overwrite=True)}`"
+        else:
+            way_out = (f"the sequences in {config.data.directory} have no documents that could be held out: "
+                       "name a data set in data.evaluation_directory")
+        raise ConfigError(f"{config.path}: run.evaluate_every is {config.run.evaluate_every}, and there is no data set "
+                          f"in {folder} to evaluate on; {way_out}; or set run.evaluate_every=0")
+    store = PackStore.open(Path(folder))
+    problems = _not_for_evaluation(config, training, store.manifest)
+    if problems:
+        store.close()
+        raise ConfigError(f"{config.path}: the data set in {folder} {'; '.join(problems)}; "
+                          "or name another data.evaluation_directory")
+    return store
+
+
+def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest) -> List[str]:
+    schema, wanted, problems = evaluation.schema, training.schema, []
+    if (schema.kind, schema.max_sequence_length) != (wanted.kind, wanted.max_sequence_length):
+        problems.append(f"holds {schema.kind} packs of {schema.max_sequence_length} slots, the training data "
+                        f"{wanted.kind} packs of {wanted.max_sequence_length}")
+    for found, room, words in ((schema.max_sequences_per_pack, wanted.max_sequences_per_pack, "sequences"),
+                               (schema.max_predictions_per_pack, wanted.max_predictions_per_pack, "masked tokens")):
+        if found > room:
+            problems.append(f"has packs of up to {found} {words}, those of the training data have room for {room}")
+    if evaluation.vocabulary_size > config.model.vocabulary_size:
+        problems.append(f"has a vocabulary of {evaluation.vocabulary_size} tokens, "
+                        f"model.vocabulary_size is {config.model.vocabulary_size}")
+    vocabularies = {manifest.vocabulary_sha256 for manifest in (training, evaluation)} - {""}
+    if len(vocabularies) > 1:
+        problems.append("was made with another vocabulary than the training data; "
+                        "give both the same vocab.txt (--vocabulary)")
+    if sides.overlap(training.made_with, evaluation.made_with):
+        problems.append(f"holds documents that the training data in {config.data.directory} hold too; "
+                        f"build both with `{config.build_line(overwrite=True)}`")
+    return problems
 
 
 def check_data(config: Config, manifest: Manifest) -> None:
@@ -150,6 +201,6 @@ def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
     Empty for a data set that does not say how it was built.
     """
     made, wanted = manifest.made_with.get("options", {}), config.data
-    names = ["packer", "duplication_factor", "seed"] + ([] if wanted.vocabulary else ["vocabulary_size"])
+    names = ["packer", "duplication_factor", "seed", "held_out"] + ([] if wanted.vocabulary else ["vocabulary_size"])
     return [f"{name} {made[name]} (data.{name} is {getattr(wanted, name)})"
             for name in names if name in made and made[name] != getattr(wanted, name)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Deque, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -13,8 +13,8 @@ from pack_data.store import PackStore
 
 Batch = Dict[str, np.ndarray]  # the ten fields of a pack, int32 [packs, S | P | D], and two scales, float32 [packs]
 
-# Streams of random numbers drawn from run.seed: one says which packs are held out, one shuffles the epochs.
-_SPLIT, _SHUFFLE = 0, 1
+# The stream of random numbers drawn from run.seed that shuffles the epochs.
+_SHUFFLE = 1
 
 
 class Position(NamedTuple):
@@ -35,20 +35,17 @@ class GlobalBatches:
     in the update, M masked tokens and Q sequences: nsp_scale = N / Q, and mlm_scale = N / M for the normalisation "token",
     N / Q for "sequence".
 
-    ``run.evaluation_fraction`` of the packs is held out, chosen by ``run.seed``: no batch of the iterator has them.
-    They hold other sequences than the training packs; with a duplication factor above 1 they may hold the same text,
-    cut and masked in another way.
-
     Parameters
     ----------
     share : (index, parts), for several processes that feed one update: this one gets the rows of its part, with the
         scales of the whole update.
     prefetch : batches decoded ahead, by one thread.
+    evaluation : the data set of ``held_out``; its packs have at most the depth and masked tokens of ``store``'s.
     """
 
     def __init__(self, store: PackStore, config: Config, *, packing_factor: float,
-                 share: Tuple[int, int] = (0, 1), prefetch: int = 2):
-        self._store = store
+                 share: Tuple[int, int] = (0, 1), prefetch: int = 2, evaluation: Optional[PackStore] = None):
+        self._store, self._evaluation = store, evaluation
         self._seed = config.run.seed
         self._normalisation = config.loss.normalisation
         self.micro_batches_per_update = config.micro_batches_per_update(packing_factor)
@@ -60,22 +57,18 @@ class GlobalBatches:
         rows = self.packs_per_update // parts
         self._rows = slice(part * rows, (part + 1) * rows)
 
-        held_out = int(round(config.run.evaluation_fraction * len(store)))
-        order = np.random.default_rng([self._seed, _SPLIT]).permutation(len(store))
-        self.held_out_packs = np.sort(order[:held_out])
-        self.training_packs = np.sort(order[held_out:])
-        if not len(self.training_packs):
-            raise ValueError("{}: no packs to train on ({} in all, {} held out)".format(
-                config.data.directory, len(store), held_out))
+        self.training_packs = len(store)
+        if not self.training_packs:
+            raise ValueError(f"{config.data.directory}: no packs to train on")
         self._prefetch = max(1, prefetch)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
         self._ahead: Deque[Tuple[Position, Future]] = deque()
-        self._order: Tuple[int, np.ndarray] = (-1, self.training_packs)
+        self._order: Tuple[int, np.ndarray] = (-1, np.arange(0))
         self._start(Position(0, 0))
 
     @property
     def updates_per_epoch(self) -> int:
-        return -(-len(self.training_packs) // self.packs_per_update)
+        return -(-self.training_packs // self.packs_per_update)
 
     @property
     def position(self) -> Position:
@@ -100,14 +93,17 @@ class GlobalBatches:
         return self._load(self._packs_from(self._position)[0])
 
     def held_out(self) -> Iterator[Batch]:
-        """The held-out packs in batches of the same shape."""
-        for first in range(0, len(self.held_out_packs), self.packs_per_update):
-            yield self._load(self.held_out_packs[first:first + self.packs_per_update])
+        """The packs of the evaluation data set in order, in batches of the same shape."""
+        if self._evaluation is None:
+            raise ValueError("no data set to evaluate on was given")
+        packs = np.arange(len(self._evaluation))
+        for first in range(0, len(packs), self.packs_per_update):
+            yield self._load(packs[first:first + self.packs_per_update], self._evaluation)
 
     def state(self) -> Dict[str, Any]:
         """Plain values; ``load_state`` continues with the batch that would have come next."""
         return {"epoch": self._position.epoch, "packs": self._position.packs, "seed": self._seed,
-                "training_packs": len(self.training_packs), "packs_per_update": self.packs_per_update,
+                "training_packs": self.training_packs, "packs_per_update": self.packs_per_update,
                 "data": "{:016x}".format(self._store.manifest.digest)}
 
     def load_state(self, state: Dict[str, Any]) -> None:
@@ -140,10 +136,12 @@ class GlobalBatches:
             self._order = (position.epoch, random.permutation(self.training_packs))
         packs = self._order[1][position.packs:position.packs + self.packs_per_update]
         used = position.packs + len(packs)
-        return packs, Position(position.epoch + 1, 0) if used == len(self.training_packs) else Position(position.epoch, used)
+        return packs, Position(position.epoch + 1, 0) if used == self.training_packs else Position(position.epoch, used)
 
-    def _load(self, packs: np.ndarray) -> Batch:
-        batch = {name: self._filled(values) for name, values in self._decoded(packs)}
+    def _load(self, packs: np.ndarray, store: Optional[PackStore] = None) -> Batch:
+        decoded = (self._store if store is None else store).batch(packs)
+        like = decoded if store is None else self._store.batch(np.arange(1))
+        batch = {name: self._filled(decoded[name], like[name].shape[1]) for name in FIELDS}
         sequences = int(np.count_nonzero(batch["next_sentence_weights"]))
         masked = int(np.count_nonzero(batch["masked_lm_weights"]))
         per_sequence = self.micro_batches_per_update / max(1, sequences)
@@ -153,14 +151,11 @@ class GlobalBatches:
             batch[name] = np.full(self.packs_per_update, scale, dtype=np.float32)
         return {name: values[self._rows] for name, values in batch.items()}
 
-    def _decoded(self, packs: np.ndarray) -> List[Tuple[str, np.ndarray]]:
-        decoded = self._store.batch(packs)
-        return [(name, decoded[name]) for name in FIELDS]
-
-    def _filled(self, values: np.ndarray) -> np.ndarray:
-        """``values`` with rows of zeros, empty packs, up to the size of an update."""
-        if len(values) == self.packs_per_update:
+    def _filled(self, values: np.ndarray, width: int) -> np.ndarray:
+        """``values`` with zeros up to the size of an update: empty packs, and unused places in packs of a smaller depth."""
+        shape = (self.packs_per_update, width)
+        if values.shape == shape:
             return values
-        filled = np.zeros((self.packs_per_update,) + values.shape[1:], dtype=values.dtype)
-        filled[:len(values)] = values
+        filled = np.zeros(shape, dtype=values.dtype)
+        filled[:values.shape[0], :values.shape[1]] = values
         return filled

@@ -128,9 +128,6 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
     # The published rule, until a data set says otherwise (see pack_data.packs.predictions_per_pack).
     predictions = schema.max_predictions_per_pack if schema else config.predictions_per_sequence + depth
     slots = config.data.max_sequence_length
-    training_packs = None
-    if manifest is not None:
-        training_packs = manifest.packs - int(round(config.run.evaluation_fraction * manifest.packs))
     return RunPlan(
         config=config,
         update=update,
@@ -139,7 +136,7 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
         depth=depth,
         # int32: four fields of slots, three of masked tokens, three of sequences; and two float32 scales.
         bytes_per_pack=4 * (4 * slots + 3 * predictions + 3 * depth + 2),
-        training_packs=training_packs,
+        training_packs=None if manifest is None else manifest.packs,
     )
 
 

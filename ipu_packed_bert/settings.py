@@ -18,6 +18,7 @@ import difflib
 import math
 import re
 from pathlib import Path
+from types import MappingProxyType
 from typing import (
     Any,
     Container,
@@ -88,8 +89,9 @@ class Reader:
     """
 
     def __init__(self, sections: Sections, path: str, *, prefix: str = "", problems: Optional[List[str]] = None,
-                 broken: Optional[Set[str]] = None) -> None:
-        self._sections, self.path, self._prefix = sections, path, prefix
+                 broken: Optional[Set[str]] = None, gone: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`gone`: settings of former versions by full name, and what to do instead."""
+        self._sections, self.path, self._prefix, self._gone = sections, path, prefix, gone
         self._blocks: List[str] = []
         self.values: Dict[str, Any] = {}
         self.origins: Dict[str, str] = {}
@@ -101,7 +103,8 @@ class Reader:
     def block(self, name: str) -> Reader:
         """A reader of the same settings in a block of their own, such as `without_ipus`; it shares the problems."""
         self._blocks.append(name)
-        return Reader(self._sections, self.path, prefix=f"{name}.", problems=self.problems, broken=self.broken)
+        return Reader(self._sections, self.path, prefix=f"{name}.", problems=self.problems, broken=self.broken,
+                      gone=self._gone)
 
     def read(self, tree: Any, origin: str) -> None:
         """Take over nested settings: {section: {key: value}}."""
@@ -197,6 +200,9 @@ class Reader:
             self.values[key], self.origins[key] = value, origin
 
     def _unknown(self, stated: str, key: str) -> None:
+        if key in self._gone:
+            self.problems.append(f"{stated}{self._prefix}{key} is no setting any more; {self._gone[key]}")
+            return
         near = suggestions(key, self._sections, self._blocks)
         hint = f"; did you mean {' or '.join(self._prefix + each for each in near)}?" if near else ""
         self.problems.append(f"{stated}{self._prefix}{key} is not a setting{hint}")

@@ -287,8 +287,8 @@ class _Build:
                              "has none; build the held-out sequences from files of their own")
         places = [(sides.TRAINING if options.held_out else None, work, self.out)]
         if options.held_out:
-            _check_out(held_out_folder(self.out))
-            places.append((sides.HELD_OUT, work / _HELD_OUT_WORK, held_out_folder(self.out)))
+            _check_out(sides.held_out_folder(self.out))
+            places.append((sides.HELD_OUT, work / _HELD_OUT_WORK, sides.held_out_folder(self.out)))
         self.sides = [_Side(*place, read_manifest(place[2]) if options.append else None) for place in places]
         self.appended = options.append
 
@@ -395,13 +395,12 @@ class _Build:
         if sorted(made["sources"]) != sorted(plan["sources"]) or made.get("given", {}) != plan["given"]:
             what = "vocabulary or recipe" if sorted(made["sources"]) == sorted(plan["sources"]) else "corpus"
             raise ValueError(f"{side.out}: holds a data set made from another {what} ({manifest.packs:,} packs); {way_out}, or add to it with --append")
-        names = sorted({*made["options"], *plan["options"]})
-        others = [f"{name} {made['options'].get(name)} (now {plan['options'].get(name)})" for name in names
-                  if made["options"].get(name) != plan["options"].get(name)]
-        if others == [f"epoch {made['options'].get('epoch')} (now {plan['options'].get('epoch')})"]:
+        before, now = _meant(made["options"]), _meant(plan["options"])
+        others = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+        if others == ["epoch"]:                    # another pairing of the same sequences
             return False
         if others:
-            raise ValueError(f"{side.out}: holds a data set made with {', '.join(others)}; {way_out}")
+            raise ValueError(f"{side.out}: holds a data set made with {', '.join(f'{name} {before.get(name)} (now {now.get(name)})' for name in others)}; {way_out}")
         try:
             PackStore.open(side.out).close()
         except ValueError:
@@ -675,9 +674,11 @@ class _Build:
         return Packing.load(side.out / "recipe.json")
 
 
-def held_out_folder(out: Union[str, Path]) -> Path:
-    """Where `--held-out` puts the held-out side of the data set in `out`."""
-    return Path(out).with_name(Path(out).name + "-held-out")
+def _meant(options: Dict[str, Any]) -> Dict[str, Any]:
+    """Options of a manifest with the number of predictions that None stands for."""
+    if options["max_predictions_per_sequence"] is not None:
+        return options
+    return {**options, "max_predictions_per_sequence": default_predictions(options["max_sequence_length"], options["masked_lm_probability"])}
 
 
 def _one_sided(options: BuildOptions, side: Optional[str], count: int) -> str:
@@ -799,8 +800,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             print(f"left out: {', '.join(store.manifest.made_with['left_out'])} (a store holds whole numbers only)", file=sys.stderr)
         print(f"\n{store.folder}: {len(store):,} packs in {len(store.manifest.shards)} shards, {size / 1e6:,.1f} MB, {size / len(store):,.0f} bytes a pack")
         if store.manifest.made_with.get("side") == sides.TRAINING:
-            held_out = read_manifest(held_out_folder(store.folder))
-            print(f"{held_out_folder(store.folder)}: {held_out.packs:,} packs of {held_out.sequences:,} sequences, from the {held_out.made_with['documents']:,} documents held out")
+            held_out = read_manifest(sides.held_out_folder(store.folder))
+            print(f"{sides.held_out_folder(store.folder)}: {held_out.packs:,} packs of {held_out.sequences:,} sequences, from the {held_out.made_with['documents']:,} documents held out")
     return 0
 
 

@@ -6,11 +6,17 @@ other document's side, and two data sets of one corpus can be compared by their 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple, Union
 
 from pack_data.text.corpus import Document
 
 TRAINING, HELD_OUT = "training", "held-out"
+
+
+def held_out_folder(out: Union[str, Path]) -> Path:
+    """Where a build puts the held-out side of the data set in `out`."""
+    return Path(out).with_name(Path(out).name + "-held-out")
 
 
 def place(lines: Iterable[str]) -> float:

@@ -13,14 +13,28 @@ import yaml
 
 from pack_data.packs import PackSchema, assemble
 from pack_data.sequences import Example, Sequences
-from pack_data.store import StoreWriter
+from pack_data.sides import held_out_folder
+from pack_data.store import PackStore, StoreWriter
 from tests.packed_examples import random_packs, random_sequences
 
 VOCABULARY, SLOTS, DEPTH, PREDICTIONS = 128, 64, 3, 10
 
 
 def tiny_data(folder: Path, *, sequences: int = 60, vocabulary: int = VOCABULARY, depth: int = DEPTH, seed: int = 0, **about: Any) -> Path:
-    """A packed data set of random sequences of 5 to 64 tokens; `about`: further fields of its manifest."""
+    """A packed data set of random sequences of 5 to 64 tokens, and one of a third as many held out beside it.
+
+    `about`: further fields of its manifest.
+    """
+    _random_data(held_out_folder(folder), sequences // 3, vocabulary, depth, seed + 1000)
+    return _random_data(folder, sequences, vocabulary, depth, seed, **about)
+
+
+def held_out_of(store: PackStore) -> PackStore:
+    """The data set held out beside that of `tiny_data`."""
+    return PackStore.open(held_out_folder(store.folder))
+
+
+def _random_data(folder: Path, sequences: int, vocabulary: int, depth: int, seed: int, **about: Any) -> Path:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(5, SLOTS + 1, sequences).tolist()
     examples = [
@@ -43,14 +57,14 @@ def tiny_settings(data: Optional[Path] = None) -> Dict[str, Dict[str, Any]]:
     """Nested settings of a run of 12 updates of 4 packs, dropout on."""
     return {
         "data": {"directory": str(data or "data/tiny"), "vocabulary_size": VOCABULARY, "max_sequence_length": SLOTS,
-                 "max_predictions_per_sequence": PREDICTIONS, "packer": "spfhp", "max_sequences_per_pack": DEPTH},
+                 "max_predictions_per_sequence": PREDICTIONS, "packer": "spfhp", "max_sequences_per_pack": DEPTH, "held_out": 0.2},
         "model": {"vocabulary_size": VOCABULARY, "hidden_size": 16, "num_layers": 2, "num_heads": 2,
                   "intermediate_size": 32, "max_position_embeddings": SLOTS, "hidden_dropout": 0.1},
         "optimizer": {"learning_rate": 0.01},
         "batch": {"micro_batch": 2, "gradient_accumulation": 3},
         "engine": {"kind": "host", "threads": 1},
         "placement": {"layers_per_ipu": [2]},
-        "run": {"steps": 12, "evaluation_fraction": 0.1, "evaluate_every": 5, "checkpoint_every": 3},
+        "run": {"steps": 12, "evaluate_every": 5, "checkpoint_every": 3},
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from ipu_packed_bert.config import check_accumulation, config_from_tree, load_config
-from ipu_packed_bert.data import built_otherwise, described, open_or_build, packing_factor
+from ipu_packed_bert.data import built_otherwise, described, open_evaluation, open_or_build, packing_factor
 from ipu_packed_bert.processes import refuse_torchrun
 from pack_data.command import ArgumentParser
 
@@ -92,6 +92,9 @@ def main(argv=None):
     with contextlib.ExitStack() as opened:
         config, store = open_or_build(config, progress=args.progress)
         opened.enter_context(store)
+        evaluation = open_evaluation(config, store.manifest)
+        if evaluation:
+            opened.enter_context(evaluation)
         vocabulary, weights_of = store.manifest.vocabulary_sha256, args.resume or args.start_from
         if weights_of:
             vocabulary, note = agree(vocabulary_of_run(Path(weights_of), checkpoint or begun), vocabulary,
@@ -105,7 +108,7 @@ def main(argv=None):
         check_accumulation(config, factor.value)
         engine = opened.enter_context(contextlib.closing(
             build_engine(config, store.schema, packing_factor=factor.value)))
-        batches = GlobalBatches(store, config, packing_factor=factor.value, share=engine.share)
+        batches = GlobalBatches(store, config, packing_factor=factor.value, share=engine.share, evaluation=evaluation)
         batches = opened.enter_context(contextlib.closing(engine.feed(batches)))
         print_data(config, store.manifest)
         print_batch(config, factor, batches)
@@ -180,6 +183,6 @@ def print_batch(config, factor, batches):
           "{:,} updates an epoch".format(
               batches.packs_per_update, config.expected_sequences_per_update(factor.value), config.batch.micro_batch,
               accumulation, divided, config.placement.replicas, batches.updates_per_epoch))
-    if len(batches.training_packs) < batches.packs_per_update:
+    if batches.training_packs < batches.packs_per_update:
         print("note      the data set has {:,} packs to train on, fewer than an update: the rest of each batch is empty".format(
-            len(batches.training_packs)))
+            batches.training_packs))

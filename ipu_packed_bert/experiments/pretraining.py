@@ -119,7 +119,8 @@ class Laboratory:
         depth = self.store(store).schema.max_sequences_per_pack if packed else 1
         return Config(
             data=DataConfig(directory=str(self.folder / store), max_sequence_length=size.max_sequence_length,
-                            max_predictions_per_sequence=None, max_sequences_per_pack=depth, packer="optimal" if packed else "none"),
+                            max_predictions_per_sequence=None, max_sequences_per_pack=depth, packer="optimal" if packed else "none",
+                            evaluation_directory=str(self.folder / "held_out")),
             model=ModelConfig(vocabulary_size=self.store("unpacked").manifest.vocabulary_size, hidden_size=size.hidden_size, num_layers=size.num_layers,
                               num_heads=size.num_heads, intermediate_size=4 * size.hidden_size,
                               max_position_embeddings=size.max_sequence_length, hidden_dropout=0.0),
@@ -127,7 +128,7 @@ class Laboratory:
             optimizer=OptimizerConfig(learning_rate=rate * size.learning_rate, warmup_fraction=0.1, packing_adjustment=adjustment),
             batch=BatchConfig(micro_batch=size.micro_batch, gradient_accumulation=self.accumulation),
             engine=EngineConfig(kind="host"), placement=PlacementConfig(layers_per_ipu=(size.num_layers,)),
-            run=RunConfig(steps=steps, seed=seed, evaluate_every=max(1, steps // size.points), evaluation_fraction=0.5))
+            run=RunConfig(steps=steps, seed=seed, evaluate_every=max(1, steps // size.points)))
 
     def run(self, config: Config, change: Callable[[Batch], Batch] = lambda batch: batch) -> List[Row]:
         """Train from the shared checkpoint; a row for each measurement of the held-out sequences, the first before any update."""
@@ -138,7 +139,7 @@ class Laboratory:
             own = engine.state()
             # A model without next sentence prediction has fewer weights than the checkpoint.
             engine.load_state({**own, "model": {name: state[name] for name in own["model"]}})
-            with closing(GlobalBatches(store, _all_for_training(config), packing_factor=factor)) as batches:
+            with closing(GlobalBatches(store, config, packing_factor=factor)) as batches:
                 changed = Changed(batches, first_batches(held_out, config, self.size.held_out), change)
                 engine.compile(change(batches.first()))
                 curve = Curve()
@@ -155,7 +156,7 @@ class Laboratory:
             with Runner(self.folder, self._settings), PackStore.open(self.folder / "unpacked") as store:
                 print(f"training the shared checkpoint, {steps} updates", flush=True)
                 engine = HostEngine(config, store.schema, packing_factor=1.0)
-                with closing(GlobalBatches(store, _all_for_training(config), packing_factor=1.0)) as batches:
+                with closing(GlobalBatches(store, config, packing_factor=1.0)) as batches:
                     _train(config, engine, Changed(batches, (), lambda batch: batch), SilentLog(), checkpoints)
         return load_checkpoint(newest_checkpoint(checkpoints)).engine["model"]
 
@@ -231,15 +232,10 @@ class Curve(Log):
 
 def first_batches(store: PackStore, config: Config, sequences: int) -> List[Batch]:
     """Batches of the first sequences of an unpacked data set, the same for every seed; each as large as an unpacked update."""
-    same = replace(_all_for_training(config), optimizer=replace(config.optimizer, packing_adjustment="none"), run=replace(config.run, seed=0, evaluation_fraction=0.0))
+    same = replace(config, optimizer=replace(config.optimizer, packing_adjustment="none"), run=replace(config.run, seed=0))
     with closing(GlobalBatches(store, same, packing_factor=1.0)) as batches:
         number = min(batches.updates_per_epoch, -(-sequences // batches.packs_per_update))
         return [next(batches) for _ in range(number)]
-
-
-def _all_for_training(config: Config) -> Config:
-    """No pack of the training set is held out: the held-out sequences are another data set."""
-    return replace(config, run=replace(config.run, evaluation_fraction=0.0))
 
 
 def _train(config: Config, engine: HostEngine, batches: Any, log: Log, checkpoints: Optional[Path] = None) -> None:

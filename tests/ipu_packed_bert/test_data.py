@@ -8,9 +8,14 @@ import yaml
 
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.config import ConfigError, config_from_tree, load_config
-from ipu_packed_bert.data import described, facts
+from ipu_packed_bert.data import described, facts, open_evaluation, open_or_build
 from ipu_packed_bert.settings import DEFAULT
+from pack_data import sides
+from pack_data.build import main as build_main
 from pack_data.command import run_main
+from pack_data.sides import held_out_folder
+from pack_data.store import PackStore
+from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import DEPTH, PREDICTIONS, SLOTS, VOCABULARY, tiny_data
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -94,3 +99,69 @@ def test_show_config_prints_every_setting_and_its_origin(tmp_path, capsys):
     assert (origin["max_sequence_length"], origin["micro_batch"], origin["keep_checkpoints"], origin["directory"]) == (
         f"the data set in {tmp_path / 'mine'}", "file", "default", "--set")
     assert re.search(r"seed: 7 +# --set", text)
+
+
+# ---- the data set to evaluate on ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"), 20)
+
+
+def for_corpus(corpus, out, *overrides):
+    return load_config(CONFIGS / "packed_host.yml", [
+        f"data.corpus={corpus}", f"data.directory={out}", "data.held_out=0.3", "data.max_sequence_length=64", "data.vocabulary_size=200",
+        "data.packer=spfhp", *overrides])
+
+
+def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):
+    config, store = open_or_build(for_corpus(corpus, tmp_path / "data"))
+    evaluation = open_evaluation(config, store.manifest)
+    assert evaluation.folder == held_out_folder(store.folder) and not sides.overlap(store.manifest.made_with, evaluation.manifest.made_with)
+    assert store.manifest.made_with["documents"] + evaluation.manifest.made_with["documents"] == 20
+    assert open_evaluation(replace(config, run=replace(config.run, evaluate_every=0)), store.manifest) is None
+    # The line to type that a refusal prints builds exactly this.
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert run_main(build_main, config.build_line().split()[3:] + ["--workers", "1"]) == 0
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_without_held_out_data_the_line_to_type_is_printed(corpus, tmp_path):
+    config = for_corpus(corpus, tmp_path / "data")
+    with build_small(corpus, tmp_path / "data", vocabulary_size=200) as store:
+        with pytest.raises(ConfigError, match="there is no data set in .*data-held-out to evaluate on; build both") as error:
+            open_evaluation(config, store.manifest)
+        assert config.build_line(overwrite=True) in str(error.value) and "\n" not in str(error.value)
+    # A data set without documents has nothing to hold out.
+    with PackStore.open(tiny_data(tmp_path / "tiny")) as store, pytest.raises(ConfigError, match="name a data set in data.evaluation_directory"):
+        open_evaluation(for_corpus(corpus, tmp_path / "elsewhere"), store.manifest)
+
+
+@pytest.mark.parametrize("change, words", [
+    (dict(), "holds documents that the training data in .* hold too"),
+    (dict(max_sequence_length=32), "packs of 32 slots, the training data"),
+    (dict(max_sequences_per_pack=5, packer="best_fit", held_out=0.3), "packs of up to 5 sequences, those of the training data have room for 3"),
+    (dict(vocabulary_size=150, held_out=0.3), "made with another vocabulary"),
+], ids=["not held out", "slots", "depth", "vocabulary"])
+def test_what_one_cannot_evaluate_on(corpus, tmp_path, change, words):
+    build_small(corpus, tmp_path / "data", held_out=0.3).close()
+    build_small(corpus, tmp_path / "other", **{"vocabulary": None if "vocabulary_size" in change else tmp_path / "data" / "vocab.txt", **change}).close()
+    other = held_out_folder(tmp_path / "other") if "held_out" in change else tmp_path / "other"
+    config, store = open_or_build(for_corpus(corpus, tmp_path / "data", f"data.evaluation_directory={other}"))
+    with pytest.raises(ConfigError, match=words) as error:
+        open_evaluation(config, store.manifest)
+    assert "\n" not in str(error.value)
+
+
+def test_a_smaller_share_held_out_elsewhere_can_be_evaluated_on(corpus, tmp_path):
+    """What another build with a smaller share held out is on no training side of a larger one."""
+    build_small(corpus, tmp_path / "data", held_out=0.5).close()
+    build_small(corpus, tmp_path / "other", held_out=0.3, vocabulary=tmp_path / "data" / "vocab.txt").close()
+    for training, evaluation, fits in (("data", "other", True), ("other", "data", False)):
+        config, store = open_or_build(for_corpus(corpus, tmp_path / training, f"data.evaluation_directory={tmp_path / evaluation}-held-out"))
+        if fits:
+            open_evaluation(config, store.manifest).close()
+        else:
+            with pytest.raises(ConfigError, match="hold too"):
+                open_evaluation(config, store.manifest)

@@ -1,5 +1,6 @@
-"""Global batches: every pack once an epoch, nothing dropped, the held-out ones apart, the same again after a resumption."""
+"""Global batches: every pack once an epoch, nothing dropped, those held out apart, the same again after a resumption."""
 from collections import Counter
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from ipu_packed_bert.config import config_from_tree
 from ipu_packed_bert.loader import GlobalBatches
 from pack_data.packs import FIELDS
+from pack_data.sides import held_out_folder
 from pack_data.store import PackStore
 from tests.packed_examples import with_scales
 from tests.tiny_runs import tiny_data, tiny_settings
@@ -37,11 +39,8 @@ def all_packs(store):
     return packs_in(store.batch(np.arange(len(store))))
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5])
-def test_an_epoch_shows_every_training_pack_once_and_no_other(store, fraction):
-    batches = opened(store, "run.evaluation_fraction={}".format(fraction), "run.evaluate_every=0")
-    held_out = [pack for batch in batches.held_out() for pack in packs_in(batch)]
-    assert len(held_out) == round(fraction * len(store))
+def test_an_epoch_shows_every_pack_once(store):
+    batches = opened(store)
     everything = Counter(all_packs(store))
     assert max(everything.values()) == 1
     orders = []
@@ -50,15 +49,32 @@ def test_an_epoch_shows_every_training_pack_once_and_no_other(store, fraction):
         for number in range(batches.updates_per_epoch):
             assert batches.position.epoch == epoch
             seen += packs_in(next(batches))
-        assert Counter(seen) == everything - Counter(held_out)
+        assert Counter(seen) == everything
         orders.append(seen)
     assert batches.position == (3, 0)
     assert orders[0] != orders[1] != orders[2] != orders[0]
     batches.close()
 
 
+@pytest.mark.parametrize("depth", [3, 2])
+def test_held_out_packs_come_in_order_in_batches_of_the_shape_of_training(store, tmp_path, depth):
+    """Also those of a data set of a smaller depth: the places that it does not use are empty."""
+    evaluation = PackStore.open(held_out_folder(tiny_data(tmp_path / "data", depth=depth)))
+    with closing(opened(store, evaluation=evaluation)) as batches, evaluation:
+        found = list(batches.held_out())
+        assert len(found) > 1 and [pack for batch in found for pack in packs_in(batch)] == all_packs(evaluation)
+        for batch in found:
+            assert {name: values.shape for name, values in batch.items()} == {name: values.shape for name, values in batches.first().items()}
+        sequences = sum(int((batch["next_sentence_weights"] > 0).sum()) for batch in found)
+        masked = sum(int((batch["masked_lm_weights"] > 0).sum()) for batch in found)
+        assert (sequences, masked) == (evaluation.manifest.sequences, int(evaluation.lengths()["prediction_counts"].sum()))
+        assert Counter(pack for batch in found for pack in packs_in(batch)).keys().isdisjoint(all_packs(store))
+    with pytest.raises(ValueError, match="no data set to evaluate on"):
+        next(opened(store).held_out())
+
+
 def test_the_last_batch_is_filled_with_empty_packs(store):
-    batches = opened(store, "run.evaluation_fraction=0", "run.evaluate_every=0", "batch.gradient_accumulation=20")
+    batches = opened(store, "batch.gradient_accumulation=20")
     rest = len(store) % batches.packs_per_update
     assert 0 < rest and batches.updates_per_epoch > 1
     for _ in range(batches.updates_per_epoch):
@@ -119,15 +135,14 @@ def test_the_first_batch_can_be_looked_at_without_using_it(store):
     batches.close()
 
 
-def test_order_and_held_out_packs_follow_from_the_seed(store):
+def test_the_order_follows_from_the_seed(store):
     def packs(seed):
         batches = opened(store, "run.seed={}".format(seed))
-        found = (batches.held_out_packs.tolist(), [packs_in(next(batches)) for _ in range(3)])
+        found = [packs_in(next(batches)) for _ in range(3)]
         batches.close()
         return found
 
-    assert packs(1) == packs(1)
-    assert packs(1)[0] != packs(2)[0] and packs(1)[1] != packs(2)[1]
+    assert packs(1) == packs(1) != packs(2)
 
 
 def test_several_processes_share_an_update(store):
@@ -144,8 +159,7 @@ def test_several_processes_share_an_update(store):
 
 
 @pytest.mark.parametrize("override, words", [("run.seed=6", "run.seed 5, it is 6 now"),
-                                             ("batch.micro_batch=1", "packs per update 4, it is 2 now"),
-                                             ("run.evaluation_fraction=0.3", "the number of training packs")])
+                                             ("batch.micro_batch=1", "packs per update 4, it is 2 now")])
 def test_a_state_of_another_run_is_refused(store, override, words):
     first, other = opened(store), opened(store, override)
     with pytest.raises(ValueError, match=words):

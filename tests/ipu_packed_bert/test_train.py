@@ -17,7 +17,7 @@ from ipu_packed_bert.runlog import EVALUATIONS, LOG, RunLog, read_log
 from ipu_packed_bert.train import Interruption, evaluate, train
 from pack_data.command import NotFinite
 from pack_data.store import PackStore
-from tests.tiny_runs import SLOTS, tiny_data, tiny_settings
+from tests.tiny_runs import SLOTS, held_out_of, tiny_data, tiny_settings
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ class Recorder:
 
 def run(store, folder, engine, *overrides, first_step=0):
     config = config_from_tree(tiny_settings(), "tiny.yml", overrides)
-    batches = GlobalBatches(store, config, packing_factor=store.manifest.packing_factor)
+    batches = GlobalBatches(store, config, packing_factor=store.manifest.packing_factor, evaluation=held_out_of(store))
     log = RunLog(folder, steps=config.run.steps, first_step=first_step, max_sequence_length=SLOTS, progress=False, stream=io.StringIO())
     outcome = train(config, engine, batches, log, folder / "checkpoints", first_step=first_step)
     log.close()
@@ -107,7 +107,7 @@ def test_a_signal_ends_an_evaluation_after_its_batch_and_half_of_one_is_not_logg
             return super().evaluate(batch)
 
     engine = Interrupted()
-    _, outcome = run(store, tmp_path, engine, "run.evaluation_fraction=0.5")  # several batches, the first time after update 5
+    _, outcome = run(store, tmp_path, engine)  # several batches, the first time after update 5
     assert outcome == (5, signal.SIGINT)
     assert [name for name, _ in engine.calls].count("evaluate") == 1 and engine.calls[-1] == ("state", 5)
     assert read_log(tmp_path / EVALUATIONS) == []
@@ -141,12 +141,12 @@ def test_a_second_ctrl_c_stops_at_once():
 
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])
 def test_evaluation_over_batches_is_that_of_one_large_batch(store, normalisation):
-    overrides = ["loss.normalisation=" + normalisation, "run.evaluation_fraction=0.5"]
+    overrides = ["loss.normalisation=" + normalisation]
     small = config_from_tree(tiny_settings(), "tiny.yml", overrides)
     large = config_from_tree(tiny_settings(), "tiny.yml", overrides + ["batch.gradient_accumulation=30"])
     found = []
     for config in (small, large):
-        batches = GlobalBatches(store, config, packing_factor=2.0)
+        batches = GlobalBatches(store, config, packing_factor=2.0, evaluation=held_out_of(store))
         engine = HostEngine(config, store.schema, packing_factor=2.0)
         parts = list(batches.held_out())
         found.append((len(parts),) + evaluate(engine, parts, token=normalisation == "token"))

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from pack_data import build as build_module
 from pack_data import sides
-from pack_data.build import held_out_folder
 from pack_data.build import main as build_main
 from pack_data.command import run_main
 from pack_data.text.corpus import Document, documents, file_documents
 from pack_data.packs import disassemble
+from pack_data.sides import held_out_folder
 from pack_data.store import PackStore, read_manifest
 from pack_data.switch import COMMIT
 from pack_data.verify import verify

@@ -79,7 +79,7 @@ class BatchesAhead:
         """Where the batch after the current one begins."""
         epoch, packs = self._batches.position
         packs += self._batches.packs_per_update
-        return Position(epoch + 1, 0) if packs >= len(self._batches.training_packs) else Position(epoch, packs)
+        return Position(epoch + 1, 0) if packs >= self._batches.training_packs else Position(epoch, packs)
 
     def load_state(self, state: Dict[str, Any]) -> None:
         self._stop()
