@@ -1,21 +1,83 @@
-"""`python -m ipu_packed_bert`: the list of this package's commands."""
+"""`packed-bert COMMAND`, as `python -m ipu_packed_bert COMMAND`: every command of the project under one name; alone it lists them."""
 from __future__ import annotations
 
-from pack_data.command import list_commands, run_main
+import difflib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
-COMMANDS = {
-    "finetune": "fine-tunes a trained BERT on packs: questions, texts",
-    "adjust": "turns the configuration of an unpacked run into packed ones",
-    "benchmark": "sequences per second on this machine, packed over unpacked",
-    "export": "a run to a Hugging Face folder, and such a folder to a run",
-    "experiments": "the experiments behind README's evidence",
-    "report": "cycles, overhead and speed-up on an IPU, without one (in a checkout also profiling/overhead_report.py)",
+from ipu_packed_bert import __version__
+from pack_data.__main__ import COMMANDS as PACKING
+from pack_data.command import run_main, started_by
+
+
+class Command(NamedTuple):
+    """A module with `main(argv)`, or a package whose __main__ has it, and what it does in one line."""
+
+    module: str
+    summary: str
+
+    def main(self) -> Callable[[Optional[Sequence[str]]], Optional[int]]:
+        """The command's function; its module is imported only now."""
+        spec = importlib.util.find_spec(self.module)
+        package = spec is not None and spec.submodule_search_locations is not None
+        return importlib.import_module(f"{self.module}.__main__" if package else self.module).main
+
+
+def _packing(name: str) -> Command:
+    return Command(f"pack_data.{name}", PACKING[name])
+
+
+COMMANDS: Dict[str, Command] = {
+    "pretrain": Command("ipu_packed_bert.commands.pretrain", "trains a BERT on a packed data set, which it builds where it is missing"),
+    "plan": Command("ipu_packed_bert.commands.plan", "what a configuration would run and where, and whether it fits; no device needed"),
+    "finetune": Command("ipu_packed_bert.finetune", "fine-tunes a trained BERT on packs: questions, texts"),
+    "export": Command("ipu_packed_bert.commands.export", "a run to a Hugging Face folder, and such a folder to a run"),
+    "adjust": Command("ipu_packed_bert.commands.adjust", "turns the configuration of an unpacked run into packed ones"),
+    "benchmark": Command("ipu_packed_bert.commands.benchmark", "sequences per second on this machine, packed over unpacked"),
+    "report": Command("ipu_packed_bert.report.command", "cycles, overhead and speed-up on an IPU, from the cycle model or from runs"),
+    "calibrate": Command("ipu_packed_bert.report.calibrate", "fits the cycle model to the published measurements"),
+    "experiments": Command("ipu_packed_bert.experiments", "the experiments behind README's evidence"),
+    "build": _packing("build"),
+    "verify": _packing("verify"),
+    "convert": _packing("convert"),
+    "histogram": _packing("histogram"),
+    "pack": Command("ipu_packed_bert.commands.pack", "packs a histogram of lengths; --packer NAME, optimal unless told otherwise"),
+    "compare": _packing("compare"),
+    "certificate": _packing("certificate"),
+    "sort": _packing("sort"),
+    "batching": _packing("batching"),
+    "benchmark-build": _packing("benchmark"),
 }
-ELSEWHERE = (
-    "Pre-training, and the plan of a configuration: python run_pretraining.py --help",
-    "Packing: python -m pack_data",
-)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    program = "python -m ipu_packed_bert" if Path(sys.argv[0]).resolve() == Path(__file__).resolve() else "packed-bert"
+    if not arguments or arguments[0] in ("-h", "--help"):
+        width = max(map(len, COMMANDS))
+        print(f"usage: {program} COMMAND [options]; COMMAND --help says more about each:\n")
+        for name, command in COMMANDS.items():
+            print(f"  {name:<{width}}  {command.summary}")
+        return 0
+    if arguments[0] == "--version":
+        print(__version__)
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        way_out = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
+        raise ValueError(f"{name}: no such command; {way_out}")
+    with started_by(program, name):
+        return COMMANDS[name].main()(arguments[1:]) or 0
+
+
+def entry() -> int:
+    """The console command."""
+    return run_main(main)
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main(lambda argv: list_commands("ipu_packed_bert", COMMANDS, argv, ELSEWHERE)))
+    raise SystemExit(entry())

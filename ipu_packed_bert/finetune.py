@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
+from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.finetuning.config import load_config
 from ipu_packed_bert.processes import refuse_torchrun
 from pack_data.command import ArgumentParser, run_main
@@ -16,7 +17,8 @@ CONFIG = "config.yml"  # in a run's folder
 def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = ArgumentParser(prog="python -m ipu_packed_bert.finetune", description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", metavar="FILE", help="a run's settings, such as configs/finetune_squad_packed.yml")
+    what.add_argument("--config", metavar="FILE|NAME",
+                      help="a run's settings: a file, or the name of one that comes with the program, such as finetune_squad_packed")
     what.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint; a finished one is evaluated again")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="folder in which the data files of the configuration lie")
     parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
@@ -32,7 +34,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parse(argv)
     refuse_torchrun()
-    config = load_config(Path(args.resume, CONFIG) if args.resume else args.config, args.overrides)
+    config = load_config(Path(args.resume, CONFIG) if args.resume else config_file(args.config), args.overrides)
     former = load_config(Path(args.resume, CONFIG)) if args.resume else None
 
     # torch loads from here on: a wrong configuration is refused without it.

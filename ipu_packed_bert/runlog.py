@@ -22,6 +22,7 @@ from ipu_packed_bert.checkpoint import checkpoints
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import BatchCounts, StepResult
 from ipu_packed_bert.train import Log, Outcome
+from pack_data.command import typed
 from pack_data.files import locked, write_atomically
 from pack_data.store import Manifest
 
@@ -243,7 +244,7 @@ def how_to_go_on(folder: Union[str, Path], config: Config) -> str:
 
 
 def _resume(folder: Union[str, Path]) -> str:
-    return "python run_pretraining.py --resume {}".format(folder)
+    return "{} --resume {}".format(typed("pretrain", "python run_pretraining.py"), folder)
 
 
 def read_log(path: Path) -> List[Dict[str, Any]]:

@@ -5,7 +5,8 @@ import argparse
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, Mapping, NoReturn, Optional, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, Mapping, NoReturn, Optional, Sequence
 
 from pack_data.packages import package_of
 
@@ -18,10 +19,37 @@ class NotFinite(ArithmeticError):
     """A training run has a loss or weights that are infinite or no numbers: exit status 3."""
 
 
+class _Typed:
+    """How the running command was typed, where one program with sub-commands started it."""
+
+    program: Optional[str] = None  # "packed-bert"
+    command: Optional[str] = None  # "build"
+
+
+@contextmanager
+def started_by(program: str, command: str) -> Iterator[None]:
+    """While entered, `program command` is what people are told to type, instead of the command's own module or script."""
+    former = _Typed.program, _Typed.command
+    _Typed.program, _Typed.command = program, command
+    try:
+        yield
+    finally:
+        _Typed.program, _Typed.command = former
+
+
+def typed(command: str, otherwise: str) -> str:
+    """What to type for a command: `packed-bert build` where that program was used, else the module or script `otherwise`."""
+    return otherwise if _Typed.program is None else f"{_Typed.program} {command}"
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """An argument parser whose complaints are ValueErrors, so that `run_main` prints them like every other error."""
 
     def __init__(self, **options: Any) -> None:
+        if _Typed.command is not None:
+            own = (options.get("prog") or "").split()
+            more = own[3:] if own[:2] == ["python", "-m"] else []  # python -m PACKAGE.COMMAND WHAT
+            options["prog"] = " ".join([typed(_Typed.command, ""), *more])
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:

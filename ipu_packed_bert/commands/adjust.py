@@ -21,8 +21,9 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 import yaml
 
 from ipu_packed_bert.config import Config, ConfigError, check_accumulation, config_from_tree, load_config
+from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.data import check_data, facts
-from pack_data.command import ArgumentParser
+from pack_data.command import ArgumentParser, typed
 from pack_data.packers import PACKERS
 from pack_data.files import write_atomically
 from pack_data.store import Manifest, read_manifest
@@ -109,7 +110,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--data", required=True, metavar="PACKED", help="a packed data set, as pack_data.build makes it")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the two files there; default: print them")
     args = parser.parse_args(argv)
-    config, manifest = load_config(args.config), read_manifest(Path(args.data))
+    config, manifest = load_config(config_file(args.config)), read_manifest(Path(args.data))
     adjusted = adjust(config, manifest, args.data)
     # Without --out the settings go to stdout as two YAML documents, and what is for the reader is in their comments.
     if args.out is None:
@@ -125,5 +126,5 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for adjustment, each in zip(ADJUSTMENTS, adjusted):
         write_atomically(args.out / each.name, each.text(config, manifest).encode())
         print(f"{adjustment:<14} {summary(each.config, manifest.packing_factor)}")
-        print(f"{'':<14} python run_pretraining.py --config {args.out / each.name}")
+        print(f"{'':<14} {typed('pretrain', 'python run_pretraining.py')} --config {args.out / each.name}")
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
 import yaml
 
 from ipu_packed_bert.config import Config, config_from_tree
-from pack_data.command import ArgumentParser
+from pack_data.command import ArgumentParser, typed
 from pack_data.files import write_atomically
 from pack_data.text.wordpiece import Vocabulary, load_vocabulary
 
@@ -106,7 +106,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if args.vocabulary:
             parser.error("--vocabulary is for writing a folder; one that is read has its own")
         loaded = import_folder(args.source, args.target)
-        print(f"{args.target}: begin with it by run_pretraining.py --start-from {args.target}, its sizes are in {CONFIG}")
+        print(f"{args.target}: begin with it by {typed('pretrain', 'python run_pretraining.py')} --start-from {args.target}, its sizes are in {CONFIG}")
         for names, what in ((loaded.fresh, "initialised, not in the folder"), (loaded.unused, "in the folder, left out")):
             if names:
                 print(f"{what}: {', '.join(names)}")

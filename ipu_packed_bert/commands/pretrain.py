@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from ipu_packed_bert.config import check_accumulation, config_from_tree, load_config
+from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.data import built_otherwise, described, open_evaluation, open_or_build, packing_factor
 from ipu_packed_bert.processes import refuse_torchrun
 from pack_data.command import ArgumentParser
@@ -20,7 +21,8 @@ def parse(argv):
     parser = ArgumentParser(prog="run_pretraining.py", description=__doc__,
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", metavar="FILE", help="a run's settings, such as configs/packed_phase2_pod16.yml")
+    what.add_argument("--config", metavar="FILE|NAME",
+                      help="a run's settings: a file, or the name of one that comes with the program, such as packed_phase2_pod16")
     what.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint")
     parser.add_argument("--start-from", metavar="RUN",
                         help="a new run begins with the weights of that run's newest checkpoint (phase 2 after phase 1)")
@@ -57,7 +59,7 @@ def main(argv=None):
     args = parse(argv)
     if not (args.plan or args.show_config):
         refuse_torchrun()
-    config = resumed_config(args.resume, args.overrides) if args.resume else load_config(args.config, args.overrides)
+    config = resumed_config(args.resume, args.overrides) if args.resume else load_config(config_file(args.config), args.overrides)
     if args.show_config:
         print(described(config)[0].annotated(), end="")
         return 0

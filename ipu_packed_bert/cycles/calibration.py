@@ -14,6 +14,7 @@ from math import log, sqrt
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ipu_packed_bert import configurations
 from ipu_packed_bert.cycles.lowering import short_name
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_CONFIG, PAPER_OVERHEAD, POINTS, POPART, Point
@@ -24,7 +25,6 @@ from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.workload import Machine
 
 STORED = Path(__file__).resolve().parent / "calibration.json"
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 THROUGHPUT_SIGMA, OVERHEAD_SIGMA = 0.10, 0.25
 IPUS_ONLY = ("without_ipus=null",)      # what changes without IPUs is no concern of a cycle model
 PEAK_SHARE = 0.31                         # the trivial model: 31 % of the AMP peak, whatever the workload
@@ -83,12 +83,12 @@ def observe(machine_of: Dict[str, Machine], load_config: Callable[..., Any]) -> 
     """Lower every point's workload."""
     found = []
     for point in POINTS:
-        config = load_config(CONFIGS / point.config, IPUS_ONLY + point.overrides)
+        config = load_config(configurations.FOLDER / point.config, IPUS_ONLY + point.overrides)
         machine = machine_of[point.target]
         pipeline = machine.pipeline(config, arrangement=point.arrangement)
         graph = machine.traces.training(config, _shape(config), point.arrangement)
         found.append(Observation(point, pipeline, ideal_cycles(graph, pipeline)))
-    config = load_config(CONFIGS / PAPER_CONFIG, IPUS_ONLY)
+    config = load_config(configurations.FOLDER / PAPER_CONFIG, IPUS_ONLY)
     mk2 = machine_of["mk2"]
     return Observations(tuple(found), mk2.pipeline(config, arrangement=POPART, depth=FITTED_DEPTH),
                         mk2.pipeline(config, arrangement=UNPACKED, depth=1))

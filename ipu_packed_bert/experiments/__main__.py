@@ -15,7 +15,7 @@ from typing import Optional, Sequence
 
 from ipu_packed_bert.experiments.runner import Runner
 from ipu_packed_bert.processes import refuse_torchrun
-from pack_data.command import ArgumentParser, positive_int, run_main
+from pack_data.command import ArgumentParser, positive_int, run_main, typed
 
 # Names and one line each; a module is imported when it is asked for.
 EXPERIMENTS = {
@@ -31,7 +31,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, EXPERIMENTS))
-        print("usage: python -m ipu_packed_bert.experiments NAME [options]\n\nexperiments (NAME --help says sizes and times):")
+        print(f"usage: {typed('experiments', 'python -m ipu_packed_bert.experiments')} NAME [options]\n\nexperiments (NAME --help says sizes and times):")
         for name, line in EXPERIMENTS.items():
             print(f"  {name:<{width}}  {line}", flush=True)
         return 0

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.config import load_config
+from ipu_packed_bert.configurations import FOLDER, config_file
 from ipu_packed_bert.cycles import calibration, matmul, points, target, workload
 from ipu_packed_bert.plan import memory_words, micro_batch_that_fits, plan
 from ipu_packed_bert.report import paper, pictures, scaling, sources, tables
@@ -37,7 +38,7 @@ from pack_data.command import ArgumentParser, positive_int
 from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.lengths.factors import PAPER_FACTORS
 
-DEFAULT = calibration.CONFIGS / "packed_phase2_pod16.yml"
+DEFAULT = FOLDER / "packed_phase2_pod16.yml"
 
 
 def factor_argument(text: str) -> float:
@@ -101,7 +102,7 @@ class Report:
         given = ["without_ipus=null"] + list(overrides)
         if self.args.micro_batch is not None and not as_written:
             given.append(f"batch.micro_batch={self.args.micro_batch}")
-        return load_config(path, given)
+        return load_config(config_file(str(path)), given)
 
     @property
     def main_config(self) -> Any:
@@ -163,7 +164,7 @@ class Report:
             packings.close()
 
     def table2(self) -> None:
-        self.tables.append(paper.table2(self.machine, lambda name: self.load(calibration.CONFIGS / name), self.calibration))
+        self.tables.append(paper.table2(self.machine, lambda name: self.load(FOLDER / name), self.calibration))
 
     def factor(self, config: Any, depth: Optional[int]) -> Tuple[float, str]:
         """Sequences a pack, and where that number comes from."""
@@ -239,7 +240,7 @@ class Report:
     def points(self) -> None:
         machine_of = calibration.machines(self.folder)
         observations = calibration.observe(machine_of, load_config)
-        config = load_config(calibration.CONFIGS / points.PAPER_CONFIG, calibration.IPUS_ONLY)
+        config = load_config(FOLDER / points.PAPER_CONFIG, calibration.IPUS_ONLY)
         self.tables.append(paper.points(
             observations, self.calibration,
             paper.Comparison(machine_of["mk2"], config, self.calibration, packed=points.POPART),

@@ -57,11 +57,10 @@ def commands_of(package):
     return files + [path.parent.name for path in folder.glob("*/__main__.py")]
 
 
-@pytest.mark.parametrize("package", ["pack_data", "ipu_packed_bert"])
-def test_a_package_lists_its_commands(package):
-    done = subprocess.run([sys.executable, "-m", package], cwd=ROOT, stdout=subprocess.PIPE, universal_newlines=True, check=True)
+def test_the_package_lists_its_commands():
+    done = subprocess.run([sys.executable, "-m", "pack_data"], cwd=ROOT, stdout=subprocess.PIPE, universal_newlines=True, check=True)
     listed = re.findall(r"^  (\w+) +\S", done.stdout, re.M)
-    assert sorted(listed) == sorted(commands_of(package)) and len(set(listed)) == len(listed) > 4
+    assert sorted(listed) == sorted(commands_of("pack_data")) and len(set(listed)) == len(listed) > 4
 
 
 def test_the_list_runs_no_command(capsys):

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ipu_packed_bert.report import calibrate, command, packings, paper, pictures, tables  # noqa: E402
+from ipu_packed_bert.configurations import FOLDER  # noqa: E402
 from ipu_packed_bert.cycles import calibration  # noqa: E402
 from ipu_packed_bert.cycles.lowering import SCORES  # noqa: E402
 from pack_data import sort  # noqa: E402
@@ -255,7 +256,7 @@ def test_a_machine_is_named_after_its_configuration(run):
     """No POD16 where a configuration has 1 replica of 4 IPUs; the rate is that of its replicas."""
     found = {}
     for name, replicas in (("packed_phase2_pod16", 4), ("packed_phase2_pod4", 1)):
-        config = str(calibration.CONFIGS / (name + ".yml"))
+        config = str(FOLDER / (name + ".yml"))
         (table,) = json.loads(run("--per-ipu", "--config", config, "--packing-factor", "1.996", "--json", "--set", "batch.gradient_accumulation=2048"))["tables"]
         note = table["notes"][1]
         assert f"x 4 IPUs = {4 * replicas} IPUs" in note and "POD16" not in note

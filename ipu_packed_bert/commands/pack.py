@@ -1,0 +1,20 @@
+"""A histogram of lengths packed by one packer: `--packer NAME`, then that packer's own options."""
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Optional, Sequence
+
+from pack_data.packers import PACKERS
+
+DEFAULT = "optimal"
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """The main of the packer's module."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--packer", default=DEFAULT)
+    args, others = parser.parse_known_args(argv)
+    if args.packer not in PACKERS:
+        raise ValueError(f"--packer {args.packer}: there is none of this name; the packers are {', '.join(PACKERS)}")
+    return importlib.import_module(f"pack_data.{args.packer}").main(others)

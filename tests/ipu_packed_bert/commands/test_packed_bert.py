@@ -1,0 +1,99 @@
+"""`packed-bert COMMAND`: each command is there, is the same function as in its other form, and tells people to type what they typed."""
+import importlib
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ipu_packed_bert import __main__ as packed_bert
+from ipu_packed_bert.configurations import FOLDER, config_file
+from pack_data.__main__ import COMMANDS as PACKING
+from pack_data.command import run_main, started_by, typed
+from pack_data.packers import PACKERS
+from tests.tiny_runs import tiny_config, tiny_data
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def refused(capsys, *arguments):
+    assert run_main(packed_bert.main, list(arguments)) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: ") and text.count("\n") == 1
+    return text
+
+
+def test_alone_it_lists_every_command_with_a_line(capsys):
+    for arguments in ([], ["--help"]):
+        assert run_main(packed_bert.main, arguments) == 0
+        listed = dict(re.findall(r"^  ([\w-]+) +(\S.*)", capsys.readouterr().out, re.M))
+        assert listed == {name: command.summary for name, command in packed_bert.COMMANDS.items()}
+
+
+@pytest.mark.parametrize("name", packed_bert.COMMANDS)
+def test_each_is_a_function_of_its_arguments(name, capsys):
+    assert list(inspect.signature(packed_bert.COMMANDS[name].main()).parameters)[0] == "argv"
+    try:
+        assert packed_bert.main([name, "--help"]) == 0           # those that list what they run
+    except SystemExit as left:                                   # argparse
+        assert left.code == 0
+    assert f"usage: packed-bert {name}" in capsys.readouterr().out
+
+
+def test_nothing_that_runs_as_a_module_is_missing():
+    """Every `python -m` form is a command too; a packer is an option of `pack`."""
+    packages = {"pack_data": {"benchmark": "benchmark-build", **{name: "pack" for name in PACKERS}}, "ipu_packed_bert": {}}
+    for package, other in packages.items():
+        files = [path for path in (ROOT / package).glob("*.py") if path.stem != "__main__" and "\nif __name__ ==" in path.read_text()]
+        files += [path.parent for path in (ROOT / package).glob("*/__main__.py")]
+        assert {other.get(path.stem, path.stem) for path in files} <= set(packed_bert.COMMANDS)
+    assert set(PACKING) - set(PACKERS) - {"benchmark"} <= set(packed_bert.COMMANDS)
+
+
+def test_an_unknown_command(capsys):
+    assert "did you mean pretrain?" in refused(capsys, "pretain")
+    assert ", ".join(packed_bert.COMMANDS) in refused(capsys, "x")
+
+
+def test_what_it_tells_to_type_is_what_was_typed(tmp_path, capsys):
+    config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
+    assert run_main(packed_bert.main, ["pretrain", "--config", config, "--steps", "1", "--out", str(tmp_path / "run")]) == 0
+    assert f"continue  packed-bert pretrain --resume {tmp_path / 'run'}" in capsys.readouterr().out
+    assert "(try packed-bert build --help)" in refused(capsys, "build", "--nonsense")
+    assert typed("build", "python -m pack_data.build") == "python -m pack_data.build"
+    with started_by("packed-bert", "x"):
+        assert typed("build", "python -m pack_data.build") == "packed-bert build"
+
+
+def test_from_a_checkout_it_is_a_module(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "ipu_packed_bert" / "__main__.py")])
+    assert "(try python -m ipu_packed_bert build --help)" in refused(capsys, "build", "--nonsense")
+
+
+def test_pack_is_the_packer_named(capsys):
+    arguments = ["--histogram", "squad_1_1_384", "--max-sequences-per-pack", "3", "--json"]
+    for name in ("spfhp", "lpfhp"):
+        assert run_main(importlib.import_module(f"pack_data.{name}").main, arguments) == 0
+        expected = capsys.readouterr().out
+        assert run_main(packed_bert.main, ["pack", "--packer", name, *arguments]) == 0
+        assert f'"algorithm": "{name}"' in expected
+        assert re.sub(r'"\w+_seconds": [^,}]+', "", capsys.readouterr().out) == re.sub(r'"\w+_seconds": [^,}]+', "", expected)
+    assert "the packers are none, greedy" in refused(capsys, "pack", "--packer", "sphfp")
+
+
+def test_a_plan_by_name_is_that_of_the_file(capsys, tmp_path, monkeypatch):
+    name = "packed_phase2_pod16"
+    assert config_file(name) == FOLDER / f"{name}.yml" and config_file(f"configs/{name}.yml") == Path(f"configs/{name}.yml")
+    monkeypatch.chdir(tmp_path)
+    assert run_main(packed_bert.main, ["plan", "--config", name, "--packing-factor", "2"]) == 0
+    planned = capsys.readouterr().out
+    assert run_main(packed_bert.main, ["pretrain", "--config", str(FOLDER / f"{name}.yml"), "--plan", "--packing-factor", "2"]) == 0
+    assert capsys.readouterr().out == planned and "2,137 updates" in planned
+    assert f"{name}, " in refused(capsys, "plan", "--config", "packed_phase3")
+
+
+def test_a_file_comes_before_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "packed_host").write_text("")
+    assert config_file("packed_host") == Path("packed_host")
