@@ -37,7 +37,7 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
     # Places (pack * deepest + slot) by length. Entry (strategy, slot) stands for `repeat` packs that follow one another
     # from `base`; the entries are taken from the shortest length on.
     place_type = np.int32 if packs * deepest < 1 << 31 else np.int64
-    slot_of = np.concatenate([np.arange(depth) for depth in depths.tolist()] or [np.zeros(0, np.int64)])
+    slot_of: np.ndarray = np.concatenate([np.arange(depth) for depth in depths.tolist()] or [np.zeros(0, np.int64)])
     length_of = np.fromiter(chain.from_iterable(packing.strategies), np.int64, len(slot_of))
     order = np.argsort(length_of, kind="stable")
     repeat = np.repeat(repeats, depths)[order]
@@ -54,7 +54,7 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
         rng.shuffle(places[start:end])
     # Sixteen bits let NumPy sort by radix, four times as fast as by comparison.
     key_type = np.uint16 if S < 1 << 16 else np.uint32
-    pack = np.empty(len(lengths), dtype=place_type)
+    pack: np.ndarray = np.empty(len(lengths), dtype=place_type)
     slot = np.empty(len(lengths), dtype=smallest_type(deepest - 1))
     dealt = ends - packing.placed()
     for start in range(0, len(lengths), _BLOCK):
@@ -64,7 +64,7 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
         nth = np.repeat(dealt - (np.cumsum(found) - found), found)
         nth += np.arange(len(keys))
         dealt += found
-        place = np.empty(len(keys), dtype=place_type)
+        place: np.ndarray = np.empty(len(keys), dtype=place_type)
         place[order] = places[nth]
         np.floor_divide(place, place_type(deepest), out=pack[start:start + _BLOCK])
         slot[start:start + _BLOCK] = place - pack[start:start + _BLOCK] * place_type(deepest)
@@ -89,7 +89,7 @@ def _check_lengths(lengths: np.ndarray, packing: Packing) -> None:
 def _shuffled_numbers(count: int, dtype: type, rng: np.random.Generator) -> np.ndarray:
     """A random permutation of 0..count - 1: thrown into random buckets, then shuffled bucket by bucket, in the cache."""
     buckets = rng.integers(0, 256, count, dtype=np.uint8)
-    numbers = np.argsort(buckets, kind="stable").astype(dtype)
+    numbers: np.ndarray = np.argsort(buckets, kind="stable").astype(dtype)
     ends = np.cumsum(np.bincount(buckets, minlength=256))
     for start, end in zip((ends - np.bincount(buckets, minlength=256)).tolist(), ends.tolist()):
         rng.shuffle(numbers[start:end])

@@ -156,8 +156,9 @@ def plot(path: str, case: Case, rows: Sequence[Row]) -> None:
                 [100 * (1 - row.efficiency) for row in own], marker=marker, linestyle="none", markersize=7, label=name.upper())
     bounds = {row.max_sequences_per_pack: row.lower_bound for row in rows}
     for position, depth in enumerate(depths):
-        if bounds.get(depth):
-            least = 100 * (1 - tokens / (S * bounds[depth]))
+        bound = bounds.get(depth)
+        if bound:
+            least = 100 * (1 - tokens / (S * bound))
             axes.hlines(least, position - 0.4, position + 0.4, color="black", linewidth=1, zorder=0,
                         label=None if position else "proven least")
     if case.histogram.name == "wikipedia_512":

@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter, defaultdict
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -189,13 +190,18 @@ def _interior_point(
 
     def gram(u: np.ndarray) -> np.ndarray:  # I + M diag(u) M^T
         half = np.bincount(pairs, np.concatenate([share * u for share in shares]), size * size).reshape(size, size)
-        matrix = (half + half.T) * both_weights
+        matrix: np.ndarray = (half + half.T) * both_weights
         matrix[np.diag_indices(size)] += 1.0
         return matrix
 
     def longest_step(v: np.ndarray, dv: np.ndarray) -> float:  # keeps v + step dv >= 0
         falling = dv < 0
         return min(1.0, float(np.min(-v[falling] / dv[falling], initial=np.inf)))
+
+    def direction(factor: Any, primal: np.ndarray, dual: np.ndarray, x: np.ndarray, s: np.ndarray, target: np.ndarray) -> Tuple[np.ndarray, ...]:
+        dr = cho_solve(factor, primal - times((target + x * dual) / s), check_finite=False)
+        ds = -dual - transposed(dr)
+        return (target - x * ds) / s, dr, ds
 
     d = weights * counts
     x = np.full(number, size / number)
@@ -212,16 +218,11 @@ def _interior_point(
                 factor = cho_factor(gram(x / s), overwrite_a=True, check_finite=False)
             except LinAlgError:  # x / s spans more digits than a float has: this is as near to the minimum as it gets
                 break
-
-            def direction(target: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-                dr = cho_solve(factor, primal - times((target + x * dual) / s), check_finite=False)
-                ds = -dual - transposed(dr)
-                return (target - x * ds) / s, dr, ds
-
-            dx, dr, ds = direction(-x * s)
+            solve = partial(direction, factor, primal, dual, x, s)
+            dx, dr, ds = solve(-x * s)
             step = min(longest_step(x, dx), longest_step(s, ds))
             predicted = float((x + step * dx) @ (s + step * ds)) / number
-            dx, dr, ds = direction((predicted / gap) ** 3 * gap - x * s - dx * ds)
+            dx, dr, ds = solve((predicted / gap) ** 3 * gap - x * s - dx * ds)
             step = 0.995 * min(longest_step(x, dx), longest_step(s, ds))
             x, r, s = x + step * dx, r + step * dr, s + step * ds
             bar.update()

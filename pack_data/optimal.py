@@ -129,8 +129,7 @@ def benchmark_set(folder: Path, depths: Sequence[Optional[int]] = _BENCHMARK_DEP
             packing = pack(histogram, max_sequences_per_pack=depth)
             cpu = time.process_time() - cpu
             packing.check(histogram)
-            prove(packing)
-            gaps.append(packing.packs - packing.lower_bound)
+            gaps.append(packing.packs - prove(packing).lower_bound)
             cpus.append(cpu)
             show(histogram.name, str(histogram.max_sequence_length), depth_text(depth), f"{packing.packs:,}",
                  f"{packing.lp_bound:,.3f}", str(gaps[-1]), f"{packing.solve_seconds:.2f}", f"{cpu:.2f}")

@@ -186,7 +186,8 @@ class Packing:
             ("packing factor", f"{self.packing_factor:.3f}", f"of at most {self.theoretical_speedup:.3f}"),
         ]
         if self.lower_bound is not None:
-            verdict = "proven optimal" if self.gap == 0 else f"{self.gap:,} packs above it ({self.gap / self.lower_bound:.2%})"
+            gap = self.packs - self.lower_bound
+            verdict = "proven optimal" if gap == 0 else f"{gap:,} packs above it ({gap / self.lower_bound:.2%})"
             rows.append(("lower bound", f"{self.lower_bound:,}", verdict))
         rows.append(("solved in", _seconds(self.solve_seconds), ""))
         return account(f"{title}  ({name})" if name else title, rows)

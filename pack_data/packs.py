@@ -7,7 +7,7 @@ each sequence's masked tokens follows masked_lm_weights. 1,358 bytes a pack at S
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
 import numpy as np
 
@@ -47,17 +47,17 @@ class PackSchema:
     """The shape of a pack and the columns stored for it.
 
     max_sequence_length (S): slots; max_sequences_per_pack (D): packing depth; max_predictions_per_pack (P): masked tokens.
-    `columns` None means those of BERT pre-training with token ids below 65,536; see `bert` and `of_tokens`.
+    No `columns` means those of BERT pre-training with token ids below 65,536; see `bert` and `of_tokens`.
     """
 
     max_sequence_length: int
     max_sequences_per_pack: int
     max_predictions_per_pack: int
     kind: str = BERT
-    columns: Optional[Tuple[Column, ...]] = None
+    columns: Tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.columns is None:
+        if not self.columns:
             object.__setattr__(self, "columns", _bert_columns(self.max_sequence_length, 1 << 16))
         names = [column.name for column in self.columns]
         if len(set(names)) != len(names):
@@ -99,7 +99,7 @@ class PackSchema:
         """One record a pack, widest types first so that most values stay aligned."""
         fields = [(column.name, column.dtype, (self.width(column.axis),)) for column in self.columns]
         own = self.lengths_dtype
-        fields += [(name, own[name].base.str, own[name].shape) for name in own.names]
+        fields += [(name, own[name].base.str, own[name].shape) for name in own.names or ()]
         return np.dtype(sorted(fields, key=lambda field: -np.dtype(field[1]).itemsize))
 
     @property

@@ -67,7 +67,7 @@ class RedrawnStore:
 
 def _redraw(store: PackStore, epoch: int, seed: int, keep: Optional[np.ndarray]) -> np.ndarray:
     """For every place the place in the data set whose sequence it gets: pack * D + slot, [packs, D], -1 for none."""
-    table, depth = store.lengths(), store.schema.max_sequences_per_pack
+    table = store.lengths()
     lengths = np.ascontiguousarray(table["lengths"])
     place_type = np.int32 if lengths.size < 1 << 31 else np.int64
     source = np.where(lengths > 0, np.arange(lengths.size, dtype=place_type).reshape(lengths.shape), place_type(-1))
@@ -77,7 +77,7 @@ def _redraw(store: PackStore, epoch: int, seed: int, keep: Optional[np.ndarray])
     if keep is not None:
         free[keep] = False
     places = source[free]
-    keys = lengths[free].astype(np.uint32)
+    keys: np.ndarray = lengths[free].astype(np.uint32)
     if store.schema.on(PREDICTION):
         keys *= np.uint32(store.schema.max_predictions_per_pack + 1)
         keys += table["prediction_counts"][free]

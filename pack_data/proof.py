@@ -1,15 +1,20 @@
 """A packing's own proof: that its lower bound holds, checked in exact arithmetic from its certificate."""
 from __future__ import annotations
 
-from pack_data.certificate import Proof, proven_bound
+from pack_data.certificate import Certificate, Proof, proven_bound
 from pack_data.packing import Packing
+
+
+def certificate_of(packing: Packing) -> Certificate:
+    """The certificate of a packing; raises ValueError where it has none."""
+    if packing.certificate is None:
+        raise ValueError(f"the {packing.algorithm} recipe has no certificate; the optimal packer writes one")
+    return packing.certificate
 
 
 def prove(packing: Packing) -> Proof:
     """Proves the bound that a packing claims for what it places; raises ValueError where it cannot."""
-    certificate = packing.certificate
-    if certificate is None:
-        raise ValueError(f"the {packing.algorithm} recipe has no certificate; the optimal packer writes one")
+    certificate = certificate_of(packing)
     for limit in ("max_sequence_length", "max_sequences_per_pack"):
         ours, theirs = getattr(packing, limit), getattr(certificate, limit)
         if ours != theirs:
@@ -29,7 +34,7 @@ def statement(packing: Packing, proof: Proof) -> str:
     verdict = "no packing has fewer" if packing.packs == proof.lower_bound else (
         f"the best possible has at most {packing.packs - proof.lower_bound:,} fewer")
     return (
-        f"proved in exact arithmetic: with the {len(packing.certificate.lengths):,} prices stored, no pack of{most} "
+        f"proved in exact arithmetic: with the {len(certificate_of(packing).lengths):,} prices stored, no pack of{most} "
         f"{packing.max_sequence_length} slots is worth more than 1, all {packing.sequences:,} sequences are worth "
         f"{float(proof.worth):,.3f}, so at least {proof.lower_bound:,} packs are needed; this recipe makes "
         f"{packing.packs:,}: {verdict}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -80,20 +80,20 @@ class Sequences:
     """
 
     lengths: np.ndarray
-    tokens: Mapping[str, np.ndarray]
+    tokens: Dict[str, np.ndarray]
     prediction_counts: np.ndarray
-    predictions: Mapping[str, np.ndarray]
-    scalars: Mapping[str, np.ndarray]
+    predictions: Dict[str, np.ndarray]
+    scalars: Dict[str, np.ndarray]
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     @classmethod
     def of_tokens(cls, lengths: np.ndarray, tokens: Mapping[str, np.ndarray],
-                  scalars: Mapping[str, np.ndarray] = ()) -> "Sequences":
+                  scalars: Optional[Mapping[str, np.ndarray]] = None) -> "Sequences":
         """Sequences of any kind: named integer columns of equal length, and no masked tokens."""
         lengths = np.asarray(lengths)
-        return cls(lengths, dict(tokens), np.zeros(len(lengths), np.int64), {}, dict(scalars))
+        return cls(lengths, dict(tokens), np.zeros(len(lengths), np.int64), {}, dict(scalars or {}))
 
     @classmethod
     def from_examples(cls, examples: Iterable[Example]) -> "Sequences":

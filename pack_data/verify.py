@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, Sequence, Union
+from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
@@ -94,7 +94,7 @@ def check_records(schema: PackSchema, records: np.ndarray, where: str, first: in
     lengths = records["lengths"].astype(np.int64)
     used = lengths.sum(axis=1)
 
-    def refuse(wrong: np.ndarray, rule: str) -> None:
+    def refuse(wrong: Any, rule: str) -> None:
         if wrong.any():
             raise ValueError(f"{where}: pack {first + int(np.argmax(wrong))}: {rule}; {_REBUILD}")
 

@@ -7,13 +7,13 @@ kernels take as int32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Sequence
+from typing import Dict, List, Mapping, Sequence, Union
 
 import numpy as np
 
 from pack_data.batching.plans import Batch, Way
 
-Example = Mapping[str, Sequence[int]]
+Example = Mapping[str, Union[Sequence[int], np.ndarray]]
 
 
 def _columns(examples: Sequence[Example]) -> List[Dict[str, np.ndarray]]:

@@ -9,7 +9,7 @@ msl the longest sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class Plan:
                                   self.rows[self.batches[number] + 1:self.batches[number + 1] + 1].tolist()))
 
 
-def _offsets(sizes: Sequence[int]) -> np.ndarray:
+def _offsets(sizes: Union[Sequence[int], np.ndarray]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))]).astype(np.int64)
 
 
@@ -91,7 +91,7 @@ def _whole(lengths: np.ndarray, batches: Sequence[Sequence[Sequence[int]]], rank
                 _offsets([len(batch) for batch in batches]), ranks)
 
 
-def _deal(rows: Sequence[Sequence[int]], options: BatchOptions) -> List[List[Sequence[int]]]:
+def _deal(rows: Sequence[Any], options: BatchOptions) -> List[List[Any]]:
     """Rows to batches, bs * ranks rows a step; the ranks take turns, so that a short last step is spread over them."""
     per_step = options.batch_size * options.ranks
     return [list(rows[at:at + per_step][rank::options.ranks])

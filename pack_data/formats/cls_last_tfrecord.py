@@ -9,7 +9,7 @@ wide: P is predictions of a sequence + D - 1 here and one more there.
 """
 from __future__ import annotations
 
-from typing import Dict, Iterator
+from typing import Dict, Iterator, Mapping
 
 import numpy as np
 
@@ -33,7 +33,7 @@ FIELDS = tuple(
                  "masked_lm_mask", "next_sentence_labels", "next_sentence_mask"))
 
 
-def _ten_fields(features: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+def _ten_fields(features: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
     size, depth = len(features["packed_input_ids"]), len(features["packed_next_sentence_mask"])
     if depth > size:
         raise RecordError(f"packed_next_sentence_mask has {depth} values, a row has only {size} slots")
@@ -52,10 +52,10 @@ def _ten_fields(features: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
     }
 
 
-def _value(features: Dict[str, np.ndarray]) -> Pack:
+def _value(features: Mapping[str, np.ndarray]) -> Pack:
     row, sequences = checked_pack(_ten_fields(features))
-    widths = shape_of_pack(row)
-    return pack_from_examples(sequences, widths._replace(max_predictions=widths.max_predictions + 1))
+    size, predictions, depth = shape_of_pack(row).of_packs()
+    return pack_from_examples(sequences, Shape(size, predictions + 1, depth))
 
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from types import ModuleType
-from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -167,7 +167,7 @@ class Source:
         elif self.format == "store":
             yield from module_of("store").sequences(self.path)
         else:
-            checked = checked_pack if self.kind == "packs" else checked_token_pack
+            checked: Callable[[Any], Tuple[Any, List[Any]]] = checked_pack if self.kind == "packs" else checked_token_pack
             for record in self.read():
                 if record.foreign:
                     self.foreign_lost = tuple(sorted(set(self.foreign_lost) | set(record.foreign)))
@@ -232,14 +232,15 @@ class Source:
         if self.kind != "packs" or widths.max_predictions is None:
             return widths
         predictions = module_of(self.format).predictions_per_sequence(self.path) if self.format == "store" else 0
-        return Shape(widths.max_sequence_length, predictions or max(1, widths.max_predictions - widths.max_sequences_per_pack))
+        size, most, depth = widths.of_packs()
+        return Shape(size, predictions or max(1, most - depth))
 
     def report(self) -> str:
         """The bad records of the last reading, one a line."""
         return "\n".join(f"skipped {bad}" for bad in self.bad.found)
 
 
-def integer_value(value: object) -> Optional[int]:
+def integer_value(value: Any) -> Optional[int]:
     """A foreign value that is one integer of 32 bits: a number, an Arrow scalar, an array or list of one; else None."""
     value = value.as_py() if hasattr(value, "as_py") else value
     if isinstance(value, np.ndarray):

@@ -12,7 +12,7 @@ a block each.
 """
 from __future__ import annotations
 
-from typing import Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def _open(path: str):
         raise ValueError(f"{path}: HDF5 cannot open it ({' '.join(str(error).split())})") from None
 
 
-def _columns(path: str, file) -> Dict[str, object]:
+def _columns(path: str, file) -> Dict[str, Any]:
     """Every one- or two-dimensional data set of the file's root with as many rows as input_ids.  Raises ValueError."""
     h5py = load_package("h5py", "this file format")
     try:
@@ -71,7 +71,7 @@ def kind(path: str) -> str:
         return "packs" if "positions" in _columns(path, file) else "examples"
 
 
-def _rows(path: str, columns: Dict[str, object], bad: BadRecords) -> Iterator[Tuple[Origin, Dict[str, np.ndarray]]]:
+def _rows(path: str, columns: Dict[str, Any], bad: BadRecords) -> Iterator[Tuple[Origin, Dict[str, np.ndarray]]]:
     """One dict of row values for each row that can be read; a slice that cannot is read again row by row."""
     total = columns["input_ids"].shape[0]
     for start in range(0, total, ROWS):

@@ -12,7 +12,7 @@ An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; writte
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple, Type
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def _parquet():
     return load_package("pyarrow.parquet", "this file format")
 
 
-def _damage() -> Tuple[type, ...]:
+def _damage() -> Tuple[Type[BaseException], ...]:
     return (_arrow().ArrowException, OSError, UnicodeDecodeError)  # the last for names and text
 
 
@@ -112,7 +112,7 @@ def kind(path: str, columns: Sequence[str] = ()) -> str:
     return _kind(path, _schema(path), columns)[0]
 
 
-def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, object]]:
+def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
     """First row and rows of each batch; a row group that fails is read again row by row up to its damage."""
     with _parquet().ParquetFile(path, page_checksum_verification=True) as file:
         start = 0
@@ -137,12 +137,12 @@ def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, object]]
             start += rows
 
 
-def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, object]]:
+def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
     arrow, start = _arrow(), 0
     random_access = _magic(path).startswith(FILE_MAGIC)
     with arrow.OSFile(path) as file:
         reader = arrow.ipc.open_file(file) if random_access else arrow.ipc.open_stream(file)
-        numbers = iter(range(reader.num_record_batches)) if random_access else None
+        numbers = iter(range(reader.num_record_batches if random_access else 0))
         while True:
             try:
                 batch = reader.get_batch(next(numbers)) if random_access else reader.read_next_batch()
@@ -227,7 +227,9 @@ def _example(row: Dict[str, np.ndarray]):
 def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
     """The records of one file, in its order."""
     content, own = _kind(path, _schema(path), columns)
-    value_of = {"packs": lambda row: checked_pack(row)[0], "examples": _example, "tokens": _tokens, "token_packs": dict}[content]
+    readers: Dict[str, Callable[[Dict[str, np.ndarray]], Any]] = {
+        "packs": lambda row: checked_pack(row)[0], "examples": _example, "tokens": _tokens, "token_packs": dict}
+    value_of = readers[content]
     batches = _parquet_batches if _magic(path).startswith(PARQUET_MAGIC) else _arrow_batches
     for start, batch in batches(path, bad):
         lists = {name: _Lists(name, batch.column(batch.schema.get_field_index(name))) for name in own}
@@ -297,7 +299,7 @@ def _fields(content: str, first: Record):
     return arrow.schema(own + foreign)
 
 
-def _type_of(value: object):
+def _type_of(value: Any):
     """The Arrow type of a foreign value: an Arrow scalar, an array, a number, or a list of bytes."""
     arrow = _arrow()
     if hasattr(value, "as_py"):
@@ -307,7 +309,7 @@ def _type_of(value: object):
     return arrow.from_numpy_dtype(value.dtype) if isinstance(value, np.generic) else arrow.list_(arrow.binary())
 
 
-def _column(field, values: List[object]):
+def _column(field, values: List[Any]):
     arrow = _arrow()
     if all(isinstance(value, np.ndarray) for value in values):
         offsets = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int32)
@@ -318,7 +320,7 @@ def _column(field, values: List[object]):
 
 
 def _batch(schema, content: str, records: Sequence[Record]):
-    rows: List[Mapping[str, object]] = []
+    rows: List[Mapping[str, Any]] = []
     for record in records:
         row = {**record.foreign, **(_example_row(record.value) if content == "examples" else record.value)}
         unknown = sorted(set(row) - set(schema.names))

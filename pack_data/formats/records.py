@@ -12,7 +12,7 @@ Records are counted from 0 within their file.
 """
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ S_FIELDS, P_FIELDS, D_FIELDS = PACK_FIELDS[:4], PACK_FIELDS[4:7], PACK_FIELDS[7:
 
 Pack = Dict[str, np.ndarray]  # the ten fields, int32
 Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
-Value = Union[Example, Pack, Tokens]
+Value = Any  # an Example, a Pack or Tokens: the kind of the file says which
 
 
 class RecordError(ValueError):
@@ -39,7 +39,7 @@ class Record(NamedTuple):
 
     origin: Origin
     value: Value
-    foreign: Mapping[str, object] = {}
+    foreign: Mapping[str, Any] = {}
 
 
 class Shape(NamedTuple):
@@ -48,6 +48,12 @@ class Shape(NamedTuple):
     max_sequence_length: Optional[int] = None
     max_predictions: Optional[int] = None
     max_sequences_per_pack: Optional[int] = None
+
+    def of_packs(self) -> Tuple[int, int, int]:
+        """All three widths, as packs have them."""
+        size, predictions, depth = self
+        assert size is not None and predictions is not None and depth is not None, self
+        return size, predictions, depth
 
 
 # ---- one example -------------------------------------------------------------------------------------------------
@@ -307,7 +313,7 @@ def shape_of_pack(pack: Mapping[str, np.ndarray]) -> Shape:
 
 def pack_from_examples(examples: Sequence[Example], shape: Shape) -> Pack:
     """One pack of the given widths, its sequences one behind the other.  Raises RecordError where it would not fit."""
-    size, width, depth = shape
+    size, width, depth = shape.of_packs()
     pack = {name: np.zeros(n, np.int32) for group, n in ((S_FIELDS, size), (P_FIELDS, width), (D_FIELDS, depth)) for name in group}
     if len(examples) > depth:
         raise RecordError(f"{len(examples)} sequences, a pack holds {depth}")

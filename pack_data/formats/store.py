@@ -3,14 +3,14 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
 from pack_data.formats.records import Record, RecordError, Shape, checked_pack
 from pack_data.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
-from pack_data.sequences import Sequences, starts_of
+from pack_data.sequences import Example, Sequences, starts_of
 from pack_data.store import PackStore, StoreWriter
 
 PACKS = 256  # decoded or assembled at a time
@@ -61,7 +61,7 @@ def sequences(path: str) -> Iterator[Record]:
     for first, schema, records in _blocks(path):
         block = disassemble(schema, records)
         packs = np.repeat(np.arange(len(records)), (records["lengths"] > 0).sum(axis=1))
-        values = block.to_examples() if schema.kind == BERT else [
+        values: Sequence[Any] = block.to_examples() if schema.kind == BERT else [
             {name: column[begin:begin + length] for name, column in block.tokens.items()}
             for begin, length in zip(starts_of(block.lengths), block.lengths)]
         foreign = [name for name in block.scalars if schema.kind != BERT or name not in ("first_segment_lengths", "next_sentence_labels")]
@@ -76,11 +76,13 @@ def write(path: str, packs: Callable[[], Iterable[Record]], widths: Shape) -> in
     meaning within a pack is not known, are not stored.
     """
     largest = max((max(int(record.value["input_ids"].max()), int(record.value["masked_lm_ids"].max())) for record in packs()), default=0)
-    size, predictions, depth = widths
+    size, predictions, depth = widths.of_packs()
     schema = PackSchema.bert(size, depth, predictions, vocabulary_size=largest + 1)
     writer, records, count = StoreWriter(Path(path), schema), iter(packs()), 0
     for block in iter(lambda: list(islice(records, PACKS)), []):
-        examples, pack, slot = [], [], []
+        examples: List[Example] = []
+        pack: List[int] = []
+        slot: List[int] = []
         for row, record in enumerate(block):
             try:
                 sequences = checked_pack(record.value)[1]

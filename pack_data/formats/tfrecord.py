@@ -13,7 +13,7 @@ import zlib
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ LARGEST_MESSAGE = 2**31 - 1  # what a protobuf message may have
 CHUNK = 1 << 16
 BLOCK = 64  # records checked together
 
-Feature = Union[np.ndarray, List[bytes]]  # int64 [n], float32 [n], or byte strings
+Feature = Any  # int64 [n], float32 [n], or a list of byte strings
 
 
 class _Plain:
@@ -90,7 +90,7 @@ class _Gunzip:
                 return
             chunk = self._inflate.unused_data
 
-    def _salvage(self, inflate: object, chunk: bytes) -> None:
+    def _salvage(self, inflate: Any, chunk: bytes) -> None:
         for at in range(len(chunk)):
             try:
                 self._buffer += inflate.decompress(chunk[at:at + 1])
@@ -233,7 +233,7 @@ def message(features: Mapping[str, Feature]) -> bytes:
     return example.SerializeToString(deterministic=True)
 
 
-def _listed(name: str, value: object) -> np.ndarray:
+def _listed(name: str, value: Any) -> np.ndarray:
     """Integers, floats, or an object array of bytes, one-dimensional."""
     if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iubf":
         return value
@@ -272,7 +272,7 @@ def demand(features: Mapping[str, Feature], fields: Iterable[Field]) -> None:
 
 def read_records(
     path: str, bad: BadRecords, fields: Sequence[Field], value_of: Callable[[Mapping[str, Feature]], Value],
-    values_of: Callable[[List[Optional[Mapping[str, Feature]]]], List[Optional[Value]]],
+    values_of: Callable[[Sequence[Optional[Mapping[str, Feature]]]], List[Optional[Value]]],
 ) -> Iterator[Record]:
     """The records of one file that have `fields`, in its order.
 
@@ -292,16 +292,16 @@ def read_records(
                 parsed.append(None)
                 reasons[number] = str(error)
         for number, value in enumerate(values_of(parsed)):
-            origin, features = block[number][0], parsed[number]
-            if features is not None and value is None:
+            origin, whole = block[number][0], parsed[number]
+            if whole is not None and value is None:
                 try:
-                    value = value_of(features)
+                    value = value_of(whole)
                 except RecordError as error:
                     reasons[number] = str(error)
-            if number in reasons:
+            if whole is None or number in reasons:
                 bad.add(origin, reasons[number])
             else:
-                yield Record(origin, value, {name: given for name, given in features.items() if name not in known})
+                yield Record(origin, value, {name: given for name, given in whole.items() if name not in known})
 
 
 def _blocks(frames: Iterator[Tuple[Origin, bytes]]) -> Iterator[List[Tuple[Origin, bytes]]]:

@@ -15,16 +15,16 @@ from pack_data.sequences import Example
 Rows = Mapping[str, np.ndarray]  # name -> [rows, width]
 
 
-def together(rows: List[Optional[Mapping[str, np.ndarray]]], names: Sequence[str], values_of: Callable[[Rows], List]) -> List:
+def together(rows: Sequence[Optional[Mapping[str, np.ndarray]]], names: Sequence[str], values_of: Callable[[Rows], List]) -> List:
     """`values_of` the rows that have the widths of the first one, None for the others (None as a row stays None)."""
-    chosen = [number for number, row in enumerate(rows) if row is not None]
+    there = [(number, row) for number, row in enumerate(rows) if row is not None]
     values: List = [None] * len(rows)
-    if not chosen:
+    if not there:
         return values
-    widths = [rows[chosen[0]][name].shape for name in names]
-    chosen = [number for number in chosen if [rows[number][name].shape for name in names] == widths]
-    stacked = {name: np.stack([rows[number][name] for number in chosen]) for name in names}
-    for number, value in zip(chosen, values_of(stacked)):
+    widths = [there[0][1][name].shape for name in names]
+    chosen = [(number, row) for number, row in there if [row[name].shape for name in names] == widths]
+    stacked = {name: np.stack([row[name] for _, row in chosen]) for name in names}
+    for (number, _), value in zip(chosen, values_of(stacked)):
         values[number] = value
     return values
 

@@ -15,7 +15,7 @@ import zlib
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import IO, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from pack_data.command import ArgumentParser, positive_int, progress_bar
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
 from pack_data.tables import account
 
-_OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_OPENERS: Dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _TEXT = (".txt", ".lengths", ".csv")
 _LONGEST = 1 << 24  # a length beyond this is some other number in the wrong place
 _BLOCK = 1 << 20  # lengths held in memory at a time

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterable, List, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterable, List, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class Vocabulary:
         return np.concatenate(ids), np.array(lengths, dtype=np.int64)
 
 
-def _untrained(model: object, lower_case: bool) -> "Tokenizer":
+def _untrained(model: Any, lower_case: bool) -> "Tokenizer":
     # Processes are the unit of parallel work here; the library's threads would compete with them (and warn after a fork).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from tokenizers import Tokenizer, normalizers, pre_tokenizers
