@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.config import Config, ModelConfig, check_accumulation
+from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.data import known_packing_factor
 from ipu_packed_bert.placement import Block, Placement, place
 from pack_data.lengths.factors import PackingFactor
 from pack_data.store import Manifest
 from pack_data.tables import text_table
 
-TILE_BYTES, TILES = 624 * 1024, 1472  # in-processor memory of a Mk2 IPU (Graphcore, IPU hardware overview)
-IPU_BYTES = TILE_BYTES * TILES
+IPU_BYTES = MK2.memory_per_tile * MK2.tiles
 MIB = 1024.0 * 1024.0
 # Counted memory of the fullest IPU of the published POD16 configurations (BERT-large at 512, IPU 1), which run on Mk2:
 # beside that much, what is not counted is known to fit.
@@ -344,7 +344,7 @@ def _ipu_lines(made: RunPlan) -> List[str]:
             f"{memory.total / IPU_BYTES:.0%} {_bar(memory.total / IPU_BYTES)}",
         ])
     return text + text_table(rows, left={1, 8}, indent="  ") + [
-        f"  Bytes in MiB, of {IPU_BYTES / MIB:,.0f} MiB an IPU ({TILE_BYTES // 1024} KiB x {TILES:,} tiles); computed."
+        f"  Bytes in MiB, of {IPU_BYTES / MIB:,.0f} MiB an IPU ({MK2.memory_per_tile // 1024} KiB x {MK2.tiles:,} tiles); computed."
         " Program, exchange and temporary values need room too.",
         "  Optimiser state is "
         + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ipu_packed_bert.config import training_stages
 from ipu_packed_bert.cycles import vertices
 from ipu_packed_bert.cycles.layout import Cost, step, total
 from ipu_packed_bert.cycles.lowering import CATEGORIES, COPIES, ENCODER, Edge, Lowered, Lowering, block_of, element_bytes
@@ -33,9 +34,7 @@ class Placement(NamedTuple):
 
     @property
     def stages(self) -> int:
-        later = sum(1 for layers in self.layers_per_ipu[1:] if layers)
-        forward = later + 2 if later else 1
-        return 2 * forward - 1
+        return training_stages(self.layers_per_ipu)
 
     def ipu_of_layer(self, layer: int) -> int:
         """The IPU that encoder layer number `layer` lies on."""
