@@ -146,7 +146,7 @@ def plot(path: str, case: Case, rows: Sequence[Row]) -> None:
 
     tokens, S = case.histogram.tokens, case.histogram.max_sequence_length
     depths = list(case.depths)
-    figure, axes = new_figure()
+    figure, (axes,) = new_figure()
     names = [name for name in ALGORITHMS if name not in ("none", "sort")]
     for number, (marker, name) in enumerate(zip("osv^DPX*", names)):
         own = [row for row in rows if row.algorithm == name and row.max_sequences_per_pack in depths]

@@ -78,9 +78,9 @@ def run(options: Any, runner: Runner) -> None:
     runner.write("table.md", text)
     print("\n" + text)
     if options.plot:
-        from ipu_packed_bert.experiments import plots
+        from ipu_packed_bert.experiments import pictures
 
-        plots.draw([panel(rows)], runner.folder / "ablation.png")
+        pictures.draw([panel(rows)], runner.folder / "ablation.png")
     print(f"{runner.folder}: curves.csv, table.md" + (", ablation.png" if options.plot else ""))
 
 
@@ -108,7 +108,7 @@ def table(rows: List[Row]) -> str:
 
 def panel(rows: List[Row]):
     """Held-out loss over sequences processed."""
-    from ipu_packed_bert.experiments.plots import Curve, Panel
+    from ipu_packed_bert.experiments.pictures import Curve, Panel
 
     curves = [Curve(variant.words, columns(rows, name, "sequences"), columns(rows, name, "mlm_loss"), dashed=name == "unpacked")
               for name, variant in VARIANTS.items()]

@@ -142,7 +142,7 @@ def table(rows: List[Row]) -> str:
 
 
 def _plot(rows: List[Row], runner: Runner) -> None:
-    from ipu_packed_bert.experiments.plots import Curve, Panel, draw
+    from ipu_packed_bert.experiments.pictures import Curve, Panel, draw
 
     def values(name: str, column: str) -> np.ndarray:
         seeds = sorted({row["seed"] for row in rows if row["variant"] == name})

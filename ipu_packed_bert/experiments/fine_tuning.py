@@ -120,9 +120,9 @@ def run(options: Any, runner: Runner) -> None:
     runner.write("table.md", text)
     print("\n" + text)
     if options.plot:
-        from ipu_packed_bert.experiments import plots
+        from ipu_packed_bert.experiments import pictures
 
-        plots.draw(panels(rows), runner.folder / "fine_tuning.png")
+        pictures.draw(panels(rows), runner.folder / "fine_tuning.png")
     print(f"{runner.folder}: curves.csv, table.md" + (", fine_tuning.png" if options.plot else ""))
 
 
@@ -246,7 +246,7 @@ def curves(rows: List[Row], variant: str, value: str) -> np.ndarray:
 
 def panels(rows: List[Row]):
     """Training loss over sequences, where packed and unpacked lie on each other, and over seconds, where they don't."""
-    from ipu_packed_bert.experiments.plots import Curve, Panel
+    from ipu_packed_bert.experiments.pictures import Curve, Panel
 
     found = []
     for name in TASKS:

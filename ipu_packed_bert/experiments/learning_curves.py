@@ -80,9 +80,9 @@ def run(options: Any, runner: Runner) -> None:
     runner.write("table.md", text)
     print("\n" + text)
     if options.plot:
-        from ipu_packed_bert.experiments import plots
+        from ipu_packed_bert.experiments import pictures
 
-        plots.draw(panels(rows, chosen), runner.folder / "learning_curves.png")
+        pictures.draw(panels(rows, chosen), runner.folder / "learning_curves.png")
     print(f"{runner.folder}: curves.csv, table.md" + (", learning_curves.png" if options.plot else ""))
 
 
@@ -184,7 +184,7 @@ def report(rows: List[Row], names: Sequence[str]) -> str:
 
 
 def panels(rows: List[Row], chosen: Sequence[str]):
-    from ipu_packed_bert.experiments.plots import Curve, Panel
+    from ipu_packed_bert.experiments.pictures import Curve, Panel
 
     def curves(x: str, shown: Sequence[str]) -> List[Curve]:
         return [Curve(ALL[name].words, columns(rows, name, x), columns(rows, name, "mlm_loss"), dashed=name.startswith("unpacked")) for name in shown]

@@ -370,11 +370,7 @@ def plot(rows: Sequence[Row], measure: Measure, path: Path) -> None:
     """Held-out loss over seconds, a point a way: the corner below on the left is the best."""
     from pack_data.plotting import new_figure, save
 
-    figure, first = new_figure(width=7.0 * len(measure.data), height=5.0)
-    axes = [first]
-    if len(measure.data) > 1:
-        first.remove()
-        axes = list(figure.subplots(1, len(measure.data)))
+    figure, axes = new_figure(7.0 * len(measure.data), 5.0, columns=len(measure.data))
     for each, axis in zip(measure.data, axes):
         for number, (variant, x, y) in enumerate(_points(each.name, rows)):
             way = variant.replace(SAME_UPDATES, "")
@@ -384,7 +380,7 @@ def plot(rows: Sequence[Row], measure: Measure, path: Path) -> None:
         axis.set_ylabel("held-out loss a token")
         axis.grid(alpha=0.25)
     axes[-1].legend(fontsize=7)
-    save(figure, str(path))
+    save(figure, path)
 
 
 def _points(name: str, rows: Sequence[Row]) -> Iterator[Tuple[str, float, float]]:

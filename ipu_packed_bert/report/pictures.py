@@ -6,28 +6,23 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from ipu_packed_bert.report.tables import Table
+from pack_data.plotting import new_figure, save
 
 Panel = Callable[[Any, Table], None]
 
 
 def draw(tables: Sequence[Table], path: Path) -> None:
     """The panels of every table that has some, one above the other, into one file (its suffix says png or svg)."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out") from None
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
     drawn = [(table, panel) for table in tables for panel in PANELS.get(table.name, ())]
     if not drawn:
         raise ValueError(f"--plot: none of these tables has a picture; there are {', '.join(PANELS)}")
-    figure = Figure(figsize=(8.5, 4.4 * len(drawn)), layout="constrained")
-    for axes, (table, panel) in zip(figure.subplots(len(drawn), squeeze=False)[:, 0], drawn):
+    figure, every = new_figure(8.5, 4.4 * len(drawn), rows=len(drawn))
+    for axes, (table, panel) in zip(every, drawn):
         panel(axes, table)
         # A panel may have said what of the table it shows.
         title = table.title + (f": {axes.get_title()}" if axes.get_title() else "")
         axes.set_title("\n".join(textwrap.wrap(title, 75)), fontsize=9)
-    figure.savefig(str(path), dpi=150)
+    save(figure, path)
 
 
 def _bars(axes: Any, labels: Sequence[str], rows: Sequence[Dict[str, Any]], value: str, unit: str, *, paper: Optional[str] = None) -> None:

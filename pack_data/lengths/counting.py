@@ -253,7 +253,7 @@ def plot(histogram: LengthHistogram, path: str) -> None:
     from pack_data.plotting import new_figure, save
 
     S = histogram.max_sequence_length
-    figure, axes = new_figure()
+    figure, (axes,) = new_figure()
     # At most some 256 bars: more would fall between the pixels.
     step = -(-S // 256)
     edges = np.arange(1, S + step + 1, step)

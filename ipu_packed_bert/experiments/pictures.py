@@ -30,11 +30,7 @@ class Panel(NamedTuple):
 
 def draw(panels: Sequence[Panel], path: Path) -> Path:
     """Panels side by side. A band reaches from the lowest to the highest seed."""
-    figure, first = new_figure(width=5.2 * len(panels), height=4.0)
-    axes = [first]
-    if len(panels) > 1:
-        first.remove()
-        axes = list(figure.subplots(1, len(panels)))
+    figure, axes = new_figure(5.2 * len(panels), 4.0, columns=len(panels))
     labels: List[str] = list({curve.label: None for panel in panels for curve in panel.curves})
     for panel, axis in zip(panels, axes):
         for curve in panel.curves:
@@ -49,7 +45,5 @@ def draw(panels: Sequence[Panel], path: Path) -> Path:
         axis.set_ylabel(panel.y_label)
         axis.grid(alpha=0.25)
         axis.legend(fontsize=8)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-    save(figure, str(path))
+    save(figure, path)
     return path
