@@ -12,6 +12,7 @@ examples of a batch, and the collator joins them into one row.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ipu_packed_bert.padding_free.windows import attention_reach, text_config
-from pack_data.batching import collators as arrays
+from pack_data.batching.collators import Example, collate, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import BatchSampler
 
@@ -88,9 +89,9 @@ class PaddingFreeCollator:
     """
 
     def __init__(self, model: Any, *, pad_id: int = 0, ignore_index: int = -100) -> None:
-        self._model, self._collate = model, arrays.PaddingFreeCollator(pad_id, ignore_index)
+        self._model, self._collate = model, partial(padding_free_batch, pad_id=pad_id, ignore_index=ignore_index)
 
-    def __call__(self, examples: Sequence[arrays.Example]) -> Inputs:
+    def __call__(self, examples: Sequence[Example]) -> Inputs:
         return inputs_for(self._model, self._collate(examples))
 
 
@@ -98,9 +99,9 @@ class PaddingCollator:
     """Examples -> one row each, padded to the longest.  Padding-free batches are compared with these."""
 
     def __init__(self, *, pad_id: int = 0, ignore_index: int = -100) -> None:
-        self._collate = arrays.PaddingCollator(pad_id, ignore_index)
+        self._collate = partial(padded_batch, pad_id=pad_id, ignore_index=ignore_index)
 
-    def __call__(self, examples: Sequence[arrays.Example]) -> Inputs:
+    def __call__(self, examples: Sequence[Example]) -> Inputs:
         return {name: torch.as_tensor(values) for name, values in self._collate(examples).items()}
 
 
@@ -121,7 +122,7 @@ class Batches:
     def __init__(
         self,
         way: str,
-        dataset: Sequence[arrays.Example],
+        dataset: Sequence[Example],
         options: BatchOptions,
         model: Any,
         *,
@@ -144,7 +145,7 @@ class Batches:
         if get_worker_info() is not None:
             raise ValueError(_NO_LOADER)
         for batch in self.sampler:
-            yield inputs_for(self._model, arrays.collate(self.sampler.way, batch, self._dataset, self._pad_id))
+            yield inputs_for(self._model, collate(self.sampler.way, batch, self._dataset, self._pad_id))
 
     def state(self) -> Dict[str, Any]:
         """Where the next batch stands, in plain values."""

@@ -9,7 +9,7 @@ import torch
 from ipu_packed_bert.padding_free.collators import Inputs, attention_of, inputs_for
 from ipu_packed_bert.padding_free.update import without_labels
 from ipu_packed_bert.padding_free.windows import attention_reach, text_config
-from pack_data.batching.collators import PaddingFreeCollator
+from pack_data.batching.collators import padding_free_batch
 
 Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
 
@@ -106,7 +106,7 @@ def check_no_leak(
 
     def packed(*examples: torch.Tensor, restart: bool = True) -> torch.Tensor:
         """The same, all examples in one row.  restart: positions begin at 0 in each example."""
-        inputs = inputs_for(model, PaddingFreeCollator()([{"input_ids": ids.numpy()} for ids in examples]))
+        inputs = inputs_for(model, padding_free_batch([{"input_ids": ids.numpy()} for ids in examples]))
         inputs.pop("labels")
         if not restart:
             inputs["position_ids"] = torch.arange(inputs["position_ids"].shape[1]).unsqueeze(0)

@@ -1,1 +1,1 @@
-"""Batches of examples of different lengths: who shares a batch (plans), in what form (collators), what that does to them."""
+"""Batches of examples of different lengths: which examples share a batch (plans), its arrays (collators), its cost."""

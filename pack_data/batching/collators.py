@@ -1,12 +1,12 @@
-"""Collators: examples of different lengths to the arrays of one batch, for causal models.
+"""Examples of different lengths -> the arrays of one batch, for causal models.
 
-An example is a mapping with input_ids and, where they differ from them, labels: integers of one length each.  Labels are
-not shifted; the model does that, as Hugging Face models do.  All arrays are int64, except the cumulative lengths, which
-kernels take as int32.
+An example is a mapping with input_ids and, where they differ from them, labels: integers, equally many.  Labels are not
+shifted; the model does that, as Hugging Face models do.  All arrays are int64, except the cumulative lengths, which
+attention kernels take as int32.
 """
+
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, List, Mapping, Sequence, Union
 
 import numpy as np
@@ -16,71 +16,80 @@ from pack_data.batching.plans import Batch, Way
 Example = Mapping[str, Union[Sequence[int], np.ndarray]]
 
 
-def _columns(examples: Sequence[Example]) -> List[Dict[str, np.ndarray]]:
-    """input_ids and labels of each example.  Raises ValueError for an empty one and for labels of another length."""
+def _columns(examples: Sequence[Example], pad_id: int, ignore_index: int) -> List[Dict[str, np.ndarray]]:
+    """input_ids and labels of each example; without any example, one padding token that is not predicted.
+
+    Raises ValueError for an empty example, and for labels of another length.
+    """
     columns = []
     for number, example in enumerate(examples):
         ids = np.asarray(example["input_ids"], np.int64)
         labels = np.asarray(example.get("labels", ids), np.int64)
         if not len(ids) or len(labels) != len(ids):
-            raise ValueError(f"example {number} of the batch has {len(ids)} input_ids and {len(labels)} labels; must be equal and at least 1")
+            raise ValueError(
+                f"example {number} of the batch has {len(ids)} input_ids and {len(labels)} labels; "
+                "must be equally many and at least 1"
+            )
         columns.append({"input_ids": ids, "labels": labels})
-    return columns
+    return columns or [{"input_ids": np.array([pad_id]), "labels": np.array([ignore_index])}]
 
 
-@dataclass(frozen=True)
-class PaddingFreeCollator:
-    """All examples one behind the other, without padding; position_ids and cumulative lengths tell where each begins.
+def padding_free_batch(
+    examples: Sequence[Example], *, pad_id: int = 0, ignore_index: int = -100
+) -> Dict[str, np.ndarray]:
+    """All examples in one row, without padding.  ("Enhancing Training Efficiency Using Packing ...", section 3.4.)
 
-    input_ids, labels, position_ids [1, tokens]; cumulative_lengths int32 [examples + 1] from 0 to tokens; max_length, the
-    longest example.  The first label of each example is `ignore_index`: the token before it belongs to another example.
-    No example at all gives one padding token that counts nothing.  (The paper's section 3.4.)
+    input_ids, labels, position_ids [1, tokens]; cumulative_lengths int32 [examples + 1], from 0 to tokens; max_length,
+    tokens of the longest example.  position_ids begin at 0 in each example.  The first label of each example is
+    `ignore_index`, because the token before it belongs to another example.
     """
-
-    pad_id: int = 0
-    ignore_index: int = -100
-
-    def __call__(self, examples: Sequence[Example]) -> Dict[str, np.ndarray]:
-        columns = _columns(examples) or [{"input_ids": np.array([self.pad_id]), "labels": np.array([self.ignore_index])}]
-        lengths = np.array([len(column["input_ids"]) for column in columns])
-        ends = np.cumsum(lengths)
-        labels = np.concatenate([column["labels"] for column in columns])
-        labels[ends - lengths] = self.ignore_index
-        return {
-            "input_ids": np.concatenate([column["input_ids"] for column in columns])[None],
-            "labels": labels[None],
-            "position_ids": (np.arange(ends[-1]) - np.repeat(ends - lengths, lengths))[None],
-            "cumulative_lengths": np.concatenate([[0], ends]).astype(np.int32),
-            "max_length": np.int64(lengths.max()),
-        }
+    columns = _columns(examples, pad_id, ignore_index)
+    lengths = np.array([len(column["input_ids"]) for column in columns])
+    ends = np.cumsum(lengths)
+    labels = np.concatenate([column["labels"] for column in columns])
+    labels[ends - lengths] = ignore_index
+    return {
+        "input_ids": np.concatenate([column["input_ids"] for column in columns])[None],
+        "labels": labels[None],
+        "position_ids": (np.arange(ends[-1]) - np.repeat(ends - lengths, lengths))[None],
+        "cumulative_lengths": np.concatenate([[0], ends]).astype(np.int32),
+        "max_length": np.asarray(lengths.max()),
+    }
 
 
-@dataclass(frozen=True)
-class PaddingCollator:
-    """One row an example, padded on the right to the longest: input_ids, attention_mask, labels, position_ids [rows, longest].
+def padded_batch(examples: Sequence[Example], *, pad_id: int = 0, ignore_index: int = -100) -> Dict[str, np.ndarray]:
+    """One row an example, padded on the right to the longest.
 
-    Padding has label `ignore_index` and position 0.  No example at all gives one row of one token that counts nothing; its
-    attention_mask is 1, as a row of zeros makes some kernels return NaN.
+    input_ids, attention_mask, labels, position_ids [rows, longest].  Padding has label `ignore_index` and position 0.
+    A batch without examples has one token with attention_mask 1, as some kernels return NaN for a row of zeros.
     """
-
-    pad_id: int = 0
-    ignore_index: int = -100
-
-    def __call__(self, examples: Sequence[Example]) -> Dict[str, np.ndarray]:
-        columns = _columns(examples) or [{"input_ids": np.array([self.pad_id]), "labels": np.array([self.ignore_index])}]
-        lengths = np.array([len(column["input_ids"]) for column in columns])
-        real = np.arange(lengths.max()) < lengths[:, None]
-        batch = {"input_ids": np.full(real.shape, self.pad_id, np.int64), "attention_mask": real.astype(np.int64),
-                 "labels": np.full(real.shape, self.ignore_index, np.int64),
-                 "position_ids": np.where(real, np.arange(lengths.max()), 0)}
-        for name in ("input_ids", "labels"):
-            batch[name][real] = np.concatenate([column[name] for column in columns])
-        return batch
+    columns = _columns(examples, pad_id, ignore_index)
+    lengths = np.array([len(column["input_ids"]) for column in columns])
+    real = np.arange(lengths.max()) < lengths[:, None]
+    batch = {
+        "input_ids": np.full(real.shape, pad_id, np.int64),
+        "attention_mask": real.astype(np.int64),
+        "labels": np.full(real.shape, ignore_index, np.int64),
+        "position_ids": np.where(real, np.arange(lengths.max()), 0),
+    }
+    for name in ("input_ids", "labels"):
+        batch[name][real] = np.concatenate([column[name] for column in columns])
+    return batch
 
 
-def collate(way: Way, batch: Batch, dataset: Sequence[Example], pad_id: int = 0, ignore_index: int = -100) -> Dict[str, np.ndarray]:
-    """The arrays of one batch of a plan.  A padded row of several pieces is to the model one text, as without position ids."""
-    rows = [[{name: values[piece.start:piece.stop] for name, values in dataset[piece.example].items()} for piece in row] for row in batch]
+def collate(
+    way: Way, batch: Batch, dataset: Sequence[Example], pad_id: int = 0, ignore_index: int = -100
+) -> Dict[str, np.ndarray]:
+    """The arrays of one batch of a plan.
+
+    A padded row of several pieces is one text to the model: nothing tells the pieces apart.
+    """
+    rows = [
+        [{name: values[piece.start : piece.stop] for name, values in dataset[piece.example].items()} for piece in row]
+        for row in batch
+    ]
     if way.padding_free:
-        return PaddingFreeCollator(pad_id, ignore_index)([piece for row in rows for piece in row])
-    return PaddingCollator(pad_id, ignore_index)([{name: np.concatenate([piece[name] for piece in row]) for name in row[0]} for row in rows])
+        pieces = [piece for row in rows for piece in row]
+        return padding_free_batch(pieces, pad_id=pad_id, ignore_index=ignore_index)
+    texts = [{name: np.concatenate([piece[name] for piece in row]) for name in row[0]} for row in rows]
+    return padded_batch(texts, pad_id=pad_id, ignore_index=ignore_index)

@@ -1,12 +1,13 @@
-"""What a way of making batches does to the examples, read from the batches that it makes.
+"""What a way of making batches does to the examples, measured on the batches that it makes.
 
-The examples carry, instead of words, the number of each token in the whole data set. So every token in a batch says
-whose it is, and nothing has to be believed.
+In the examples used here, each token is its own number in the whole data set.  So every token of a batch shows which
+example it comes from.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, NamedTuple
+from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -21,30 +22,28 @@ _PAD = -1
 class Properties(NamedTuple):
     """The five columns of the table."""
 
-    variable_length_kernel: bool  # the batch has cumulative lengths, and no mask that a plain kernel would need
-    correct_position_ids: bool  # every position counts from the first token of its example in the row
+    variable_length_kernel: bool  # a batch has cumulative lengths, and no mask
+    correct_position_ids: bool  # positions count from the first token of each example in the row
     no_cross_attention: bool  # no token may attend to a token of another example
-    no_broken_example: bool  # every example stands whole in one place
-    no_sorting: bool  # the mean length of a step rises and falls as at random
+    no_broken_example: bool  # no example is cut
+    no_sorting: bool  # the mean length of the steps rises and falls as in a random order
+
+
+COLUMNS = ("kernel", "positions", "isolated", "unbroken", "unsorted")  # their headings
 
 
 @dataclass(frozen=True)
-class Report:
-    """One epoch of a way: its properties, and what it costs.
-
-    slots: positions that the model computes, padding included; room: those of as many batches of bs rows of msl, what a
-    static shape would compute; attention_balance: the largest rank's sum of squared lengths
-    of what attends to each other, over the ranks' mean, averaged over steps (1 is even).
-    """
+class WayReport:
+    """One epoch of a way: its properties and its cost."""
 
     way: str
     properties: Properties
-    steps: int
+    steps: int  # batches of each rank
     rows: int
-    tokens: int
-    slots: int
-    room: int
-    attention_balance: float
+    tokens: int  # real ones
+    slots: int  # token positions that the model computes, padding included
+    room: int  # slots if every batch had bs rows of msl tokens, as a static shape has
+    attention_balance: float  # sum of squared lengths of the busiest rank over the ranks' mean; mean over the steps
 
     @property
     def efficiency(self) -> float:
@@ -58,15 +57,18 @@ class Report:
 
 
 def _runs(ids: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Where each piece of an example begins among its neighbours, int64 [pieces]."""
+    """Where in a row the pieces of examples begin: int64 [pieces].
+
+    ids: the row's token numbers.  begins: the first token number of each example.
+    """
     which = np.searchsorted(begins, ids, side="right") - 1
     broken = np.ones(len(ids), bool)
     broken[1:] = (which[1:] != which[:-1]) | (ids[1:] != ids[:-1] + 1)
     return np.flatnonzero(broken)
 
 
-def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0) -> Report:
-    """Makes and reads every batch of an epoch.  ValueError if a token is missing or comes twice."""
+def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0) -> WayReport:
+    """Make every batch of an epoch and measure it.  Raises ValueError if a token is missing or comes twice."""
     lengths = np.asarray(lengths, np.int64)
     begins = np.cumsum(lengths) - lengths
     dataset = [{"input_ids": np.arange(begin, begin + length)} for begin, length in zip(begins, lengths)]
@@ -101,14 +103,29 @@ def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0)
         balances.append(max(work) * options.ranks / sum(work))
         means.append(tokens / examples)
     if not (seen == 1).all():
-        raise ValueError(f"{way.name}: token {int(np.flatnonzero(seen != 1)[0])} comes {int(seen[seen != 1][0])} times in an epoch")
-    properties = Properties(bool(kernel), positions_right, isolated, bool((pieces == 1).all()), not _sorted(np.array(means)))
-    return Report(way.name, properties, plan.steps, len(plan.rows) - 1, len(seen), slots,
-                  plan.steps * options.ranks * options.capacity, float(np.mean(balances)))
+        wrong = int(np.flatnonzero(seen != 1)[0])
+        raise ValueError(f"{way.name}: token {wrong} comes {int(seen[wrong])} times in an epoch")
+    properties = Properties(
+        variable_length_kernel=kernel,
+        correct_position_ids=positions_right,
+        no_cross_attention=isolated,
+        no_broken_example=bool((pieces == 1).all()),
+        no_sorting=not _sorted(np.array(means)),
+    )
+    return WayReport(
+        way=way.name,
+        properties=properties,
+        steps=plan.steps,
+        rows=len(plan.rows) - 1,
+        tokens=len(seen),
+        slots=slots,
+        room=plan.steps * options.ranks * options.capacity,
+        attention_balance=float(np.mean(balances)),
+    )
 
 
-def _attended(batch: Dict[str, np.ndarray]):
-    """The stretches of a batch within which tokens see each other, as (input_ids, position_ids)."""
+def _attended(batch: Dict[str, np.ndarray]) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+    """input_ids and position_ids of each group of tokens that may attend to each other."""
     if "cumulative_lengths" in batch:
         ends = batch["cumulative_lengths"]
         for begin, end in zip(ends[:-1], ends[1:]):
@@ -119,10 +136,10 @@ def _attended(batch: Dict[str, np.ndarray]):
 
 
 def _sorted(means: np.ndarray) -> bool:
-    """Whether lengths follow an order: in a random one, each step's mean is as often below as above the one before.
+    """Whether the mean lengths of the steps follow an order.
 
-    The falls among n numbers in random order have variance (n + 1) / 12 (Eulerian numbers).  Some 30 steps are needed
-    before an order can show.
+    In a random order, each mean is as often below as above the one before.  The number of falls among n numbers in
+    random order has variance (n + 1) / 12 (Eulerian numbers).  Below about 30 steps no order can show.
     """
     changes = np.diff(means)
     changes = changes[changes != 0]

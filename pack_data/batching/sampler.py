@@ -1,4 +1,5 @@
-"""Batches of one rank, epoch after epoch, to be continued anywhere."""
+"""The batches of one rank, epoch after epoch; they can be continued after any batch."""
+
 from __future__ import annotations
 
 from dataclasses import asdict
@@ -6,7 +7,7 @@ from typing import Any, Dict, Iterator
 
 import numpy as np
 
-from pack_data.batching.plans import Batch, BatchOptions, Plan, get_way
+from pack_data.batching.plans import Batch, BatchOptions, EpochPlan, get_way
 
 
 class BatchSampler:
@@ -15,9 +16,9 @@ class BatchSampler:
         sampler = BatchSampler("OptimalPacking+PosID", lengths, BatchOptions(4, 4096, ranks=8, seed=1), rank=3)
         for batch in sampler:             # the rest of this epoch; iterate again for the next one
             arrays = collate(sampler.way, batch, dataset)
-        state = sampler.state()           # after any batch; load_state(state) goes on with the next one
+        state = sampler.state()           # after any batch; load_state(state) continues with the next one
 
-    lengths: tokens of every example, integers [n], the same on every rank.
+    lengths: tokens of every example, integers [examples], the same on every rank.
     """
 
     def __init__(self, way: str, lengths: Any, options: BatchOptions, rank: int = 0) -> None:
@@ -29,23 +30,24 @@ class BatchSampler:
         self._plan = self.way.plan(self._lengths, options, 0)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> EpochPlan:
         """Of the epoch that the next batch belongs to."""
         return self._plan
 
     @property
     def epoch(self) -> int:
+        """Number of the epoch that the next batch belongs to, from 0."""
         return self._epoch
 
     def __len__(self) -> int:
-        """Steps of this epoch, the same on every rank."""
+        """Steps of this epoch, the same number on every rank."""
         return self._plan.steps
 
     def __iter__(self) -> Iterator[Batch]:
         epoch = self._epoch
         while self._epoch == epoch:
             batch = self._plan.batch(self._step, self.rank)
-            # Counted before it is handed out, so that a state taken while it is in use does not repeat it.
+            # Counted before the batch is used: a state taken while it is in use continues with the next one.
             self._step += 1
             if self._step == self._plan.steps:
                 self._go_to(epoch + 1, 0)
@@ -56,14 +58,23 @@ class BatchSampler:
         self._plan = self.way.plan(self._lengths, self.options, epoch)
 
     def state(self) -> Dict[str, Any]:
-        """Plain values: where the next batch stands, and what the batches follow from.  It is the same for every rank."""
-        return {"epoch": self._epoch, "step": self._step, "way": self.way.name, "examples": len(self._lengths),
-                "tokens": int(self._lengths.sum()), **asdict(self.options)}
+        """Where the next batch stands, and what the batches follow from: plain values, the same on every rank."""
+        return {
+            "epoch": self._epoch,
+            "step": self._step,
+            "way": self.way.name,
+            "examples": len(self._lengths),
+            "tokens": int(self._lengths.sum()),
+            **asdict(self.options),
+        }
 
     def load_state(self, state: Dict[str, Any]) -> None:
-        """Go on where `state` was taken.  ValueError where way, options or data differ: its step would be another batch."""
+        """Continue where `state` was taken.  Raises ValueError for another way, other options or other data."""
         own = self.state()
         for name in own:
             if name not in ("epoch", "step") and state.get(name) != own[name]:
-                raise ValueError(f"the state was taken with {name} {state.get(name)}, this sampler has {own[name]}; a step would not be the same batch")
+                raise ValueError(
+                    f"the state was taken with {name} {state.get(name)}, this sampler has {own[name]}; "
+                    "a step would not be the same batch"
+                )
         self._go_to(state["epoch"], state["step"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pack_data.batching.collators import PaddingCollator, PaddingFreeCollator, collate
+from pack_data.batching.collators import collate, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions, Piece, get_way
 from tests.batching_ways import MSL, batches, drawn, every_way
 
@@ -14,7 +14,7 @@ PAPER = [list(range(10, 14)), list(range(20, 28)), list(range(30, 35)), list(ran
 
 def test_the_example_of_the_paper():
     """ "Enhancing Training Efficiency Using Packing with Flash Attention", section 3.5."""
-    batch = PaddingFreeCollator()([{"input_ids": ids} for ids in PAPER])
+    batch = padding_free_batch([{"input_ids": ids} for ids in PAPER])
     assert batch["input_ids"].tolist() == [
         [
             10,
@@ -87,7 +87,7 @@ def test_the_example_of_the_paper():
 
 
 def test_padding_the_example_of_the_paper():
-    batch = PaddingCollator(pad_id=9)([{"input_ids": ids} for ids in PAPER[:2]])
+    batch = padded_batch([{"input_ids": ids} for ids in PAPER[:2]], pad_id=9)
     assert batch["input_ids"].tolist() == [[10, 11, 12, 13, 9, 9, 9, 9], PAPER[1]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0, 0, 0], [1] * 8]
     assert batch["labels"].tolist() == [[10, 11, 12, 13, -100, -100, -100, -100], PAPER[1]]
@@ -96,12 +96,12 @@ def test_padding_the_example_of_the_paper():
 
 def test_labels_of_their_own_are_kept_and_not_changed_in_place():
     labels = np.array([5, -100, 7])
-    for collator, expected in ((PaddingFreeCollator(), [[-100, -100, 7]]), (PaddingCollator(), [[5, -100, 7]])):
+    for collator, expected in ((padding_free_batch, [[-100, -100, 7]]), (padded_batch, [[5, -100, 7]])):
         assert collator([{"input_ids": [1, 2, 3], "labels": labels}])["labels"].tolist() == expected
     assert labels.tolist() == [5, -100, 7]
 
 
-@pytest.mark.parametrize("collator", [PaddingFreeCollator(), PaddingCollator()])
+@pytest.mark.parametrize("collator", [padding_free_batch, padded_batch])
 def test_no_example_gives_a_token_that_counts_nothing(collator):
     batch = collator([])
     assert (
@@ -114,7 +114,7 @@ def test_no_example_gives_a_token_that_counts_nothing(collator):
 @pytest.mark.parametrize("example", [{"input_ids": []}, {"input_ids": [1, 2], "labels": [1]}])
 def test_examples_that_cannot_be_are_refused(example):
     with pytest.raises(ValueError, match="example 0 of the batch has"):
-        PaddingFreeCollator()([example])
+        padding_free_batch([example])
 
 
 def test_a_broken_example_counts_from_its_cut_and_predicts_nothing_across_it():

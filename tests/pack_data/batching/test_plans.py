@@ -70,7 +70,7 @@ def test_lengths_that_cannot_be_are_refused(lengths, reason):
 @pytest.mark.parametrize(
     "make, reason",
     [
-        (lambda: get_way("Sorted"), "'Sorted' is no way to make batches; choose from RandomSampling"),
+        (lambda: get_way("Sorted"), "unknown batching strategy 'Sorted'; choose from RandomSampling"),
         (lambda: BatchOptions(0, 4), "batch_size is 0, must be at least 1"),
         (
             lambda: BatchSampler("FixedLengthPacking", [3], BatchOptions(1, 4, ranks=2), rank=2),
