@@ -279,7 +279,7 @@ class Config:
         return self.packs_per_update(packing_factor) * packing_factor
 
     def betas(self, packing_factor: float) -> Tuple[float, float]:
-        """(beta1, beta2), to the power of the packing factor where "betas" is the adjustment (packedBERT, 3.3)."""
+        """(beta1, beta2), each to the power of the packing factor where "betas" is the adjustment."""
         power = packing_factor if self.optimizer.packing_adjustment == "betas" else 1.0
         return self.optimizer.beta1 ** power, self.optimizer.beta2 ** power
 
@@ -357,9 +357,10 @@ class Config:
 
 # Settings of former versions, and what to do instead.
 _GONE = {
-    "run.evaluation_fraction":
+    "run.evaluation_fraction": (
         "take it out: held-out documents are a data set of their own, which data.held_out makes the build split off "
-        "and data.evaluation_directory names (python -m pack_data.build --held-out)",
+        "and data.evaluation_directory names (python -m pack_data.build --held-out)"
+    ),
 }
 
 SECTIONS = {
@@ -467,6 +468,7 @@ def _rules(config: Config) -> List[Tuple[str, Any, str]]:
     depth = "null (unlimited)" if data.max_sequences_per_pack is None else data.max_sequences_per_pack
     slots, predictions = data.max_sequence_length, config.predictions_per_sequence
     layers, stages = placement.layers_per_ipu, config.pipeline_stages
+    proportions = len(placement.available_memory_proportion)
     each_ipu = f"must have one for each of the {placement.ipus_per_replica} IPUs of a replica"
     ipus = (f"placement.replicas x placement.ipus_per_replica is {placement.replicas} x {placement.ipus_per_replica}"
             f" = {config.ipus}")
@@ -488,8 +490,8 @@ def _rules(config: Config) -> List[Tuple[str, Any, str]]:
         ("placement.layers_per_ipu placement.ipus_per_replica", len(layers) != placement.ipus_per_replica,
          f"placement.layers_per_ipu has {len(layers)} values; {each_ipu}"),
         ("placement.available_memory_proportion placement.ipus_per_replica",
-         len(placement.available_memory_proportion) != placement.ipus_per_replica,
-         f"placement.available_memory_proportion has {len(placement.available_memory_proportion)} values; {each_ipu}"),
+         proportions != placement.ipus_per_replica,
+         f"placement.available_memory_proportion has {proportions} values; {each_ipu}"),
         ("placement.replicas placement.ipus_per_replica", config.ipus & (config.ipus - 1) != 0,
          f"{ipus}; must be a power of two"),
         ("placement.replicas placement.ipus_per_replica", config.ipus > 64,
@@ -500,18 +502,18 @@ def _rules(config: Config) -> List[Tuple[str, Any, str]]:
          f"model.vocabulary_size, {model.vocabulary_size}"),
         ("placement.replicated_tensor_sharding placement.replicas",
          placement.replicated_tensor_sharding and placement.replicas == 1,
-         "placement.replicated_tensor_sharding is true; must be false with one replica, which has none to share with"),
+         "placement.replicated_tensor_sharding is true; must be false with one replica"),
         ("batch.gradient_accumulation placement.layers_per_ipu", batch.gradient_accumulation < stages,
-         f"batch.gradient_accumulation is {batch.gradient_accumulation}; must be at least the {stages} stages of the "
-         "training pipeline"),
+         f"batch.gradient_accumulation is {batch.gradient_accumulation}; must be at least the {stages} stages of "
+         "the training pipeline"),
         ("engine.ipu_model engine.offline_export", engine.ipu_model and engine.offline_export is not None,
          "engine.ipu_model is true; must be false where engine.offline_export compiles for real IPUs"),
         ("run.steps optimizer.schedule_steps", config.run.steps > config.schedule_steps, schedule_too_short(
             f"run.steps is {config.run.steps}", config.run.steps, config.schedule_steps)),
         ("run.evaluate_every data.held_out data.evaluation_directory",
          config.run.evaluate_every and config.evaluation_directory is None,
-         f"run.evaluate_every is {config.run.evaluate_every}; needs held-out data: set data.held_out above 0 and build "
-         f"with `{config.build_line()}`, or name a data set in data.evaluation_directory"),
+         f"run.evaluate_every is {config.run.evaluate_every}; needs held-out data: set data.held_out above 0 and "
+         f"build with `{config.build_line()}`, or name a data set in data.evaluation_directory"),
     ]
 
 

@@ -85,8 +85,8 @@ def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
 def open_or_build(config: Config, *, progress: Optional[bool] = None) -> Tuple[Config, PackStore]:
     """The data set of the configuration, and the configuration as :func:`described` by it.
 
-    If its folder holds none, it is built there and kept, with its held-out side; one line says so.  Raises ValueError where the data set
-    contradicts the configuration.
+    If its folder holds none, it is built there and kept, with its held-out side; one line says so.  Raises ValueError
+    where the data set contradicts the configuration.
     """
     data = config.data
     if described(config)[1] is None:

@@ -344,8 +344,8 @@ def _ipu_lines(made: RunPlan) -> List[str]:
             f"{memory.total / IPU_BYTES:.0%} {_bar(memory.total / IPU_BYTES)}",
         ])
     return text + text_table(rows, left={1, 8}, indent="  ") + [
-        f"  Bytes in MiB, of {IPU_BYTES / MIB:,.0f} MiB an IPU ({MK2.memory_per_tile // 1024} KiB x {MK2.tiles:,} tiles); computed."
-        " Program, exchange and temporary values need room too.",
+        f"  Bytes in MiB, of {IPU_BYTES / MIB:,.0f} MiB an IPU ({MK2.memory_per_tile // 1024} KiB x"
+        f" {MK2.tiles:,} tiles); computed. Program, exchange and temporary values need room too.",
         "  Optimiser state is "
         + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")
         + (", shared out among the replicas" if config.placement.replicated_tensor_sharding else "")

@@ -77,7 +77,7 @@ placement: {replicas: 3}
     ({"placement": {"replicated_tensor_sharding": True}}, "must be false with one replica"),
     ({"engine": {"ipu_model": True, "offline_export": "x.poptorch"}}, "must be false where engine.offline_export"),
     ({"run": {"evaluate_every": 5}}, "python -m pack_data.build --corpus embedded --out data/packed --held-out 0.01"),
-    ({"run": {"evaluation_fraction": 0.1}}, "run.evaluation_fraction is no setting any more; take it out: held-out documents are a data set of their own"),
+    ({"run": {"evaluation_fraction": 0.1}}, "run.evaluation_fraction is no setting any more; take it out: held-out documents are a data set"),
     ({"without_ipus": {"run": {"evaluation_fraction": 0.1}}}, "without_ipus.run.evaluation_fraction is no setting any more"),
     ({"without_ipus": 3}, "without_ipus is 3; must hold sections of settings"),
     ({"without_ipus": {"batch": {"micro_batches": 3}}},
@@ -198,7 +198,8 @@ def test_a_simulated_device_gets_one_replica_and_the_fewest_micro_batches_that_f
 
 
 def test_loads_without_torch():
-    code = "import sys, ipu_packed_bert.config, ipu_packed_bert.data; sys.exit('torch' in sys.modules or 'poptorch' in sys.modules)"
+    code = ("import sys, ipu_packed_bert.config, ipu_packed_bert.data; "
+            "sys.exit('torch' in sys.modules or 'poptorch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -19,7 +19,7 @@ from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import DEPTH, PREDICTIONS, SLOTS, VOCABULARY, tiny_data
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-# Depth, predictions, slots and vocabulary of tests/tiny_runs.py: 3, 10, 64 and 128, none of them what the file would build.
+# Depth, predictions, slots and vocabulary of tests/tiny_runs.py: 3, 10, 64, 128; the file would build others.
 TINY = ["model.hidden_size=16", "model.num_heads=2", "model.num_layers=1", "placement.layers_per_ipu=[1]", "run.evaluate_every=0",
         "run.steps=1"]
 
@@ -101,7 +101,7 @@ def test_show_config_prints_every_setting_and_its_origin(tmp_path, capsys):
     assert re.search(r"seed: 7 +# --set", text)
 
 
-# ---- the data set to evaluate on ------------------------------------------------------------------------------------------
+# ---- the data set to evaluate on -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -139,10 +139,11 @@ def test_without_held_out_data_the_line_to_type_is_printed(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("change, words", [
-    (dict(), "holds documents that the training data in .* hold too"),
-    (dict(max_sequence_length=32), "packs of 32 slots, the training data"),
-    (dict(max_sequences_per_pack=5, packer="best_fit", held_out=0.3), "packs of up to 5 sequences, those of the training data have room for 3"),
-    (dict(vocabulary_size=150, held_out=0.3), "made with another vocabulary"),
+    ({}, "holds documents that the training data in .* hold too"),
+    ({"max_sequence_length": 32}, "packs of 32 slots, the training data"),
+    ({"max_sequences_per_pack": 5, "packer": "best_fit", "held_out": 0.3},
+     "packs of up to 5 sequences, those of the training data have room for 3"),
+    ({"vocabulary_size": 150, "held_out": 0.3}, "made with another vocabulary"),
 ], ids=["not held out", "slots", "depth", "vocabulary"])
 def test_what_one_cannot_evaluate_on(corpus, tmp_path, change, words):
     build_small(corpus, tmp_path / "data", held_out=0.3).close()

@@ -54,7 +54,7 @@ def test_every_layer_has_one_place(path):
     placement = place(config)
     modules = [block.module for block in placement.blocks]
     assert len(modules) == len(set(modules))
-    assert [m for m in modules if ".layer." in m] == ["bert.encoder.layer.%d" % n for n in range(config.model.num_layers)]
+    assert [m for m in modules if ".layer." in m] == [f"bert.encoder.layer.{n}" for n in range(config.model.num_layers)]
     ipus = [block.ipu for block in placement.blocks if ".layer." in block.module]
     assert ipus == sorted(ipus)
     assert {block.ipu for block in placement.blocks if ".layer." not in block.module} == {0}
