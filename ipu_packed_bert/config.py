@@ -33,7 +33,7 @@ from ipu_packed_bert.settings import (
 )
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import default_predictions
-from pack_data.sides import held_out_folder
+from pack_data.building.sides import held_out_folder
 
 
 @dataclass(frozen=True)

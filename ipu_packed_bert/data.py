@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from ipu_packed_bert.config import Config, ConfigError
-from pack_data import sides
+from pack_data.building import sides
 from pack_data.lengths.factors import PackingFactor, checked_factor, planned_factor
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import BERT, PackSchema

@@ -7,7 +7,7 @@ from typing import Any, List, Optional
 
 import numpy as np
 
-from pack_data.assignment import assign
+from pack_data.building.assignment import assign
 from pack_data.histogram import LengthHistogram
 from pack_data.optimal import pack as pack_optimally
 from pack_data.packing import Packing

@@ -27,25 +27,25 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 
 import numpy as np
 
-from pack_data import sides
-from pack_data.assignment import assign
+from pack_data.building import sides
+from pack_data.building.assignment import assign
 from pack_data.bad_records import BadRecords
 from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar, run_main
 from pack_data.text.corpus import EMBEDDED, Document, content_digest, documents, file_documents, relative_name, source_files
 from pack_data.text.examples import ExampleOptions
-from pack_data.formats import parts
+from pack_data.building import source_parts as parts
 from pack_data.formats.detect import open_source
 from pack_data.files import locked, write_atomically
 from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
 from pack_data.packs import PREDICTION, PackSchema, default_predictions, predictions_per_pack
-from pack_data.runner import DaskRunner, ProcessRunner, SerialRunner, available_cores
-from pack_data.spill import SpillFormat, Totals
-from pack_data.stages import (ExamplesTask, ShardTask, SortTask, SyntheticTask, examples_name, make_part, make_shard,
+from pack_data.building.runner import DaskRunner, ProcessRunner, SerialRunner, available_cores
+from pack_data.building.spill import SpillFormat, Totals
+from pack_data.building.tasks import (ExamplesTask, ShardTask, SortTask, SyntheticTask, examples_name, make_part, make_shard,
                               make_synthetic_part, read_notes, read_text, save_array, shard_name, sort_part, sorted_name, text_name, write_json)
 from pack_data.store import MANIFEST, Manifest, PackStore, StoredFile, map_table, read_manifest, stored_file, write_manifest, write_table
-from pack_data.switch import COMMIT, READY, Target, announce, complete
+from pack_data.building.switch import COMMIT, READY, Target, announce, complete
 from pack_data.text.wordpiece import load_vocabulary, train_vocabulary
 
 # Characters of text in one part (some 8 of the longest documents, thousands of ordinary ones), and characters that wait

@@ -16,14 +16,14 @@ import numpy as np
 
 from pack_data.balance import AttentionWork, balance_attention
 from pack_data.certificate import Certificate, best_pack_value
-from pack_data.column_generation import FULL_ROWS, Relaxation, relax
+from pack_data.solver.column_generation import FULL_ROWS, Relaxation, relax
 from pack_data.command import ArgumentParser, depth_text, progress_bar, run_main
 from pack_data.fit_decreasing import fit_decreasing
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
 from pack_data.proof import prove, statement
-from pack_data.rounding import Packs, whole_packs
+from pack_data.solver.rounding import Packs, whole_packs
 from pack_data.tables import text_table
 
 _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this, a loss of less than 1e-9 of the bound

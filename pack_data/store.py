@@ -2,7 +2,7 @@
 
     manifest.json             what the data set is, and the checksum of every other file; written last, by atomic rename
     packs-00000-1f2e3d4c.npy  structured array, one record a pack (PackSchema.record_dtype), memory-mapped for reading
-    lengths-1f2e3d4c.npy      the lengths (and masked counts) of every pack's sequences, to draw another pairing without reading the shards
+    lengths-1f2e3d4c.npy      the lengths (and masked counts) of every pack's sequences, read without the shards
     recipe.json               the packing: strategies, repeats, certificate
     vocab.txt                 the vocabulary, for data sets made from text
 

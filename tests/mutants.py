@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 CORE = (
     "pack_data/histogram/__init__.py", "pack_data/packing.py", "pack_data/certificate/__init__.py", "pack_data/packs.py", "pack_data/sequences.py",
-    "pack_data/assignment.py", "pack_data/balance.py", "pack_data/store.py", "pack_data/text/examples.py", "pack_data/text/wordpiece.py",
-    "pack_data/rounding.py", "pack_data/fit_decreasing.py", "pack_data/greedy.py", "pack_data/sort.py",
+    "pack_data/building/assignment.py", "pack_data/balance.py", "pack_data/store.py", "pack_data/text/examples.py", "pack_data/text/wordpiece.py",
+    "pack_data/solver/rounding.py", "pack_data/fit_decreasing.py", "pack_data/greedy.py", "pack_data/sort.py",
     "pack_data/verify.py", "ipu_packed_bert/loader.py", "ipu_packed_bert/model/packed.py", "ipu_packed_bert/model/loss.py",
     "ipu_packed_bert/model/varlen.py", "ipu_packed_bert/optim.py", "ipu_packed_bert/placement.py", "ipu_packed_bert/train.py",
     "ipu_packed_bert/config.py", "ipu_packed_bert/checkpoint.py", "ipu_packed_bert/padding_free/update.py", "ipu_packed_bert/finetuning/squad.py",

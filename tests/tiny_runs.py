@@ -13,7 +13,7 @@ import yaml
 
 from pack_data.packs import PackSchema, assemble
 from pack_data.sequences import Example, Sequences
-from pack_data.sides import held_out_folder
+from pack_data.building.sides import held_out_folder
 from pack_data.store import PackStore, StoreWriter
 from tests.packed_examples import random_packs, random_sequences
 

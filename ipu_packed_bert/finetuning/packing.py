@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional
 
 import numpy as np
 
-from pack_data.assignment import assign
+from pack_data.building.assignment import assign
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.packing import Packing

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from pack_data.assignment import assign
+from pack_data.building.assignment import assign
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
 

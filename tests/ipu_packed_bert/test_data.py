@@ -10,10 +10,10 @@ from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.config import ConfigError, config_from_tree, load_config
 from ipu_packed_bert.data import described, facts, open_evaluation, open_or_build
 from ipu_packed_bert.settings import DEFAULT
-from pack_data import sides
+from pack_data.building import sides
 from pack_data.build import main as build_main
 from pack_data.command import run_main
-from pack_data.sides import held_out_folder
+from pack_data.building.sides import held_out_folder
 from pack_data.store import PackStore
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import DEPTH, PREDICTIONS, SLOTS, VOCABULARY, tiny_data

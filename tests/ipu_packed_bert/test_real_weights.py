@@ -19,7 +19,7 @@ import torch
 from ipu_packed_bert.hugging_face import load_into, read_folder
 from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.model.packed import AttentionMask
-from pack_data.assignment import assign
+from pack_data.building.assignment import assign
 from pack_data.text.corpus import documents
 from pack_data.histogram import LengthHistogram
 from pack_data.optimal import pack

@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data import column_generation, optimal
+from pack_data import optimal
+from pack_data.solver import column_generation
 from pack_data.balance import AttentionWork, balance_attention
 from pack_data.certificate import best_pack_value
-from pack_data.column_generation import PackTables, relax
+from pack_data.solver.column_generation import PackTables, relax
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing import Packing
 from pack_data.proof import prove
-from pack_data.rounding import _round, fill, follow
+from pack_data.solver.rounding import _round, fill, follow
 
 
 @st.composite

@@ -96,7 +96,7 @@ def test_a_foreign_number_of_each_example_is_kept(tmp_path, examples):
 
 
 def test_parts_are_joined_in_order(tmp_path, examples, monkeypatch):
-    from pack_data.formats import parts
+    from pack_data.building import source_parts as parts
 
     source = tmp_path / "a.tfrecord"
     mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each) for each in examples], Shape(S, P))

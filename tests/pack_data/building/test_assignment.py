@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.assignment import _shuffled_numbers, assign
+from pack_data.building.assignment import _shuffled_numbers, assign
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.packing import Packing

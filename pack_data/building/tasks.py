@@ -21,7 +21,7 @@ from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, examples_of, masked_count
 from pack_data.packs import SEQUENCE, Column, PackSchema, assemble, smallest_type
 from pack_data.sequences import Sequences, digest
-from pack_data.spill import SpillFormat, Totals, totals_of
+from pack_data.building.spill import SpillFormat, Totals, totals_of
 from pack_data.files import write_atomically
 from pack_data.store import lengths_of, write_shard
 from pack_data.text.wordpiece import Vocabulary, load_vocabulary

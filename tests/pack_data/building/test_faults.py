@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pack_data import build as build_module
-from pack_data import stages
+from pack_data.building import tasks
 from pack_data.store import PackStore
-from pack_data.switch import COMMIT
+from pack_data.building.switch import COMMIT
 from pack_data.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 
@@ -108,7 +108,7 @@ def test_a_spilled_byte_that_changes_is_found_before_the_data_set_is_replaced(co
     former = content(tmp_path / "data")
 
     def spoil(task):
-        stages.sort_part(task)
+        tasks.sort_part(task)
         if task.part:
             return
         path = next((tmp_path / "data.building").glob("sorted-00000.bin"))
@@ -127,7 +127,7 @@ def test_two_builds_do_not_write_the_same_data_set(corpus, tmp_path, monkeypatch
     def second(task):
         with pytest.raises(ValueError, match="another build is writing"):
             build_small(corpus, tmp_path / "data")
-        return stages.make_part(task)
+        return tasks.make_part(task)
 
     monkeypatch.setattr(build_module, "make_part", second)
     build_small(corpus, tmp_path / "data").close()

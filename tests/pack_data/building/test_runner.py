@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from pack_data import build as build_module
-from pack_data.runner import DaskRunner
+from pack_data.building.runner import DaskRunner
 from pack_data.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 from pack_data.formats.detect import Source, integer_columns
 from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, Column, PackSchema, smallest_type
 from pack_data.sequences import Sequences
-from pack_data.stages import save_examples
+from pack_data.building.tasks import save_examples
 
 PART = 1 << 15  # sequences
 _IDS = ("input_ids", "masked_lm_ids")

@@ -5,7 +5,7 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from pack_data.column_generation import Relaxation, relax
+from pack_data.solver.column_generation import Relaxation, relax
 from pack_data.fit_decreasing import fit_decreasing
 from pack_data.histogram import LengthHistogram
 

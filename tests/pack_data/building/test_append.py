@@ -1,4 +1,4 @@
-"""Adding to a data set, and pairing it anew: nothing is packed twice, nothing lost, and the proof holds for the whole."""
+"""Adding to a data set: nothing is packed twice, nothing lost, and the proof holds for the whole."""
 import os
 
 import numpy as np
@@ -11,7 +11,6 @@ from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
 from pack_data.packs import disassemble
-from pack_data.pairing import RedrawnStore
 from pack_data.proof import prove
 from pack_data.sequences import digest
 from pack_data.store import PackStore
@@ -131,34 +130,3 @@ def test_appending_to_nothing_is_one_line(tmp_path, capsys):
     assert run_main(build_main, ["--corpus", str(corpus), "--append", "--out", str(tmp_path / "data")]) == 2
     assert "not a packed data set" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
-
-
-def test_another_epoch_has_the_same_sequences_in_packs_of_the_same_lengths(grown):
-    _, data = grown
-    with PackStore.open(data) as store:
-        everything = np.arange(len(store))
-        plain = store.records(everything)
-        assert np.array_equal(RedrawnStore(store, 0).records(everything), plain)
-        one, two = (RedrawnStore(store, epoch).records(everything) for epoch in (1, 2))
-        for records in (one, two):
-            assert np.array_equal(records["lengths"], plain["lengths"])
-            assert digest(disassemble(store.schema, records)) == store.manifest.digest
-        assert (one["input_ids"] != plain["input_ids"]).any(axis=1).mean() > 0.5
-        assert (one["input_ids"] != two["input_ids"]).any(axis=1).mean() > 0.5
-        # By seed and epoch alone, in any order and batch: resumable at any point.
-        again = RedrawnStore(store, 1)
-        order = np.random.default_rng(0).permutation(len(store))[:40]
-        batch = again.batch(order)
-        whole = RedrawnStore(store, 1).batch(everything)
-        assert all(np.array_equal(values, whole[name][order]) for name, values in batch.items())
-
-
-def test_packs_that_are_held_out_keep_their_sequences(grown):
-    _, data = grown
-    with PackStore.open(data) as store:
-        held, plain = np.arange(0, len(store), 3), store.records(np.arange(len(store)))
-        redrawn = RedrawnStore(store, 1, keep=held).records(np.arange(len(store)))
-        assert np.array_equal(redrawn[held], plain[held])
-        others = np.setdiff1d(np.arange(len(store)), held)
-        assert (redrawn["input_ids"][others] != plain["input_ids"][others]).any()
-        assert digest(disassemble(store.schema, redrawn[others])) == digest(disassemble(store.schema, plain[others]))
