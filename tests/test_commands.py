@@ -64,7 +64,7 @@ def test_pretraining_packs_and_trains_without_an_ipu_or_a_data_set(checkout, pre
 
 def test_a_run_is_resumed(checkout, pretrained):
     run, = (checkout / "runs").iterdir()
-    text = command(checkout, "run_pretraining.py", "--resume", str(run.relative_to(checkout)), "--steps", "3",
+    text = command(checkout, "run_pretraining.py", "--resume", str(run.relative_to(checkout)), "--steps", "3", "--set", "optimizer.schedule_steps=3",
                    "--set", "run.evaluate_every=0")
     assert "from step 2" in text and "building" not in text
     assert len((run / "log.jsonl").read_text().splitlines()) == 3
