@@ -123,7 +123,7 @@ def _read_config(path: Path) -> ModelConfig:
     for key, only in _FIXED:
         if found.get(key, only) != only:
             raise ValueError(f"{path}: {key} is {found[key]!r}; this network has {only!r} only")
-    values = {}
+    values: Dict[str, Any] = {}
     for ours, theirs, default in _KEYS:
         value = found.get(theirs, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or (

@@ -64,6 +64,7 @@ class GlobalBatches:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
         self._ahead: Deque[Tuple[Position, Future]] = deque()
         self._order: Tuple[int, np.ndarray] = (-1, np.arange(0))
+        self._position = Position(0, 0)
         self._start(Position(0, 0))
 
     @property

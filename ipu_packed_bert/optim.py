@@ -47,7 +47,7 @@ class Lamb(torch.optim.Optimizer):
                 self.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, closure=None):  # torch's signature; a closure is never given
         for group in self.param_groups:
             group["step"] += 1
             weights = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -114,7 +114,7 @@ def build_optimizer(
     model: torch.nn.Module, optimizer: OptimizerConfig, *, betas: Tuple[float, float]
 ) -> torch.optim.Optimizer:
     """The configured optimiser; `betas` are those after the adjustment for packing (`Config.betas`)."""
-    options = dict(
+    options: Dict[str, Any] = dict(
         lr=optimizer.learning_rate, betas=betas, eps=optimizer.eps, bias_correction=optimizer.bias_correction
     )
     groups = parameter_groups(model.named_parameters(), weight_decay=optimizer.weight_decay)

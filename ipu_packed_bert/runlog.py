@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -204,11 +203,13 @@ def saved_in(folder: Union[str, Path]) -> Tuple[Tuple[str, int], ...]:
 def _new_folder(name: str) -> Path:
     """``runs/NAME-TIME``, made by this call."""
     first = path = Path("runs", "{}-{}".format(name, time.strftime("%Y%m%d-%H%M%S")))
-    for number in itertools.count(2):
+    number = 1
+    while True:
         try:
             path.mkdir(parents=True)
             return path
         except FileExistsError:  # a run begun within the same second
+            number += 1
             path = first.with_name("{}-{}".format(first.name, number))
 
 

@@ -73,7 +73,8 @@ class Measurement(NamedTuple):
 
 
 def quartiles(values: np.ndarray) -> Tuple[float, float, float]:
-    return tuple(float(value) for value in np.percentile(values, [25, 50, 75]))
+    low, middle, high = np.percentile(values, [25, 50, 75]).tolist()
+    return low, middle, high
 
 
 def draw_work(
@@ -128,7 +129,8 @@ def measure(config: Config, work: Work, *, rounds: int, bar) -> Measurement:
     """Both layouts in turn, in alternating order; the first round, which warms up, is not counted."""
     packed = HostEngine(config, packing_factor=work.packing_factor)
     unpacked = HostEngine(config, packing_factor=1.0)
-    unpacked.model.attention_mask = PaddingMask(unpacked.model.attention_mask.hidden)
+    network: Any = unpacked.model
+    network.attention_mask = PaddingMask(network.attention_mask.hidden)
     sides = {"packed": (packed, work.packed), "unpacked": (unpacked, work.unpacked)}
     rates: Dict[str, List[float]] = {"packed": [], "unpacked": []}
     losses = {}

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Mapping, NoReturn, Optional, Sequence
+from typing import Any, Callable, Iterator, Mapping, NoReturn, Optional, Sequence
 
 from pack_data.packages import package_of
 

@@ -11,7 +11,6 @@ dense mask over the row? The same packs, their sequences stretched to each lengt
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from typing import List, Optional, Sequence

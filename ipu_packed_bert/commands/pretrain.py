@@ -97,9 +97,9 @@ def main(argv=None):
         evaluation = open_evaluation(config, store.manifest)
         if evaluation:
             opened.enter_context(evaluation)
-        vocabulary, weights_of = store.manifest.vocabulary_sha256, args.resume or args.start_from
-        if weights_of:
-            vocabulary, note = agree(vocabulary_of_run(Path(weights_of), checkpoint or begun), vocabulary,
+        vocabulary, weights_of, weights = store.manifest.vocabulary_sha256, args.resume or args.start_from, checkpoint or begun
+        if weights:
+            vocabulary, note = agree(vocabulary_of_run(Path(weights_of), weights), vocabulary,
                                      weights_of=weights_of, data_of=config.data.directory)
             if note:
                 print("note      {}".format(note))

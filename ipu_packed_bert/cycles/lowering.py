@@ -552,7 +552,7 @@ class Lowering:
             width = ceil(columns / column_split)
             if gradient:
                 cycles = vertices.gather_gradient(indices, width, size, row_split=row_split)
-                moved = indices * width * size             # every part of the table sees all gradient rows
+                moved: float = indices * width * size      # every part of the table sees all gradient rows
             else:
                 cycles = vertices.gather(indices, width, size, row_split=row_split)
                 moved = indices * columns * size / self.target.tiles if row_split > 1 else 0

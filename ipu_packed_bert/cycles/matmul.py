@@ -209,7 +209,7 @@ def plan(product: Product, target: Target) -> Plan:
         sync = target.sync_cycles * (1 + split)
         if serial > 1:
             vector = target.vector(size)
-            slices = sum(25 + 6 * (39 + 24 + 2 * np.floor(np.ceil(part / 6) / vector)) for part in (weights, outputs))
+            slices = sum((25 + 6 * (39 + 24 + 2 * np.floor(np.ceil(part / 6) / vector)) for part in (weights, outputs)), np.zeros(len(g)))
         else:
             slices = np.zeros(len(g))
         total = serial * (vertex + in_exchange + weight_exchange + partial_exchange + reduction + slices + sync)
@@ -220,7 +220,7 @@ def plan(product: Product, target: Target) -> Plan:
         at = int(np.argmin(order))
         key = (float(order[at]), float(total[at]))
         if best is None or key < best[:2]:
-            best = key + (Plan(
+            best = (*key, Plan(
                 matrix_split=int(g[at]), row_split=int(m[at]), inner_split=int(k[at]), column_split=int(n[at]),
                 serial_split=serial, vertex_cycles=float(serial * vertex[at]), reduction_cycles=float(serial * reduction[at]),
                 slice_cycles=float(serial * slices[at]), transform_cycles=0.0,
@@ -229,7 +229,7 @@ def plan(product: Product, target: Target) -> Plan:
                 partial_exchange_cycles=float(serial * partial_exchange[at]),
                 transform_exchange_cycles=0.0,
                 sync_cycles=float(serial * sync[at]),
-                temporary_bytes=int(memory[at]), fits=bool(fits[at])),)
+                temporary_bytes=int(memory[at]), fits=bool(fits[at])))
         serial *= 2
     assert best is not None
     return best[2]

@@ -25,7 +25,8 @@ def build(model: Any, loss: Any, arrangement: Arrangement, *, slots: int, depth:
     columns: width of the codes of a "product" mask, `Config.mask_columns(depth)`.
     """
     built = PackedBertForPreTraining(model, loss)
-    attentions = [layer.attention.self for layer in built.bert.encoder.layer]
+    layers: Any = built.bert.encoder.layer
+    attentions = [layer.attention.self for layer in layers]
     if arrangement.mask == "product":
         mask_in_product(built, sequences=depth, columns=columns)
     elif arrangement.mask == "row":

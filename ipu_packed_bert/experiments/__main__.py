@@ -6,7 +6,6 @@ Options every experiment has: data_dir, out, size ("quick", "default" or "full")
 """
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys

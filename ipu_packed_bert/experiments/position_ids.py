@@ -145,7 +145,8 @@ def encode(data: DataSet, size: Size, model: Optional[str]) -> Encoded:
             pieces = iter(np.split(ids, np.cumsum(lengths)[:-1]))
             parts.append([[first, *prompt, end, *answer, end] if len(prompt) else [first, *answer, end] for prompt, answer in zip(pieces, pieces)])
         number = len(vocabulary)
-    return Encoded(data.name, *(examples_of([ids[:size.max_sequence_length] for ids in part]) for part in parts), number)
+    training, held_out = (examples_of([ids[:size.max_sequence_length] for ids in part]) for part in parts)
+    return Encoded(data.name, training, held_out, number)
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------------------
@@ -318,7 +319,7 @@ def _said(cell: Optional[Cell]) -> Optional[Cell]:
     """Rank 0's cell, on all ranks."""
     import torch
 
-    box = [None if cell is None else tuple(cell)]
+    box: List[Any] = [None if cell is None else tuple(cell)]
     torch.distributed.broadcast_object_list(box, src=0)
     return None if box[0] is None else Cell(*box[0])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from typing import List, Sequence
+from typing import List, Sequence, Union
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(cells) + " |\n" for cells in [table[0], rule, *table[1:]])
 
 
-def spread(values: Sequence[float], digits: int = 3) -> str:
+def spread(values: Union[Sequence[float], np.ndarray], digits: int = 3) -> str:
     """Mean and standard deviation over the seeds: `5.123 ± 0.012`; a single value stands alone."""
     mean = f"{float(np.mean(values)):.{digits}f}"
     return f"{mean} ± {float(np.std(values, ddof=1)):.{digits}f}" if len(values) > 1 else mean

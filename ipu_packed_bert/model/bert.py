@@ -195,7 +195,7 @@ class BertLMPredictionHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(model.vocabulary_size))
         # The decoder's weight is the word embedding table, handed in by the caller: registered twice it would appear
         # under two names, and functional transformations of the module would break.
-        self.product = VocabularyProduct()
+        self.product: nn.Module = VocabularyProduct()
 
     def forward(self, hidden_BPH, table_VH) -> torch.Tensor:
         return self.product(self.transform(hidden_BPH), table_VH, self.bias)

@@ -7,7 +7,7 @@ Letters as in `bert.py`: B rows, S slots, P slots for masked tokens, D slots for
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import nn
@@ -85,10 +85,10 @@ class PackedBertForPreTraining(nn.Module):
         super().__init__()
         if attention not in ATTENTIONS:
             raise ValueError(f"attention is {attention!r}; it is one of {', '.join(ATTENTIONS)}")
-        self.attention_mask = AttentionMask(attention)
+        self.attention_mask: Any = AttentionMask(attention)
         self.bert = BertModel(model, attention=attention, pooler=loss.next_sentence)
-        self.masked_lm_slots = GatherSlots()
-        self.next_sentence_slots = GatherSlots()
+        self.masked_lm_slots: nn.Module = GatherSlots()
+        self.next_sentence_slots: nn.Module = GatherSlots()
         self.cls = BertPreTrainingHeads(model, next_sentence=loss.next_sentence)
         self.loss = PretrainingLoss(loss)
         initialise(self, model.initializer_range)
@@ -106,13 +106,13 @@ class PackedBertForPreTraining(nn.Module):
         table_VH = self.bert.embeddings.word_embeddings.weight
         mask_B1SS = self.attention_mask(input_mask_BS, table_VH.dtype)
         hidden_BSH = self.bert(input_ids_BS, segment_ids_BS, positions_BS, mask_B1SS)
-        next_sentence = self.cls.seq_relationship is not None
+        classifier, pooler = self.cls.seq_relationship, self.bert.pooler
         # Both sets of slots are gathered before the first head: only the gathered rows, not the whole hidden state,
         # then have to reach the place where the heads are.
         masked_BPH = self.masked_lm_slots(hidden_BSH, masked_lm_positions_BP)
-        first_BDH = self.next_sentence_slots(hidden_BSH, next_sentence_positions_BD) if next_sentence else None
+        first_BDH = None if classifier is None else self.next_sentence_slots(hidden_BSH, next_sentence_positions_BD)
         mlm_BPV = self.cls.predictions(masked_BPH, table_VH)
-        nsp_BD2 = self.cls.seq_relationship(self.bert.pooler(first_BDH)) if next_sentence else None
+        nsp_BD2 = None if classifier is None or pooler is None else classifier(pooler(first_BDH))
         return PretrainingLogits(mlm_BPV, nsp_BD2)
 
     def forward(

@@ -22,6 +22,8 @@ the gradients of the codes' columns, which nobody needs but the product makes, s
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -49,6 +51,8 @@ class SequenceCodes(nn.Module):
             other = [code for one in ones for code in (-WEIGHT * (1.0 - one), -WEIGHT * one)]
             rows.append([code for half in (own, other) for code in half + [0.0] * (columns - 2 * digits)])
         # Buffers, because a tensor made in the forward pass would be a constant captured from the host.
+        self.numbers: torch.Tensor
+        self.codes: torch.Tensor
         self.register_buffer("numbers", torch.arange(sequences + 1, dtype=torch.int32), persistent=False)
         self.register_buffer("codes", torch.tensor(rows), persistent=False)
 
@@ -85,5 +89,6 @@ class OneHotSlots(nn.Module):
 def mask_in_product(network: PackedBertForPreTraining, *, sequences: int, columns: int) -> None:
     """Replace the additive mask of a network with eager attention, in place."""
     network.attention_mask = SequenceCodes(sequences, columns)
-    for layer in network.bert.encoder.layer:
+    layers: Any = network.bert.encoder.layer
+    for layer in layers:
         layer.attention.self.scores = ProductMaskedScores()

@@ -9,7 +9,7 @@ Letters as in `bert.py`: B rows, S slots, N heads, A width of a head, D slots fo
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional
+from typing import Any, List, NamedTuple, Optional
 
 import torch
 from torch import nn
@@ -45,6 +45,7 @@ class SequenceBoundaries(nn.Module):
         super().__init__()
         self.blocks = blocks
         order = list(range(1, sequences + 1)) + [0]
+        self.numbers: torch.Tensor
         self.register_buffer("numbers", torch.tensor(order, dtype=torch.int32), persistent=False)
 
     def forward(self, input_mask_BS, dtype: torch.dtype) -> Boundaries:
@@ -64,8 +65,8 @@ class BlockContext(nn.Module):
             if number % boundaries.padding == 0 or not len(query_LNA):
                 contexts.append(torch.zeros_like(query_LNA))
                 continue
-            heads_1NLA = (piece.transpose(0, 1).unsqueeze(0) for piece in (query_LNA, key_LNA, value_LNA))
-            context_1NLA = F.scaled_dot_product_attention(*heads_1NLA, dropout_p=dropout)
+            query_1NLA, key_1NLA, value_1NLA = (piece.transpose(0, 1).unsqueeze(0) for piece in (query_LNA, key_LNA, value_LNA))
+            context_1NLA = F.scaled_dot_product_attention(query_1NLA, key_1NLA, value_1NLA, dropout_p=dropout)
             contexts.append(context_1NLA.squeeze(0).transpose(0, 1))
         return _rows(torch.cat(contexts), query_BNSA)
 
@@ -95,7 +96,7 @@ def _rows(context_TNA, like_BNSA) -> torch.Tensor:
     return context_TNA.view(rows, slots, heads, width).transpose(1, 2)
 
 
-def attend_within_sequences(network: nn.Module, *, sequences: int, kernel: bool) -> None:
+def attend_within_sequences(network: Any, *, sequences: int, kernel: bool) -> None:
     """Replace the mask and the attention of a network built for "sdpa", in place.
 
     network: anything with `attention_mask` and `bert`. sequences: D, the most in a row. kernel: see `has_kernel`.

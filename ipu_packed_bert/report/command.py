@@ -179,7 +179,7 @@ class Report:
         histogram = self.histogram()
         if histogram.max_sequence_length == length:
             packer = config.data.packer
-            key = (packer if packer not in ("none", "nnlshp") or depth <= 3 and packer != "none" else "optimal", depth)
+            key = (packer if packer not in ("none", "nnlshp") or depth is not None and depth <= 3 and packer != "none" else "optimal", depth)
             packings = Packings(histogram, self.folder, [key])
             try:
                 return packings[key].packing_factor, f"{key[0]} on {histogram.name}"

@@ -42,7 +42,7 @@ def ipus_of(config: Config) -> str:
 class Instance(NamedTuple):
     """This process among those that poprun started; a process has `replicas` of the run's replicas."""
 
-    index: int
+    rank: int
     instances: int
     replicas: int
     distributed: bool

@@ -48,8 +48,8 @@ class IpuEngine(Engine):
             options=training_options(config, device, self.instance, accumulation=self.accumulation),
             optimizer=self._optimizer,
         )
-        self._evaluation = None
-        self._evaluation_iterations = None
+        self._evaluation: Any = None  # a PopTorch executor, once something was evaluated
+        self._evaluation_iterations: Optional[int] = None
         self._updates = 0
         self._cycles: Optional[int] = None
         self._waiting: Optional[Dict[str, Any]] = None  # optimiser state for a program not yet compiled
@@ -138,7 +138,7 @@ class IpuEngine(Engine):
 
     @property
     def share(self) -> Tuple[int, int]:
-        return self.instance.index, self.instance.instances
+        return self.instance.rank, self.instance.instances
 
     def feed(self, batches: GlobalBatches):
         """The same batches, read ahead by another process where the configuration wants it."""
@@ -205,7 +205,7 @@ class IpuEngine(Engine):
         if running and self._training.isAttachedToDevice():
             self._training.copyWeightsToHost()
         parameters = {name: plain(tensor) for name, tensor in self._network.named_parameters()}
-        state = {"model": parameters}
+        state: Dict[str, Any] = {"model": parameters}
         if not running:
             held = self._waiting or {"exp_avg": {}, "exp_avg_sq": {}}
             state["optimizer"] = {

@@ -23,7 +23,7 @@ def common_options(config: Config, device: Device, instance: Instance, *, name: 
 
         # Takes the replicas of this process, and which devices they are, from poprun.
         options = popdist.poptorch.Options(ipus_per_replica=placement.ipus_per_replica)
-        options.showCompilationProgressBar(instance.index == 0)
+        options.showCompilationProgressBar(instance.rank == 0)
     else:
         options = poptorch.Options()
         options.replicationFactor(placement.replicas)

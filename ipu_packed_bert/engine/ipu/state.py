@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Optional, Tuple
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
 
 import torch
 
@@ -53,7 +53,7 @@ def fill(device: Dict[str, torch.Tensor], state: Dict[str, Any]) -> None:
             device[key] = torch.full_like(tensor, state["step"])
 
 
-def same_shapes(part: str, tensors: Dict[str, torch.Tensor], parameters: Dict[str, torch.Tensor]) -> None:
+def same_shapes(part: str, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
     """Raise ValueError where names or shapes of a state's tensors are not those of the model."""
     wanted = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
