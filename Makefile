@@ -11,7 +11,7 @@ TESTS ?= tests
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo $$n)
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
-.PHONY: help pretrain test check coverage mutants test-sdk weights print-python38 clean
+.PHONY: help pretrain test check coverage mutants test-sdk test-wheel weights print-python38 clean
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
@@ -19,6 +19,7 @@ help:
 	@echo "make coverage   the tests, and the lines that none of them runs"
 	@echo "make mutants    small random mistakes in the core modules: do the tests notice? (an hour; goes on where it was stopped)"
 	@echo "make test-sdk   run them in the IPU machines' world (Python 3.8, torch 2.0.1)"
+	@echo "make test-wheel build the wheel, install it into an empty environment, and use it there"
 	@echo "make weights    fetch a small trained BERT (84 MB) for fine-tuning, experiments and one test"
 	@echo "make clean      remove the virtual environments; runs/ and data/ stay"
 
@@ -77,5 +78,14 @@ test-sdk: .venv-sdk/ready
 	.venv-sdk/bin/pip install --quiet --no-deps -e .
 	@touch $@
 
+# What `pip install .[train]` gives on a machine that has nothing else.
+test-wheel: .venv/ready
+	rm -rf .venv-wheel build
+	.venv/bin/pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.txt)"
+	.venv-wheel/bin/pip install --quiet "$$(ls $(CURDIR)/build/wheel/*.whl)[train]"
+	.venv/bin/python -m pytest -n 0 tests/test_wheel.py --packed-bert .venv-wheel/bin/packed-bert
+
 clean:
-	rm -rf .venv .venv-sdk *.egg-info .pytest_cache .hypothesis
+	rm -rf .venv .venv-sdk .venv-wheel build *.egg-info .pytest_cache .hypothesis

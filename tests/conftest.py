@@ -24,6 +24,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 def pytest_addoption(parser):
     parser.addoption("--data-dir", type=Path, default=None,
                      help="folder with larger data sets (histograms/, wikipedia/, squad/, ...); tests that need it are skipped without it")
+    parser.addoption("--packed-bert", type=Path, default=None,
+                     help="the console command of an installed wheel; tests/test_wheel.py then tests that one instead of building a wheel")
 
 
 @pytest.fixture(scope="session")
