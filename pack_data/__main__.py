@@ -6,7 +6,7 @@ from pack_data.command import list_commands, run_main
 COMMANDS = {
     "build": "text, or sequences made elsewhere, to a packed data set",
     "verify": "reads a data set again and proves that each sequence is in it exactly once",
-    "convert": "other people's files into one another, and packs back into sequences",
+    "convert": "one file format to another, and packs back to sequences",
     "histogram": "counts lengths, and says what packing them can bring",
     "compare": "every packer on one histogram, side by side",
     "optimal": "packer: as few packs as provably possible",

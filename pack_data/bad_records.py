@@ -1,4 +1,4 @@
-"""What could not be read: where it stands, why, and how much of that may be skipped."""
+"""Records that cannot be read: where they are, what is wrong with them, and how many may be left out."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import List, NamedTuple
 
 
 class Origin(NamedTuple):
-    """Where a record stands: its file and its number there. Records count from 0, the lines of a text file from 1."""
+    """Where a record is: its file and its number there. Records count from 0, the lines of a text file from 1."""
 
     path: str
     record: int
@@ -19,17 +19,18 @@ class Origin(NamedTuple):
 class BadRecord(NamedTuple):
     origin: Origin
     reason: str
-    records: int = 1  # more than one where a file holds records in blocks that only read as a whole
+    records: int = 1  # more than one where records can only be read in blocks
 
     def __str__(self) -> str:
         if self.records == 1:
             return f"{self.origin}: {self.reason}"
-        return f"{self.origin.path}: records {self.origin.record} to {self.origin.record + self.records - 1}: {self.reason}"
+        last = self.origin.record + self.records - 1
+        return f"{self.origin.path}: records {self.origin.record} to {last}: {self.reason}"
 
 
 @dataclass
 class BadRecords:
-    """Bad records met so far, of which `allowed` may be skipped; one more is an error that names it."""
+    """The bad records found so far; up to `allowed` are skipped, one more is an error that names it."""
 
     allowed: int = 0
     found: List[BadRecord] = field(default_factory=list)
@@ -48,5 +49,5 @@ class BadRecords:
             raise ValueError(f"{bad} ({already})")
 
     def stop(self, origin: Origin, reason: str) -> None:
-        """Raise ValueError whatever is allowed: behind this place are records that nobody could count."""
+        """Raise ValueError whatever is allowed: it is not known how many records follow this place."""
         raise ValueError(f"{origin}: {' '.join(reason.split())}")

@@ -129,7 +129,7 @@ def progress_bar(total: Optional[int], description: str, *, shown: Optional[bool
     """A tqdm bar on stderr; `shown` None means: only where stderr is a terminal."""
     from tqdm import tqdm
 
-    # The default lock is a semaphore between processes; multiprocessing would warn at exit that nobody freed it.
+    # The default lock is a semaphore between processes; multiprocessing would warn at exit that it was not freed.
     tqdm.set_lock(threading.RLock())
     disable = not sys.stderr.isatty() if shown is None else not shown
     return tqdm(total=total, desc=description, unit=unit, file=sys.stderr, disable=disable, leave=False)

@@ -31,14 +31,14 @@ _TABLE_1 = {
 
 
 class Case(NamedTuple):
-    """Something to compare on: lengths and the depths to try."""
+    """A histogram, and the packing depths to compare packers at."""
 
     histogram: LengthHistogram
     depths: Tuple[Optional[int], ...]
 
 
 def plan(algorithms: Sequence[str], depths: Sequence[Optional[int]]) -> List[Job]:
-    """What to measure, by depth: NONE and SORT know no depth, and GREEDY is the paper's only without a limit."""
+    """What to measure, by depth: NONE and SORT have no depth, and GREEDY is the paper's only without a limit."""
     jobs: List[Job] = [(name, 1) for name in ("none", "sort") if name in algorithms]
     for depth in depths:
         for name in ("optimal",) + tuple(name for name in algorithms if name not in ("none", "sort", "greedy", "optimal")):
@@ -52,9 +52,9 @@ def plan(algorithms: Sequence[str], depths: Sequence[Optional[int]]) -> List[Job
 def compare(
     case: Case, algorithms: Sequence[str] = ALGORITHMS, *, batch_size: int = 256, isolated: bool = False, progress: Optional[bool] = False,
 ) -> List[Row]:
-    """One row for each packer and depth, by depth.  `optimal` always runs, because its bound is everybody's.
+    """One row for each packer and depth, by depth.  `optimal` always runs: every row is compared with its bound.
 
-    isolated: each in a process of its own, so that no packer's memory hides in another's.
+    isolated: each packer runs in a process of its own, so that its memory is measured alone.
     """
     jobs = plan(algorithms, case.depths)
     rows: List[Row] = []
@@ -85,7 +85,7 @@ def _run(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int, isola
 
 
 def table(case: Case, rows: Sequence[Row]) -> str:
-    """The rows for people, a block for each depth, the best of each block marked."""
+    """The rows as text: a block for each depth, with a mark at the fewest packs of each block."""
     histogram = case.histogram
     title = (f"{histogram.name}  {histogram.sequences:,} sequences, {histogram.tokens:,} tokens, packs of "
              f"{histogram.max_sequence_length} slots; speed-up at most {histogram.theoretical_speedup:.3f}")
@@ -150,7 +150,7 @@ def plot(path: str, case: Case, rows: Sequence[Row]) -> None:
     names = [name for name in ALGORITHMS if name not in ("none", "sort")]
     for number, (marker, name) in enumerate(zip("osv^DPX*", names)):
         own = [row for row in rows if row.algorithm == name and row.max_sequences_per_pack in depths]
-        if own:  # beside one another, because many packers meet in one point
+        if own:  # beside one another, because many packers have the same result
             axes.plot(
                 [depths.index(row.max_sequences_per_pack) + 0.07 * (number - len(names) / 2) for row in own],
                 [100 * (1 - row.efficiency) for row in own], marker=marker, linestyle="none", markersize=7, label=name.upper())
@@ -166,7 +166,7 @@ def plot(path: str, case: Case, rows: Sequence[Row]) -> None:
                   if name in ("spfhp", "nnlshp") and depth in depths]
         if quoted:
             axes.plot(*zip(*quoted), "k+", markersize=12, label="Table 1: SPFHP, NNLSHP")
-    axes.set_yscale("symlog", linthresh=0.01)  # logarithmic, and yet with a place for no padding at all
+    axes.set_yscale("symlog", linthresh=0.01)  # logarithmic, with a place for 0
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylim(bottom=0)
     axes.set_xticks(range(len(depths)))
@@ -180,7 +180,7 @@ def plot(path: str, case: Case, rows: Sequence[Row]) -> None:
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
-# Where a cap on the depth costs the usual heuristics 5 to 25 %.
+# Cases in which a limit on the depth costs the usual heuristics 5 to 25 %.
 _CAPPED: Tuple[Tuple[str, Optional[int]], ...] = (
     ("sample:wikipedia_512,n=1000000", 4),
     ("lognormal:mean=400,max=4096,n=1000000", 8),

@@ -1,4 +1,4 @@
-"""`python -m pack_data.convert SRC DST`: other people's files into one another, and packs back into sequences.
+"""`python -m pack_data.convert SRC DST`: one file format to another, and packs back to sequences.
 
 Reads one record at a time and writes DST whole or not at all.  Packs stay packs where the target can hold them;
 `--unpack` takes them apart.  Examples are packed by `python -m pack_data.build --from SRC`.
@@ -40,7 +40,7 @@ class Conversion:
 
 
 def target_format(destination: str, kind: str) -> str:
-    """The format that a file name asks for.  Raises ValueError where it does not tell."""
+    """The format that a file name asks for.  Raises ValueError where its suffix is of none."""
     name = destination[:-3] if destination.endswith(".gz") else destination
     suffix = os.path.splitext(name)[1]
     if suffix in (".tfrecord", ".tfrecords"):
@@ -132,7 +132,7 @@ def _write_parts(
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog="python -m pack_data.convert", description="Other people's files into one another, and packs back into sequences.")
+    parser = ArgumentParser(prog="python -m pack_data.convert", description="One file format to another, and packs back to sequences.")
     parser.add_argument("source", metavar="SRC", help="a file, a folder of files, or a data set of this package")
     parser.add_argument("destination", metavar="DST", help="the file to write (.tfrecord, .tfrecord.gz, .parquet, .arrow), or a folder with --to-format store")
     parser.add_argument("--from-format", choices=("auto",) + tuple(FORMATS), default="auto", help="default: told from the content")

@@ -29,7 +29,7 @@ def run_packer(
     parser.add_argument("--out", metavar="FILE", help="write the recipe (strategies and repeats) as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args(argv)
-    if args.out and not Path(args.out).parent.is_dir():  # said before the packing is solved, not after
+    if args.out and not Path(args.out).parent.is_dir():  # before the packing is solved, which may take long
         raise ValueError(f"--out {args.out}: there is no folder {Path(args.out).parent}; make it first")
 
     histogram = histogram_from(args)

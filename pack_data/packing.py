@@ -1,4 +1,4 @@
-"""Packing: which lengths share a pack, how many such packs to make, and what that costs."""
+"""The packing: which lengths share a pack, how many such packs to make, and how efficient that is."""
 from __future__ import annotations
 
 import json
@@ -21,9 +21,10 @@ _FORMAT = "pack_data recipe 1"
 
 @dataclass(frozen=True)
 class Packing:
-    """A plan.  It is normalised: repeats x strategies is exactly the histogram it was made for, padding is what is left.
+    """A plan: which lengths share a pack, and how many such packs to make.
 
-    Compared by what it packs; how long that took is no part of it.
+    It is normalised: the sum of repeats x strategies is exactly the histogram it was made for. Two packings are equal if
+    they pack the same; solve_seconds does not count.
     """
 
     algorithm: str
@@ -33,7 +34,7 @@ class Packing:
     repeats: Tuple[int, ...]  # packs made with each strategy, > 0
     solve_seconds: float = field(default=0.0, compare=False)  # from histogram and strategies to the plan, as in the paper
     lower_bound: Optional[int] = None  # no packing of this depth has fewer packs
-    lp_bound: Optional[float] = None  # the linear programme's value, of which lower_bound is the certified round-up
+    lp_bound: Optional[float] = None  # the value of the linear programme; lower_bound is this, rounded up and certified
     certificate: Optional[Certificate] = None  # the exact prices that prove lower_bound
 
     @classmethod
@@ -41,7 +42,7 @@ class Packing:
         cls, algorithm: str, histogram: LengthHistogram, max_sequences_per_pack: Optional[int],
         packs: Iterable[Tuple[Sequence[int], int]], **others: Any,
     ) -> Packing:
-        """Brings (lengths, count) pairs into normal form: sorted, merged, without empty ones.  For packers."""
+        """A packing from (lengths, count) pairs, which are sorted and merged; empty ones are left out.  For packers."""
         repeats: Counter = Counter()
         for lengths, count in packs:
             if count and len(lengths):
@@ -90,7 +91,7 @@ class Packing:
 
     @property
     def efficiency(self) -> float:
-        """Tokens / slots, in (0, 1]; 1 for no packs, which waste nothing."""
+        """Tokens / slots, in (0, 1]; 1 for no packs."""
         return self.tokens / self.slots if self.packs else 1.0
 
     @property
@@ -172,7 +173,7 @@ class Packing:
         }
 
     def table(self, name: str = "") -> str:
-        """The accounting for people: what went in, what came out, how good that is."""
+        """The accounting as text."""
         D = self.max_sequences_per_pack
         depth = "any number of sequences" if D is None else "one sequence" if D == 1 else f"at most {D} sequences"
         title = f"{self.algorithm.upper()}  {depth} in a pack of {self.max_sequence_length} slots"
@@ -193,7 +194,7 @@ class Packing:
         return account(f"{title}  ({name})" if name else title, rows)
 
     def save(self, path: Union[str, os.PathLike]) -> None:
-        """Writes the recipe as JSON: all that `load` needs, and the accounting for whoever opens it.  Atomic."""
+        """Writes the recipe as JSON: what `load` needs, and the accounting.  Atomic."""
         recipe = {
             "format": _FORMAT,
             "accounting": self.to_json(),

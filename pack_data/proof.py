@@ -1,4 +1,4 @@
-"""A packing's own proof: that its lower bound holds, checked in exact arithmetic from its certificate."""
+"""Proves the lower bound of a packing from its certificate, in exact arithmetic."""
 from __future__ import annotations
 
 from pack_data.certificate import Certificate, Proof, proven_bound
@@ -13,7 +13,10 @@ def certificate_of(packing: Packing) -> Certificate:
 
 
 def prove(packing: Packing) -> Proof:
-    """Proves the bound that a packing claims for what it places; raises ValueError where it cannot."""
+    """Proves that no packing of the same sequences at this depth has fewer packs than packing.lower_bound.
+
+    Raises ValueError where the packing has no certificate, or one that does not prove its bound.
+    """
     certificate = certificate_of(packing)
     for limit in ("max_sequence_length", "max_sequences_per_pack"):
         ours, theirs = getattr(packing, limit), getattr(certificate, limit)
@@ -28,7 +31,7 @@ def prove(packing: Packing) -> Proof:
 
 
 def statement(packing: Packing, proof: Proof) -> str:
-    """The proof in words."""
+    """The proof as one sentence."""
     depth = packing.max_sequences_per_pack
     most = "" if depth is None else f" at most {depth} sequences and"
     verdict = "no packing has fewer" if packing.packs == proof.lower_bound else (

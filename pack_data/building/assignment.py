@@ -1,4 +1,4 @@
-"""From a list of lengths and a packing to the place of every sequence, vectorised over all of them."""
+"""Which pack, and which place in it, each sequence of a list of lengths gets; vectorised over all sequences."""
 from __future__ import annotations
 
 from itertools import chain
@@ -11,21 +11,21 @@ from pack_data.packs import smallest_type
 
 
 class Assignment(NamedTuple):
-    """Sequence i is number slot[i] (0-based) of pack pack[i]; both [sequences], of the smallest sufficient types."""
+    """Sequence i is number slot[i], from 0, of pack pack[i].  Both are integers [sequences] of the smallest sufficient type."""
 
     pack: np.ndarray
     slot: np.ndarray
 
 
-# Sequences handled at a time: few enough for the processor's cache, where a random access costs a tenth of one to memory.
+# Sequences handled at a time. So many fit the processor's cache, where a random access takes a tenth of the time.
 _BLOCK = 1 << 16
 
 
 def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]]) -> Assignment:
-    """Gives every sequence its pack: at random within a length, and the packs in random order, by seed.
+    """Assigns every sequence to a pack: at random among the sequences of its length, and the packs in random order.
 
-    lengths: whole numbers [n], exactly the histogram of the packing (ValueError otherwise). `seed`: one number or several,
-    such as (seed, epoch). About 20 bytes a sequence while it works.
+    lengths: whole numbers [n], as many of each length as the packing places; ValueError otherwise. seed: one number or
+    several, such as (seed, epoch). Needs about 20 bytes for each sequence.
     """
     lengths = np.asarray(lengths)
     S, depths, deepest = packing.max_sequence_length, packing.depths, max(packing.largest_depth, 1)
@@ -34,8 +34,8 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
     _check_lengths(lengths, packing)
     rng = np.random.default_rng(seed)
 
-    # Places (pack * deepest + slot) by length. Entry (strategy, slot) stands for `repeat` packs that follow one another
-    # from `base`; the entries are taken from the shortest length on.
+    # All places, numbered pack * deepest + slot, sorted by the length that each place is for. An entry is one slot of one
+    # strategy; it stands for `repeat` packs with consecutive numbers from `base` on.
     place_type = np.int32 if packs * deepest < 1 << 31 else np.int64
     slot_of: np.ndarray = np.concatenate([np.arange(depth) for depth in depths.tolist()] or [np.zeros(0, np.int64)])
     length_of = np.fromiter(chain.from_iterable(packing.strategies), np.int64, len(slot_of))
@@ -48,11 +48,11 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
     places *= place_type(deepest)
     places += np.repeat(slot_of[order].astype(place_type), repeat)
 
-    # Shuffled within each length, the places are dealt out to the sequences of that length as these come.
+    # The places of each length are shuffled; the sequences of that length then take them in their own order.
     ends = np.cumsum(packing.placed())
     for start, end in zip(ends[:-1].tolist(), ends[1:].tolist()):
         rng.shuffle(places[start:end])
-    # Sixteen bits let NumPy sort by radix, four times as fast as by comparison.
+    # NumPy sorts numbers of sixteen bits by radix, four times as fast as by comparison.
     key_type = np.uint16 if S < 1 << 16 else np.uint32
     pack: np.ndarray = np.empty(len(lengths), dtype=place_type)
     slot = np.empty(len(lengths), dtype=smallest_type(deepest - 1))
@@ -77,17 +77,20 @@ def _check_lengths(lengths: np.ndarray, packing: Packing) -> None:
     for start in range(0, len(lengths), _BLOCK):
         block = lengths[start:start + _BLOCK]
         if not 1 <= int(block.min()) <= int(block.max()) <= S:
-            raise ValueError(f"lengths go from {int(block.min())} to {int(block.max())}; the packing is for lengths from 1 to {S}")
+            raise ValueError(
+                f"lengths go from {int(block.min())} to {int(block.max())}; the packing is for lengths from 1 to {S}")
         found += np.bincount(block, minlength=S + 1)
     differs = np.flatnonzero(found != placed)
     if len(differs):
         length = int(differs[0])
-        raise ValueError(f"there are {int(found[length])} sequences of length {length}, the packing places {int(placed[length])}; "
-                         "make a packing of these lengths")
+        raise ValueError(
+            f"there are {int(found[length])} sequences of length {length}, the packing places {int(placed[length])}; "
+            "make a packing of these lengths")
 
 
 def _shuffled_numbers(count: int, dtype: type, rng: np.random.Generator) -> np.ndarray:
-    """A random permutation of 0..count - 1: thrown into random buckets, then shuffled bucket by bucket, in the cache."""
+    """A random permutation of 0..count - 1: each number goes to a random bucket, and each bucket, small enough for the
+    processor's cache, is shuffled."""
     buckets = rng.integers(0, 256, count, dtype=np.uint8)
     numbers: np.ndarray = np.argsort(buckets, kind="stable").astype(dtype)
     ends = np.cumsum(np.bincount(buckets, minlength=256))

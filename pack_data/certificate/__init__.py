@@ -22,7 +22,7 @@ class Certificate:
     max_sequences_per_pack: Optional[int]  # D, None = unlimited
     lengths: Tuple[int, ...]  # ascending, each at most S
     prices: Tuple[int, ...]  # price of lengths[i] in units of 1 / denominator, at least 0
-    denominator: int  # what no pack may be worth more than
+    denominator: int  # no pack may be worth more than this
 
     def to_json(self) -> Dict[str, Any]:
         return {
@@ -69,7 +69,7 @@ def best_pack_value(
     """
     kept_lengths, kept_prices, dearest = [], [], 0
     for length, price in sorted(zip(lengths, prices)):
-        if price > dearest:  # otherwise a shorter sequence is worth as much and can always stand in for it
+        if price > dearest:  # otherwise a shorter sequence is worth as much and can replace it
             kept_lengths.append(length)
             kept_prices.append(price)
             dearest = price
@@ -80,7 +80,7 @@ def best_pack_value(
     if depth * dearest >= 2**62:
         raise ValueError(f"certificate: prices up to {dearest} at depth {depth} do not fit 64-bit arithmetic; make the recipe again")
     S = max_sequence_length
-    if depth == room:  # the limit on sequences never binds: one table over tokens will do
+    if depth == room:  # the limit on sequences has no effect: one table over tokens is enough
         length_array, price_array = np.array(kept_lengths), np.array(kept_prices, np.int64)
         fitting = np.searchsorted(length_array, np.arange(S + 1), side="right")
         worth = np.zeros(S + 1, np.int64)

@@ -1,6 +1,6 @@
-"""How many sequences there are of each length: all that a packer needs to know about a data set.
+"""The length histogram: how many sequences there are of each length, which is all that a packer needs.
 
-Histograms add up, so lengths can be counted file by file, anywhere, and merged: `python -m pack_data.histogram FILES`.
+Histograms of parts can be added: `python -m pack_data.histogram FILES` counts files apart and adds them.
 """
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class LengthHistogram:
             raise ValueError(f"length {length} occurs {int(counts[length])} times; a count is at least 0")
         if counts[0]:
             raise ValueError(f"{int(counts[0])} sequences have length 0; a sequence has at least one token, drop them first")
-        # Slots are counted in int64; the sum here is a float, which cannot wrap round.
+        # Slots are counted in int64; this sum is a float, which cannot overflow.
         if float(counts.sum(dtype=np.float64)) * (len(counts) - 1) >= 2.0**62:
             raise ValueError(f"{_of(self.name)}the counts add up to 2^62 slots or more, too many to account for; correct the counts")
         counts.flags.writeable = False
         object.__setattr__(self, "counts", counts)
 
-    # ---- where one comes from ----------------------------------------------------------------------------------------
+    # ---- constructors -----------------------------------------------------------------------------------------------
 
     @classmethod
     def from_lengths(cls, lengths: Any, max_sequence_length: int, name: str = "") -> LengthHistogram:
@@ -110,7 +110,7 @@ class LengthHistogram:
         try:
             counts = np.zeros(_slots(value["max_sequence_length"]) + 1, np.int64)
             lengths = np.asarray(value["lengths"], np.int64)
-            # A negative index would count from the end, a repeated one would forget sequences.
+            # A negative index would count from the end, and a repeated one would lose sequences.
             if (lengths < 1).any() or len(np.unique(lengths)) != lengths.size:
                 raise ValueError("each length stands once, and is at least 1")
             counts[lengths] = np.asarray(value["counts"], np.int64)
@@ -119,7 +119,7 @@ class LengthHistogram:
             raise ValueError(f"no histogram: expected max_sequence_length, lengths and counts ({error!r})") from None
         return cls(counts, name)
 
-    # ---- where it goes -----------------------------------------------------------------------------------------------
+    # ---- conversions -------------------------------------------------------------------------------------------------
 
     def to_json(self) -> Dict[str, Any]:
         """Plain values: name, max_sequence_length, and two lists, the lengths that occur and their counts."""

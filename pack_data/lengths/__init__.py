@@ -1,1 +1,1 @@
-"""Where lengths come from: files of many kinds, published histograms, drawn from a distribution; and the options that name them."""
+"""Where lengths come from: files, published histograms, distributions; and the command-line options that name them."""

@@ -1,6 +1,6 @@
-"""Lengths from files of many kinds -> one histogram: `python -m pack_data.histogram FILE|DATASET|NAME ...`.
+"""Counts lengths in files of many kinds into one histogram: `python -m pack_data.histogram FILE|DATASET|NAME ...`.
 
-Each file is counted apart, in parallel, and the histograms are added, so no file has to be near another.
+Files are counted in parallel, and their histograms are added.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pack_data.tables import account
 
 _OPENERS: Dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _TEXT = (".txt", ".lengths", ".csv")
-_LONGEST = 1 << 24  # a length beyond this is some other number in the wrong place
+_LONGEST = 1 << 24  # a larger number is not taken for a length
 _BLOCK = 1 << 20  # lengths held in memory at a time
 _WORTH_PROCESSES = 1 << 25  # bytes
 
@@ -34,7 +34,7 @@ class _Part(NamedTuple):
     """A file to count, or something that has been counted already."""
 
     path: str
-    max_sequence_length: Optional[int]  # None: not given, the source's own or its longest sequence
+    max_sequence_length: Optional[int]  # None: the one that the source states, or its longest sequence
 
 
 def count(sources: Sequence[str], max_sequence_length: Optional[int] = None, workers: Optional[int] = None) -> LengthHistogram:
@@ -120,13 +120,13 @@ def _count_part(part: _Part) -> LengthHistogram:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[IO[str]]:
-    """A text file, decompressed by its suffix; whatever is wrong with its bytes is a ValueError that names it."""
+    """A text file, decompressed by its suffix.  ValueError, which names the file, where it cannot be read as text."""
     opener = next((opener for suffix, opener in _OPENERS.items() if path.lower().endswith(suffix)), open)
     try:
         with opener(path, "rt", encoding="utf-8") as file:
             yield file
     except (UnicodeDecodeError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the file system's; those of gzip and bz2 have no number
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the file system; those of gzip and bz2 have no number
             raise
         raise ValueError(f"{path}: cannot be read as text ({error})") from None
 
@@ -177,7 +177,7 @@ def _count_data_set(path: str, S: Optional[int]) -> LengthHistogram:
 
 
 def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> LengthHistogram:
-    """Adds up blocks of lengths; says which sequence of the file is wrong."""
+    """Adds up blocks of lengths.  ValueError, which names the sequence, for a length out of range."""
     counts = np.zeros(1, np.int64)
     limit = S or _LONGEST
     at = 0
@@ -201,7 +201,7 @@ def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> 
 
 
 def summary(histogram: LengthHistogram) -> str:
-    """What the paper's Figure 1 says of a data set, in words, with a small picture of it."""
+    """The statistics of the paper's Figure 1 as text, with a small picture."""
     S = histogram.max_sequence_length
     full = int(histogram.counts[S])
     sequences = histogram.sequences
@@ -254,7 +254,7 @@ def plot(histogram: LengthHistogram, path: str) -> None:
 
     S = histogram.max_sequence_length
     figure, (axes,) = new_figure()
-    # At most some 256 bars: more would fall between the pixels.
+    # At most 256 bars or so: more are narrower than a pixel.
     step = -(-S // 256)
     edges = np.arange(1, S + step + 1, step)
     shares = np.add.reduceat(histogram.counts, np.minimum(edges[:-1], S)) / max(histogram.sequences, 1)
@@ -263,7 +263,7 @@ def plot(histogram: LengthHistogram, path: str) -> None:
     axes.axvline(histogram.median_length, color="#c05621", linewidth=1, linestyle="--", label=f"median {histogram.median_length}")
     axes.set_xlim(0, S + step)
     others = float(shares[:-1].max(initial=0.0))
-    if shares[-1] > 3 * others > 0:  # cut sequences pile up at S: the one bar would flatten all others
+    if shares[-1] > 3 * others > 0:  # many sequences were cut to S: that bar would make all others invisible
         axes.set_ylim(0, 1.5 * others)
         axes.annotate(
             f"{shares[-1]:.1%}", (S + step / 2, 1.5 * others), (-6, -6), textcoords="offset points", ha="right", va="top",

@@ -1,6 +1,6 @@
 """Made-up lengths for experiments and benchmarks, drawn from a specification such as `lognormal:mean=400,max=4096,n=1000000`.
 
-The same specification always gives the same histogram: the seed is part of it, 0 where it is left out.
+The same specification always gives the same histogram: the seed is part of it (default 0).
 """
 from __future__ import annotations
 
