@@ -14,12 +14,12 @@ from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.building.assignment import assign
 from pack_data.build import BuildOptions, build_and_report
+from pack_data.building.assignment import assign
+from pack_data.building.runner import available_cores
 from pack_data.command import ArgumentParser, parse_depth, positive_int, run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import PACKERS, get_packer
-from pack_data.building.runner import available_cores
 from pack_data.tables import text_table
 
 try:

@@ -1,4 +1,4 @@
-"""One packer measured at one depth; in a module of its own, so that the processes of `compare` load nothing else."""
+"""Measures one packer at one depth; a module of its own, so that the processes of `compare` load nothing else."""
 from __future__ import annotations
 
 import multiprocessing
@@ -67,9 +67,9 @@ def _memory(key: str, reset: bool = False) -> Optional[int]:
 
 
 def measure_apart(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int) -> Iterator[Row]:
-    """Each job in a fresh process, one after another, so that no packer's memory hides in what another has left."""
-    # One thread each: it is about algorithms, and on a busy machine the threads of a small factorisation wait for each other.
-    os.environ.update({variable: "1" for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")})
+    """Each job in a new process, one after another, so that each packer's memory is measured alone."""
+    # One thread each: algorithms are compared, and on a busy machine the threads of a small problem wait for each other.
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pack_data.measuring", "scipy.optimize", "scipy.sparse"])
     for name, depth in jobs:

@@ -1,4 +1,4 @@
-"""Packing at the limit, with a proof: `python -m pack_data.optimal`.
+"""The optimal packer, with a proof: `python -m pack_data.optimal`.
 
 The cutting-stock linear programme (column_generation.py) says how few packs there can be; its solution is rounded to
 whole packs (rounding.py); its prices, as whole numbers, become a certificate that anyone can check (certificate.py).
@@ -16,19 +16,19 @@ import numpy as np
 
 from pack_data.balance import AttentionWork, balance_attention
 from pack_data.certificate import Certificate, best_pack_value
-from pack_data.solver.column_generation import FULL_ROWS, Relaxation, relax
 from pack_data.command import ArgumentParser, depth_text, progress_bar, run_main
 from pack_data.fit_decreasing import fit_decreasing
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
 from pack_data.proof import prove, statement
+from pack_data.solver.column_generation import FULL_ROWS, Relaxation, relax
 from pack_data.solver.rounding import Packs, whole_packs
 from pack_data.tables import text_table
 
-_PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this, a loss of less than 1e-9 of the bound
-_SMALL = 256  # lengths; then the full programme is solved wherever the coarse one leaves a gap
-_QUICK = 1000  # lengths; up to here it is a matter of a second or two
+_PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this
+_SMALL = 256  # lengths; up to so many the full programme is solved wherever the coarse one leaves a gap
+_QUICK = 1000  # lengths; up to so many it takes a second or two
 _BENCHMARK_DEPTHS = (2, 3, 4, 8, 16, None)
 
 
@@ -99,7 +99,7 @@ def _number(packs: Packs) -> int:
 
 
 def _target(relaxation: Relaxation) -> int:
-    """Packs that the bound asks for; solvers leave it a little too high or low, so a whole number is taken as met."""
+    """The bound rounded up to whole packs; one that floating point puts just above a whole number counts as that number."""
     return int(np.ceil(relaxation.bound * (1 - 1e-12) - 1e-6))
 
 

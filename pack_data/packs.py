@@ -1,8 +1,8 @@
-"""The pack: its fields, what of them is kept at rest, and the way from sequences to packs and back.
+"""The pack: its fields, what is stored of them, sequences to packs (`assemble`) and back (`disassemble`).
 
-At rest a pack is one record with the smallest sufficient types and only what cannot be derived. From the length of each
-sequence and of its first segment follow positions, input_mask, segment_ids and next_sentence_positions; from the number of
-each sequence's masked tokens follows masked_lm_weights. 1,358 bytes a pack at S = 512, D = 3, P = 79 instead of 9,104 as int32.
+A stored pack is one record with the smallest sufficient types, of only what cannot be derived. The lengths of each sequence
+and of its first segment give positions, input_mask, segment_ids and next_sentence_positions; the number of each sequence's
+masked tokens gives masked_lm_weights. At S = 512, D = 3, P = 79 that is 1,358 bytes a pack, against 9,104 as int32.
 """
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pack_data.sequences import Sequences
 
 BERT, TOKENS = "bert_pretraining", "tokens"
 
-# The fields of a batch of BERT packs, in the order of the model's arguments (names of the published packed MLPerf format).
+# The fields of a batch of BERT packs, in the order of the model's arguments; names of the published packed MLPerf format.
 FIELDS = ("input_ids", "input_mask", "segment_ids", "positions",
           "masked_lm_positions", "masked_lm_ids", "masked_lm_weights",
           "next_sentence_positions", "next_sentence_labels", "next_sentence_weights")
 
-# One value a slot [S], one a sequence [D], one a masked token [P].
+# One value for each slot [S], for each sequence [D], for each masked token [P].
 SLOT, SEQUENCE, PREDICTION = "slot", "sequence", "prediction"
 
 
@@ -34,7 +34,7 @@ def smallest_type(largest: int) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A stored column. `slot_index` marks values that are places in the sequence: in a pack they count from the pack's start."""
+    """A stored column. `slot_index`: its values are positions in the sequence; in a pack they count from the pack's start."""
 
     name: str
     axis: str
@@ -67,15 +67,18 @@ class PackSchema:
 
     @classmethod
     def bert(cls, max_sequence_length: int, max_sequences_per_pack: int, max_predictions_per_pack: int, *,
-             vocabulary_size: int, extra: Iterable[Column] = ()) -> "PackSchema":
-        """BERT pre-training packs. An `extra` column called like a derived field is stored instead of derived; any other
-        is stored beside the fields and comes with every batch."""
+             vocabulary_size: int, extra: Iterable[Column] = ()) -> PackSchema:
+        """The schema of BERT pre-training packs.
+
+        An `extra` column with the name of a derived field is stored instead of derived. Any other is stored beside the
+        fields and is part of every batch.
+        """
         return cls(max_sequence_length, max_sequences_per_pack, max_predictions_per_pack, BERT,
                    _bert_columns(max_sequence_length, vocabulary_size) + tuple(extra))
 
     @classmethod
-    def of_tokens(cls, max_sequence_length: int, max_sequences_per_pack: int, columns: Iterable[Column]) -> "PackSchema":
-        """Packs of any named integer columns of equal length (axis SLOT) and values a sequence (axis SEQUENCE)."""
+    def of_tokens(cls, max_sequence_length: int, max_sequences_per_pack: int, columns: Iterable[Column]) -> PackSchema:
+        """The schema of packs of any integer columns: one value for each token (SLOT) or for each sequence (SEQUENCE)."""
         return cls(max_sequence_length, max_sequences_per_pack, 0, TOKENS, tuple(columns))
 
     def on(self, axis: str) -> Tuple[Column, ...]:
@@ -87,7 +90,7 @@ class PackSchema:
 
     @property
     def lengths_dtype(self) -> np.dtype:
-        """One record a pack with the lengths, and the counts of masked tokens, of its sequences."""
+        """The part of a record that holds the lengths, and the counts of masked tokens, of its sequences."""
         depth = (self.max_sequences_per_pack,)
         fields: List[Tuple[str, str, Tuple[int, ...]]] = [("lengths", smallest_type(self.max_sequence_length), depth)]
         if self.on(PREDICTION):
@@ -96,7 +99,7 @@ class PackSchema:
 
     @property
     def record_dtype(self) -> np.dtype:
-        """One record a pack, widest types first so that most values stay aligned."""
+        """The record of one pack; the widest types come first, so that most values stay aligned."""
         fields = [(column.name, column.dtype, (self.width(column.axis),)) for column in self.columns]
         own = self.lengths_dtype
         fields += [(name, own[name].base.str, own[name].shape) for name in own.names or ()]
@@ -117,7 +120,7 @@ class PackSchema:
                 "columns": [{"name": c.name, "axis": c.axis, "dtype": c.dtype, "slot_index": c.slot_index} for c in self.columns]}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "PackSchema":
+    def from_json(cls, data: Mapping[str, Any]) -> PackSchema:
         return cls(data["max_sequence_length"], data["max_sequences_per_pack"], data["max_predictions_per_pack"],
                    data["kind"], tuple(Column(**column) for column in data["columns"]))
 
@@ -136,7 +139,7 @@ _PUBLISHED_PREDICTIONS = {128: 20, 384: 56, 512: 76}
 
 
 def default_predictions(max_sequence_length: int, masked_lm_probability: float = 0.15) -> int:
-    """max_predictions_per_sequence where none is given: the published value, else as many as the masking rate can ask for."""
+    """max_predictions_per_sequence where none is given: the published value, else the most that the masking rate can give."""
     return _PUBLISHED_PREDICTIONS.get(max_sequence_length, max(1, -int(-masked_lm_probability * max_sequence_length // 1)))
 
 
@@ -152,7 +155,7 @@ def predictions_per_pack(max_predictions_per_sequence: int, depth: int, needed: 
 def assemble(schema: PackSchema, sequences: Sequences, pack: np.ndarray, slot: np.ndarray, packs: int) -> np.ndarray:
     """Sequence i becomes number slot[i] (0-based, without gaps) of pack pack[i]: records [packs] of schema.record_dtype.
 
-    ValueError where a pack would be overfull: nothing is ever cut.
+    Raises ValueError where a pack would have more tokens, sequences or masked tokens than fit; nothing is cut.
     """
     S, D = schema.max_sequence_length, schema.max_sequences_per_pack
     if len(slot) and int(slot.max()) >= D:
@@ -177,7 +180,7 @@ def assemble(schema: PackSchema, sequences: Sequences, pack: np.ndarray, slot: n
     starts = (np.cumsum(lengths, axis=1) - lengths).reshape(-1)[place]
     records["lengths"] = lengths
 
-    # The tokens already stand in the order of the packs: a mask of the used slots puts each where it belongs.
+    # The tokens are in the order of the packs already, so a mask of the used slots says where each goes.
     filled = np.arange(S) < used[:, None]
     for column in schema.on(SLOT):
         values = sequences.tokens[column.name]
@@ -234,13 +237,13 @@ def disassemble(schema: PackSchema, records: np.ndarray) -> Sequences:
 
 
 def _with_rest(counts: np.ndarray, width: int) -> np.ndarray:
-    """[n, k] with a last column that fills each row up to `width`, flattened: the counts for np.repeat over a row."""
+    """counts [n, k] with one more column, so that each row sums to `width`; flattened, for np.repeat."""
     rest = width - counts.sum(axis=1, keepdims=True)
     return np.concatenate([counts, rest], axis=1).reshape(-1)
 
 
 def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
-    """The batch of these records: every field of the schema, int32 [n, S | P | D], without a loop over packs."""
+    """The batch of these records: every field of the schema, int32 [n, S], [n, P] or [n, D]."""
     n, S, D, P = (len(records), schema.max_sequence_length, schema.max_sequences_per_pack, schema.max_predictions_per_pack)
     stored = {column.name for column in schema.columns}
     lengths = records["lengths"].astype(np.int64)
@@ -255,7 +258,7 @@ def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
         if name == "input_mask":
             return np.repeat(numbers, counts).reshape(n, S)
         if name == "positions":
-            # Padding counts from the end of the row's tokens and is put to 0.
+            # In padding this counts on; the line after next sets it to 0.
             first = np.concatenate([starts, np.zeros((n, 1), np.int64)], axis=1).astype(np.int32).reshape(-1)
             positions = np.arange(S, dtype=np.int32) - np.repeat(first, counts).reshape(n, S)
             return np.where(np.arange(S) < lengths.sum(axis=1)[:, None], positions, np.int32(0))

@@ -1,7 +1,7 @@
-"""Sequences as columns: what text becomes, what packs are made of and fall apart into again.
+"""Columns of sequences: made by the tokenizer, consumed by the packer.
 
-A block of n sequences is a struct of arrays. Columns of one value a token are stored flat, one sequence after another
-("ragged"), so that every step between text and pack is a few NumPy calls over all sequences at once.
+A block of n sequences is a struct of arrays. A column with one value for each token is flat, one sequence after another
+("ragged"), so that a step between text and pack is a few NumPy calls over all sequences.
 """
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 
 
 class Example(NamedTuple):
-    """One pre-training example of BERT, the friendly form of one row of a block.
+    """One pre-training example of BERT: one sequence of a block, as Python values.
 
     `input_ids`: [CLS] A [SEP] B [SEP]; `first_segment_length`: tokens up to and with the first [SEP];
-    `masked_lm_positions`: places in the example, ascending; `masked_lm_ids`: what stood there;
+    `masked_lm_positions`: positions in the example, ascending; `masked_lm_ids`: the original tokens there;
     `next_sentence_label`: 1 where B is a random segment, 0 where it is the real next one.
     """
 
@@ -42,7 +42,7 @@ def ragged_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return index
 
 
-# Values handled at a time, so that the indices and other intermediate columns stay in the processor's cache.
+# Values handled at a time, so that intermediate columns stay in the processor's cache.
 _BLOCK = 1 << 16
 
 
@@ -90,13 +90,13 @@ class Sequences:
 
     @classmethod
     def of_tokens(cls, lengths: np.ndarray, tokens: Mapping[str, np.ndarray],
-                  scalars: Optional[Mapping[str, np.ndarray]] = None) -> "Sequences":
-        """Sequences of any kind: named integer columns of equal length, and no masked tokens."""
+                  scalars: Optional[Mapping[str, np.ndarray]] = None) -> Sequences:
+        """Sequences of any integer columns of equal length, without masked tokens."""
         lengths = np.asarray(lengths)
         return cls(lengths, dict(tokens), np.zeros(len(lengths), np.int64), {}, dict(scalars or {}))
 
     @classmethod
-    def from_examples(cls, examples: Iterable[Example]) -> "Sequences":
+    def from_examples(cls, examples: Iterable[Example]) -> Sequences:
         examples = list(examples)
 
         def flat(rows: Sequence[Sequence[int]]) -> np.ndarray:
@@ -121,7 +121,7 @@ class Sequences:
                 np.split(self.predictions["masked_lm_ids"], prediction_ends[:-1]), self.scalars["next_sentence_labels"])
         ] if len(self) else []
 
-    def take(self, order: np.ndarray) -> "Sequences":
+    def take(self, order: np.ndarray) -> Sequences:
         """The sequences with the numbers `order` [m], in that order; each may come any number of times."""
         lengths, counts = self.lengths[order], self.prediction_counts[order]
         tokens = _ragged_take(self.tokens, starts_of(self.lengths)[order], lengths)
@@ -130,7 +130,7 @@ class Sequences:
         return Sequences(lengths, tokens, counts, predictions, scalars)
 
     @staticmethod
-    def concatenate(blocks: Sequence["Sequences"]) -> "Sequences":
+    def concatenate(blocks: Sequence[Sequences]) -> Sequences:
         """One block after another; all have the same columns, and there is at least one."""
         def joined(columns: Sequence[Mapping[str, np.ndarray]]) -> Dict[str, np.ndarray]:
             return {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
@@ -141,7 +141,7 @@ class Sequences:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), in place on uint64: every input bit reaches every output bit."""
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), in place on uint64: each output bit depends on all input bits."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
@@ -173,8 +173,8 @@ def _ragged_sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def digest(sequences: Sequences) -> int:
     """A number below 2**64 that depends on the content of the sequences and not on their order.
 
-    The digest of a whole data set is the sum of its blocks' digests modulo 2**64. So "every sequence exactly once" is
-    proved without holding the sequences: one lost, repeated or changed gives another sum (up to chance, 2**-64).
+    The digest of a data set is the sum of its blocks' digests modulo 2**64. It shows that every sequence is there exactly
+    once without holding the sequences: a lost, repeated or changed one gives another sum (but for a chance of 2**-64).
     """
     if not len(sequences):
         return 0

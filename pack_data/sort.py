@@ -1,8 +1,8 @@
-"""SORT, sorted batching, the other way to avoid padding: `python -m pack_data.sort`.
+"""SORT, sorted batching, another way to avoid padding: `python -m pack_data.sort`.
 
-Sequences of similar length share a batch, which is padded to its longest.  No sequence shares a row with another, so this
-is no packing: it has its own value, `Batching`.  Nearly no padding is left, but each batch length is a program of its own:
-a static engine would have to be compiled once for each (paper section 4.1), and neighbours in a batch are alike.
+Sequences of similar length share a batch, which is padded to its longest.  No sequence shares a row with another, so the
+result is no packing but a `Batching`.  Almost no padding is left, but a static engine is compiled again for each batch
+length (paper section 4.1), and the sequences of a batch have similar lengths.
 """
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Batching:
 
     @property
     def speedup(self) -> float:
-        """Slots of the unsorted data set / slots: what a packing factor is to a packing; 1 for no batches."""
+        """Slots of the unsorted data set / slots; to be compared with a packing factor; 1 for no batches."""
         return self.max_sequence_length * self.sequences / self.slots if self.slots else 1.0
 
     def to_json(self) -> Dict[str, Any]:

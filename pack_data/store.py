@@ -1,4 +1,4 @@
-"""Packs on disk: a folder of shards and a manifest, written so that a kill at any moment leaves a whole data set or none.
+"""Packs on disk: a folder of shards and a manifest. A kill at any moment leaves a whole data set or none.
 
     manifest.json             what the data set is, and the checksum of every other file; written last, by atomic rename
     packs-00000-1f2e3d4c.npy  structured array, one record a pack (PackSchema.record_dtype), memory-mapped for reading
@@ -6,8 +6,8 @@
     recipe.json               the packing: strategies, repeats, certificate
     vocab.txt                 the vocabulary, for data sets made from text
 
-The hexadecimal digits are the start of the file's sha256. So the files of a new build never collide with those of the
-data set that is still being read, and the switch from one to the other is the rename of the manifest.
+The hexadecimal digits are the start of the file's sha256. So the files of a new build have other names than those of the
+data set that is still being read, and renaming the manifest replaces the one by the other.
 """
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Manifest:
         return data
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Manifest":
+    def from_json(cls, data: Mapping[str, Any]) -> Manifest:
         schema = PackSchema.from_json(data["schema"])
         histogram = [0] * (schema.max_sequence_length + 1)
         for length, count in data["histogram"].items():
@@ -124,7 +124,7 @@ class _Hashed:
 def write_table(folder: Path, stem: str, dtype: np.dtype, blocks: Iterator[np.ndarray], records: int) -> StoredFile:
     """A structured .npy of `records` records, given in blocks, under a name with its own hash: `stem-1f2e3d4c.npy`.
 
-    The hash is taken of the bytes on their way out, never of a re-reading.
+    The hash is computed while the bytes are written.
     """
     temporary = folder / f"{stem}.{os.getpid()}.tmp"
     written = 0
@@ -190,7 +190,7 @@ class StoreWriter:
     def _write(self, records: np.ndarray) -> None:
         self._shards.append(write_shard(self.folder, len(self._shards), records))
 
-    def finish(self, *, algorithm: str, files: Sequence[str] = (), **about: Any) -> "PackStore":
+    def finish(self, *, algorithm: str, files: Sequence[str] = (), **about: Any) -> PackStore:
         """Writes what waits and the manifest. `files`: names of further files already in the folder; `about`: the
         optional fields of Manifest."""
         rest = np.concatenate(self._waiting) if self._waiting else np.zeros(0, self.schema.record_dtype)
@@ -260,7 +260,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
-    """A memory map of a table, its size and type held against the manifest (the checksum is verify's business)."""
+    """A memory map of a table; ValueError where its size or type is not the manifest's. `verify` checks the checksum."""
     path = Path(folder) / entry.file
     try:
         size = path.stat().st_size
@@ -279,7 +279,7 @@ def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
 
 
 class PackStore:
-    """A packed data set, open for reading. Shards stay mapped, so it can be read while a new build replaces it."""
+    """A packed data set, open for reading. Its shards stay mapped, so it can be read on while a new build replaces it."""
 
     def __init__(self, folder: Path, manifest: Manifest, shards: Sequence[np.ndarray]) -> None:
         self.folder, self.manifest, self.schema = Path(folder), manifest, manifest.schema
@@ -287,7 +287,7 @@ class PackStore:
         self._ends = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
 
     @classmethod
-    def open(cls, folder: Path) -> "PackStore":
+    def open(cls, folder: Path) -> PackStore:
         """ValueError, one line, where the folder holds no data set or a shard has not the size the manifest says."""
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -299,7 +299,7 @@ class PackStore:
     def __len__(self) -> int:
         return self.manifest.packs
 
-    def __enter__(self) -> "PackStore":
+    def __enter__(self) -> PackStore:
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -327,9 +327,9 @@ class PackStore:
         return map_table(self.folder, self.manifest.lengths, self.schema.lengths_dtype)
 
     def shards(self) -> Iterator[np.ndarray]:
-        """The shards in order, mapped."""
+        """The shards in order, memory-mapped."""
         return iter(self._shards)
 
     def close(self) -> None:
-        """Lets the maps go; the store cannot be read afterwards."""
+        """Closes the memory maps; the store cannot be read afterwards."""
         self._shards = []

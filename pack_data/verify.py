@@ -1,4 +1,4 @@
-"""python -m pack_data.verify DIR: reads a whole data set again and proves that it is what its manifest says.
+"""`python -m pack_data.verify DIR`: reads a whole data set again and proves that it is what its manifest says.
 
 Checksums; no pack overfull, no gap between its sequences, nothing in its padding; every masked token inside its own
 sequence; every id in the vocabulary; and, by the digest over all sequences that was taken before they were packed,

@@ -1,1 +1,1 @@
-"""Other people's files: readers and writers, one module a format, none of them needing TensorFlow."""
+"""Readers and writers of other file formats, one module for each; none needs TensorFlow."""

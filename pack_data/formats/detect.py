@@ -1,4 +1,4 @@
-"""Opening any source: which format a path has, what it holds, and its records one after another.
+"""Opens a source: finds its format and what it holds, and reads its records one after another.
 
     source = open_source("wiki/", format="auto", skip_bad=3)
     source.kind                       # "examples", "packs", "tokens" or "token_packs"
@@ -134,7 +134,7 @@ def detect(path: str) -> str:
 
 @dataclass
 class Source:
-    """Files of one format.  Reading streams: a record at a time, a block of rows at most in memory."""
+    """Files of one format.  They are read one record at a time; at most a block of rows is in memory."""
 
     path: str
     format: str
@@ -187,7 +187,7 @@ class Source:
         scalars = integer_columns(first)
         self.foreign_lost = tuple(sorted(set(self.foreign_lost) | set(first.foreign) - set(scalars)))
         records = chain([first], records)
-        # Small blocks first: as Python numbers, examples take ten times the memory.
+        # Small blocks first: examples as Python numbers take ten times the memory.
         small = (self._block(block, first, scalars, longest) for block in iter(lambda: list(islice(records, 512)), []))
         waiting: List[Sequences] = []
         for block in small:

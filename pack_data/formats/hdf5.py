@@ -7,8 +7,8 @@ arrays, then without padding; their input_mask may be missing.
 Packed: the ten fields except masked_lm_weights, which is rebuilt: a used prediction has an id other than 0 and belongs
 to the sequence that input_mask names at its position.
 
-Rows are read in slices, in order: the data is usually gzipped in blocks of many rows, and rows at random would inflate
-a block each.
+Rows are read in slices, in order: the data is usually gzipped in blocks of many rows, and each random row would cost
+a whole block.
 """
 from __future__ import annotations
 

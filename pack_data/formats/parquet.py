@@ -5,7 +5,7 @@ masked_lm_positions, masked_lm_ids and next_sentence_labels (a number, or a list
 with or without padding, input_mask and masked_lm_weights; input_mask and positions beside other integer lists are
 packs of token sequences; anything else is token sequences, every column of integer lists or the columns named.  An
 attention_mask only tells padding: its zeros are cut off and it is not kept.
-All other columns are foreign and travel along with their type.
+All other columns are foreign and are handed on with their type.
 
 An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; written is the stream.
 """
@@ -157,7 +157,7 @@ def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
             start += batch.num_rows
     if not random_access:
         with open(path, "rb") as file:
-            # Arrow takes the end of the file for the end of the stream, so a file cut between batches looks whole.
+            # Arrow takes the end of the file for the end of the stream, so that a file cut between batches would look complete.
             file.seek(-len(END_OF_STREAM), 2)
             if file.read() != END_OF_STREAM:
                 bad.add(Origin(path, start), "the stream has no end mark, the file is cut short")
@@ -240,7 +240,7 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
             try:
                 value = value_of({name: values[row] for name, values in lists.items()})
                 if content == "token_packs":
-                    # Lists of another length are one value a sequence, or whatever they are: foreign.
+                    # Lists of another length are not one value a token: foreign.
                     others.update({name: values for name, values in value.items()
                                    if name != "positions" and len(values) != len(value["input_mask"])})
                     value = checked_token_pack({name: values for name, values in value.items() if name not in others})[0]

@@ -1,4 +1,4 @@
-"""What every reader yields and every writer takes, and how a bad record is counted.
+"""Records, which every reader yields and every writer takes, and the checks of one record.
 
 Four kinds of content:
 
@@ -7,7 +7,7 @@ Four kinds of content:
 "tokens"       one sequence a record, any named integer columns of equal length
 "token_packs"  one pack of those a record: the columns, and input_mask and positions as in the ten fields
 
-A reader yields a `Record` for each, and never loses a good one: what stands before a damaged place is yielded first.
+A reader yields a `Record` for each good one, also for all those before a damaged place.
 Records are counted from 0 within their file.
 """
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RecordError(ValueError):
 
 
 class Record(NamedTuple):
-    """One record. `foreign` holds the columns that its kind does not know and nothing can rebuild: they travel along."""
+    """One record. `foreign`: the columns that are no part of its kind; they are handed on as they are."""
 
     origin: Origin
     value: Value

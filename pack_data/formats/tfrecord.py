@@ -13,7 +13,20 @@ import zlib
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    BinaryIO,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
@@ -47,7 +60,7 @@ class _Plain:
 
 
 class _Gunzip:
-    """The bytes of a gzipped file as far as they can be had; `broken` then says what is wrong behind them.
+    """The bytes of a gzipped file as far as they can be read; `broken` then says what is wrong after them.
 
     `gzip.GzipFile` loses what it decompressed in the same read before the damage; a record there would be lost too.
     """
@@ -111,9 +124,9 @@ def masked_crc(data: bytes) -> int:
 def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
     """The data of each frame of a file whose two checksums hold.
 
-    A damaged record is one bad record, and so is the torn one at the end of a file that was cut.  A damaged length or
-    gzip stream is always an error, raised after every record before it was yielded: where the next record begins
-    cannot be known, so nobody could say how many are lost.
+    A damaged record is one bad record, and so is an incomplete one at the end of a file that was cut.  A damaged length
+    or gzip stream is always an error, raised after every record before it was yielded: the place of the next record is
+    unknown, so the lost records cannot be counted.
     """
     with open(path, "rb") as file:
         packed = file.read(2) == GZIP_MAGIC

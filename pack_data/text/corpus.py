@@ -1,8 +1,8 @@
 """Where documents come from: files and folders of text or JSONL, plain or compressed, or the Python installation itself.
 
-Everything streams: one document is in memory at a time, and a document of more than a million characters continues as
-the next one, so that memory does not grow with the corpus. A line that cannot be used is an error that names file and
-line, or is left out and counted (`BadRecords`).
+One document is in memory at a time, and one of more than a million characters is split into several, so that memory does
+not grow with the corpus. A line that cannot be read is an error that names file and line; or it is left out and counted
+(`BadRecords`).
 """
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple
 from pack_data.bad_records import BadRecords, Origin
 
 EMBEDDED = "embedded"
-# Characters after which a document is continued as another one, and a line as another one.
+# A document of more characters continues as another document, and a line of more as another line.
 LONGEST_DOCUMENT = 1 << 20
-# Characters in a line of JSONL, which has to be read whole.
+# The most characters in a line of JSONL, which is read whole.
 LONGEST_JSON_LINE = 1 << 26
 
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
@@ -35,21 +35,21 @@ _COMPRESSED_SUFFIXES = (".gz", ".xz")
 
 
 class Document(NamedTuple):
-    """A text as paragraphs: a line never holds parts of two sentences that belong together."""
+    """A text in lines, each a paragraph or a sentence: no sentence continues on the next line."""
 
     name: str
     lines: List[str]
-    continues: bool = False  # the rest of the document before it, which was too long
+    continues: bool = False  # whether it continues the document before it, which was too long
 
 
 def documents(source: Union[str, Path], *, json_field: str = "text", separator: str = "file",
               bad: Optional[BadRecords] = None) -> Iterator[Document]:
     """The documents of a file, a folder (all files below it, in order of their paths) or the `embedded` corpus.
 
-    JSONL (.json, .jsonl, .ndjson): one object a line, its text in `json_field`. Any other file is UTF-8 text, one
-    paragraph or sentence a line: one document a file, or with `separator="blank-line"` one document between blank lines,
-    the input format of BERT's reference code. ValueError, one line, for what cannot be read; `bad` says how many lines may
-    be left out instead.
+    JSONL (.json, .jsonl, .ndjson): each line is an object with a text in `json_field`. Any other file is UTF-8 text; each
+    line is a paragraph or a sentence. separator: a document is a file ("file"), or what stands between blank lines
+    ("blank-line", the input format of BERT's reference code). bad: how many lines may be left out; one more that cannot be
+    read is a ValueError.
     """
     if str(source) == EMBEDDED:
         yield from embedded_documents()
@@ -64,7 +64,8 @@ def source_files(source: Union[str, Path]) -> List[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ValueError(f"{source}: no such file or folder; give a text or JSONL file, a folder of them, or '{EMBEDDED}'")
+        raise ValueError(
+            f"{source}: no such file or folder; give a text or JSONL file, a folder of them, or '{EMBEDDED}'")
     files = sorted(item for item in path.rglob("*")
                    if item.is_file() and not any(part.startswith(".") for part in item.relative_to(path).parts))
     if not files:
@@ -93,7 +94,7 @@ def file_documents(path: Path, *, json_field: str = "text", separator: str = "fi
 
 
 def _open_text(path: Path) -> IO[str]:
-    # Bytes that are not UTF-8 become single surrogates, so that a bad line is found alone and the next one is read.
+    # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
     how: Dict[str, Any] = dict(encoding="utf-8", errors="surrogateescape", newline=None)
     if path.suffix == ".gz":
         return io.TextIOWrapper(gzip.open(path, "rb"), **how)
@@ -103,7 +104,7 @@ def _open_text(path: Path) -> IO[str]:
 
 
 def _not_text(text: str) -> str:
-    """What makes a text unusable: "" for none."""
+    """Why a text cannot be used; "" where it can."""
     if text.isascii():
         return ""
     try:
@@ -124,7 +125,8 @@ def _json_documents(path: Path, handle: IO[str], json_field: str, bad: BadRecord
         if len(line) == LONGEST_JSON_LINE and not line.endswith("\n"):
             while line and not line.endswith("\n"):
                 line = handle.readline(LONGEST_JSON_LINE)
-            bad.add(Origin(str(path), number, "line"), f"longer than {LONGEST_JSON_LINE:,} characters; cut it into several documents")
+            bad.add(Origin(str(path), number, "line"),
+                    f"longer than {LONGEST_JSON_LINE:,} characters; cut it into several documents")
         elif line.strip():
             try:
                 text = _json_text(line, json_field)
@@ -169,7 +171,8 @@ def _text_documents(path: Path, handle: IO[str], separator: str, bad: BadRecords
         return
 
     def paragraphs() -> Iterator[Tuple[int, List[str]]]:
-        first, lines = 1, []  # type: Tuple[int, List[str]]
+        first = 1
+        lines: List[str] = []
         for number, line in good_lines():
             if line:
                 lines.append(line)
@@ -185,13 +188,13 @@ def _text_documents(path: Path, handle: IO[str], separator: str, bad: BadRecords
 
 
 def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
-    """The lines by number from 1, without white space around them; one that never ends is cut between words."""
+    """(number from 1, line without white space around it); a line that is too long is cut between words."""
     number, rest = 1, ""
     while True:
         line = handle.readline(LONGEST_DOCUMENT)
         if not line:
             break
-        if line.endswith("\n") or len(line) < LONGEST_DOCUMENT:      # whole, the last one perhaps without an end
+        if line.endswith("\n") or len(line) < LONGEST_DOCUMENT:      # a whole line; the last may have no line end
             yield number, (rest + line).strip()
             number, rest = number + 1, ""
             continue
@@ -200,7 +203,7 @@ def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
             yield number, whole.strip()
             rest = begun
         else:
-            # No blank in a million characters: not words, but nothing is dropped.
+            # No blank in a million characters: cut anywhere, nothing is dropped.
             yield number, begun
             rest = ""
     if rest.strip():
@@ -208,7 +211,7 @@ def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
 
 
 def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
-    """The document without empty lines, in parts of at most about LONGEST_DOCUMENT characters; nothing for no text."""
+    """The document without empty lines, in parts of about LONGEST_DOCUMENT characters; none where there is no text."""
     part: List[str] = []
     size, continues = 0, False
     for line in lines:
@@ -226,7 +229,7 @@ def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
 
 @lru_cache(maxsize=1)
 def embedded_documents() -> Tuple[Document, ...]:
-    """The documentation inside this Python: one document for each standard-library module, one for each topic of pydoc.
+    """Python's own documentation: one document for each standard-library module and for each topic of pydoc.
 
     About 1.9 MB of English on any machine with Python; the text differs a little between Python versions.
     """
@@ -240,7 +243,7 @@ def _embedded() -> Iterator[Document]:
         parts = path.relative_to(root).parts
         if skipped & set(parts):
             continue
-        # Sources that do not parse are the deliberately broken ones that tests of parsers keep.
+        # Files that do not parse are left out: they are test data for parsers.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -277,16 +280,18 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 # A full stop after one of these, or after a single capital, ends no sentence.
 _ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof rev hon st sr jr vs cf no nos fig figs eq sec vol vols pp ed eds al inc ltd co corp gen col lt sgt capt "
-    "maj rep sen gov pres jan feb mar apr jun jul aug sep sept oct nov dec approx dept est e.g i.e viz u.s u.k".split())
+    ["mr", "mrs", "ms", "dr", "prof", "rev", "hon", "st", "sr", "jr", "vs", "cf", "no", "nos", "fig", "figs", "eq", "sec", "vol", "vols", "pp", "ed", "eds", "al", "inc", "ltd", "co", "corp", "gen", "col", "lt", "sgt", "capt", "maj", "rep", "sen", "gov", "pres", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec", "approx", "dept", "est", "e.g", "i.e", "viz", "u.s", "u.k"])
 _SENTENCE_END = re.compile(
     r"[.!?]+[\"')\]\u201d\u2019]*(?P<gap>\s+)(?=[\"'(\[\u201c\u2018]*[^\Wa-z_])|(?<=[\u3002\uff01\uff1f])(?P<none>)(?=.)")
 _LAST_WORD = re.compile(r"(?:\w|\.(?=\w))+$")
 
 
 def split_sentences(line: str) -> List[str]:
-    """A paragraph cut into sentences by rule: after . ! ? (and closing quotes) before white space and a capital or digit,
-    but not after abbreviations and initials; after the full-width marks always."""
+    """The sentences of a paragraph.
+
+    One ends after . ! ? and closing quotes, where white space and a capital or a digit follow, but not after an
+    abbreviation or an initial; and after each full-width mark.
+    """
     sentences, start = [], 0
     for match in _SENTENCE_END.finditer(line):
         if match.group("gap") is not None and line[match.start():match.start() + 2].rstrip() == ".":
@@ -301,9 +306,10 @@ def split_sentences(line: str) -> List[str]:
 
 
 def content_digest(source: Union[str, Path], seen: Callable[[int], Any] = lambda count: None) -> List[Tuple[str, str]]:
-    """(name, sha256) of every file of a corpus: what went in, whatever its path or date. The embedded corpus counts as one.
+    """(name, sha256) of every file of a corpus; the embedded corpus counts as one file.
 
-    `seen` is told how many bytes have been read since it was last called."""
+    seen: called with the number of bytes read since its last call.
+    """
     if str(source) == EMBEDDED:
         text = hashlib.sha256()
         for document in embedded_documents():

@@ -1,9 +1,9 @@
-"""Documents to BERT pre-training examples, as the reference procedure makes them (Devlin et al. 2019, and its published code).
+"""Documents to BERT pre-training examples, by the reference procedure (Devlin et al. 2019, and its published code).
 
-Sentences of a document are collected up to a target length and cut in two at random; half of the second parts are replaced
-by text from another document (label 1), and the sentences set free go into the next example; both are trimmed to fit.
-15 % of the tokens are masked: 80 % become [MASK], 10 % stay, 10 % become a random token. The random decisions that
-concern whole sentences are drawn in a loop over integers; everything that concerns tokens is vectorised.
+Sentences of a document are collected up to a target length and cut in two at random. Half of the second parts are replaced
+by text from another document (label 1); the replaced sentences go into the next example. Both parts are trimmed to fit.
+15 % of the tokens are masked: 80 % of these become [MASK], 10 % stay, 10 % become a random token. The loop over sentences
+works on integers; everything that concerns tokens is vectorised.
 """
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import List, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.text.corpus import Document, split_sentences
 from pack_data.sequences import Sequences, ragged_index, starts_of
+from pack_data.text.corpus import Document, split_sentences
 from pack_data.text.wordpiece import Vocabulary
 
 
 @dataclass(frozen=True)
 class ExampleOptions:
-    """What decides the examples, besides the text and the vocabulary."""
+    """The options of the examples; with the text and the vocabulary they decide every example."""
 
     max_sequence_length: int
     max_predictions_per_sequence: int
@@ -45,8 +45,11 @@ class ExampleOptions:
 
 @dataclass(frozen=True, eq=False)
 class TokenisedDocuments:
-    """`ids`: all tokens flat, int32; `sentence_ends`: where each sentence ends in them; `document_ends`: where each document
-    ends in the sentences. No sentence and no document is empty."""
+    """Documents as token ids; no sentence and no document is empty.
+
+    ids: all tokens, flat, int32. sentence_ends: the token after each sentence. document_ends: the sentence after each
+    document.
+    """
 
     ids: np.ndarray
     sentence_ends: List[int]
@@ -54,7 +57,7 @@ class TokenisedDocuments:
 
 
 def tokenise(documents: Sequence[Document], vocabulary: Vocabulary) -> TokenisedDocuments:
-    """Cuts documents into sentences and these into tokens; what yields no token is left out."""
+    """Cuts documents into sentences and sentences into tokens; a sentence without tokens is left out."""
     sentences: List[str] = []
     counts: List[int] = []
     for document in documents:
@@ -75,7 +78,7 @@ def masked_count(lengths: np.ndarray, max_predictions_per_sequence: int, masked_
 
 
 def _segment_pairs(documents: TokenisedDocuments, options: ExampleOptions, rng: random.Random) -> np.ndarray:
-    """One pass over the documents: int64 [examples, 5], start and length of A, start and length of B (in ids), B is random."""
+    """One pass over the documents: int64 [examples, 5]: start and length of A, start and length of B (in ids), label."""
     most = options.max_sequence_length - 3
     sentence_starts = [0] + documents.sentence_ends
     document_starts = [0] + documents.document_ends
@@ -94,7 +97,7 @@ def _segment_pairs(documents: TokenisedDocuments, options: ExampleOptions, rng: 
             cut = first + (rng.randint(1, sentence - first) if sentence > first else 1)
             length = sentence_starts[cut] - begin
             if sentence == first or rng.random() < 0.5:
-                # Ten tries to find another document, as the reference does; a lone document pairs with itself.
+                # Ten tries to find another document, as in the reference; a single document is paired with itself.
                 for _ in range(10):
                     other = rng.randint(0, count - 1)
                     if other != number:
@@ -112,10 +115,10 @@ def _segment_pairs(documents: TokenisedDocuments, options: ExampleOptions, rng: 
 
 
 def _trim(pairs: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
-    """A and B cut to `most` tokens together: always from the longer one, each token from a random end."""
+    """The pairs with A and B cut to `most` tokens together: each token from the longer part, from a random end of it."""
     a, b = pairs[:, 1].copy(), pairs[:, 3].copy()
     excess = np.maximum(a + b - most, 0)
-    # Token by token from the longer one (B where equal): first the difference, then in turns that begin with B.
+    # The longer part loses a token at a time (B where equal): first the difference, then both in turns, B first.
     from_longer = np.minimum(excess, np.abs(a - b))
     in_turns = excess - from_longer
     cut_a = np.where(a > b, from_longer, 0) + in_turns // 2
@@ -132,8 +135,8 @@ def _mask(ids: np.ndarray, lengths: np.ndarray, special: np.ndarray, mask_id: in
           options: ExampleOptions, rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Masks `ids` (flat, in place): counts [n], positions and original ids of the masked tokens (flat).
 
-    Each sequence's masked tokens are those with the smallest of independent random keys, so a uniform choice without
-    replacement among the tokens that are not special.
+    Each token that is not special gets a random key, and a sequence's smallest keys are masked: a uniform choice without
+    replacement.
     """
     counts = np.minimum(masked_count(lengths, options.max_predictions_per_sequence, options.masked_lm_probability), lengths - 3)
     keys = rng.random(len(ids))
@@ -149,9 +152,9 @@ def _mask(ids: np.ndarray, lengths: np.ndarray, special: np.ndarray, mask_id: in
 
 
 def make_examples(documents: TokenisedDocuments, vocabulary: Vocabulary, options: ExampleOptions, part: int = 0) -> Sequences:
-    """The examples of these documents, every pass (duplication_factor of them) with fresh segments and a fresh masking.
+    """The examples of these documents: duplication_factor passes, each with new segments and a new masking.
 
-    `part` numbers this block of documents within the corpus: with the seed it determines every random decision.
+    part: the number of this block of documents in the corpus; with the seed it decides every random choice.
     """
     passes = []
     for repetition in range(options.duplication_factor):

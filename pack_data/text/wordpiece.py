@@ -1,4 +1,4 @@
-"""WordPiece: a vocabulary that is given or trained, and text to token ids through the `tokenizers` library."""
+"""WordPiece: reads or trains a vocabulary, and turns text into token ids with the `tokenizers` library."""
 from __future__ import annotations
 
 import hashlib
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# Characters of text that a vocabulary is trained on (the first ones that come), and different characters it knows.
+# A vocabulary is trained on the first so many characters of the text, and knows so many different ones.
 TRAINING_CHARACTERS = 32 << 20
 LARGEST_ALPHABET = 1000
 
@@ -38,7 +38,8 @@ class Vocabulary:
             raise ValueError(f"the vocabulary holds {repeated[0]!r} twice; a token has one id")
         missing = [token for token in SPECIAL_TOKENS if token not in set(self.tokens)]
         if missing:
-            raise ValueError(f"the vocabulary lacks {', '.join(missing)}; BERT needs {' '.join(SPECIAL_TOKENS)}, one token a line")
+            raise ValueError(
+                f"the vocabulary lacks {', '.join(missing)}; BERT needs {' '.join(SPECIAL_TOKENS)}, one token a line")
 
     @cached_property
     def ids(self) -> dict:
@@ -54,7 +55,7 @@ class Vocabulary:
         return hashlib.sha256(self.text).hexdigest()
 
     @cached_property
-    def _tokenizer(self) -> "Tokenizer":
+    def _tokenizer(self) -> Tokenizer:
         from tokenizers import models
 
         tokenizer = _untrained(models.WordPiece(self.ids, unk_token="[UNK]", max_input_chars_per_word=100), self.lower_case)
@@ -64,7 +65,7 @@ class Vocabulary:
         """Token ids of all sentences, flat int32, and the tokens of each, int64 [sentences]; no special tokens are added."""
         ids: List[np.ndarray] = [np.zeros(0, dtype=np.int32)]
         lengths: List[int] = []
-        # The library's result for a sentence takes a hundred bytes a token, so not for all of them at once.
+        # In blocks: the library's result takes a hundred bytes for each token.
         for start in range(0, len(sentences), 4096):
             for item in self._tokenizer.encode_batch(list(sentences[start:start + 4096]), add_special_tokens=False):
                 ids.append(np.array(item.ids, dtype=np.int32))
@@ -72,8 +73,8 @@ class Vocabulary:
         return np.concatenate(ids), np.array(lengths, dtype=np.int64)
 
 
-def _untrained(model: Any, lower_case: bool) -> "Tokenizer":
-    # Processes are the unit of parallel work here; the library's threads would compete with them (and warn after a fork).
+def _untrained(model: Any, lower_case: bool) -> Tokenizer:
+    # A build works in several processes; the library's threads would compete with them (and warn after a fork).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
@@ -101,11 +102,11 @@ def load_vocabulary(path: Union[str, Path], lower_case: bool = True) -> Vocabula
 
 
 def train_vocabulary(documents: Iterable[Document], size: int, lower_case: bool = True) -> Vocabulary:
-    """Trains a WordPiece vocabulary of at most `size` tokens; less where the text has not that many.
+    """Trains a WordPiece vocabulary of at most `size` tokens; fewer where the text has no more.
 
-    The same text gives the same vocabulary. The library's trainer alone does not: it numbers the single characters in the
-    order of a randomly seeded hash map, and the numbers decide ties. So the alphabet, plain and as continuation ("##e"),
-    is counted here and given to the trainer in a fixed order.
+    The same text gives the same vocabulary. The library's trainer alone does not do that: it numbers the characters in the
+    order of a randomly seeded hash map, and these numbers decide between equal counts. So the alphabet, plain and as
+    continuation ("##e"), is counted here and given to the trainer in a fixed order.
     """
     from tokenizers import models, trainers
 
