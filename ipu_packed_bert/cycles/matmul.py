@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import asdict, astuple, dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
+from pack_data.files import write_atomically
 
 GROUP = 16                                # inputs and outputs of one AMP block, half precision
 
@@ -252,15 +252,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipu_packed_bert"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is complete or absent, for readers in other processes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=str(path.parent), prefix=path.name)
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        stream.write(text)
-    os.replace(temporary, str(path))
-
-
 class Planner:
     """Plans for one target, remembered by shape, type and memory proportion, and on disk where a folder is given."""
 
@@ -296,4 +287,5 @@ class Planner:
         """Store what was searched, together with what another process stored meanwhile."""
         if self._path is not None and self.searched:
             merged = {**self._load(self._path), **self._plans}
-            write_atomically(self._path, json.dumps({key: asdict(value) for key, value in merged.items()}))
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, json.dumps({key: asdict(value) for key, value in merged.items()}).encode())

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ipu_packed_bert.cycles.matmul import write_atomically
+from pack_data.files import write_atomically
 
 LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)(\.|$)")
 
@@ -317,5 +317,6 @@ def cached(key: str, folder: Optional[Path], make: Callable[[], Graph]) -> Graph
         return Graph.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, IndexError, TypeError):       # absent or damaged: trace again
         graph = make()
-        write_atomically(path, graph.to_json())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, graph.to_json().encode())
         return graph

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 import pack_data
-from ipu_packed_bert.cycles.matmul import write_atomically
+from pack_data.files import write_atomically
 
 
 class PackingSummary(NamedTuple):
@@ -63,7 +63,8 @@ class Packings:
             self._known[key] = self._pending.pop(key).result()
             path = self._path(self._digest, key)
             if path is not None:
-                write_atomically(path, json.dumps(self._known[key]._asdict()))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, json.dumps(self._known[key]._asdict()).encode())
         return self._known[key]
 
     def close(self) -> None:
