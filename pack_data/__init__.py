@@ -3,8 +3,8 @@
     from pack_data import pack
     bins = pack(lengths, max_sequence_length=512).bins      # for each row, the indices of the sequences that share it
 
-`python -m pack_data` lists the commands. A public name is loaded when it is first used, so that a command starts without
-loading what it does not need.
+`python -m pack_data` lists the commands. A public name is loaded when it is first used, so that a command starts
+without loading what it does not need.
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""python -m pack_data.benchmark: what packing a large data set takes, on the length distribution of the paper's Wikipedia.
+"""`python -m pack_data.benchmark`: time and memory for packing a large data set.
 
-Draws sequences from the published histogram, and takes them the way that every build takes: assignment to packs, sorting
-by shard, writing. A sixteenth of Wikipedia unless told otherwise.
+Draws sequences with the lengths of the paper's Wikipedia, and takes them the way of every build: assignment to packs,
+sorting by shard, writing. A sixteenth of Wikipedia unless told otherwise.
 """
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def time_assignment(histogram: LengthHistogram, packing) -> Row:
     start = time.perf_counter()
     assign(lengths, packing, 0)
     seconds = time.perf_counter() - start
-    return ("assignment", f"{seconds:.2f} s", f"of {len(lengths):,} lengths to packs; {peak_megabytes(resource.RUSAGE_SELF):,.0f} MiB at most in this process")
+    return ("assignment", f"{seconds:.2f} s", f"of {len(lengths):,} lengths to packs; {peak_megabytes(resource.RUSAGE_SELF):,.0f} MiB at most "
+        "in this process")
 
 
 def scaled(histogram: LengthHistogram, sequences: int) -> LengthHistogram:
@@ -82,7 +83,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             out=Path(folder) / "data", synthetic=HISTOGRAM, sequences=args.sequences, packer=args.packer,
             max_sequences_per_pack=args.max_sequences_per_pack, vocabulary_size=30522, workers=args.workers))
         cpu = cpu_seconds() - before
-        # Before reading: a memory map counts as memory of the process, although the system takes it back when it is needed.
+        # Before reading: a memory map counts as memory of the process, although the system takes it back when it is
+        # needed.
         own, worker = peak_megabytes(resource.RUSAGE_SELF), peak_megabytes(resource.RUSAGE_CHILDREN)
         with built.store as store:
             packs, seconds = len(store), built.seconds

@@ -17,8 +17,8 @@ from pack_data.packing import Packing
 class PackedLengths:
     """Where each of n sequences stands.
 
-    pack: integers [n], the pack of each sequence, 0..packing.packs - 1. slot: integers [n], its place among the sequences
-    of its pack, from 0. packing: the plan, with its accounting and its proof.
+    pack: integers [n], the pack of each sequence, 0..packing.packs - 1. slot: integers [n], its place among the
+    sequences of its pack, from 0. packing: the plan, with its accounting and its proof.
     """
 
     pack: np.ndarray
@@ -46,12 +46,13 @@ def pack(
 
     lengths: whole numbers [n], each from 1 to max_sequence_length, in any order: list, array, or what NumPy reads.
     max_sequences_per_pack: the packing depth; None is unlimited.
-    seed: which of the sequences of one length goes where, and the order of the packs; the same seed gives the same result.
+    seed: which of the sequences of one length goes where, and the order of the packs; the same seed gives the same
+    result.
 
-    No pack holds more than max_sequence_length tokens or max_sequences_per_pack sequences, and each sequence is in exactly
-    one. The packing's time depends on how many different lengths there are; each sequence adds some 20 bytes and 0.1
-    microseconds. `bins` is made when it is first asked for; for millions of packs, `pack` and `slot` are the smaller form.
-    Raises ValueError, which names the sequence, where a length does not fit.
+    No pack holds more than max_sequence_length tokens or max_sequences_per_pack sequences, and each sequence is in
+    exactly one. The packing's time depends on how many different lengths there are; each sequence adds some 20 bytes
+    and 0.1 microseconds. `bins` is made when it is first asked for; for millions of packs, `pack` and `slot` are the
+    smaller form. Raises ValueError, which names the sequence, where a length does not fit.
     """
     given = np.asarray(lengths)
     if given.ndim != 1:

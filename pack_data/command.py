@@ -28,7 +28,7 @@ class _Typed:
 
 @contextmanager
 def started_by(program: str, command: str) -> Iterator[None]:
-    """While entered, `program command` is what people are told to type, instead of the command's own module or script."""
+    """While entered, `program command` is what people are told to type, not the command's own module or script."""
     former = _Typed.program, _Typed.command
     _Typed.program, _Typed.command = program, command
     try:
@@ -38,7 +38,7 @@ def started_by(program: str, command: str) -> Iterator[None]:
 
 
 def typed(command: str, otherwise: str) -> str:
-    """What to type for a command: `packed-bert build` where that program was used, else the module or script `otherwise`."""
+    """What to type for a command: `packed-bert build` where that program was used, else `otherwise`."""
     return otherwise if _Typed.program is None else f"{_Typed.program} {command}"
 
 
@@ -59,7 +59,8 @@ class ArgumentParser(argparse.ArgumentParser):
 def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]] = None) -> int:
     """Runs a command and returns its exit status; what ends it early is one line on stderr (`Problems`: a line each).
 
-    0 done, 1 a verdict (the command's own), 2 the user's mistake, 3 training that is no longer finite, 128 + n ended by signal n.
+    0 done, 1 a verdict (the command's own), 2 the user's mistake, 3 training that is no longer finite, 128 + n ended by
+    signal n.
     """
     try:
         status = main(argv) or 0

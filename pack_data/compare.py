@@ -1,8 +1,8 @@
 """All packers side by side, with the paper's metrics and ours: `python -m pack_data.compare`.
 
 The metrics of the paper's section 4.1: packs, all tokens (slots), padding tokens, solve time, strategies used,
-efficiency, speed-up over not packing, packing factor.  Ours: how far above the proven lower bound of that depth, and the
-peak of memory during the solve.
+efficiency, speed-up over not packing, packing factor.  Ours: how far above the proven lower bound of that depth, and
+the peak of memory during the solve.
 """
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Callable, Iterator, Optional, Sequence
 
 from pack_data.command import ArgumentParser, positive_int, progress_bar, run_main
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
-from pack_data.formats.records import UNPACKED, Record, Shape
+from pack_data.formats.records import UNPACKED, Record, RowWidths
 
 # Target format -> the kinds it can hold.
 TARGETS = {
@@ -55,14 +55,16 @@ def target_format(destination: str, kind: str) -> str:
 
 
 def convert(
-    source: Source, destination: str, to_format: str = "auto", *, unpack: bool = False, widths: Shape = Shape(),
+    source: Source, destination: str, to_format: str = "auto", *, unpack: bool = False, widths: Optional[RowWidths] = None,
     records_per_file: Optional[int] = None, shown: Optional[bool] = None,
 ) -> Conversion:
     """Write every good record of `source` to `destination`.
 
     unpack: take packs apart into sequences, also where the target could hold packs.  widths: row widths of an unpacked
-    TFRecord (S and P), else those of the source.  records_per_file: write a folder of files of so many.  Raises ValueError.
+    TFRecord (S and P), else those of the source.  records_per_file: write a folder of files of so many.  Raises
+    ValueError.
     """
+    widths = RowWidths() if widths is None else widths
     kind = source.unpacked_kind if unpack else source.kind
     if to_format == "auto":
         to_format = target_format(destination, kind)
@@ -80,7 +82,7 @@ def convert(
         raise ValueError(f"{destination}: is one of the files to read")
     if to_format in ("mlperf_tfrecord", "store"):
         own = source.example_shape() if kind == "examples" else source.shape()
-        widths = Shape(*(given if given is not None else found for given, found in zip(widths, own)))
+        widths = RowWidths(*(given if given is not None else found for given, found in zip(widths, own)))
 
     def records() -> Iterator[Record]:
         found = 0
@@ -151,8 +153,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     source = open_source(args.source, args.from_format, args.skip_bad, args.columns)
     done = convert(
         source, args.destination, args.to_format, unpack=args.unpack, shown=args.progress, records_per_file=args.records_per_file,
-        widths=Shape(args.max_sequence_length, args.max_predictions_per_sequence))
-    print(f"{args.source} ({source.format}, {WORDS[source.kind]}) -> {args.destination} ({done.format}): {done.written:,} {WORDS[done.kind]}")
+        widths=RowWidths(args.max_sequence_length, args.max_predictions_per_sequence))
+    print(f"{args.source} ({source.format}, {WORDS[source.kind]}) -> {args.destination} ({done.format}): "
+        f"{done.written:,} {WORDS[done.kind]}")
     if done.bad:
         print(source.report(), file=sys.stderr)
         print(f"{done.bad} bad records skipped of {args.skip_bad} allowed", file=sys.stderr)

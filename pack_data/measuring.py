@@ -55,7 +55,7 @@ def measure(algorithm: str, histogram: LengthHistogram, depth: Optional[int], ba
 
 
 def _memory(key: str, reset: bool = False) -> Optional[int]:
-    """Resident bytes of this process, now (VmRSS) or at their highest (VmHWM) since the last reset; None outside Linux."""
+    """Resident bytes of this process, now (VmRSS) or the most since the last reset (VmHWM); None outside Linux."""
     try:
         if reset:
             with open("/proc/self/clear_refs", "w") as file:
@@ -68,7 +68,8 @@ def _memory(key: str, reset: bool = False) -> Optional[int]:
 
 def measure_apart(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int) -> Iterator[Row]:
     """Each job in a new process, one after another, so that each packer's memory is measured alone."""
-    # One thread each: algorithms are compared, and on a busy machine the threads of a small problem wait for each other.
+    # One thread each: algorithms are compared, and on a busy machine the threads of a small problem wait for each
+    # other.
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pack_data.measuring", "scipy.optimize", "scipy.sparse"])
@@ -81,7 +82,8 @@ def measure_apart(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: i
             result = here.recv()
         except EOFError:
             raise ValueError(
-                f"{name} at depth {depth_text(depth)} was killed, probably for lack of memory; leave it out with --packers") from None
+                f"{name} at depth {depth_text(depth)} was killed, probably for lack of memory; leave it out with "
+                    "--packers") from None
         finally:
             process.terminate()
             process.join()

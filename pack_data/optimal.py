@@ -37,13 +37,15 @@ def pack(
 ) -> Packing:
     """Packs into very nearly as few packs as any packing of this depth can; the result carries the proof.
 
-    What holds always: no packing of this depth has fewer packs than `lower_bound`, an exact proof, and `packs - lower_bound`
-    is the most that a better packing could save. What is measured: that gap is 0 or 1, seldom 2, on data sets of up to 2,048
-    slots. It has no guaranteed limit. Larger ones occur with thousands of different lengths (16 packs were seen at 8,192
-    slots and depth 8) and with counts near 10^12, where floating point decides single packs: prices are kept to 2^-40.
+    What holds always: no packing of this depth has fewer packs than `lower_bound`, an exact proof, and `packs -
+    lower_bound` is the most that a better packing could save. What is measured: that gap is 0 or 1, seldom 2, on data
+    sets of up to 2,048 slots. It has no guaranteed limit. Larger ones occur with thousands of different lengths (16
+    packs were seen at 8,192 slots and depth 8) and with counts near 10^12, where floating point decides single packs:
+    prices are kept to 2^-40.
 
     max_sequences_per_pack None is unlimited.  balance "attention" evens out the sum of squared lengths over the packs
-    afterwards; their number stays.  progress: whether to show it on stderr; None: where that is a terminal, if it takes long.
+    afterwards; their number stays.  progress: whether to show it on stderr; None: where that is a terminal, if it takes
+    long.
     """
     if balance not in (None, "attention"):
         raise ValueError(f"balance {balance!r}: there is 'attention', or None")
@@ -99,7 +101,7 @@ def _number(packs: Packs) -> int:
 
 
 def _target(relaxation: Relaxation) -> int:
-    """The bound rounded up to whole packs; one that floating point puts just above a whole number counts as that number."""
+    """The bound rounded up to whole packs; a rounding error above a whole number does not count."""
     return int(np.ceil(relaxation.bound * (1 - 1e-12) - 1e-6))
 
 
@@ -111,7 +113,7 @@ def _fewer(packs: Packs, relaxation: Relaxation, counts: np.ndarray, depth: int,
 
 
 def benchmark_set(folder: Path, depths: Sequence[Optional[int]] = _BENCHMARK_DEPTHS) -> None:
-    """Packs every histogram `*.csv` under the folder at every depth; prints packs, bound, gap and seconds as it goes."""
+    """Packs every histogram `*.csv` under the folder at every depth, and prints packs, bound, gap and seconds."""
     paths = sorted(folder.rglob("*.csv"))
     if not paths:
         raise ValueError(f"{folder}: no histogram there; give a folder with CSV files 'length,count'")
@@ -135,11 +137,12 @@ def benchmark_set(folder: Path, depths: Sequence[Optional[int]] = _BENCHMARK_DEP
                  f"{packing.lp_bound:,.3f}", str(gaps[-1]), f"{packing.solve_seconds:.2f}", f"{cpu:.2f}")
     print(
         f"{len(gaps)} packings, each proved: {gaps.count(0)} at the bound, {gaps.count(1)} one pack above it, "
-        f"{gaps.count(2)} two, {sum(gap > 2 for gap in gaps)} more; {sum(cpus):.1f} s of one core, {max(cpus):.2f} s for the slowest")
+        f"{gaps.count(2)} two, {sum(gap > 2 for gap in gaps)} more; {sum(cpus):.1f} s of one core, "
+            f"{max(cpus):.2f} s for the slowest")
 
 
 def against_reference() -> None:
-    """The optimal packer beside the dense solve of the paper and NNLSHP's own solver, on the same histogram, one after another."""
+    """Compares the optimal packer with the paper's dense solve and with NNLSHP's own solver, one after another."""
     from pack_data import nnlshp
 
     histogram = LengthHistogram.published("wikipedia_512")
@@ -217,7 +220,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     status = run_packer(
         argv, pack_and_report, name="optimal", add_options=add_options, options=options,
-        description="As few packs as provably possible: the cutting-stock linear programme, rounded, with a certificate.")
+        description="As few packs as possible, with a proof: the cutting-stock linear programme, rounded.")
     for line in lines:
         print("\n" + line)
     return status

@@ -23,8 +23,8 @@ _FORMAT = "pack_data recipe 1"
 class Packing:
     """A plan: which lengths share a pack, and how many such packs to make.
 
-    It is normalised: the sum of repeats x strategies is exactly the histogram it was made for. Two packings are equal if
-    they pack the same; solve_seconds does not count.
+    It is normalised: the sum of repeats x strategies is exactly the histogram it was made for. Two packings are equal
+    if they pack the same; solve_seconds does not count.
     """
 
     algorithm: str

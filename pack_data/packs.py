@@ -1,8 +1,9 @@
 """The pack: its fields, what is stored of them, sequences to packs (`assemble`) and back (`disassemble`).
 
-A stored pack is one record with the smallest sufficient types, of only what cannot be derived. The lengths of each sequence
-and of its first segment give positions, input_mask, segment_ids and next_sentence_positions; the number of each sequence's
-masked tokens gives masked_lm_weights. At S = 512, D = 3, P = 79 that is 1,358 bytes a pack, against 9,104 as int32.
+A stored pack is one record with the smallest sufficient types, of only what cannot be derived. The lengths of each
+sequence and of its first segment give positions, input_mask, segment_ids and next_sentence_positions; the number of
+each sequence's masked tokens gives masked_lm_weights. At S = 512, D = 3, P = 79 that is 1,358 bytes a pack, against
+9,104 as int32.
 """
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from pack_data.sequences import Sequences
 
 BERT, TOKENS = "bert_pretraining", "tokens"
 
-# The fields of a batch of BERT packs, in the order of the model's arguments; names of the published packed MLPerf format.
+# The fields of a batch of BERT packs, in the order of the model's arguments; names of the published packed MLPerf
+# format.
 FIELDS = ("input_ids", "input_mask", "segment_ids", "positions",
           "masked_lm_positions", "masked_lm_ids", "masked_lm_weights",
           "next_sentence_positions", "next_sentence_labels", "next_sentence_weights")
@@ -33,8 +35,8 @@ def smallest_type(largest: int) -> str:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A stored column. `slot_index`: its values are positions in the sequence; in a pack they count from the pack's start."""
+class StoredColumn:
+    """A stored column. `slot_index`: its values are positions in the sequence, in a pack from the pack's start."""
 
     name: str
     axis: str
@@ -46,15 +48,15 @@ class Column:
 class PackSchema:
     """The shape of a pack and the columns stored for it.
 
-    max_sequence_length (S): slots; max_sequences_per_pack (D): packing depth; max_predictions_per_pack (P): masked tokens.
-    No `columns` means those of BERT pre-training with token ids below 65,536; see `bert` and `of_tokens`.
+    max_sequence_length (S): slots; max_sequences_per_pack (D): packing depth; max_predictions_per_pack (P): masked
+    tokens. No `columns` means those of BERT pre-training with token ids below 65,536; see `bert` and `of_tokens`.
     """
 
     max_sequence_length: int
     max_sequences_per_pack: int
     max_predictions_per_pack: int
     kind: str = BERT
-    columns: Tuple[Column, ...] = ()
+    columns: Tuple[StoredColumn, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -67,7 +69,7 @@ class PackSchema:
 
     @classmethod
     def bert(cls, max_sequence_length: int, max_sequences_per_pack: int, max_predictions_per_pack: int, *,
-             vocabulary_size: int, extra: Iterable[Column] = ()) -> PackSchema:
+             vocabulary_size: int, extra: Iterable[StoredColumn] = ()) -> PackSchema:
         """The schema of BERT pre-training packs.
 
         An `extra` column with the name of a derived field is stored instead of derived. Any other is stored beside the
@@ -77,11 +79,11 @@ class PackSchema:
                    _bert_columns(max_sequence_length, vocabulary_size) + tuple(extra))
 
     @classmethod
-    def of_tokens(cls, max_sequence_length: int, max_sequences_per_pack: int, columns: Iterable[Column]) -> PackSchema:
-        """The schema of packs of any integer columns: one value for each token (SLOT) or for each sequence (SEQUENCE)."""
+    def of_tokens(cls, max_sequence_length: int, max_sequences_per_pack: int, columns: Iterable[StoredColumn]) -> PackSchema:
+        """The schema of packs of any integer columns, one value for each token (SLOT) or sequence (SEQUENCE)."""
         return cls(max_sequence_length, max_sequences_per_pack, 0, TOKENS, tuple(columns))
 
-    def on(self, axis: str) -> Tuple[Column, ...]:
+    def on(self, axis: str) -> Tuple[StoredColumn, ...]:
         return tuple(column for column in self.columns if column.axis == axis)
 
     def width(self, axis: str) -> int:
@@ -122,16 +124,16 @@ class PackSchema:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PackSchema:
         return cls(data["max_sequence_length"], data["max_sequences_per_pack"], data["max_predictions_per_pack"],
-                   data["kind"], tuple(Column(**column) for column in data["columns"]))
+                   data["kind"], tuple(StoredColumn(**column) for column in data["columns"]))
 
 
-def _bert_columns(max_sequence_length: int, vocabulary_size: int) -> Tuple[Column, ...]:
+def _bert_columns(max_sequence_length: int, vocabulary_size: int) -> Tuple[StoredColumn, ...]:
     token, slot = smallest_type(max(vocabulary_size - 1, 256)), smallest_type(max_sequence_length)
-    return (Column("input_ids", SLOT, token),
-            Column("masked_lm_positions", PREDICTION, slot, slot_index=True),
-            Column("masked_lm_ids", PREDICTION, token),
-            Column("first_segment_lengths", SEQUENCE, slot),
-            Column("next_sentence_labels", SEQUENCE, "|u1"))
+    return (StoredColumn("input_ids", SLOT, token),
+            StoredColumn("masked_lm_positions", PREDICTION, slot, slot_index=True),
+            StoredColumn("masked_lm_ids", PREDICTION, token),
+            StoredColumn("first_segment_lengths", SEQUENCE, slot),
+            StoredColumn("next_sentence_labels", SEQUENCE, "|u1"))
 
 
 # Published values at the published lengths.
@@ -139,7 +141,7 @@ _PUBLISHED_PREDICTIONS = {128: 20, 384: 56, 512: 76}
 
 
 def default_predictions(max_sequence_length: int, masked_lm_probability: float = 0.15) -> int:
-    """max_predictions_per_sequence where none is given: the published value, else the most that the masking rate can give."""
+    """max_predictions_per_sequence where none is given: the published value, else what the masking rate needs."""
     return _PUBLISHED_PREDICTIONS.get(max_sequence_length, max(1, -int(-masked_lm_probability * max_sequence_length // 1)))
 
 
@@ -153,7 +155,7 @@ def predictions_per_pack(max_predictions_per_sequence: int, depth: int, needed: 
 
 
 def assemble(schema: PackSchema, sequences: Sequences, pack: np.ndarray, slot: np.ndarray, packs: int) -> np.ndarray:
-    """Sequence i becomes number slot[i] (0-based, without gaps) of pack pack[i]: records [packs] of schema.record_dtype.
+    """Records [packs] of schema.record_dtype in which sequence i is number slot[i], from 0, of pack pack[i].
 
     Raises ValueError where a pack would have more tokens, sequences or masked tokens than fit; nothing is cut.
     """

@@ -141,7 +141,7 @@ class Sequences:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), in place on uint64: each output bit depends on all input bits."""
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), in place on uint64: a mixture of all bits."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
@@ -173,8 +173,9 @@ def _ragged_sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def digest(sequences: Sequences) -> int:
     """A number below 2**64 that depends on the content of the sequences and not on their order.
 
-    The digest of a data set is the sum of its blocks' digests modulo 2**64. It shows that every sequence is there exactly
-    once without holding the sequences: a lost, repeated or changed one gives another sum (but for a chance of 2**-64).
+    The digest of a data set is the sum of its blocks' digests modulo 2**64. It shows that every sequence is there
+    exactly once without holding the sequences: a lost, repeated or changed one gives another sum (but for a chance of
+    2**-64).
     """
     if not len(sequences):
         return 0

@@ -1,8 +1,8 @@
 """SORT, sorted batching, another way to avoid padding: `python -m pack_data.sort`.
 
-Sequences of similar length share a batch, which is padded to its longest.  No sequence shares a row with another, so the
-result is no packing but a `Batching`.  Almost no padding is left, but a static engine is compiled again for each batch
-length (paper section 4.1), and the sequences of a batch have similar lengths.
+Sequences of similar length share a batch, which is padded to its longest.  No sequence shares a row with another, so
+the result is no packing but a `Batching`.  Almost no padding is left, but a static engine is compiled again for each
+batch length (paper section 4.1), and the sequences of a batch have similar lengths.
 """
 from __future__ import annotations
 

@@ -6,8 +6,8 @@
     recipe.json               the packing: strategies, repeats, certificate
     vocab.txt                 the vocabulary, for data sets made from text
 
-The hexadecimal digits are the start of the file's sha256. So the files of a new build have other names than those of the
-data set that is still being read, and renaming the manifest replaces the one by the other.
+The hexadecimal digits are the start of the file's sha256. So the files of a new build have other names than those of
+the data set that is still being read, and renaming the manifest replaces the one by the other.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PACKS_PER_SHARD = 8192
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of the data set: its name in the folder, size in bytes, sha256, and the records it holds (0: not a table)."""
+    """A file of the data set: name in the folder, size in bytes, sha256, records it holds (0: not a table)."""
 
     file: str
     bytes: int
@@ -42,7 +42,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a data set is. `histogram[l]`: sequences of l tokens; `digest`: pack_data.sequences.digest over all of them."""
+    """What a data set is. `histogram[l]`: sequences of l tokens; `digest`: that of all of them (sequences.py)."""
 
     schema: PackSchema
     sequences: int
@@ -162,8 +162,8 @@ class StoreWriter:
         writer.add(records)                   # any number of packs at a time, schema.record_dtype
         writer.finish(algorithm=..., ...)     # the manifest: from here on the folder is this data set
 
-    Counts, histogram, digest and the table of lengths come from the packs themselves. Until `finish`, a data set that was
-    in the folder stays whole and readable; then its files are removed.
+    Counts, histogram, digest and the table of lengths come from the packs themselves. Until `finish`, a data set that
+    was in the folder stays whole and readable; then its files are removed.
     """
 
     def __init__(self, folder: Path, schema: PackSchema, packs_per_shard: int = PACKS_PER_SHARD) -> None:
@@ -260,14 +260,15 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
-    """A memory map of a table; ValueError where its size or type is not the manifest's. `verify` checks the checksum."""
+    """A memory map of a table; ValueError where its size or type is not the manifest's. `verify` checks its sha256."""
     path = Path(folder) / entry.file
     try:
         size = path.stat().st_size
     except FileNotFoundError:
         raise ValueError(f"{path}: the file is missing; build the data set again") from None
     if size != entry.bytes:
-        raise ValueError(f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, build the data set again")
+        raise ValueError(f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, "
+            "build the data set again")
     try:
         # A table without records has nothing to map.
         table = np.load(path, mmap_mode="r" if entry.packs else None, allow_pickle=False)
@@ -279,7 +280,7 @@ def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
 
 
 class PackStore:
-    """A packed data set, open for reading. Its shards stay mapped, so it can be read on while a new build replaces it."""
+    """A packed data set, open for reading. Its shards stay mapped, also while a new build replaces it."""
 
     def __init__(self, folder: Path, manifest: Manifest, shards: Sequence[np.ndarray]) -> None:
         self.folder, self.manifest, self.schema = Path(folder), manifest, manifest.schema
@@ -293,7 +294,8 @@ class PackStore:
         manifest = read_manifest(folder)
         shards = [map_table(folder, entry, manifest.schema.record_dtype) for entry in manifest.shards]
         if sum(map(len, shards)) != manifest.packs:
-            raise ValueError(f"{folder}: shards hold {sum(map(len, shards))} packs, the manifest says {manifest.packs}; build the data set again")
+            raise ValueError(f"{folder}: shards hold {sum(map(len, shards))} packs, the manifest says {manifest.packs}; build "
+                "the data set again")
         return cls(folder, manifest, shards)
 
     def __len__(self) -> int:
@@ -309,7 +311,8 @@ class PackStore:
         """The stored records of packs `indices` int64 [n], copied."""
         indices = np.asarray(indices, dtype=np.int64)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
-            raise ValueError(f"pack {int(indices.max())} (or {int(indices.min())}) was asked for; the data set has packs 0 to {len(self) - 1}")
+            raise ValueError(f"pack {int(indices.max())} (or {int(indices.min())}) was asked for; the data set has packs 0 to "
+                f"{len(self) - 1}")
         shard_of = np.searchsorted(self._ends, indices, side="right")
         records = np.empty(len(indices), dtype=self.schema.record_dtype)
         for number in np.unique(shard_of):

@@ -49,7 +49,8 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verifie
             records = np.asarray(map_table(folder, entry, schema.record_dtype))
             check_records(schema, records, f"{folder / entry.file}", first, manifest.vocabulary_size)
             if not np.array_equal(table[first:first + len(records)], lengths_of(schema, records)):
-                raise ValueError(f"{folder / manifest.lengths.file}: does not hold the lengths of the packs in {entry.file}; {_REBUILD}")
+                raise ValueError(f"{folder / manifest.lengths.file}: does not hold the lengths of the packs in {entry.file}; "
+                    f"{_REBUILD}")
             sequences = disassemble(schema, records)
             histogram += np.bincount(sequences.lengths, minlength=len(histogram))
             total = (total + digest(sequences)) % (1 << 64)
@@ -60,12 +61,15 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verifie
             bar.update(len(records))
     if histogram.tolist() != list(manifest.histogram):
         length = int(np.flatnonzero(histogram != manifest.histogram)[0])
-        raise ValueError(f"{folder}: {int(histogram[length])} sequences of length {length} in the packs, {manifest.histogram[length]} in the manifest; {_REBUILD}")
+        raise ValueError(f"{folder}: {int(histogram[length])} sequences of length {length} in the packs, "
+            f"{manifest.histogram[length]} in the manifest; {_REBUILD}")
     found = (int(histogram.sum()), int(histogram @ np.arange(len(histogram))))
     if found != (manifest.sequences, manifest.tokens):
-        raise ValueError(f"{folder}: {found[0]} sequences and {found[1]} tokens in the packs, {manifest.sequences} and {manifest.tokens} in the manifest; {_REBUILD}")
+        raise ValueError(f"{folder}: {found[0]} sequences and {found[1]} tokens in the packs, {manifest.sequences} and "
+            f"{manifest.tokens} in the manifest; {_REBUILD}")
     if total != manifest.digest:
-        raise ValueError(f"{folder}: the packs do not hold exactly the sequences that were packed (digest {total:016x}, manifest {manifest.digest:016x}): "
+        raise ValueError(f"{folder}: the packs do not hold exactly the sequences that were packed (digest {total:016x}, "
+            f"manifest {manifest.digest:016x}): "
                          f"one is lost, repeated or changed; {_REBUILD}")
     _check_recipe(folder, manifest, patterns)
     return Verified(manifest, sum(entry.bytes for entry in manifest.shards + manifest.files + (manifest.lengths,)))
@@ -89,7 +93,7 @@ def _check_sum(folder: Path, entry: StoredFile) -> None:
 
 
 def check_records(schema: PackSchema, records: np.ndarray, where: str, first: int = 0, vocabulary_size: int = 0) -> None:
-    """ValueError for the first pack that breaks a rule; `where` and `first` (number of the first pack) are for the message."""
+    """ValueError for the first pack that breaks a rule; `where` and `first`, its first pack, are for the message."""
     S = schema.max_sequence_length
     lengths = records["lengths"].astype(np.int64)
     used = lengths.sum(axis=1)
@@ -155,8 +159,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     verified = verify(args.folder, args.progress)
     manifest = verified.manifest
     bound = "" if manifest.lower_bound is None else f", {manifest.packs - manifest.lower_bound:,} above the lower bound of {manifest.lower_bound:,}"
-    print(f"{args.folder}: whole. {manifest.sequences:,} sequences, each exactly once, in {manifest.packs:,} packs{bound}; "
-          f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in {len(manifest.shards)} shards read")
+    print(f"{args.folder}: whole. {manifest.sequences:,} sequences, each exactly once, in "
+        f"{manifest.packs:,} packs{bound}; "
+          f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in "
+              f"{len(manifest.shards)} shards read")
     return 0
 
 

@@ -16,7 +16,7 @@ from pack_data.building.assignment import assign
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
-from pack_data.packs import SEQUENCE, SLOT, Column, PackSchema, assemble, decode, smallest_type
+from pack_data.packs import SEQUENCE, SLOT, StoredColumn, PackSchema, assemble, decode, smallest_type
 from pack_data.sequences import Sequences
 
 Batch = Dict[str, np.ndarray]
@@ -81,10 +81,10 @@ class PackedInputs:
     def _schema(self, depth: int) -> PackSchema:
         slots, inputs = self.packing.max_sequence_length, self.inputs
         return PackSchema.of_tokens(slots, depth, (
-            Column("input_ids", SLOT, smallest_type(int(inputs.input_ids.max(initial=0)))),
-            Column("segment_ids", SLOT, "|u1"),
-            *(Column(name, SEQUENCE, smallest_type(slots), slot_index=True) for name in ("cls_positions", *inputs.slot_targets)),
-            Column("sequence_numbers", SEQUENCE, smallest_type(len(inputs)))))
+            StoredColumn("input_ids", SLOT, smallest_type(int(inputs.input_ids.max(initial=0)))),
+            StoredColumn("segment_ids", SLOT, "|u1"),
+            *(StoredColumn(name, SEQUENCE, smallest_type(slots), slot_index=True) for name in ("cls_positions", *inputs.slot_targets)),
+            StoredColumn("sequence_numbers", SEQUENCE, smallest_type(len(inputs)))))
 
     def batch(self, rows: Rows, first: int, last: int) -> Batch:
         """The fields of `heads` for rows first..last - 1, all but the scale."""

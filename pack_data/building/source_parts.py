@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from pack_data.formats.detect import Source, integer_columns
-from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, Column, PackSchema, smallest_type
+from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, StoredColumn, PackSchema, smallest_type
 from pack_data.sequences import Sequences
 from pack_data.building.tasks import save_examples
 
@@ -33,12 +33,12 @@ def parts_schema(source: Source, max_sequence_length: int, max_predictions: int)
     first = next(source.examples(), None)
     if first is None:
         raise ValueError(f"{source.path}: has no record; nothing to pack")
-    extra = [Column(name, SEQUENCE, "<i4") for name in integer_columns(first)]
+    extra = [StoredColumn(name, SEQUENCE, "<i4") for name in integer_columns(first)]
     for name in [column.name for column in extra] + (list(first.value) if source.unpacked_kind == "tokens" else []):
         if name in _TAKEN:
             raise ValueError(f"{first.origin.path}: a column may not be called {name}, the build has one of that name; rename it")
     if source.unpacked_kind == "tokens":
-        return PackSchema.of_tokens(max_sequence_length, 1, [Column(name, SLOT, "<i4") for name in first.value] + extra)
+        return PackSchema.of_tokens(max_sequence_length, 1, [StoredColumn(name, SLOT, "<i4") for name in first.value] + extra)
     return PackSchema.bert(max_sequence_length, 1, max_predictions, vocabulary_size=1 << 31, extra=extra)
 
 
@@ -64,7 +64,7 @@ def narrowed(schema: PackSchema, notes: Sequence[Mapping[str, Any]]) -> PackSche
     """The same columns with the smallest types that hold what all parts have.  Token ids share one."""
     ranges = _ranges(notes)
 
-    def dtype(column: Column) -> str:
+    def dtype(column: StoredColumn) -> str:
         low, high = _together(ranges, _IDS) if column.name in _IDS and schema.kind == BERT else ranges.get(column.name, (0, 0))
         if low >= 0:
             return smallest_type(high)

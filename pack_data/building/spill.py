@@ -1,8 +1,8 @@
 """Sequences on their way to packs: files of columns without a header, whose parts can be read without the rest.
 
-A file holds one block of sequences (pack_data.sequences.Sequences), column after column. Where a run of sequences lies in
-each column follows from three running totals: sequences, tokens, masked tokens. So a shard is gathered from every file
-with one contiguous read a column, and nothing depends on how large the corpus is.
+A file holds one block of sequences (pack_data.sequences.Sequences), column after column. Where a run of sequences lies
+in each column follows from three running totals: sequences, tokens, masked tokens. So a shard is gathered from every
+file with one contiguous read a column, and nothing depends on how large the corpus is.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Dict, Iterator, NamedTuple, Tuple
 
 import numpy as np
 
-from pack_data.packs import PREDICTION, SEQUENCE, SLOT, Column, PackSchema, smallest_type
+from pack_data.packs import PREDICTION, SEQUENCE, SLOT, StoredColumn, PackSchema, smallest_type
 from pack_data.sequences import Sequences
 
 
@@ -34,10 +34,10 @@ class SpillFormat:
     """The columns of a file. The lengths come first, so that they can be read alone."""
 
     lengths_type: str
-    columns: Tuple[Column, ...]
+    columns: Tuple[StoredColumn, ...]
 
     @classmethod
-    def of(cls, schema: PackSchema, *more: Column) -> "SpillFormat":
+    def of(cls, schema: PackSchema, *more: StoredColumn) -> "SpillFormat":
         return cls(smallest_type(schema.max_sequence_length), schema.columns + more)
 
     def _parts(self) -> Iterator[Tuple[str, str, int, np.dtype]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, examples_of, masked_count
-from pack_data.packs import SEQUENCE, Column, PackSchema, assemble, smallest_type
+from pack_data.packs import SEQUENCE, StoredColumn, PackSchema, assemble, smallest_type
 from pack_data.sequences import Sequences, digest
 from pack_data.building.spill import SpillFormat, Totals, totals_of
 from pack_data.files import write_atomically
@@ -153,8 +153,8 @@ class SortTask:
 
 def _sorted_format(schema: PackSchema, packs_per_shard: int) -> SpillFormat:
     # A pack holds at most as many sequences as it has slots.
-    return SpillFormat.of(schema, Column("pack_in_shard", SEQUENCE, smallest_type(packs_per_shard)),
-                          Column("slot", SEQUENCE, smallest_type(schema.max_sequence_length - 1)))
+    return SpillFormat.of(schema, StoredColumn("pack_in_shard", SEQUENCE, smallest_type(packs_per_shard)),
+                          StoredColumn("slot", SEQUENCE, smallest_type(schema.max_sequence_length - 1)))
 
 
 def sort_part(task: SortTask) -> int:

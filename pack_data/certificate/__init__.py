@@ -1,8 +1,8 @@
 """A proof that no packing has fewer packs, checked without trusting the solver that found it.
 
-Give every sequence length a price.  If no pack that obeys the limits is worth more than 1, then a packing needs at least
-as many packs as all sequences together are worth: weak duality of the cutting-stock programme (Gilmore and Gomory,
-"A linear programming approach to the cutting-stock problem", 1961).  Prices are whole numbers over one common
+Give every sequence length a price.  If no pack that obeys the limits is worth more than 1, then a packing needs at
+least as many packs as all sequences together are worth: weak duality of the cutting-stock programme (Gilmore and
+Gomory, "A linear programming approach to the cutting-stock problem", 1961).  Prices are whole numbers over one common
 denominator, so the check is exact: it finds the most valuable pack by dynamic programming over whole numbers.
 """
 from __future__ import annotations
@@ -106,7 +106,8 @@ def proven_bound(certificate: Certificate, counts: np.ndarray) -> Proof:
         certificate.lengths, certificate.prices, certificate.max_sequence_length, certificate.max_sequences_per_pack)
     if best > certificate.denominator:
         raise ValueError(
-            f"certificate: a pack within the limits is worth {best}/{certificate.denominator}, more than 1, so the prices "
+            f"certificate: a pack within the limits is worth {best}/{certificate.denominator}, more than 1, "
+                "so the prices "
             "prove nothing; make the recipe again")
     worth = sum(int(counts[length]) * price for length, price in zip(certificate.lengths, certificate.prices))
     return Proof(best, Fraction(worth, certificate.denominator), -(-worth // certificate.denominator))

@@ -19,7 +19,7 @@ from pack_data.formats.records import (
     Pack,
     Record,
     RecordError,
-    Shape,
+    RowWidths,
     checked_pack,
     integers,
     pack_from_examples,
@@ -55,7 +55,7 @@ def _ten_fields(features: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
 def _value(features: Mapping[str, np.ndarray]) -> Pack:
     row, sequences = checked_pack(_ten_fields(features))
     size, predictions, depth = shape_of_pack(row).of_packs()
-    return pack_from_examples(sequences, Shape(size, predictions + 1, depth))
+    return pack_from_examples(sequences, RowWidths(size, predictions + 1, depth))
 
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
@@ -63,8 +63,8 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
     return tfrecord.read_records(path, bad, FIELDS, _value, lambda rows: [None] * len(rows))
 
 
-def shape(path: str) -> Shape:
+def shape(path: str) -> RowWidths:
     """Row widths, from the first good record."""
     for record in read(path, BadRecords(allowed=2**62)):
         return shape_of_pack(record.value)
-    return Shape()
+    return RowWidths()

@@ -20,7 +20,7 @@ import numpy as np
 
 from pack_data.bad_records import BadRecords
 from pack_data.formats import tfrecord
-from pack_data.formats.records import UNPACKED, Record, RecordError, Shape, checked_pack, checked_token_pack
+from pack_data.formats.records import UNPACKED, Record, RecordError, RowWidths, checked_pack, checked_token_pack
 from pack_data.sequences import Sequences
 
 # Format -> its module in this package, and what it holds where that is always the same.
@@ -64,7 +64,8 @@ def files_of(path: str) -> List[str]:
     names = sorted((name for name in os.listdir(path) if os.path.isfile(os.path.join(path, name))), key=_natural)
     named = [name for name in names if _suffix(name) or re.fullmatch(r"part-\d+(-of-\d+)?(\.gz)?", name)]
     if not named:
-        raise ValueError(f"{path}: no data file in this folder; looked for {', '.join('.' + suffix for suffix in SUFFIXES)} and part-NNNNN")
+        raise ValueError(f"{path}: no data file in this folder; looked for "
+            f"{', '.join('.' + suffix for suffix in SUFFIXES)} and part-NNNNN")
     return [os.path.join(path, name) for name in named]
 
 
@@ -73,7 +74,7 @@ def _fields(name: str) -> Set[str]:
 
 
 def _first_messages(path: str) -> List[bytes]:
-    """The data of the first records whose checksums hold.  Raises ValueError where the file is damaged before the first."""
+    """The data of the first records whose checksums hold.  ValueError where the file is damaged before the first."""
     messages: List[bytes] = []
     try:
         for _, data in islice(tfrecord.read_frames(path, BadRecords(allowed=FRAMES_TO_LOOK_AT)), FRAMES_TO_LOOK_AT):
@@ -87,8 +88,8 @@ def _first_messages(path: str) -> List[bytes]:
 def _tfrecord_format(path: str) -> str:
     """Which TFRecord this is: the format that most of its first records have the features of.  Raises ValueError.
 
-    A packed record has every feature of an unpacked one. So one that has only some of the others is of neither format and
-    does not count: it would be read as unpacked, and all good records behind it called bad.
+    A packed record has every feature of an unpacked one. So one that has only some of the others is of neither format
+    and does not count: it would be read as unpacked, and all good records behind it called bad.
     """
     packed_only = _fields("packed_tfrecord") - _fields("mlperf_tfrecord")
     names: Set[str] = set()
@@ -175,9 +176,9 @@ class Source:
                     yield Record(record.origin, value)
 
     def blocks(self, size: int = 4096, longest: Optional[int] = None) -> Iterator[Sequences]:
-        """`examples` in columns, `size` sequences at a time.  Foreign columns of one integer a record come as scalars; the
-        others are left out and named in `foreign_lost`.
+        """`examples` in columns, `size` sequences at a time.
 
+        Foreign columns of one integer a record become scalars; the others are left out and named in `foreign_lost`.
         ValueError, naming the record, where a sequence has more than `longest` tokens or other columns than the first.
         """
         records = self.examples()
@@ -205,10 +206,12 @@ class Source:
         for record in block:
             tokens = record.value if plain else {"input_ids": record.value.input_ids}
             if plain and list(tokens) != names:
-                raise ValueError(f"{record.origin}: columns {', '.join(tokens)} where the first record has {', '.join(names)}; choose some with --columns")
+                raise ValueError(f"{record.origin}: columns {', '.join(tokens)} where the first record has {', '.join(names)}; "
+                    "choose some with --columns")
             length = len(next(iter(tokens.values())))
             if longest is not None and length > longest:
-                raise ValueError(f"{record.origin}: {length} tokens, a pack has {longest} slots (--max-sequence-length); nothing is cut")
+                raise ValueError(f"{record.origin}: {length} tokens, a pack has {longest} slots (--max-sequence-length); nothing "
+                    "is cut")
             if scalars and integer_columns(record) != scalars:
                 raise ValueError(f"{record.origin}: the integer columns {', '.join(scalars)} of the first record are not all here")
         numbers = {name: np.array([integer_value(record.foreign[name]) for record in block], np.int64) for name in scalars}
@@ -220,20 +223,23 @@ class Source:
         made.scalars.update(numbers)
         return made
 
-    def shape(self) -> Shape:
+    def shape(self) -> RowWidths:
         """Row widths, from the first file that has a good record; None for what the format does not fix."""
         shapes = (module_of(self.format).shape(file, **self._options()) for file in self.files)
-        return next((shape for shape in shapes if shape.max_sequence_length is not None), Shape())
+        return next((shape for shape in shapes if shape.max_sequence_length is not None), RowWidths())
 
-    def example_shape(self) -> Shape:
-        """Row widths of the unpacked examples: a pack has one prediction more for each of its sequences, so without those;
-        a data set of this package says how many a sequence may have."""
+    def example_shape(self) -> RowWidths:
+        """Row widths of the unpacked examples.
+
+        A data set of this package says how many predictions a sequence may have. Other packs have one more for each of
+        their sequences, which is taken off.
+        """
         widths = self.shape()
         if self.kind != "packs" or widths.max_predictions is None:
             return widths
         predictions = module_of(self.format).predictions_per_sequence(self.path) if self.format == "store" else 0
         size, most, depth = widths.of_packs()
-        return Shape(size, predictions or max(1, most - depth))
+        return RowWidths(size, predictions or max(1, most - depth))
 
     def report(self) -> str:
         """The bad records of the last reading, one a line."""

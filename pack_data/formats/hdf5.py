@@ -21,7 +21,7 @@ from pack_data.formats.records import (
     PACK_FIELDS,
     Record,
     RecordError,
-    Shape,
+    RowWidths,
     checked_pack,
     example_from_row,
     integers,
@@ -61,7 +61,8 @@ def _columns(path: str, file) -> Dict[str, Any]:
         raise ValueError(f"{path}: has no data set {missing[0]}; it has {', '.join(sorted(found)) or 'none'}")
     for name in needed:
         if not shapes[name] or shapes[name][0] != shapes["input_ids"][0]:
-            raise ValueError(f"{path}: {name} has shape {shapes[name]}, input_ids {shapes['input_ids']}: rows must be equal in number")
+            raise ValueError(f"{path}: {name} has shape {shapes[name]}, input_ids {shapes['input_ids']}: rows must be equal in "
+                "number")
     rows = shapes["input_ids"][0]
     return {name: data for name, data in found.items() if shapes[name] and shapes[name][0] == rows}
 
@@ -125,11 +126,11 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
             yield Record(origin, value, {name: row[name] for name in foreign})
 
 
-def shape(path: str) -> Shape:
+def shape(path: str) -> RowWidths:
     """Row widths; none where the rows are of variable length."""
     with _open(path) as file:
         columns = _columns(path, file)
         if len(columns["input_ids"].shape) < 2:
-            return Shape()
+            return RowWidths()
         depth = columns["next_sentence_weights"].shape[1] if "positions" in columns else None
-        return Shape(columns["input_ids"].shape[1], columns["masked_lm_positions"].shape[1], depth)
+        return RowWidths(columns["input_ids"].shape[1], columns["masked_lm_positions"].shape[1], depth)

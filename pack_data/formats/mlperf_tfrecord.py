@@ -14,7 +14,7 @@ from pack_data.formats import tfrecord
 from pack_data.formats.records import (
     Record,
     RecordError,
-    Shape,
+    RowWidths,
     example_from_row,
     predictions_by_weight,
     row_from_example,
@@ -47,7 +47,7 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
     return tfrecord.read_records(path, bad, FIELDS, _value, lambda rows: together(rows, NAMES, unpacked_examples))
 
 
-def shape(path: str) -> Shape:
+def shape(path: str) -> RowWidths:
     """Row widths, from the first record that has them."""
     for _, data in tfrecord.read_frames(path, BadRecords(allowed=2**62)):
         try:
@@ -55,11 +55,11 @@ def shape(path: str) -> Shape:
             tfrecord.demand(features, FIELDS)
         except RecordError:
             continue
-        return Shape(len(features["input_ids"]), len(features["masked_lm_positions"]))
-    return Shape()
+        return RowWidths(len(features["input_ids"]), len(features["masked_lm_positions"]))
+    return RowWidths()
 
 
-def write(path: str, records: Iterable[Record], widths: Shape) -> int:
+def write(path: str, records: Iterable[Record], widths: RowWidths) -> int:
     """Write examples, return how many.  Raises ValueError naming the record that does not fit the widths."""
 
     def messages() -> Iterator[bytes]:

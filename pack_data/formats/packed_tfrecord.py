@@ -12,7 +12,7 @@ import numpy as np
 
 from pack_data.bad_records import BadRecords
 from pack_data.formats import tfrecord
-from pack_data.formats.records import PACK_FIELDS, Record, RecordError, Shape, checked_pack, shape_of_pack
+from pack_data.formats.records import PACK_FIELDS, Record, RecordError, RowWidths, checked_pack, shape_of_pack
 from pack_data.formats.whole_blocks import consecutive_packs, together
 
 FLOATS = ("masked_lm_weights", "next_sentence_weights")
@@ -25,14 +25,14 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
         path, bad, FIELDS, lambda features: checked_pack(features)[0], lambda rows: together(rows, PACK_FIELDS, consecutive_packs))
 
 
-def shape(path: str) -> Shape:
+def shape(path: str) -> RowWidths:
     """Row widths, from the first good record."""
     for record in read(path, BadRecords(allowed=2**62)):
         return shape_of_pack(record.value)
-    return Shape()
+    return RowWidths()
 
 
-def write(path: str, records: Iterable[Record], widths: Shape) -> int:
+def write(path: str, records: Iterable[Record], widths: RowWidths) -> int:
     """Write packs, return how many."""
 
     def messages() -> Iterator[bytes]:

@@ -22,7 +22,7 @@ from pack_data.formats.records import (
     PACK_FIELDS,
     Record,
     RecordError,
-    Shape,
+    RowWidths,
     Tokens,
     checked_pack,
     checked_token_pack,
@@ -71,7 +71,7 @@ def _schema(path: str):
         else:
             with arrow.OSFile(path) as file:
                 schema = (arrow.ipc.open_file(file) if magic.startswith(FILE_MAGIC) else arrow.ipc.open_stream(file)).schema
-        schema.names  # decoded only here
+        _ = schema.names  # decoded only here
         return schema
     except _damage() as error:
         raise ValueError(f"{path}: Arrow cannot open it ({_one_line(error)})") from None
@@ -157,7 +157,8 @@ def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
             start += batch.num_rows
     if not random_access:
         with open(path, "rb") as file:
-            # Arrow takes the end of the file for the end of the stream, so that a file cut between batches would look complete.
+            # Arrow takes the end of the file for the end of the stream, so that a file cut between batches would look
+            # complete.
             file.seek(-len(END_OF_STREAM), 2)
             if file.read() != END_OF_STREAM:
                 bad.add(Origin(path, start), "the stream has no end mark, the file is cut short")
@@ -250,20 +251,20 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
             yield Record(origin, value, others)
 
 
-def shape(path: str, columns: Sequence[str] = ()) -> Shape:
+def shape(path: str, columns: Sequence[str] = ()) -> RowWidths:
     """Row widths, from the first good record of a file that pads its rows; none for one that does not."""
     schema = _schema(path)
     content, own = _kind(path, schema, columns)
     if content == "packs":
         for record in read(path, BadRecords(allowed=2**62)):
-            return Shape(*(len(record.value[name]) for name in ("input_ids", "masked_lm_positions", "next_sentence_weights")))
+            return RowWidths(*(len(record.value[name]) for name in ("input_ids", "masked_lm_positions", "next_sentence_weights")))
     if content == "examples" and all(name in own for name in DERIVED):
         batches = _parquet_batches if _magic(path).startswith(PARQUET_MAGIC) else _arrow_batches
         for _, batch in batches(path, BadRecords(allowed=2**62)):
             rows = [_Lists(name, batch.column(batch.schema.get_field_index(name))) for name in ("input_ids", "masked_lm_positions")]
             if batch.num_rows:
-                return Shape(*(len(values[0]) for values in rows))
-    return Shape()
+                return RowWidths(*(len(values[0]) for values in rows))
+    return RowWidths()
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
@@ -325,7 +326,8 @@ def _batch(schema, content: str, records: Sequence[Record]):
         row = {**record.foreign, **(_example_row(record.value) if content == "examples" else record.value)}
         unknown = sorted(set(row) - set(schema.names))
         if unknown:
-            raise ValueError(f"{record.origin}: column {unknown[0]} was not in the first record; a table has its columns from the start")
+            raise ValueError(f"{record.origin}: column {unknown[0]} was not in the first record; a table has its columns from "
+                "the start")
         rows.append(row)
     try:
         return _arrow().record_batch([_column(field, [row.get(field.name) for row in rows]) for field in schema], schema=schema)

@@ -42,7 +42,7 @@ class Record(NamedTuple):
     foreign: Mapping[str, Any] = {}
 
 
-class Shape(NamedTuple):
+class RowWidths(NamedTuple):
     """Row widths of a fixed-width file: S slots, P predictions, D sequences (None where the file has no such width)."""
 
     max_sequence_length: Optional[int] = None
@@ -116,7 +116,8 @@ def checked_example(
         raise RecordError("input_ids is empty, a record needs at least one token")
     if len(masked_lm_positions) != len(masked_lm_ids):
         raise RecordError(
-            f"masked_lm_positions has {len(masked_lm_positions)} values and masked_lm_ids {len(masked_lm_ids)}, must be equal")
+            f"masked_lm_positions has {len(masked_lm_positions)} values and masked_lm_ids "
+                f"{len(masked_lm_ids)}, must be equal")
     outside = masked_lm_positions >= length
     if outside.any():
         raise RecordError(f"masked_lm_positions holds {_first(masked_lm_positions, outside)}, the sequence has {length} tokens")
@@ -193,8 +194,8 @@ def predictions_by_position(positions: np.ndarray) -> int:
     return int(zeros[0]) if len(zeros) else len(positions)
 
 
-def row_from_example(example: Example, shape: Shape) -> Dict[str, np.ndarray]:
-    """The padded row of an example: int32, [S] and [P], next_sentence_labels [1].  Raises RecordError if it is too long."""
+def row_from_example(example: Example, shape: RowWidths) -> Dict[str, np.ndarray]:
+    """The padded row of an example: int32, [S] and [P], next_sentence_labels [1].  RecordError if it is too long."""
     length, predictions = len(example.input_ids), len(example.masked_lm_positions)
     if shape.max_sequence_length is None or shape.max_predictions is None:
         raise ValueError("a fixed-width file needs its widths: give --max-sequence-length and --max-predictions-per-sequence")
@@ -251,7 +252,8 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
     if stray.any():
         at = int(np.flatnonzero(stray)[0])
         raise RecordError(
-            f"masked_lm_weights says sequence {weights[at]} at index {at}, input_mask says {mask[pack['masked_lm_positions'][at]]}")
+            f"masked_lm_weights says sequence {weights[at]} at index {at}, input_mask says "
+                f"{mask[pack['masked_lm_positions'][at]]}")
     deepest = int(mask.max()) if len(mask) else 0
     if deepest > depth:
         raise RecordError(f"input_mask holds sequence number {deepest}, next_sentence_weights has room for {depth}")
@@ -286,7 +288,7 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
 
 
 def checked_token_pack(pack: Tokens) -> Tuple[Tokens, List[Tokens]]:
-    """The columns of one pack of token sequences, and its sequences.  Raises RecordError if they do not fit each other."""
+    """The columns of one pack of token sequences, and its sequences.  RecordError if they do not fit each other."""
     mask, positions = integers("input_mask", pack["input_mask"]), integers("positions", pack["positions"])
     others = {name: values for name, values in pack.items() if name not in ("input_mask", "positions")}
     if not others:
@@ -307,11 +309,11 @@ def checked_token_pack(pack: Tokens) -> Tuple[Tokens, List[Tokens]]:
     return pack, sequences
 
 
-def shape_of_pack(pack: Mapping[str, np.ndarray]) -> Shape:
-    return Shape(len(pack["input_ids"]), len(pack["masked_lm_positions"]), len(pack["next_sentence_weights"]))
+def shape_of_pack(pack: Mapping[str, np.ndarray]) -> RowWidths:
+    return RowWidths(len(pack["input_ids"]), len(pack["masked_lm_positions"]), len(pack["next_sentence_weights"]))
 
 
-def pack_from_examples(examples: Sequence[Example], shape: Shape) -> Pack:
+def pack_from_examples(examples: Sequence[Example], shape: RowWidths) -> Pack:
     """One pack of the given widths, its sequences one behind the other.  Raises RecordError where it would not fit."""
     size, width, depth = shape.of_packs()
     pack = {name: np.zeros(n, np.int32) for group, n in ((S_FIELDS, size), (P_FIELDS, width), (D_FIELDS, depth)) for name in group}

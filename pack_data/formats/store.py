@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
-from pack_data.formats.records import Record, RecordError, Shape, checked_pack
+from pack_data.formats.records import Record, RecordError, RowWidths, checked_pack
 from pack_data.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 from pack_data.sequences import Example, Sequences, starts_of
 from pack_data.store import PackStore, StoreWriter
@@ -21,10 +21,10 @@ def kind(path: str) -> str:
         return "packs" if store.schema.kind == BERT else "token_packs"
 
 
-def shape(path: str) -> Shape:
+def shape(path: str) -> RowWidths:
     with PackStore.open(Path(path)) as store:
         schema = store.schema
-        return Shape(schema.max_sequence_length, schema.max_predictions_per_pack, schema.max_sequences_per_pack)
+        return RowWidths(schema.max_sequence_length, schema.max_predictions_per_pack, schema.max_sequences_per_pack)
 
 
 def predictions_per_sequence(path: str) -> int:
@@ -57,7 +57,7 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
 
 
 def sequences(path: str) -> Iterator[Record]:
-    """The sequences of the packs, in order of packs and slots, each with its own foreign values and the origin of its pack."""
+    """The sequences in order of packs and slots, each with its own foreign values and the origin of its pack."""
     for first, schema, records in _blocks(path):
         block = disassemble(schema, records)
         packs = np.repeat(np.arange(len(records)), (records["lengths"] > 0).sum(axis=1))
@@ -69,7 +69,7 @@ def sequences(path: str) -> Iterator[Record]:
             yield Record(Origin(path, first + int(packs[row])), value, {name: block.scalars[name][row] for name in foreign})
 
 
-def write(path: str, packs: Callable[[], Iterable[Record]], widths: Shape) -> int:
+def write(path: str, packs: Callable[[], Iterable[Record]], widths: RowWidths) -> int:
     """Store packs as they are, in their order, and return how many.  `packs` is called twice: once for the largest id.
 
     The packing is kept, but rows take the store's layout (sequences one behind the other) and foreign columns, whose

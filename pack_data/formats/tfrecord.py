@@ -162,16 +162,15 @@ def write_frames(path: str, messages: Iterable[bytes]) -> int:
     """Write messages as one TFRecord file, gzipped where the name ends in .gz, and return how many."""
     count = 0
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with replacing(Path(path)) as temporary:
+    with replacing(Path(path)) as temporary, open(temporary, "wb") as raw:
         # A fixed time and no name in the gzip header: same records, same bytes.
-        with open(temporary, "wb") as raw:
-            file = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) if path.endswith(".gz") else raw
-            for message in messages:
-                length = struct.pack("<Q", len(message))
-                file.write(length + CHECKSUM.pack(masked_crc(length)) + message + CHECKSUM.pack(masked_crc(message)))
-                count += 1
-            if file is not raw:
-                file.close()
+        file = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) if path.endswith(".gz") else raw
+        for message in messages:
+            length = struct.pack("<Q", len(message))
+            file.write(length + CHECKSUM.pack(masked_crc(length)) + message + CHECKSUM.pack(masked_crc(message)))
+            count += 1
+        if file is not raw:
+            file.close()
     return count
 
 
@@ -180,7 +179,7 @@ def write_frames(path: str, messages: Iterable[bytes]) -> int:
 
 @lru_cache(maxsize=None)
 def message_class():
-    """The message class of tf.train.Example, in a descriptor pool of its own so that TensorFlow may be loaded as well."""
+    """The message class of tf.train.Example, in its own descriptor pool so that TensorFlow may be loaded as well."""
     descriptor = load_package("google.protobuf.descriptor_pb2", "this file format")
     pool = load_package("google.protobuf.descriptor_pool", "this file format").DescriptorPool()
     factory = load_package("google.protobuf.message_factory", "this file format")

@@ -41,7 +41,7 @@ def _distinct(positions: np.ndarray, used: np.ndarray, width: int) -> np.ndarray
 
 
 def unpacked_examples(rows: Rows) -> List[Optional[Example]]:
-    """The examples of padded MLPerf rows, int64 and float32 [rows, S | P | 1]; None where a row must be looked at alone."""
+    """The examples of padded MLPerf rows, int64 and float32 [rows, width]; None where a row is to be checked alone."""
     ids, mask, segments = rows["input_ids"], rows["input_mask"], rows["segment_ids"]
     positions, labels, weights = rows["masked_lm_positions"], rows["masked_lm_ids"], rows["masked_lm_weights"]
     same = ids.shape == mask.shape == segments.shape and positions.shape == labels.shape == weights.shape
@@ -68,7 +68,7 @@ def unpacked_examples(rows: Rows) -> List[Optional[Example]]:
 
 
 def consecutive_packs(rows: Rows) -> List[Optional[Pack]]:
-    """The packs whose sequences stand one behind the other, as the ten fields int32; None where a row must be looked at alone."""
+    """The packs of consecutive sequences, as the ten fields int32; None where a row is to be checked alone."""
     mask, segments, positions = rows["input_mask"], rows["segment_ids"], rows["positions"]
     places, weights, used_slots = rows["masked_lm_positions"], rows["masked_lm_weights"], rows["next_sentence_weights"]
     n, S = mask.shape
@@ -76,7 +76,8 @@ def consecutive_packs(rows: Rows) -> List[Optional[Pack]]:
     if len({rows[name].shape for name in PACK_FIELDS[:4]}) + len({rows[name].shape for name in PACK_FIELDS[4:7]}) + len(
             {rows[name].shape for name in PACK_FIELDS[7:]}) != 3 or not S:
         return [None] * n
-    # From the lengths and first segments of the sequences numbered 1..D follows the whole layout; it must be what is there.
+    # From the lengths and first segments of the sequences numbered 1..D follows the whole layout; it must be what is
+    # there.
     belongs = mask[:, None, :] == np.arange(1, D + 1)[:, None]
     lengths = belongs.sum(axis=2)
     second = (belongs & (segments[:, None, :] != 0)).sum(axis=2)

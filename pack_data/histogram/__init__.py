@@ -35,7 +35,8 @@ class LengthHistogram:
         counts = np.array(self.counts)  # a copy: the caller's array stays writable
         if counts.ndim != 1 or len(counts) < 2 or not np.issubdtype(counts.dtype, np.integer):
             raise ValueError(
-                f"a histogram needs whole numbers for the lengths 0 to S, S >= 1; got {counts.dtype} of shape {counts.shape}")
+                f"a histogram needs whole numbers for the lengths 0 to S, S >= 1; got {counts.dtype} of shape "
+                    f"{counts.shape}")
         counts = counts.astype(np.int64)
         if counts.min() < 0:
             length = int(np.argmax(counts < 0))
@@ -88,7 +89,8 @@ class LengthHistogram:
                 raise ValueError(f"{path} line {line}: {','.join(row)[:60]!r} is not two whole numbers 'length,count'") from None
             if not 1 <= length <= max_sequence_length:
                 raise ValueError(
-                    f"{path} line {line}: length {length}; lengths go from 1 to max_sequence_length = {max_sequence_length}")
+                    f"{path} line {line}: length {length}; lengths go from 1 to max_sequence_length = "
+                        f"{max_sequence_length}")
             if length in seen:
                 raise ValueError(f"{path} line {line}: length {length} stands there twice; give each length once")
             if not 0 <= count < 2**62:

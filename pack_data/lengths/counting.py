@@ -40,9 +40,10 @@ class _Part(NamedTuple):
 def count(sources: Sequence[str], max_sequence_length: Optional[int] = None, workers: Optional[int] = None) -> LengthHistogram:
     """One histogram of all sources together.
 
-    A source is a shipped name; a packed data set (its manifest knows); a CSV histogram; a text file (.txt, .lengths, plain
-    or .gz, .xz, .bz2) with a length in each line; a .npy array of lengths; or any file or folder that pack_data.formats
-    reads.  Without max_sequence_length, S is the largest S that a source states, or the longest sequence met.
+    A source is a shipped name; a packed data set (its manifest knows); a CSV histogram; a text file (.txt, .lengths,
+    plain or .gz, .xz, .bz2) with a length in each line; a .npy array of lengths; or any file or folder that
+    pack_data.formats reads.  Without max_sequence_length, S is the largest S that a source states, or the longest
+    sequence met.
     """
     parts = [_Part(path, max_sequence_length) for source in sources for path in _files(source)]
     if workers is None:  # small files are counted before the first process has started
@@ -141,7 +142,8 @@ def _lines(path: str) -> Iterator[np.ndarray]:
             except (ValueError, OverflowError):
                 number, line = next((number, line) for number, line in enumerate(lines, start=at + 1) if not _is_length(line))
                 raise ValueError(
-                    f"{path} line {number}: {line.strip()[:60]!r} is not a length; give one whole number in each line, or a "
+                    f"{path} line {number}: {line.strip()[:60]!r} is not a length; give one whole number in each "
+                        "line, or a "
                     "histogram that starts with the line 'length,count'") from None
             at += len(lines)
 
@@ -228,7 +230,8 @@ def _picture(histogram: LengthHistogram, rows: int = 16, width: int = 50) -> Lis
     lines = []
     for low, high, total in zip(edges[:-1] + 1, edges[1:], totals.tolist()):
         bar = "#" * round(width * total / totals.max())
-        lines.append(f"  {low:>{digits},} to {high:>{digits},}  {total / histogram.sequences:6.1%}  {bar or ('.' if total else '')}".rstrip())
+        lines.append(f"  {low:>{digits},} to {high:>{digits},}  {total / histogram.sequences:6.1%}  "
+            f"{bar or ('.' if total else '')}".rstrip())
     return lines
 
 
@@ -270,7 +273,8 @@ def plot(histogram: LengthHistogram, path: str) -> None:
             color="#2b6cb0")
     axes.set_xlabel("sequence length in tokens" + (f", in steps of {step}" if step > 1 else ""))
     axes.set_ylabel("share of the sequences")
-    axes.set_title(f"{histogram.name}: {histogram.padding_share:.1%} padding, theoretical speed-up {histogram.theoretical_speedup:.2f}")
+    axes.set_title(f"{histogram.name}: {histogram.padding_share:.1%} padding, theoretical speed-up "
+        f"{histogram.theoretical_speedup:.2f}")
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.6, 1.0))
     save(figure, path)
 

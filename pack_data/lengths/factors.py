@@ -1,4 +1,4 @@
-"""The packing factor of a data set that does not exist yet: a number given, a histogram packed, or the paper's figure."""
+"""The packing factor of a data set that does not exist yet: given, of a histogram, or the paper's."""
 from __future__ import annotations
 
 import argparse

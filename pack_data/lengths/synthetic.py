@@ -1,4 +1,4 @@
-"""Made-up lengths for experiments and benchmarks, drawn from a specification such as `lognormal:mean=400,max=4096,n=1000000`.
+"""Lengths drawn by a specification such as `lognormal:mean=400,max=4096,n=1000000`, for experiments and benchmarks.
 
 The same specification always gives the same histogram: the seed is part of it (default 0).
 """
@@ -15,7 +15,7 @@ HELP = """\
 what --synthetic takes:
   lognormal:mean=400,max=4096,n=1000000[,sigma=1][,seed=0]   longer ones cut to max; or mode=, median= instead of mean=
   uniform:max=512,n=100000[,min=1][,seed=0]                  every length from min to max alike
-  sample:wikipedia_512,n=1000000[,seed=0]                    drawn from a shipped histogram, each sequence once at most"""
+  sample:wikipedia_512,n=1000000[,seed=0]                    drawn from a shipped histogram without replacement"""
 
 
 def synthetic_histogram(specification: str) -> LengthHistogram:

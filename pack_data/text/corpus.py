@@ -1,8 +1,8 @@
-"""Where documents come from: files and folders of text or JSONL, plain or compressed, or the Python installation itself.
+"""Where documents come from: files and folders of text or JSONL, plain or compressed, or Python's own documentation.
 
-One document is in memory at a time, and one of more than a million characters is split into several, so that memory does
-not grow with the corpus. A line that cannot be read is an error that names file and line; or it is left out and counted
-(`BadRecords`).
+One document is in memory at a time, and one of more than a million characters is split into several, so that memory
+does not grow with the corpus. A line that cannot be read is an error that names file and line; or it is left out and
+counted (`BadRecords`).
 """
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def documents(source: Union[str, Path], *, json_field: str = "text", separator: 
               bad: Optional[BadRecords] = None) -> Iterator[Document]:
     """The documents of a file, a folder (all files below it, in order of their paths) or the `embedded` corpus.
 
-    JSONL (.json, .jsonl, .ndjson): each line is an object with a text in `json_field`. Any other file is UTF-8 text; each
-    line is a paragraph or a sentence. separator: a document is a file ("file"), or what stands between blank lines
-    ("blank-line", the input format of BERT's reference code). bad: how many lines may be left out; one more that cannot be
-    read is a ValueError.
+    JSONL (.json, .jsonl, .ndjson): each line is an object with a text in `json_field`. Any other file is UTF-8 text;
+    each line is a paragraph or a sentence. separator: a document is a file ("file"), or what stands between blank lines
+    ("blank-line", the input format of BERT's reference code). bad: how many lines may be left out; one more that cannot
+    be read is a ValueError.
     """
     if str(source) == EMBEDDED:
         yield from embedded_documents()

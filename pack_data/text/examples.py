@@ -1,9 +1,9 @@
 """Documents to BERT pre-training examples, by the reference procedure (Devlin et al. 2019, and its published code).
 
-Sentences of a document are collected up to a target length and cut in two at random. Half of the second parts are replaced
-by text from another document (label 1); the replaced sentences go into the next example. Both parts are trimmed to fit.
-15 % of the tokens are masked: 80 % of these become [MASK], 10 % stay, 10 % become a random token. The loop over sentences
-works on integers; everything that concerns tokens is vectorised.
+Sentences of a document are collected up to a target length and cut in two at random. Half of the second parts are
+replaced by text from another document (label 1); the replaced sentences go into the next example. Both parts are
+trimmed to fit. 15 % of the tokens are masked: 80 % of these become [MASK], 10 % stay, 10 % become a random token. The
+loop over sentences works on integers; everything that concerns tokens is vectorised.
 """
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def masked_count(lengths: np.ndarray, max_predictions_per_sequence: int, masked_
 
 
 def _segment_pairs(documents: TokenisedDocuments, options: ExampleOptions, rng: random.Random) -> np.ndarray:
-    """One pass over the documents: int64 [examples, 5]: start and length of A, start and length of B (in ids), label."""
+    """One pass over the documents, int64 [examples, 5]: start and length of A and of B (in ids), label."""
     most = options.max_sequence_length - 3
     sentence_starts = [0] + documents.sentence_ends
     document_starts = [0] + documents.document_ends
@@ -115,7 +115,7 @@ def _segment_pairs(documents: TokenisedDocuments, options: ExampleOptions, rng: 
 
 
 def _trim(pairs: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
-    """The pairs with A and B cut to `most` tokens together: each token from the longer part, from a random end of it."""
+    """The pairs with A and B cut to `most` tokens together, a token at a time from a random end of the longer part."""
     a, b = pairs[:, 1].copy(), pairs[:, 3].copy()
     excess = np.maximum(a + b - most, 0)
     # The longer part loses a token at a time (B where equal): first the difference, then both in turns, B first.
@@ -135,8 +135,8 @@ def _mask(ids: np.ndarray, lengths: np.ndarray, special: np.ndarray, mask_id: in
           options: ExampleOptions, rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Masks `ids` (flat, in place): counts [n], positions and original ids of the masked tokens (flat).
 
-    Each token that is not special gets a random key, and a sequence's smallest keys are masked: a uniform choice without
-    replacement.
+    Each token that is not special gets a random key, and a sequence's smallest keys are masked: a uniform choice
+    without replacement.
     """
     counts = np.minimum(masked_count(lengths, options.max_predictions_per_sequence, options.masked_lm_probability), lengths - 3)
     keys = rng.random(len(ids))

@@ -62,7 +62,7 @@ class Vocabulary:
         return tokenizer
 
     def encode(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
-        """Token ids of all sentences, flat int32, and the tokens of each, int64 [sentences]; no special tokens are added."""
+        """Token ids of all sentences, flat int32, and the number of each, int64 [sentences], without special tokens."""
         ids: List[np.ndarray] = [np.zeros(0, dtype=np.int32)]
         lengths: List[int] = []
         # In blocks: the library's result takes a hundred bytes for each token.
@@ -104,9 +104,9 @@ def load_vocabulary(path: Union[str, Path], lower_case: bool = True) -> Vocabula
 def train_vocabulary(documents: Iterable[Document], size: int, lower_case: bool = True) -> Vocabulary:
     """Trains a WordPiece vocabulary of at most `size` tokens; fewer where the text has no more.
 
-    The same text gives the same vocabulary. The library's trainer alone does not do that: it numbers the characters in the
-    order of a randomly seeded hash map, and these numbers decide between equal counts. So the alphabet, plain and as
-    continuation ("##e"), is counted here and given to the trainer in a fixed order.
+    The same text gives the same vocabulary. The library's trainer alone does not do that: it numbers the characters in
+    the order of a randomly seeded hash map, and these numbers decide between equal counts. So the alphabet, plain and
+    as continuation ("##e"), is counted here and given to the trainer in a fixed order.
     """
     from tokenizers import models, trainers
 
@@ -127,7 +127,8 @@ def train_vocabulary(documents: Iterable[Document], size: int, lower_case: bool 
         raise ValueError("the corpus holds no text to train a vocabulary on; give a corpus with text in it")
     fixed = [*SPECIAL_TOKENS, *alphabet, *("##" + character for character in alphabet)]
     if size < len(fixed):
-        raise ValueError(f"a vocabulary of {size} tokens has no room for the {len(alphabet)} characters of this corpus; take at least {len(fixed)}")
+        raise ValueError(f"a vocabulary of {size} tokens has no room for the {len(alphabet)} characters of this corpus; "
+            f"take at least {len(fixed)}")
     rare = {ord(character): " " for character in characters if character not in set(alphabet) and not character.isspace()}
     trainer = trainers.WordPieceTrainer(vocab_size=size, min_frequency=2, special_tokens=fixed, show_progress=False)
     tokenizer.train_from_iterator((text.translate(rare) if rare else text for text in texts), trainer)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.packs import (FIELDS, PREDICTION, SEQUENCE, SLOT, Column, PackSchema, assemble, decode, default_predictions,
+from pack_data.packs import (FIELDS, PREDICTION, SEQUENCE, SLOT, StoredColumn, PackSchema, assemble, decode, default_predictions,
                              disassemble, predictions_per_pack, smallest_type)
 from pack_data.sequences import Example, Sequences, digest
 
@@ -150,8 +150,8 @@ def test_the_published_width_suffices_for_every_pack_at_the_published_lengths(S,
 
 
 def test_tokens_of_any_kind_with_values_a_sequence_and_places_in_it():
-    schema = PackSchema.of_tokens(5, 2, [Column("ids", SLOT, "<u4"), Column("loss_mask", SLOT, "|u1"),
-                                         Column("answer_start", SEQUENCE, "<u2", slot_index=True), Column("label", SEQUENCE, "|u1")])
+    schema = PackSchema.of_tokens(5, 2, [StoredColumn("ids", SLOT, "<u4"), StoredColumn("loss_mask", SLOT, "|u1"),
+                                         StoredColumn("answer_start", SEQUENCE, "<u2", slot_index=True), StoredColumn("label", SEQUENCE, "|u1")])
     sequences = Sequences.of_tokens(np.array([2, 3]), {"ids": np.array([70000, 2, 3, 4, 5]), "loss_mask": np.array([0, 1, 0, 0, 1])},
                                     {"answer_start": np.array([1, 2]), "label": np.array([9, 8])})
     records = assemble(schema, sequences, np.array([0, 0]), np.array([0, 1]), 1)
@@ -163,7 +163,7 @@ def test_tokens_of_any_kind_with_values_a_sequence_and_places_in_it():
 
 
 def test_a_stored_column_takes_the_place_of_the_derived_one():
-    schema = PackSchema.bert(4, 1, 2, vocabulary_size=10, extra=[Column("positions", SLOT, "|u1"), Column("source", SEQUENCE, "|u1")])
+    schema = PackSchema.bert(4, 1, 2, vocabulary_size=10, extra=[StoredColumn("positions", SLOT, "|u1"), StoredColumn("source", SEQUENCE, "|u1")])
     example = Sequences.from_examples([Example([1, 2, 3], 1, [1], [4], 0)])
     example.tokens["positions"] = np.array([9, 8, 7])
     example.scalars["source"] = np.array([5])
@@ -172,12 +172,12 @@ def test_a_stored_column_takes_the_place_of_the_derived_one():
 
 
 def test_schema_survives_json_and_refuses_nonsense():
-    schema = PackSchema.bert(512, 3, 79, vocabulary_size=70000, extra=[Column("x", PREDICTION, "<u4")])
+    schema = PackSchema.bert(512, 3, 79, vocabulary_size=70000, extra=[StoredColumn("x", PREDICTION, "<u4")])
     assert PackSchema.from_json(schema.to_json()) == schema
     with pytest.raises(ValueError, match="twice"):
-        PackSchema.of_tokens(4, 1, [Column("a", SLOT, "|u1"), Column("a", SLOT, "|u1")])
+        PackSchema.of_tokens(4, 1, [StoredColumn("a", SLOT, "|u1"), StoredColumn("a", SLOT, "|u1")])
     with pytest.raises(ValueError, match="lengths"):
-        PackSchema.of_tokens(4, 1, [Column("lengths", SLOT, "|u1")])
+        PackSchema.of_tokens(4, 1, [StoredColumn("lengths", SLOT, "|u1")])
     with pytest.raises(ValueError, match="2147483647"):
         smallest_type(1 << 31)
 

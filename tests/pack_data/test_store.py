@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from pack_data.packs import SLOT, Column, PackSchema, assemble
+from pack_data.packs import SLOT, StoredColumn, PackSchema, assemble
 from pack_data.sequences import Example, Sequences
 from pack_data.store import MANIFEST, PackStore, StoreWriter
 from pack_data.verify import verify
@@ -80,7 +80,7 @@ def test_the_same_packs_give_the_same_bytes(folder, tmp_path):
 
 
 def test_a_data_set_of_tokens(tmp_path):
-    schema = PackSchema.of_tokens(6, 2, [Column("ids", SLOT, "<u2")])
+    schema = PackSchema.of_tokens(6, 2, [StoredColumn("ids", SLOT, "<u2")])
     sequences = Sequences.of_tokens(np.array([6, 2, 3]), {"ids": np.arange(11)})
     writer = StoreWriter(tmp_path, schema)
     writer.add(assemble(schema, sequences, np.array([0, 1, 1]), np.array([0, 0, 1]), 2))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pack_data.formats import mlperf_tfrecord
-from pack_data.formats.records import RecordError, Shape, checked_pack, pack_from_examples
+from pack_data.formats.records import RecordError, RowWidths, checked_pack, pack_from_examples
 from pack_data.formats.whole_blocks import consecutive_packs, together, unpacked_examples
 from pack_data.packs import FIELDS
 from tests.format_samples import mlperf_row, random_examples
@@ -53,7 +53,7 @@ def test_examples(data, seed):
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_packs(data, seed):
     rng = np.random.default_rng(seed)
-    rows = [arrays(pack_from_examples(random_examples(rng, int(rng.integers(1, D + 1)), S // D, P), Shape(S, P * D, D))) for _ in range(4)]
+    rows = [arrays(pack_from_examples(random_examples(rng, int(rng.integers(1, D + 1)), S // D, P), RowWidths(S, P * D, D))) for _ in range(4)]
     rows = damaged(data.draw, rows)
     for row, value in zip(rows, together(rows, FIELDS, consecutive_packs)):
         if value is not None:
@@ -65,7 +65,7 @@ def test_good_rows_are_all_vouched_for():
     rng = np.random.default_rng(0)
     examples = random_examples(rng, 30, S, P)
     assert together([arrays(mlperf_row(each, S, P)) for each in examples], mlperf_tfrecord.NAMES, unpacked_examples) == examples
-    packs = [arrays(pack_from_examples(random_examples(rng, 1 + number % D, S // D, P), Shape(S, P * D, D))) for number in range(30)]
+    packs = [arrays(pack_from_examples(random_examples(rng, 1 + number % D, S // D, P), RowWidths(S, P * D, D))) for number in range(30)]
     assert all(value is not None for value in together(packs, FIELDS, consecutive_packs))
 
 

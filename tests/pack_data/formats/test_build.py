@@ -14,7 +14,7 @@ from pack_data.build import BuildOptions
 from pack_data.command import run_main
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord
 from pack_data.formats.detect import open_source
-from pack_data.formats.records import Record, Shape, pack_from_examples
+from pack_data.formats.records import Record, RowWidths, pack_from_examples
 from pack_data.store import PackStore
 from pack_data.verify import verify
 from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example
@@ -36,7 +36,7 @@ def examples():
 
 def test_examples_in_are_examples_out(tmp_path, examples):
     source = tmp_path / "a.tfrecord"
-    mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each) for each in examples], Shape(S, P))
+    mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
     store = made(source, tmp_path / "out")
     assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples)
     assert store.manifest.packing_factor > 1.2
@@ -45,8 +45,8 @@ def test_examples_in_are_examples_out(tmp_path, examples):
 
 
 def test_packs_are_packed_anew(tmp_path, examples):
-    packs = [pack_from_examples([each], Shape(S, P + 3, 3)) for each in examples]
-    packed_tfrecord.write(str(tmp_path / "a.tfrecord.gz"), [Record(Origin("", 0), pack) for pack in packs], Shape())
+    packs = [pack_from_examples([each], RowWidths(S, P + 3, 3)) for each in examples]
+    packed_tfrecord.write(str(tmp_path / "a.tfrecord.gz"), [Record(Origin("", 0), pack) for pack in packs], RowWidths())
     store = made(tmp_path / "a.tfrecord.gz", tmp_path / "out")
     assert len(store) < len(packs)
     assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples)
@@ -88,7 +88,7 @@ def test_token_columns_are_packed_with_positions_and_sequence_numbers(tmp_path):
 
 def test_a_foreign_number_of_each_example_is_kept(tmp_path, examples):
     source = tmp_path / "a.tfrecord"
-    mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each, {"line": np.array([-number])}) for number, each in enumerate(examples)], Shape(S, P))
+    mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each, {"line": np.array([-number])}) for number, each in enumerate(examples)], RowWidths(S, P))
     made(source, tmp_path / "out")
     lines = [int(value) for record in open_source(tmp_path / "out").read() for value in record.foreign["line"][record.value["next_sentence_weights"] == 1]]
     by_line = dict(zip(lines, [record.value for record in open_source(tmp_path / "out").examples()]))
@@ -99,7 +99,7 @@ def test_parts_are_joined_in_order(tmp_path, examples, monkeypatch):
     from pack_data.building import source_parts as parts
 
     source = tmp_path / "a.tfrecord"
-    mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each) for each in examples], Shape(S, P))
+    mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
     one = made(source, tmp_path / "one")
     monkeypatch.setattr(parts, "PART", 7)
     many = made(source, tmp_path / "many")
@@ -156,9 +156,9 @@ def test_more_files_are_appended(tmp_path, examples):
     folder = tmp_path / "in"
     folder.mkdir()
     small = [each._replace(input_ids=[1 + value % 300 for value in each.input_ids], masked_lm_ids=[5] * len(each.masked_lm_ids)) for each in examples[:20]]
-    mlperf_tfrecord.write(str(folder / "part-0.tfrecord"), [Record(Origin("", 0), each) for each in examples], Shape(S, P))
+    mlperf_tfrecord.write(str(folder / "part-0.tfrecord"), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
     first = made(folder, tmp_path / "out")
-    mlperf_tfrecord.write(str(folder / "part-1.tfrecord"), [Record(Origin("", 0), each) for each in small], Shape(S, P))
+    mlperf_tfrecord.write(str(folder / "part-1.tfrecord"), [Record(Origin("", 0), each) for each in small], RowWidths(S, P))
     second = made(folder, tmp_path / "out", append=True)
     assert second.manifest.vocabulary_size == first.manifest.vocabulary_size
     assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples + small)

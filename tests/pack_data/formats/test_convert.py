@@ -15,8 +15,8 @@ from pack_data.bad_records import Origin
 from pack_data.command import run_main
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord
 from pack_data.formats.detect import files_of, open_source
-from pack_data.formats.records import Record, Shape, pack_from_examples
-from pack_data.packs import FIELDS, Column, PackSchema, SEQUENCE, SLOT, assemble
+from pack_data.formats.records import Record, RowWidths, pack_from_examples
+from pack_data.packs import FIELDS, StoredColumn, PackSchema, SEQUENCE, SLOT, assemble
 from pack_data.sequences import Sequences
 from pack_data.store import PackStore, StoreWriter
 from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example
@@ -34,7 +34,7 @@ def wrapped(values):
 
 def in_packs(examples):
     """Every D examples of at most S / D tokens make a pack."""
-    return [pack_from_examples(examples[at:at + D], Shape(S, P * D, D)) for at in range(0, len(examples), D)]
+    return [pack_from_examples(examples[at:at + D], RowWidths(S, P * D, D)) for at in range(0, len(examples), D)]
 
 
 @pytest.fixture
@@ -45,21 +45,21 @@ def examples():
 @pytest.fixture
 def mlperf(tmp_path, examples):
     path = tmp_path / "examples.tfrecord"
-    mlperf_tfrecord.write(str(path), wrapped(examples), Shape(S, P))
+    mlperf_tfrecord.write(str(path), wrapped(examples), RowWidths(S, P))
     return path
 
 
 @pytest.fixture
 def packed(tmp_path, examples):
     path = tmp_path / "packs.tfrecord"
-    packed_tfrecord.write(str(path), wrapped(in_packs(examples)), Shape())
+    packed_tfrecord.write(str(path), wrapped(in_packs(examples)), RowWidths())
     return path
 
 
 def test_unpacked_to_packed_and_back_is_the_same_file(tmp_path, mlperf, examples):
     """MLPerf TFRecord -> examples -> packs -> packed TFRecord -> store -> packed TFRecord -> MLPerf TFRecord."""
     read = [record.value for record in open_source(mlperf).read()]
-    packed_tfrecord.write(str(tmp_path / "1.tfrecord"), wrapped(in_packs(read)), Shape())
+    packed_tfrecord.write(str(tmp_path / "1.tfrecord"), wrapped(in_packs(read)), RowWidths())
     assert command(tmp_path / "1.tfrecord", tmp_path / "store", "--to-format", "store") == 0
     assert command(tmp_path / "store", tmp_path / "2.tfrecord") == 0
     assert (tmp_path / "1.tfrecord").read_bytes() == (tmp_path / "2.tfrecord").read_bytes()
@@ -78,10 +78,10 @@ def test_through_every_format_and_back(tmp_path, packed):
 
 def test_unpacked_width_is_that_of_one_sequence(tmp_path):
     """A pack of depth 2 with P = 4 + 2 comes from sequences of at most 4 predictions."""
-    pack = pack_from_examples([example(), example(seed=1)], Shape(S, 6, 2))
-    packed_tfrecord.write(str(tmp_path / "a.tfrecord"), wrapped([pack]), Shape())
+    pack = pack_from_examples([example(), example(seed=1)], RowWidths(S, 6, 2))
+    packed_tfrecord.write(str(tmp_path / "a.tfrecord"), wrapped([pack]), RowWidths())
     assert command(tmp_path / "a.tfrecord", tmp_path / "b.tfrecord", "--to-format", "mlperf_tfrecord") == 0
-    assert open_source(tmp_path / "b.tfrecord").shape() == Shape(S, 4, None)
+    assert open_source(tmp_path / "b.tfrecord").shape() == RowWidths(S, 4, None)
     assert [record.value for record in open_source(tmp_path / "b.tfrecord").read()] == [example(), example(seed=1)]
 
 
@@ -113,7 +113,7 @@ def test_an_empty_part_is_no_obstacle(tmp_path):
     (folder / "part-00000").write_bytes(b"")
     (folder / "part-00001").write_bytes(frame(tf_example(mlperf_row(example(), S, P))))
     source = open_source(folder)
-    assert (source.format, source.shape()) == ("mlperf_tfrecord", Shape(S, P, None))
+    assert (source.format, source.shape()) == ("mlperf_tfrecord", RowWidths(S, P, None))
     assert [record.value for record in source.read()] == [example()]
 
 
@@ -175,7 +175,7 @@ def test_skipped_records_are_listed_and_counted(tmp_path, capsys):
 
 def test_a_foreign_column_of_packs_stays_with_packs_and_is_named_when_they_are_taken_apart(tmp_path, examples, capsys):
     rows = [Record(Origin("given", 0), pack, {"shard": np.array([number])}) for number, pack in enumerate(in_packs(examples))]
-    packed_tfrecord.write(str(tmp_path / "a.tfrecord"), rows, Shape())
+    packed_tfrecord.write(str(tmp_path / "a.tfrecord"), rows, RowWidths())
     assert command(tmp_path / "a.tfrecord", tmp_path / "b.parquet") == 0
     assert pq.read_table(tmp_path / "b.parquet")["shard"].to_pylist() == [[number] for number in range(len(rows))]
     assert command(tmp_path / "a.tfrecord", tmp_path / "c.parquet", "--unpack") == 0
@@ -193,7 +193,7 @@ def test_packs_go_into_a_store_as_they_are(tmp_path, packed, examples):
 
 
 def test_token_sequences_come_out_of_their_store(tmp_path):
-    schema = PackSchema.of_tokens(8, 3, [Column("input_ids", SLOT, "<u2"), Column("labels", SLOT, "<i4"), Column("row", SEQUENCE, "<u4")])
+    schema = PackSchema.of_tokens(8, 3, [StoredColumn("input_ids", SLOT, "<u2"), StoredColumn("labels", SLOT, "<i4"), StoredColumn("row", SEQUENCE, "<u4")])
     sequences = Sequences.of_tokens([3, 2, 4], {"input_ids": np.arange(9), "labels": np.arange(9) - 4}, {"row": np.array([5, 6, 7])})
     writer = StoreWriter(tmp_path / "store", schema)
     writer.add(assemble(schema, sequences, np.array([0, 0, 1]), np.array([0, 1, 0]), 2))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 h5py = pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
 
 from pack_data.formats.detect import open_source
-from pack_data.formats.records import Shape, pack_from_examples
+from pack_data.formats.records import RowWidths, pack_from_examples
 from pack_data.packs import FIELDS
 from tests.format_samples import example, mlperf_row, random_examples
 
@@ -41,7 +41,7 @@ def values(path, **options):
 def test_unpacked_rows_become_examples(tmp_path):
     examples = random_examples(np.random.default_rng(0), 9, S, P)
     source = open_source(write_nvidia(tmp_path / "a.hdf5", [mlperf_row(each, S, P) for each in examples]))
-    assert (source.format, source.kind, source.shape()) == ("hdf5", "examples", Shape(S, P, None))
+    assert (source.format, source.kind, source.shape()) == ("hdf5", "examples", RowWidths(S, P, None))
     assert [record.value for record in source.read()] == examples
     assert [record.origin.record for record in source.read()] == list(range(9))
 
@@ -67,15 +67,15 @@ def test_rows_of_variable_length_with_and_without_mask(tmp_path):
                     data[number] = mlperf_row(each, len(each.input_ids), len(each.masked_lm_ids))[name]
             file["next_sentence_labels"] = np.array([each.next_sentence_label for each in examples], np.int8)
         assert values(path) == examples
-        assert open_source(path).shape() == Shape()
+        assert open_source(path).shape() == RowWidths()
 
 
 def test_packed_rows_get_their_weights_back(tmp_path):
     rng = np.random.default_rng(0)
     groups = [random_examples(rng, 1 + number % D, S // D, P) for number in range(6)]
-    packs = [pack_from_examples(group, Shape(S, P * D, D)) for group in groups]
+    packs = [pack_from_examples(group, RowWidths(S, P * D, D)) for group in groups]
     source = open_source(write_packed(tmp_path / "a.hdf5", packs))
-    assert (source.kind, source.shape()) == ("packs", Shape(S, P * D, D))
+    assert (source.kind, source.shape()) == ("packs", RowWidths(S, P * D, D))
     read = [record.value for record in source.read()]
     assert len(read) == 6
     for got, expected in zip(read, packs):
@@ -84,7 +84,7 @@ def test_packed_rows_get_their_weights_back(tmp_path):
 
 
 def test_a_prediction_in_the_padding_is_named(tmp_path):
-    pack = pack_from_examples([example()], Shape(S, P, D))
+    pack = pack_from_examples([example()], RowWidths(S, P, D))
     broken = {**pack, "masked_lm_positions": np.array([2, 20, 0, 0])}
     with pytest.raises(ValueError, match="a.hdf5: record 1: .* is not 0 where masked_lm_weights is 0"):
         values(write_packed(tmp_path / "a.hdf5", [pack, broken]))

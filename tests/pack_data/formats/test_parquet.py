@@ -10,7 +10,7 @@ pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pya
 from pack_data.bad_records import Origin
 from pack_data.formats import parquet
 from pack_data.formats.detect import open_source
-from pack_data.formats.records import Record, Shape, pack_from_examples
+from pack_data.formats.records import Record, RowWidths, pack_from_examples
 from pack_data.packs import FIELDS
 from tests.format_samples import mlperf_row, random_examples
 
@@ -49,11 +49,11 @@ def test_examples_round_trip(tmp_path_factory, suffix, seed):
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_packs_round_trip_with_their_types(tmp_path, suffix):
     rng = np.random.default_rng(0)
-    packs = [pack_from_examples(random_examples(rng, 2, S // D, P), Shape(S, P * D, D)) for _ in range(5)]
+    packs = [pack_from_examples(random_examples(rng, 2, S // D, P), RowWidths(S, P * D, D)) for _ in range(5)]
     path = str(tmp_path / f"a.{suffix}")
     parquet.write(path, records(packs), "packs", suffix == "arrow")
     source = open_source(path)
-    assert (source.kind, source.shape()) == ("packs", Shape(S, P * D, D))
+    assert (source.kind, source.shape()) == ("packs", RowWidths(S, P * D, D))
     for got, expected in zip([record.value for record in source.read()], packs):
         assert all(np.array_equal(got[name], expected[name]) for name in FIELDS)
     types = {name: parquet._schema(path).field(name).type.value_type for name in FIELDS}
@@ -77,7 +77,7 @@ def test_padded_examples_lose_their_padding(tmp_path):
     rows = [mlperf_row(each, S, P) for each in examples]
     pq.write_table(pa.table({name: [row[name] for row in rows] for name in rows[0]}), tmp_path / "a.parquet")
     source = open_source(tmp_path / "a.parquet")
-    assert (source.kind, source.shape()) == ("examples", Shape(S, P, None))
+    assert (source.kind, source.shape()) == ("examples", RowWidths(S, P, None))
     assert [record.value for record in source.read()] == examples
 
 
