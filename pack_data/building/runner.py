@@ -5,6 +5,7 @@ anywhere, in any order, and twice: each writes its files whole and under names o
 """
 from __future__ import annotations
 
+import abc
 import os
 import signal
 import threading
@@ -19,11 +20,30 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class SerialRunner:
+class Runner(abc.ABC):
+    """Runs tasks and gives their results."""
+
+    @abc.abstractmethod
+    def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
+        """Results as they come, in no promised order. Tasks are drawn as there is room for them, not all at once."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends the workers."""
+
+
+def open_runner(workers: Optional[int], dask: Optional[str]) -> Runner:
+    """dask: the address of a cluster; else `workers` processes (None: one a core), one of which is this process."""
+    if dask is not None:
+        return DaskRunner(dask)
+    workers = available_cores() if workers is None else workers
+    return ProcessRunner(workers) if workers > 1 else SerialRunner()
+
+
+class SerialRunner(Runner):
     """One task after another, here."""
 
     def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
-        """Results as they come, in no promised order. Tasks are drawn as there is room for them, not all at once."""
         return map(function, tasks)
 
     def close(self) -> None:
@@ -43,7 +63,7 @@ def _follow_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-class ProcessRunner:
+class ProcessRunner(Runner):
     """Worker processes of this machine, started afresh (not forked: the caller may hold threads, of torch for one)."""
 
     def __init__(self, workers: int) -> None:
@@ -80,7 +100,7 @@ class ProcessRunner:
         self._pool.shutdown()
 
 
-class DaskRunner:
+class DaskRunner(Runner):
     """A cluster given by its scheduler's address, or `local:N` for one of N workers on this machine.
 
     The workers must see the folder of the data set under the same path. A task whose worker dies is given to another.

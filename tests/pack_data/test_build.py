@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from pack_data import build as build_module
+from pack_data.building import inputs, stages
 from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
 from pack_data.command import run_main
@@ -25,8 +25,8 @@ def corpus(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """Several parts and shards although the corpus is small."""
-    monkeypatch.setattr(build_module, "PART_CHARACTERS", 6000)
-    monkeypatch.setattr(build_module, "SLOTS_PER_SHARD", 64 * 50)
+    monkeypatch.setattr(inputs, "PART_CHARACTERS", 6000)
+    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
 
 
 def content(folder):
@@ -110,8 +110,8 @@ def test_few_predictions_widen_the_pack_by_what_the_data_needs(corpus, tmp_path)
 
 
 def test_synthetic_sequences_take_the_same_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(build_module, "SYNTHETIC_PART", 700)
-    monkeypatch.setattr(build_module, "SLOTS_PER_SHARD", 512 * 400)
+    monkeypatch.setattr(inputs, "SYNTHETIC_PART", 700)
+    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 512 * 400)
     options = dict(synthetic="wikipedia_512", sequences=2000, packer="spfhp", workers=1)
     with build(BuildOptions(out=tmp_path / "data", **options)) as store:
         assert store.manifest.sequences == 2000 and store.manifest.made_with["parts"] == 3

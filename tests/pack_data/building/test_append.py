@@ -4,8 +4,8 @@ import os
 import numpy as np
 import pytest
 
-from pack_data import build as build_module
-from pack_data.build import _split_overfull
+from pack_data.building import inputs, stages
+from pack_data.building.former import split_overfull
 from pack_data.build import main as build_main
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
@@ -20,8 +20,8 @@ from tests.pack_data.text_corpus import build_small, write_corpus
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(build_module, "PART_CHARACTERS", 6000)
-    monkeypatch.setattr(build_module, "SLOTS_PER_SHARD", 64 * 50)
+    monkeypatch.setattr(inputs, "PART_CHARACTERS", 6000)
+    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
 
 
 @pytest.fixture
@@ -118,11 +118,11 @@ def test_a_pack_with_too_many_masked_tokens_is_split_and_nothing_is_lost():
     packing = Packing.of("x", LengthHistogram.from_lengths(np.array([9] * 10 + [4] * 10 + [2] * 10), 16), 3, [((9, 4, 2), 10)])
     masked = np.zeros(17, int)
     masked[[9, 4, 2]] = 3, 2, 1
-    assert _split_overfull(packing, masked, 6) == packing
-    assert dict(zip(*[_split_overfull(packing, masked, 5).strategies, _split_overfull(packing, masked, 5).repeats])) == {(9, 4): 10, (2,): 10}
-    assert dict(zip(*[_split_overfull(packing, masked, 3).strategies, _split_overfull(packing, masked, 3).repeats])) == {(9,): 10, (4, 2): 10}
+    assert split_overfull(packing, masked, 6) == packing
+    assert dict(zip(*[split_overfull(packing, masked, 5).strategies, split_overfull(packing, masked, 5).repeats])) == {(9, 4): 10, (2,): 10}
+    assert dict(zip(*[split_overfull(packing, masked, 3).strategies, split_overfull(packing, masked, 3).repeats])) == {(9,): 10, (4, 2): 10}
     with pytest.raises(ValueError, match="3 masked tokens"):
-        _split_overfull(packing, masked, 2)
+        split_overfull(packing, masked, 2)
 
 
 def test_appending_to_nothing_is_one_line(tmp_path, capsys):

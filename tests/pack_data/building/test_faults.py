@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from pack_data import build as build_module
+from pack_data.building import inputs, stages
 from pack_data.building import tasks
 from pack_data.store import PackStore
 from pack_data.building.switch import COMMIT
@@ -24,8 +24,8 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(build_module, "PART_CHARACTERS", 6000)
-    monkeypatch.setattr(build_module, "SLOTS_PER_SHARD", 64 * 50)
+    monkeypatch.setattr(inputs, "PART_CHARACTERS", 6000)
+    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
 
 
 def content(folder):
@@ -80,14 +80,14 @@ def test_stopped_between_any_two_files(corpus, tmp_path, monkeypatch):
 
 def test_what_was_complete_is_not_made_again(corpus, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "make_shard", lambda task: (_ for _ in ()).throw(Stopped()))
+        patch.setattr(stages, "make_shard", lambda task: (_ for _ in ()).throw(Stopped()))
         with pytest.raises(Stopped):
             build_small(corpus, tmp_path / "data")
     with monkeypatch.context() as patch:
-        for name in ("make_part", "sort_part"):
-            patch.setattr(build_module, name, lambda task: pytest.fail("done a second time"))
-        patch.setattr(build_module, "train_vocabulary", lambda *arguments: pytest.fail("trained a second time"))
-        patch.setattr(build_module, "get_packer", lambda name: lambda *a, **k: pytest.fail("packed a second time"))
+        patch.setattr(inputs, "make_part", lambda task: pytest.fail("done a second time"))
+        patch.setattr(stages, "sort_part", lambda task: pytest.fail("done a second time"))
+        patch.setattr(inputs, "train_vocabulary", lambda *arguments: pytest.fail("trained a second time"))
+        patch.setattr(stages, "get_packer", lambda name: lambda *a, **k: pytest.fail("packed a second time"))
         build_small(corpus, tmp_path / "data").close()
     verify(tmp_path / "data")
 
@@ -95,7 +95,7 @@ def test_what_was_complete_is_not_made_again(corpus, tmp_path, monkeypatch):
 def test_other_options_or_another_corpus_do_not_continue(corpus, tmp_path, monkeypatch):
     for change in ({}, {"seed": 4}):
         with monkeypatch.context() as patch:
-            patch.setattr(build_module, "make_shard", lambda task: (_ for _ in ()).throw(Stopped()))
+            patch.setattr(stages, "make_shard", lambda task: (_ for _ in ()).throw(Stopped()))
             with pytest.raises(Stopped):
                 build_small(corpus, tmp_path / "data", **change)
     build_small(corpus, tmp_path / "data").close()
@@ -116,7 +116,7 @@ def test_a_spilled_byte_that_changes_is_found_before_the_data_set_is_replaced(co
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
 
-    monkeypatch.setattr(build_module, "sort_part", spoil)
+    monkeypatch.setattr(stages, "sort_part", spoil)
     with pytest.raises(ValueError, match="do not hold exactly the sequences"):
         build_small(corpus, tmp_path / "data", overwrite=True)
     assert PackStore.open(tmp_path / "data").manifest.seed == 9
@@ -129,13 +129,13 @@ def test_two_builds_do_not_write_the_same_data_set(corpus, tmp_path, monkeypatch
             build_small(corpus, tmp_path / "data")
         return tasks.make_part(task)
 
-    monkeypatch.setattr(build_module, "make_part", second)
+    monkeypatch.setattr(inputs, "make_part", second)
     build_small(corpus, tmp_path / "data").close()
     verify(tmp_path / "data")
 
 
 def test_a_disk_too_small_is_said_before_anything_is_made(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(build_module, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(stages, "free_bytes", lambda folder: 1000)
     with pytest.raises(ValueError, match="needs about .* MB .* free"):
         build_small(corpus, tmp_path / "data")
     assert not (tmp_path / "data").exists()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data import build as build_module
+from pack_data.building import inputs, stages
 from pack_data.building import sides
 from pack_data.build import main as build_main
 from pack_data.command import run_main
@@ -27,8 +27,8 @@ QUICK = dict(held_out=SHARE, duplication_factor=1, packer="spfhp")
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(build_module, "PART_CHARACTERS", 6000)
-    monkeypatch.setattr(build_module, "SLOTS_PER_SHARD", 64 * 50)
+    monkeypatch.setattr(inputs, "PART_CHARACTERS", 6000)
+    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
 
 
 @pytest.fixture(scope="module")

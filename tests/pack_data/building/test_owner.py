@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pack_data import build as build_module
+from pack_data.building import inputs, stages
 from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
 from pack_data.command import run_main
@@ -53,7 +53,7 @@ def test_a_folder_of_the_work_folders_name_stays(corpus, tmp_path):
 
 def test_a_file_laid_into_the_work_folder_stays(corpus, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "make_shard", lambda task: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patch.setattr(stages, "make_shard", lambda task: (_ for _ in ()).throw(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             build_small(corpus, tmp_path / "data")
     (tmp_path / "data.building" / "mine.txt").write_text("mine")
@@ -86,7 +86,7 @@ def test_the_same_again_builds_nothing(corpus, tmp_path, monkeypatch, capsys):
                  "--held-out", "0.4"]
     assert run_main(build_main, arguments) == 0
     before = content(tmp_path)
-    monkeypatch.setattr(build_module, "make_part", lambda task: pytest.fail("built again"))
+    monkeypatch.setattr(inputs, "make_part", lambda task: pytest.fail("built again"))
     capsys.readouterr()
     assert run_main(build_main, arguments) == 0
     said = capsys.readouterr()

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from pack_data import build as build_module
+from pack_data.building import inputs, runner, stages
 from pack_data.building.runner import DaskRunner
 from pack_data.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
@@ -27,11 +27,11 @@ class DeadlyRunner(DaskRunner):
 
 
 def test_a_worker_dies_in_every_stage_and_nothing_is_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(build_module, "PART_CHARACTERS", 3000)
-    monkeypatch.setattr(build_module, "SLOTS_PER_SHARD", 64 * 50)
+    monkeypatch.setattr(inputs, "PART_CHARACTERS", 3000)
+    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
     corpus = write_corpus(tmp_path / "corpus", 60)
     build_small(corpus, tmp_path / "calm").close()
-    monkeypatch.setattr(build_module, "DaskRunner", DeadlyRunner)
+    monkeypatch.setattr(runner, "DaskRunner", DeadlyRunner)
     build_small(corpus, tmp_path / "data", dask="local:2").close()
     assert DeadlyRunner.killed == 3
     verify(tmp_path / "data")

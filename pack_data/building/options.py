@@ -1,0 +1,69 @@
+"""What a build is told."""
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, Optional, Tuple, Union
+
+from pack_data.packs import default_predictions
+from pack_data.text.corpus import EMBEDDED
+from pack_data.text.examples import ExampleOptions
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """One build. All but `out`, `overwrite`, `append`, `workers` and `dask` decide the bytes of the data set."""
+
+    out: Union[str, Path]
+    corpus: Union[str, Path] = EMBEDDED
+    vocabulary: Union[str, Path, None] = None        # vocab.txt; None: train one of vocabulary_size on the corpus
+    vocabulary_size: int = 8192
+    lower_case: bool = True
+    max_sequence_length: int = 512
+    max_predictions_per_sequence: Optional[int] = None
+    packer: str = "optimal"
+    max_sequences_per_pack: Optional[int] = 3        # None: unlimited
+    recipe: Union[str, Path, None] = None            # a packing made before, instead of the packer
+    duplication_factor: int = 5
+    short_sequence_probability: float = 0.1
+    masked_lm_probability: float = 0.15
+    seed: int = 0
+    epoch: int = 0
+    json_field: str = "text"
+    document_separator: str = "file"
+    synthetic: Optional[str] = None                  # draw lengths from this histogram instead of reading a corpus
+    sequences: int = 1_000_000                       # how many, with `synthetic`
+    source: Union[str, Path, None] = None            # sequences made elsewhere (pack_data.formats), instead of a corpus
+    source_format: str = "auto"
+    columns: Tuple[str, ...] = ()                    # Parquet, Arrow: the columns of the sequences; none: all of integers
+    skip_bad: int = 0
+    held_out: float = 0.0                            # share of the documents in a second data set, OUT-held-out
+    overwrite: bool = False                          # replace a data set in `out` that was made otherwise
+    append: bool = False                             # add to the data set in `out`, with the options it was made with
+    workers: Optional[int] = None                    # None: one a core
+    dask: Optional[str] = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out is {self.held_out}; the share of documents held out is from 0 to below 1")
+
+    def example_options(self) -> ExampleOptions:
+        """The options of the examples. ValueError where one is out of range."""
+        predictions = self.max_predictions_per_sequence
+        if predictions is None:
+            predictions = default_predictions(self.max_sequence_length, self.masked_lm_probability)
+        return ExampleOptions(self.max_sequence_length, predictions, self.duplication_factor,
+                              self.short_sequence_probability, self.masked_lm_probability, self.seed)
+
+    def deciding(self) -> Dict[str, Any]:
+        """The options that decide the bytes, for the manifest. Files are not among them: it has their content's sha256."""
+        left_out = {"out", "overwrite", "append", "workers", "dask", "corpus", "vocabulary", "recipe", "source"}
+        if self.synthetic is None:
+            left_out |= {"synthetic", "sequences"}
+        if self.source is None:
+            left_out |= {"source_format", "columns"}
+            if not self.skip_bad:
+                left_out.add("skip_bad")
+        if not self.held_out:
+            left_out.add("held_out")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}

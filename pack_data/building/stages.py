@@ -1,0 +1,348 @@
+"""The stages of a build, each of which continues where a former run of it stopped.
+
+    plan -> examples -> packing -> assignment -> sorted by shard -> shards -> ready -> in place
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from pack_data.building import sides
+from pack_data.building.assignment import assign
+from pack_data.building.former import fitted_schema, is_built, merged, split_overfull
+from pack_data.building.inputs import Files, VocabularyFile, one_sided, open_input
+from pack_data.building.options import BuildOptions
+from pack_data.building.runner import Runner
+from pack_data.building.side import Side
+from pack_data.building.spill import SpillFormat, Totals
+from pack_data.building.switch import Target, announce, complete
+from pack_data.building.tasks import (
+    ShardTask,
+    SortTask,
+    examples_name,
+    make_shard,
+    read_notes,
+    save_array,
+    shard_name,
+    sort_part,
+    sorted_name,
+    write_json,
+)
+from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, check_out, clear
+from pack_data.command import progress_bar
+from pack_data.files import write_atomically
+from pack_data.histogram import LengthHistogram
+from pack_data.packers import get_packer
+from pack_data.packing import Packing
+from pack_data.packs import PREDICTION, PackSchema, predictions_per_pack
+from pack_data.store import (
+    Manifest,
+    PackStore,
+    StoredFile,
+    map_table,
+    read_manifest,
+    stored_file,
+    write_manifest,
+    write_table,
+)
+from pack_data.text.wordpiece import load_vocabulary
+
+# Token positions in one shard, so that a worker's memory does not depend on S.
+SLOTS_PER_SHARD = 1 << 22
+# For the check of the disk: a token takes 2.6 bytes sorted and about as many in its pack.
+BYTES_PER_TOKEN = 5.5
+
+Note = Dict[str, Any]
+
+
+class Built(NamedTuple):
+    """A data set, its packing with the time it took to solve (the recipe in the data set leaves that out), and the
+    seconds of each stage (none for "commit" where nothing had to be built)."""
+
+    store: PackStore
+    packing: Packing
+    seconds: Dict[str, float]
+
+
+class Stages:
+    """One build in its work folder."""
+
+    def __init__(self, options: BuildOptions, work: Path, runner: Runner, progress: Optional[bool]) -> None:
+        self.options, self.work, self.runner, self.progress = options, work, runner, progress
+        self.out = Path(options.out)
+        self.example_options = options.example_options()
+        self.seconds: Dict[str, float] = {}
+        places: List[Tuple[Optional[str], Path, Path]] = [(sides.TRAINING if options.held_out else None, work, self.out)]
+        if options.held_out:
+            held_out = sides.held_out_folder(self.out)
+            check_out(held_out)
+            places.append((sides.HELD_OUT, work / HELD_OUT_WORK, held_out))
+        self.sides = [Side(name, folder, out, read_manifest(out) if options.append else None)
+                      for name, folder, out in places]
+        self.input = open_input(options, self.sides, progress)
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+    def run(self) -> Built:
+        """All stages in turn."""
+        with self._timed("examples"):
+            sources = self._plan()
+            if sources is None:
+                return Built(PackStore.open(self.out), Packing.load(self.out / "recipe.json"), self.seconds)
+            for side in self.sides:
+                side.ready.mkdir(parents=True, exist_ok=True)
+            vocabulary = self.input.vocabulary()
+            parts_schema = self.input.schema(vocabulary.size)
+            self._examples(parts_schema, vocabulary.size)
+            notes = [note for side in self.sides for note in side.notes]
+            vocabulary = vocabulary._replace(size=self.input.settled_vocabulary_size(notes, vocabulary.size))
+        fixed: Optional[PackSchema] = None
+        packings: List[Packing] = []
+        for side in self.sides:
+            if side.former and not side.sequences:
+                packings.append(self._keep(side, side.former, sources))
+                fixed = side.former.schema
+                continue
+            with self._timed("packing"):
+                packing, schema = self._packing(side, parts_schema, side.former.schema if side.former else fixed)
+            with self._timed("assignment"):
+                self._assignment(side, parts_schema, packing)
+            shards = self._shards(side, parts_schema, schema, packing)
+            with self._timed("commit"):
+                packings.append(self._make_ready(side, schema, packing, shards, self._made_with(side, sources), vocabulary))
+            fixed = schema  # packs of the held-out side have the shape of the training side's
+        with self._timed("commit"):
+            announce(self.work, [Target(side.work, side.out) for side in self.sides])
+            complete(self.work)
+            store = PackStore.open(self.out)
+        return Built(store, packings[0], self.seconds)
+
+    # ---- the plan: what is built, and whether a former build of the same was stopped ------------------------------------
+
+    def _plan(self) -> Optional[Files]:
+        """Empties the work folder unless it belongs to this very build. Returns the files that go in and are new.
+
+        None where all of it has been built. ValueError where another data set would be replaced unasked.
+        """
+        options, training = self.options, self.sides[0]
+        sources = self.input.files()
+        if training.former:
+            held = {sha256 for _, sha256 in training.former.made_with["sources"] if sha256}
+            known = {name for name, sha256 in sources if sha256 in held}
+            sources = [entry for entry in sources if entry[0] not in known]
+            if not sources:
+                return None
+            self.input.leave_out(known)
+        if options.vocabulary is not None:
+            load_vocabulary(options.vocabulary, options.lower_case)
+        given = {name: Path(path) for name, path in (("vocabulary", options.vocabulary), ("recipe", options.recipe))
+                 if path is not None}
+        plan = {"options": json.loads(json.dumps(options.deciding())), "sources": sources,
+                "given": {name: _sha256(path) for name, path in given.items()},
+                "former": [f"{side.former.digest:016x}" for side in self.sides if side.former]}
+        path = self.work / PLAN
+        continued = path.exists() and json.loads(path.read_text()) == plan
+        if not options.append and not options.overwrite and not continued:
+            # A list, not a generator: every side is looked at before one is found to be missing.
+            if all([is_built(side, plan, list(given.values())) for side in self.sides]):  # noqa: C419
+                return None
+        self._check_room()
+        if not continued:
+            clear(self.work)
+            write_json(path, plan)
+        return sources
+
+    def _check_room(self) -> None:
+        """Refuses to begin what the disk cannot hold: sorted sequences and shards lie there together at the end."""
+        need = self.input.need()
+        already = sum(path.stat().st_size for path in self.work.rglob("*"))
+        needed, free = need.text + need.tokens * BYTES_PER_TOKEN - already, free_bytes(self.work)
+        if needed > free:
+            raise ValueError(f"{self.out}: the build needs about {needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB "
+                             "are free; make room or choose another --out")
+
+    def _made_with(self, side: Side, sources: Files) -> Dict[str, Any]:
+        """The manifest's account of what went in, that of the former data set included."""
+        account = json.loads((self.work / "examples.json").read_text())
+        made: Dict[str, Any] = {"options": self.options.deciding(), "sources": sources, "parts": len(side.notes),
+                                "documents": sum(note["documents"] for note in side.notes), **account}
+        given = json.loads((self.work / PLAN).read_text())["given"]
+        if given:
+            made["given"] = given
+        if side.name is not None:
+            made["side"] = side.name
+        if not side.former:
+            return made
+        before = side.former.made_with
+        return {**before, "sources": before["sources"] + sources, "parts": before["parts"] + made["parts"],
+                "documents": before["documents"] + made["documents"], **account}
+
+    # ---- examples --------------------------------------------------------------------------------------------------------
+
+    def _examples(self, schema: PackSchema, vocabulary_size: int) -> None:
+        """The sequences of every side, spilled, with a note for each part."""
+        if not (self.work / "examples.json").exists():
+            tasks = self.input.tasks(schema, vocabulary_size)
+            with progress_bar(self.input.count, "examples", shown=self.progress, unit=" sequences") as bar:
+                for side in self.sides:
+                    bar.update(sum(note["totals"][0] for note in read_notes(side.work, "examples-*.json")))
+                for note in self.runner.map(self.input.make, tasks):
+                    bar.update(note["totals"][0])
+            write_json(self.work / "examples.json", self.input.account())
+        for side in self.sides:
+            side.notes = read_notes(side.work, "examples-*.json")
+        empty = [side for side in self.sides if not side.sequences and not side.former]
+        if empty or not any(side.sequences for side in self.sides):
+            read = sum(note["documents"] for side in self.sides for note in side.notes)
+            for side in self.sides:
+                for path in side.work.glob("examples-*.json"):
+                    path.unlink()                  # so that nothing stays behind
+            if empty and len(empty) < len(self.sides):
+                raise ValueError(one_sided(self.options, empty[0], read))
+            raise ValueError(f"{self.options.corpus}: the corpus is empty: no text in {read} documents; nothing to pack")
+
+    # ---- lengths to packing and assignment -------------------------------------------------------------------------------
+
+    def _packing(self, side: Side, parts_schema: PackSchema, fixed: Optional[PackSchema]) -> Tuple[Packing, PackSchema]:
+        """The recipe, solved once, and the schema of its packs; both stay in the work folder.
+
+        fixed: the schema that the packs must have: that of the data set to append to, or of the training side.
+        """
+        recipe, schema_file = side.work / "recipe.json", side.work / "schema.json"
+        if not schema_file.exists():
+            S = self.options.max_sequence_length
+            counts, masked = np.zeros(S + 1, dtype=np.int64), np.zeros(S + 1, dtype=np.int64)
+            for note in side.notes:
+                lengths, sequences, most = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T
+                counts[lengths] += sequences
+                masked[lengths] = np.maximum(masked[lengths], most)
+            packing = self._solve(side, LengthHistogram(counts, side.out.name), fixed)
+            if fixed:
+                packing = split_overfull(packing, masked, fixed.max_predictions_per_pack)
+            packing.save(recipe)
+            depth = packing.max_sequences_per_pack or packing.largest_depth
+            P = 0
+            if parts_schema.on(PREDICTION):
+                needed = max(int(masked[list(strategy)].sum()) for strategy in packing.strategies)
+                P = predictions_per_pack(self.example_options.max_predictions_per_sequence, depth, needed)
+            schema = replace(self.input.packed_schema(parts_schema, side.notes), max_sequences_per_pack=depth,
+                             max_predictions_per_pack=P)
+            write_json(schema_file, (fitted_schema(schema, fixed, side.out) if fixed else schema).to_json())
+        return Packing.load(recipe), PackSchema.from_json(json.loads(schema_file.read_text()))
+
+    def _solve(self, side: Side, histogram: LengthHistogram, fixed: Optional[PackSchema]) -> Packing:
+        if self.options.recipe is not None and side is self.sides[0]:
+            packing = Packing.load(self.options.recipe)
+        else:
+            pack, depth = get_packer(self.options.packer), self.options.max_sequences_per_pack
+            packing = pack(histogram, max_sequences_per_pack=depth)
+            if fixed and packing.largest_depth > fixed.max_sequences_per_pack:
+                packing = pack(histogram, max_sequences_per_pack=fixed.max_sequences_per_pack)
+                packing = replace(packing, max_sequences_per_pack=depth)
+        packing.check(histogram)
+        return packing
+
+    def _assignment(self, side: Side, parts_schema: PackSchema, packing: Packing) -> None:
+        done = side.work / "slot.npy"
+        if done.exists():
+            return
+        spill = SpillFormat.of(parts_schema)
+        lengths = np.concatenate([
+            spill.read_lengths(side.work / f"{examples_name(note['part'])}.bin", Totals(*note["totals"]))
+            for note in side.notes])
+        assignment = assign(lengths, packing, (self.options.seed, self.options.epoch))
+        save_array(side.work / "pack.npy", assignment.pack)
+        save_array(done, assignment.slot)
+
+    # ---- sequences to packs ----------------------------------------------------------------------------------------------
+
+    def _shards(self, side: Side, parts_schema: PackSchema, schema: PackSchema, packing: Packing) -> List[Note]:
+        work, notes, per_shard = side.work, side.notes, max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
+        count, first_shard = -(-packing.packs // per_shard), len(side.former.shards) if side.former else 0
+        totals = [Totals(*note["totals"]) for note in notes]
+        firsts = np.cumsum([0] + [total.sequences for total in totals])
+        sort_tasks = [
+            SortTask(str(work.resolve()), part, totals[part], int(firsts[part]), parts_schema, per_shard, count)
+            for part in range(len(notes)) if not (work / f"{sorted_name(part)}.npy").exists()]
+        with self._timed("sorting"), progress_bar(
+                len(notes), "sorting", shown=self.progress, unit=" parts") as bar:
+            bar.update(len(notes) - len(sort_tasks))
+            for _ in self.runner.map(sort_part, sort_tasks):
+                bar.update(1)
+        runs = np.stack([np.load(work / f"{sorted_name(part)}.npy") for part in range(len(notes))])
+
+        def packs_of(number: int) -> int:
+            return min(per_shard, packing.packs - number * per_shard)
+
+        def shard_task(number: int) -> ShardTask:
+            between = tuple(
+                (totals[part], Totals(*runs[part, number].tolist()), Totals(*runs[part, number + 1].tolist()))
+                for part in range(len(notes)))
+            return ShardTask(str(work.resolve()), str(side.ready.resolve()), number, first_shard + number,
+                             packs_of(number), between, parts_schema, schema, per_shard)
+
+        with self._timed("writing"), progress_bar(
+                packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
+            done = {note["number"] for note in read_notes(work, "shard-*.json") if (side.ready / note["file"]).exists()}
+            bar.update(sum(packs_of(number) for number in done))
+            missing = (shard_task(number) for number in range(count) if number not in done)
+            for note in self.runner.map(make_shard, missing):
+                bar.update(note["packs"])
+        shards = read_notes(work, "shard-*.json")
+        if (sum(note["digest"] for note in shards) - sum(note["digest"] for note in notes)) % (1 << 64):
+            raise ValueError(f"{work}: the packs do not hold exactly the sequences that were made; the disk lost data, "
+                             "remove the folder and build again")
+        return shards
+
+    def _make_ready(self, side: Side, schema: PackSchema, packing: Packing, shards: Sequence[Note],
+                    made_with: Dict[str, Any], vocabulary: VocabularyFile) -> Packing:
+        """Puts the rest of the data set's files into the folder of what is ready. Returns the packing of all of it."""
+        former = side.former
+        whole = merged(Packing.load(side.out / "recipe.json"), packing) if former else packing
+        files = ["recipe.json"]
+        # Solving takes another time in every build; the file is to be the same.
+        replace(whole, solve_seconds=0.0).save(side.ready / files[0])
+        if vocabulary.path is not None:
+            files.append("vocab.txt")
+            write_atomically(side.ready / "vocab.txt", vocabulary.path.read_bytes())
+        tables = chain([map_table(side.out, former.lengths, schema.lengths_dtype)] if former else [],
+                       (np.load(side.work / f"{shard_name(note['number'])}.npy") for note in shards))
+        digest = sum(note["digest"] for note in side.notes) + (former.digest if former else 0)
+        write_manifest(side.ready, Manifest(
+            schema=schema, sequences=whole.sequences, packs=whole.packs, tokens=whole.tokens,
+            histogram=tuple(whole.placed().tolist()), digest=digest % (1 << 64),
+            shards=(former.shards if former else ()) + tuple(
+                StoredFile(note["file"], note["bytes"], note["sha256"], note["packs"]) for note in shards),
+            lengths=write_table(side.ready, "lengths", schema.lengths_dtype, tables, whole.packs),
+            algorithm=whole.algorithm, lower_bound=whole.lower_bound, lp_bound=whole.lp_bound,
+            seed=self.options.seed, max_predictions_per_sequence=self.example_options.max_predictions_per_sequence,
+            vocabulary_size=max(vocabulary.size, former.vocabulary_size if former else 0),
+            vocabulary_sha256=load_vocabulary(vocabulary.path).sha256 if vocabulary.path else "",
+            files=tuple(stored_file(side.ready, name) for name in files), made_with=made_with))
+        return whole
+
+    def _keep(self, side: Side, former: Manifest, sources: Files) -> Packing:
+        """What is appended has nothing for this side: only the manifest changes, which says what went in."""
+        write_manifest(side.ready, replace(former, made_with=self._made_with(side, sources)))
+        return Packing.load(side.out / "recipe.json")
+
+
+def free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def _sha256(path: Union[str, Path]) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -1,0 +1,90 @@
+"""OUT.building, where a build works: held by one build at a time, and kept for the next one if it is killed."""
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator, Sequence
+
+from pack_data.building.switch import COMMIT, READY, complete
+from pack_data.files import locked
+
+PLAN, LOCK = "plan.json", "lock"
+HELD_OUT_WORK = "held-out"
+# The names of files that a build makes in its work folder; it removes no others.
+_OWN = re.compile(
+    r"lock|vocab\.txt|(plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|(pack|slot)\.npy|"
+    r"(text|examples|sorted|shard)-\d{5,}\.(jsonl|json|bin|npy)|packs-\d{5,}-[0-9a-f]{8}\.npy|lengths-[0-9a-f]{8}\.npy|"
+    r"[\w.-]+\.\d+\.tmp")
+
+
+def check_out(out: Path) -> None:
+    """ValueError where no data set can be written to `out`."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out}: is a file; a data set is a folder, choose another name")
+    if out.is_dir() and not os.access(out, os.W_OK):
+        raise ValueError(f"--out {out}: the folder cannot be written; choose another one")
+
+
+@contextmanager
+def work_folder(out: Path) -> Iterator[Path]:
+    """The work folder of a build of `out`; removed when the build is done.
+
+    A change that a former build had begun is completed first. ValueError where another build holds the folder, and where
+    it holds what no build made.
+    """
+    work = out.with_name(f"{out.name}.building")
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        _check_made_by_a_build(work, out)
+    except OSError as error:
+        raise ValueError(f"--out {out}: the folder {work} cannot be made or read ({error.strerror}); "
+                         "choose another --out") from None
+    with locked(work / LOCK, f"{out}: another build is writing this data set; wait for it or choose another --out"):
+        if complete(work):
+            clear(work)
+        try:
+            yield work
+        except ValueError:
+            # A user's mistake, found before there is anything to continue, leaves nothing behind.
+            if not any(work.rglob("examples-*.json")):
+                _remove(work)
+            raise
+        _remove(work)
+
+
+def _check_made_by_a_build(work: Path, out: Path) -> None:
+    """ValueError for a folder of this name that holds something else."""
+    if all(item.name == LOCK or re.fullmatch(re.escape(PLAN) + r"\.\d+\.tmp", item.name) for item in work.iterdir()):
+        return
+    try:
+        note = json.loads((work / PLAN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        note = None
+    if not isinstance(note, dict) or "options" not in note:
+        raise ValueError(f"{work}: was not made by a build, but a build of {out} needs this folder; "
+                         "move it away or choose another --out")
+
+
+def clear(folder: Path, keep: Sequence[str] = (LOCK,)) -> None:
+    """Removes what builds make; other files stay."""
+    for item in sorted(folder.iterdir()):
+        if item.is_dir() and not item.is_symlink() and item.name in (READY, HELD_OUT_WORK):
+            clear(item)
+            if not any(item.iterdir()):
+                item.rmdir()
+        elif _OWN.fullmatch(item.name) and item.name not in keep and item.is_file():
+            item.unlink()
+
+
+def _remove(work: Path) -> None:
+    """Removes the work folder; its notes go last, so that what a kill leaves behind is still known as a build's."""
+    notes = (COMMIT, PLAN, LOCK)
+    clear(work, keep=notes)
+    for name in notes:
+        if (work / name).exists():
+            (work / name).unlink()
+    if not any(work.iterdir()):
+        work.rmdir()
