@@ -1,5 +1,6 @@
 """The public names, and that importing a package loads none of them."""
 import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,12 @@ PUBLIC = {
     "pack_data": [
         "Certificate", "Example", "LengthHistogram", "Manifest", "PACKERS", "PackSchema", "PackStore", "PackedLengths", "Packing", "Proof",
         "Sequences", "get_packer", "open_source", "pack", "prove"],
+    "ipu_packed_bert": [
+        "Checkpoint", "Config", "ConfigError", "Engine", "GlobalBatches", "Outcome", "StepResult", "build_engine", "choose_engine",
+        "config_file", "export_run", "import_folder", "load_checkpoint", "load_config", "newest_checkpoint", "read_log"],
+    "ipu_packed_bert.padding_free": [
+        "Batches", "PaddingCollator", "PaddingFreeCollator", "UpdateResult", "accumulate", "check_no_leak", "inputs_for", "mean_loss",
+        "take_step"],
 }
 
 
@@ -20,6 +27,8 @@ def test_the_public_names_are_these_and_all_there(package):
     assert sorted(module.__all__) == sorted(PUBLIC[package])
     for name in module.__all__:
         assert getattr(module, name).__doc__ and name in dir(module)
+        # Loading a submodule of that name would put it in the place of what is public.
+        assert importlib.util.find_spec(f"{package}.{name}") is None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         module.nothing
 
