@@ -115,7 +115,7 @@ def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
     folder = config.evaluation_directory
     if folder is None or not Path(folder, MANIFEST).exists():
         if training.made_with.get("documents"):
-            way_out = f"build both with documents held out: `{config.build_line(overwrite=True)}`"
+            way_out = f"build both with documents held out: `{_line_to_build_again(config, training)}`"
         else:
             way_out = (f"the sequences in {config.data.directory} have no documents that could be held out: "
                        "name a data set in data.evaluation_directory")
@@ -128,6 +128,18 @@ def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
         raise ConfigError(f"{config.path}: the data set in {folder} {'; '.join(problems)}; "
                           "or name another data.evaluation_directory")
     return store
+
+
+def _line_to_build_again(config: Config, manifest: Manifest) -> str:
+    """The command that builds a data set again, with documents held out; CORPUS where the text is not known."""
+    made = manifest.made_with.get("options", {})
+    values = {f"data.{name}": made[name] for name in (
+        "vocabulary_size", "max_sequence_length", "max_predictions_per_sequence", "packer", "max_sequences_per_pack",
+        "duplication_factor", "seed", "json_field") if name in made}
+    embedded = [name for name, _ in manifest.made_with.get("sources", ())] == ["embedded"]
+    if embedded or config.data.corpus == "embedded":
+        values["data.corpus"] = "embedded" if embedded else "CORPUS"
+    return config.with_settings(values, "data set").build_line(overwrite=True)
 
 
 def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest) -> List[str]:
@@ -148,7 +160,7 @@ def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest
                         "give both the same vocab.txt (--vocabulary)")
     if sides.overlap(training.made_with, evaluation.made_with):
         problems.append(f"holds documents that the training data in {config.data.directory} hold too; "
-                        f"build both with `{config.build_line(overwrite=True)}`")
+                        f"build both with `{_line_to_build_again(config, training)}`")
     return problems
 
 
