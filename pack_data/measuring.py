@@ -4,11 +4,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Iterator, Optional, Sequence, Tuple
 
 from pack_data.command import depth_text
 from pack_data.histogram import LengthHistogram
+from pack_data.memory import PeakMemory
 from pack_data.packers import get_packer
 from pack_data.sort import batch
 
@@ -38,7 +39,7 @@ class Row:
 def measure(algorithm: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int = 256) -> Row:
     """Packs once.  The bound is the packer's own, if it gives one."""
     unpacked = histogram.max_sequence_length * histogram.sequences
-    before = _memory("VmRSS", reset=True)
+    memory = PeakMemory()
     if algorithm == "sort":
         batching = batch(histogram, batch_size=batch_size)
         row = Row(
@@ -50,20 +51,7 @@ def measure(algorithm: str, histogram: LengthHistogram, depth: Optional[int], ba
             algorithm, packing.max_sequences_per_pack, packing.packs, packing.slots, packing.padding_tokens,
             len(packing.strategies), packing.largest_depth, packing.efficiency, packing.packing_factor,
             unpacked / packing.slots if packing.slots else 1.0, packing.lower_bound, packing.gap, packing.solve_seconds, None)
-    peak = _memory("VmHWM")
-    return Row(**{**asdict(row), "peak_memory": None if before is None or peak is None else max(0, peak - before)})
-
-
-def _memory(key: str, reset: bool = False) -> Optional[int]:
-    """Resident bytes of this process, now (VmRSS) or the most since the last reset (VmHWM); None outside Linux."""
-    try:
-        if reset:
-            with open("/proc/self/clear_refs", "w") as file:
-                file.write("5")
-        with open("/proc/self/status") as file:
-            return next(1024 * int(line.split()[1]) for line in file if line.startswith(key))
-    except (OSError, StopIteration):
-        return None
+    return replace(row, peak_memory=memory.added())
 
 
 def measure_apart(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int) -> Iterator[Row]:

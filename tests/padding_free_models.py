@@ -11,7 +11,7 @@ transformers = pytest.importorskip(
     "transformers", minversion="4.48", reason="causal models are Hugging Face's: pip install 'transformers>=4.48'"
 )
 
-from ipu_packed_bert.padding_free.collators import PaddingFreeCollator, examples_of  # noqa: E402
+from ipu_packed_bert.padding_free.collators import PaddingFreeCollator  # noqa: E402
 
 SIZE = {
     "vocab_size": 50,
@@ -50,6 +50,11 @@ def a_model(kind="llama", attention="sdpa", dtype=torch.float64):
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, dtype=dtype) * 0.3)
     return model
+
+
+def examples_of(ids):
+    """Token ids of each example, all of which are predicted, as the mappings that collators take."""
+    return [{"input_ids": np.asarray(each, np.int64)} for each in ids]
 
 
 def some_examples(seed, lengths):

@@ -13,7 +13,7 @@ examples of a batch, and the collator joins them into one row.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, Dict, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -154,8 +154,3 @@ class Batches:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken.  Raises ValueError for another data set, way or other options."""
         self.sampler.load_state(dict(state))
-
-
-def examples_of(ids: Sequence[Sequence[int]]) -> List[Dict[str, np.ndarray]]:
-    """Token ids of each example -> the mappings that collators take, without labels: every token is predicted."""
-    return [{"input_ids": np.asarray(each, np.int64)} for each in ids]

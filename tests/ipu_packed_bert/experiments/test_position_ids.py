@@ -12,11 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("transformers", minversion="4.48", reason="causal models are Hugging Face's: pip install 'transformers>=4.48'")
+pytest.importorskip(
+    "transformers", minversion="4.48", reason="causal models are Hugging Face's: pip install 'transformers>=4.48'"
+)
 
 from ipu_packed_bert.experiments import position_ids  # noqa: E402
 from ipu_packed_bert.experiments.__main__ import main  # noqa: E402
-from ipu_packed_bert.experiments.position_ids import FILLED, PADDED, SAME_UPDATES, SIZES, DataSet, encode, options_of  # noqa: E402
+from ipu_packed_bert.experiments.position_ids import FILLED, PADDED, SAME_UPDATES, SIZES, options_of  # noqa: E402
+from ipu_packed_bert.experiments.texts import TextSet, encode  # noqa: E402
 from pack_data.batching.plans import WAYS  # noqa: E402
 from pack_data.command import run_main  # noqa: E402
 
@@ -25,7 +28,10 @@ WORDS = "the quick brown fox jumps over a lazy dog and then it sleeps for some h
 
 def texts(number, seed):
     rng = np.random.default_rng(seed)
-    return [(" ".join(rng.choice(WORDS, rng.integers(3, 20))), " ".join(rng.choice(WORDS, rng.integers(3, 30)))) for _ in range(number)]
+    return [
+        (" ".join(rng.choice(WORDS, rng.integers(3, 20))), " ".join(rng.choice(WORDS, rng.integers(3, 30))))
+        for _ in range(number)
+    ]
 
 
 @pytest.fixture
@@ -49,7 +55,23 @@ def rows_of(folder: Path):
 
 def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(SIZES, "quick", SIZES["quick"]._replace(vocabulary_size=128))
-    assert run_main(main, ["position_ids", "--quick", "--seeds", "1", "--no-plot", "--data-dir", str(data_dir), "--out", str(tmp_path / "out")]) == 0
+    assert (
+        run_main(
+            main,
+            [
+                "position_ids",
+                "--quick",
+                "--seeds",
+                "1",
+                "--no-plot",
+                "--data-dir",
+                str(data_dir),
+                "--out",
+                str(tmp_path / "out"),
+            ],
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     rows = rows_of(tmp_path / "out")
     assert len(rows) == 2 * (len(WAYS) + len(FILLED)) and all(way in printed for way in WAYS)
@@ -60,14 +82,32 @@ def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch):
         for value in ("updates", "training_loss", "held_out_loss"):
             assert float(mine["MiniBatchPacking+PosID"][value]) == pytest.approx(float(mine[PADDED][value]), rel=1e-5)
         for way in FILLED:
-            assert int(mine[way]["updates"]) < int(mine[PADDED]["updates"]) <= int(mine[way + SAME_UPDATES]["updates"]) + 1
+            assert (
+                int(mine[way]["updates"]) < int(mine[PADDED]["updates"]) <= int(mine[way + SAME_UPDATES]["updates"]) + 1
+            )
     # A second call measures nothing again.
-    assert run_main(main, ["position_ids", "--quick", "--seeds", "1", "--no-plot", "--data-dir", str(data_dir), "--out", str(tmp_path / "out")]) == 0
+    assert (
+        run_main(
+            main,
+            [
+                "position_ids",
+                "--quick",
+                "--seeds",
+                "1",
+                "--no-plot",
+                "--data-dir",
+                str(data_dir),
+                "--out",
+                str(tmp_path / "out"),
+            ],
+        )
+        == 0
+    )
     assert rows_of(tmp_path / "out") == rows
 
 
 def test_as_many_updates_are_as_many_tokens_an_update():
-    encoded = encode(DataSet("texts", texts(400, 3), texts(4, 4)), SIZES["quick"]._replace(vocabulary_size=128), None)
+    encoded = encode(TextSet("texts", texts(400, 3), texts(4, 4)), max_sequence_length=128, vocabulary_size=128)
     chosen = options_of(PADDED + SAME_UPDATES, encoded, SIZES["quick"], 1, 0)
     padded = len(encoded.training) / SIZES["quick"].batch_size
     steps = WAYS["OptimalPacking+PosID"].plan(encoded.lengths, chosen).steps
@@ -82,9 +122,26 @@ def test_a_missing_file_is_one_line(tmp_path, capsys):
 
 def test_two_processes_of_torchrun(tmp_path):
     """Ranks with half a batch each make the updates of one process with the whole; rank 0 alone writes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ipu_packed_bert.experiments",
-               "position_ids", "--quick", "--seeds", "1", "--no-plot", "--out", str(tmp_path / "two")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(position_ids.__file__).parents[2], timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "ipu_packed_bert.experiments",
+        "position_ids",
+        "--quick",
+        "--seeds",
+        "1",
+        "--no-plot",
+        "--out",
+        str(tmp_path / "two"),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(position_ids.__file__).parents[2], timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     rows = rows_of(tmp_path / "two")
     assert len(rows) == len(WAYS) + len(FILLED) and "2 processes" in done.stdout

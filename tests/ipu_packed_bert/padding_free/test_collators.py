@@ -16,12 +16,11 @@ from ipu_packed_bert.padding_free.collators import (
     Batches,
     PaddingCollator,
     PaddingFreeCollator,
-    examples_of,
     same_example,
 )
 from ipu_packed_bert.padding_free.update import accumulate, mean_loss
 from pack_data.batching.plans import WAYS, BatchOptions
-from tests.padding_free_models import CONFIGS, a_model, some_examples, token_losses
+from tests.padding_free_models import CONFIGS, a_model, examples_of, some_examples, token_losses
 from tests.tolerances import relative_error
 
 
