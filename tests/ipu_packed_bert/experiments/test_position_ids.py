@@ -23,7 +23,8 @@ from ipu_packed_bert.experiments.texts import TextSet, encode  # noqa: E402
 from pack_data.batching.plans import WAYS  # noqa: E402
 from pack_data.command import run_main  # noqa: E402
 
-WORDS = "the quick brown fox jumps over a lazy dog and then it sleeps for some hours under the old tree".split()
+SENTENCE = "the quick brown fox jumps over a lazy dog and then it sleeps for some hours under the old tree"
+WORDS = SENTENCE.split()
 
 
 def texts(number, seed):
