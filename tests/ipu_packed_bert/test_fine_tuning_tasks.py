@@ -136,6 +136,11 @@ def test_windows_by_hand():
     # Half of an answer is none: [CLS].
     found = make([question(paragraph, "bridge market winter")], 10, max_query_length=3, stride=2)
     assert found.inputs.slot_targets["start_positions"].tolist() == [0, 6, 0]
+    # At the first or the last token of a window an answer is whole; one token further it is not.
+    for answer, starts, ends in (("river", [5, 0, 0], [5, 0, 0]), ("bridge", [8, 6, 0], [8, 6, 0]), ("market", [0, 7, 5], [0, 7, 5]),
+                                 ("castle bridge market", [0, 5, 0], [0, 7, 0]), ("winter garden letter", [0, 0, 6], [0, 0, 8])):
+        targets = make([question(paragraph, answer)], 10, max_query_length=3, stride=2).inputs.slot_targets
+        assert (targets["start_positions"].tolist(), targets["end_positions"].tolist()) == (starts, ends), answer
     # No answer: [CLS] everywhere.
     found = make([question(paragraph)], 10, max_query_length=3, stride=2)
     assert found.inputs.slot_targets["start_positions"].tolist() == [0, 0, 0]

@@ -156,6 +156,34 @@ def test_evaluation_over_batches_is_that_of_one_large_batch(store, normalisation
     np.testing.assert_allclose(result[:5], expected[:5], rtol=1e-6)
 
 
+@pytest.mark.parametrize("token", [True, False])
+def test_evaluation_weighs_batches_by_what_they_hold(token):
+    """Two batches, the second one without any masked token; and one without any sequence, whose result would be nonsense."""
+    results = {
+        "first": StepResult(5.0, 4.0, 1.0, 0.25, 0.5, 0.1, None),
+        "second": StepResult(2.0, 0.0, 2.0, 0.0, 1.0, 0.2, None),
+        "empty": StepResult(0.0, 0.0, 0.0, 0.0, 0.0, 0.3, None)}
+
+    class Told:
+        def evaluate(self, batch):
+            return results[batch["name"]]
+
+    def batch(name, sequences, masked):
+        return {"name": name, "input_mask": np.array([[1] * 8]), "masked_lm_weights": np.array([[1] * masked + [0] * (4 - masked)]),
+                "next_sentence_weights": np.array([[1] * sequences + [0] * (3 - sequences)])}
+
+    first, second, empty = batch("first", 3, 4), batch("second", 1, 0), batch("empty", 0, 0)
+    counts, found = evaluate(Told(), [first, second, empty], token=token)
+    assert (counts.sequences, counts.masked_tokens) == (4, 4)
+    mlm_loss = 4.0 if token else 3.0  # 4 x 4 + 0 over 4 masked tokens; 3 x 4 + 1 x 0 over 4 sequences
+    assert found == pytest.approx((mlm_loss + 1.25, mlm_loss, 1.25, 0.25, 0.625, 0.6, None))
+    # Nothing masked, or nothing at all: no loss, and no division by zero.
+    counts, found = evaluate(Told(), [second], token=token)
+    assert counts.masked_tokens == 0 and (found.mlm_loss, found.mlm_accuracy, found.nsp_loss) == (0.0, 0.0, 2.0)
+    counts, found = evaluate(Told(), [empty], token=token)
+    assert counts.sequences == 0 and found[:5] == (0.0,) * 5
+
+
 def test_losses_fall_on_something_learnable(store, tmp_path):
     config = config_from_tree(tiny_settings(), "tiny.yml", ["run.steps=60", "optimizer.learning_rate=0.05", "run.evaluate_every=0"])
     engine = HostEngine(config, store.schema, packing_factor=2.0)

@@ -61,6 +61,20 @@ def test_the_bound_never_exceeds_the_true_optimum_and_the_packs_never_fall_below
     assert packing.packs - truth <= 1
 
 
+def test_a_length_above_the_pack_has_no_price():
+    fields = {"max_sequence_length": 10, "max_sequences_per_pack": 3, "lengths": [4, 10], "prices": [1, 2], "denominator": 2}
+    assert Certificate.from_json(fields).lengths == (4, 10)
+    with pytest.raises(ValueError, match="ascending in 1..10"):
+        Certificate.from_json({**fields, "lengths": [4, 11]})
+
+
+def test_packs_that_int64_might_not_hold_are_refused():
+    """At 2^62 exactly, too: sums within the programme go beyond the best pack."""
+    assert best_pack_value([5], [2**61 - 1], 10, 2) == 2**62 - 2
+    with pytest.raises(ValueError, match="64-bit"):
+        best_pack_value([5], [2**61], 10, 2)
+
+
 def test_the_exhaustive_search_knows_hand_worked_cases():
     assert fewest_packs([5, 5, 5], 10, 9) == 2
     assert fewest_packs([6, 5, 5, 4], 10, 9) == 2  # 6 + 4, 5 + 5

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pack_data.packs import (FIELDS, PREDICTION, SEQUENCE, SLOT, StoredColumn, PackSchema, assemble, decode, default_predictions,
                              disassemble, predictions_per_pack, smallest_type)
-from pack_data.sequences import Example, Sequences, digest
+from pack_data.sequences import Example, Sequences, _mixed, digest
 
 VOCABULARY = 300
 
@@ -169,6 +169,30 @@ def test_a_stored_column_takes_the_place_of_the_derived_one():
     example.scalars["source"] = np.array([5])
     batch = decode(schema, assemble(schema, example, np.array([0]), np.array([0]), 1))
     assert batch["positions"].tolist() == [[9, 8, 7, 0]] and batch["source"].tolist() == [[5]] and tuple(batch) == FIELDS + ("source",)
+
+
+@pytest.mark.parametrize("largest, kind", [(255, "|u1"), (256, "<u2"), (65535, "<u2"), (65536, "<u4"), (2**31 - 1, "<u4")])
+def test_the_smallest_type_holds_its_largest_value(largest, kind):
+    assert smallest_type(largest) == kind and np.array([largest]).astype(kind)[0] == largest
+
+
+def test_types_at_their_limits():
+    """Ids have two bytes from 256 on (one byte for so few ids is not worth another layout), four from 65,537 tokens on."""
+    for tokens, kind in ((100, "<u2"), (257, "<u2"), (65536, "<u2"), (65537, "<u4")):
+        schema = PackSchema.bert(255, 3, 10, vocabulary_size=tokens)
+        types = {column.name: column.dtype for column in schema.columns}
+        assert types["input_ids"] == types["masked_lm_ids"] == kind
+        assert types["first_segment_lengths"] == types["masked_lm_positions"] == "|u1"
+    assert {column.dtype for column in PackSchema.bert(256, 3, 10, vocabulary_size=300).columns} == {"<u2", "|u1"}
+    with pytest.raises(ValueError, match="a batch is int32"):
+        smallest_type(2**31)
+
+
+def test_the_mixing_of_the_digest_is_splitmix64():
+    """Its published finaliser; the first outputs of the generator from seed 0 are known (Steele, Lea and Flood, 2014)."""
+    golden = 0x9E3779B97F4A7C15
+    states = np.array([(number * golden) % 2**64 for number in (1, 2, 3)], np.uint64)
+    assert [f"{value:016x}" for value in _mixed(states).tolist()] == ["e220a8397b1dcdaf", "6e789e6aa1b965f4", "06c45d188009454f"]
 
 
 def test_schema_survives_json_and_refuses_nonsense():

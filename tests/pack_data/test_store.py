@@ -48,6 +48,14 @@ def test_what_was_written_is_read_in_any_order(folder):
     assert verify(folder).manifest == manifest
 
 
+def test_the_manifest_accounts_for_its_slots(folder):
+    with PackStore.open(folder) as store:
+        lengths, manifest = store.lengths()["lengths"], store.manifest
+        assert manifest.tokens == lengths.sum() > 0 and manifest.sequences == (lengths > 0).sum()
+        assert manifest.efficiency == lengths.sum() / (len(lengths) * SCHEMA.max_sequence_length)
+        assert manifest.packing_factor == (lengths > 0).sum() / len(lengths)
+
+
 def test_the_lengths_can_be_read_without_the_packs(folder):
     with PackStore.open(folder) as store:
         assert np.array_equal(store.lengths()["lengths"], records(20)["lengths"])
@@ -92,7 +100,7 @@ def test_a_data_set_of_tokens(tmp_path):
 
 def test_no_packs_at_all(tmp_path):
     with StoreWriter(tmp_path, SCHEMA).finish(algorithm="none") as store:
-        assert len(store) == 0 and store.manifest.packing_factor == 0.0
+        assert len(store) == 0 and store.manifest.packing_factor == 0.0 == store.manifest.efficiency
     verify(tmp_path)
 
 

@@ -114,7 +114,24 @@ def test_trimming_equals_token_by_token():
 
 def test_the_number_of_masked_tokens():
     # Half a token rounds to even, as Python's round does in the reference.
-    assert masked_count(np.array([5, 10, 30, 512]), 76, 0.15).tolist() == [1, round(1.5), round(4.5), 76]
+    assert masked_count(np.array([3, 5, 10, 30, 512]), 76, 0.15).tolist() == [1, 1, round(1.5), round(4.5), 76]
+
+
+def test_a_random_segment_fills_its_example_or_ends_with_its_document():
+    options = ExampleOptions(128, 20, duplication_factor=1, short_sequence_probability=0.0, seed=2)
+    tokens = tokenise(DOCUMENTS, VOCABULARY)
+    ends = [([0] + tokens.sentence_ends)[end] for end in tokens.document_ends]
+    texts = [tokens.ids[begin:end].tolist() for begin, end in zip([0] + ends, ends)]
+    short = full = 0
+    for example in examples_of(DOCUMENTS, VOCABULARY, options).to_examples():
+        if example.next_sentence_label:
+            segment = restored(example)[example.first_segment_length:-1]
+            if len(example.input_ids) == 128:
+                full += 1
+            else:
+                short += 1
+                assert any(text[-len(segment):] == segment for text in texts)
+    assert min(short, full) > 10
 
 
 @pytest.mark.parametrize("texts", [[], ["", " "], ["Word."], ["Word.", "Other."]])
