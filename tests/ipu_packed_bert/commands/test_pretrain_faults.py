@@ -20,7 +20,7 @@ from ipu_packed_bert.runlog import LOG, read_log
 from pack_data.command import run_main
 from tests.tiny_runs import tiny_config, tiny_data, tiny_settings
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
