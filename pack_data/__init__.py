@@ -8,22 +8,29 @@ without loading what it does not need.
 """
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
     from pack_data.bins import PackedLengths, pack
+    from pack_data.build import build
+    from pack_data.building.options import BuildOptions
     from pack_data.certificate import Certificate, Proof
     from pack_data.formats.detect import open_source
     from pack_data.histogram import LengthHistogram
     from pack_data.packers import PACKERS, get_packer
     from pack_data.packing import Packing
-    from pack_data.packs import PackSchema
+    from pack_data.packs import PackSchema, StoredColumn
     from pack_data.proof import prove
     from pack_data.sequences import Example, Sequences
     from pack_data.store import Manifest, PackStore
+    from pack_data.verify import Verified, verify
 
+# Public name -> its module in this package.
 _PLACES = {
+    "BuildOptions": "building.options",
     "Certificate": "certificate",
     "Example": "sequences",
     "LengthHistogram": "histogram",
@@ -35,13 +42,18 @@ _PLACES = {
     "Packing": "packing",
     "Proof": "certificate",
     "Sequences": "sequences",
+    "StoredColumn": "packs",
+    "Verified": "verify",
+    "build": "build",
     "get_packer": "packers",
     "open_source": "formats.detect",
     "pack": "bins",
     "prove": "proof",
+    "verify": "verify",
 }
 
 __all__ = [
+    "BuildOptions",
     "Certificate",
     "Example",
     "LengthHistogram",
@@ -53,10 +65,14 @@ __all__ = [
     "Packing",
     "Proof",
     "Sequences",
+    "StoredColumn",
+    "Verified",
+    "build",
     "get_packer",
     "open_source",
     "pack",
     "prove",
+    "verify",
 ]
 
 
@@ -68,3 +84,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> List[str]:
     return sorted([*globals(), *__all__])
+
+
+class _Package(ModuleType):
+    """Keeps `build` and `verify` the public functions: importing a module sets it as an attribute of its package."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _PLACES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

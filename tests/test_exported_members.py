@@ -4,14 +4,16 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = {
     "pack_data": [
-        "Certificate", "Example", "LengthHistogram", "Manifest", "PACKERS", "PackSchema", "PackStore", "PackedLengths", "Packing", "Proof",
-        "Sequences", "get_packer", "open_source", "pack", "prove"],
+        "BuildOptions", "Certificate", "Example", "LengthHistogram", "Manifest", "PACKERS", "PackSchema", "PackStore",
+        "PackedLengths", "Packing", "Proof", "Sequences", "StoredColumn", "Verified", "build", "get_packer", "open_source",
+        "pack", "prove", "verify"],
     "ipu_packed_bert": [
         "Checkpoint", "Config", "ConfigError", "Engine", "GlobalBatches", "Outcome", "StepResult", "build_engine", "choose_engine",
         "config_file", "export_run", "import_folder", "load_checkpoint", "load_config", "newest_checkpoint", "read_log"],
@@ -27,8 +29,10 @@ def test_the_public_names_are_these_and_all_there(package):
     assert sorted(module.__all__) == sorted(PUBLIC[package])
     for name in module.__all__:
         assert getattr(module, name).__doc__ and name in dir(module)
-        # Loading a submodule of that name would put it in the place of what is public.
-        assert importlib.util.find_spec(f"{package}.{name}") is None
+        # Loading a submodule of that name (a command) must not put it in the place of what is public.
+        if importlib.util.find_spec(f"{package}.{name}") is not None:
+            importlib.import_module(f"{package}.{name}")
+            assert not isinstance(getattr(module, name), ModuleType)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         module.nothing
 
@@ -39,3 +43,12 @@ def test_an_import_loads_no_public_name(package):
                  f"loaded = [name for name in sys.modules if name.startswith(({package!r} + '.', 'numpy', 'scipy', 'torch'))]\n"
                  "assert not loaded, loaded")
     subprocess.run([sys.executable, "-c", statement], cwd=ROOT, check=True)
+
+
+def test_a_command_does_not_hide_the_public_function_of_its_name():
+    """`pack_data.build` and `pack_data.verify` are functions, and modules that are run as commands."""
+    for order in ("from pack_data import build, verify; import pack_data.build, pack_data.verify",
+                  "import pack_data.build, pack_data.verify; from pack_data import build, verify"):
+        statement = (f"import pack_data; {order}; from pack_data.build import main; from pack_data.verify import main\n"
+                     "assert all(callable(each) for each in (build, verify, pack_data.build, pack_data.verify))")
+        subprocess.run([sys.executable, "-c", statement], cwd=ROOT, check=True)

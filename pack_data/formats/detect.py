@@ -13,8 +13,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -261,13 +262,13 @@ def integer_columns(record: Record) -> List[str]:
     return sorted(name for name, value in record.foreign.items() if integer_value(value) is not None)
 
 
-def open_source(path: str, format: str = "auto", skip_bad: int = 0, columns: Sequence[str] = ()) -> Source:
+def open_source(path: Union[str, Path], format: str = "auto", skip_bad: int = 0, columns: Sequence[str] = ()) -> Source:
     """A source to read from: a file, a folder of files of one format, or a data set of this package.
 
     format: one of FORMATS, or "auto" to tell from the content.  skip_bad: how many bad records may be left out.
     columns: for Parquet and Arrow, the integer columns that make token sequences.  Raises ValueError in one line.
     """
-    path = os.fspath(path)
+    path = str(path)
     if format == "auto":
         format = detect(path)
     elif format not in FORMATS:

@@ -8,9 +8,9 @@ pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
 
 import pyarrow.parquet as pq
 
-from pack_data import build
+from pack_data import BuildOptions, build
 from pack_data.bad_records import Origin
-from pack_data.build import BuildOptions
+from pack_data.build import main as build_main
 from pack_data.command import run_main
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord
 from pack_data.formats.detect import open_source
@@ -23,7 +23,7 @@ S, P = 32, 6
 
 
 def made(source, out, **options):
-    store = build.build(BuildOptions(**{**dict(source=str(source), out=str(out), max_sequence_length=S, packer="spfhp", workers=1), **options}))
+    store = build(BuildOptions(**{**dict(source=str(source), out=str(out), max_sequence_length=S, packer="spfhp", workers=1), **options}))
     store.close()
     verify(out)
     return store
@@ -75,7 +75,7 @@ def test_token_columns_are_packed_with_positions_and_sequence_numbers(tmp_path):
     assert store.manifest.kind == "tokens" and store.manifest.sequences == 50
     assert store.manifest.made_with["left_out"] == ["text"]
     assert {column.name: column.dtype for column in store.schema.columns} == {"input_ids": "<u4", "labels": "|i1", "row": "|u1"}
-    batch = build.PackStore.open(tmp_path / "out").batch(np.arange(len(store)))
+    batch = PackStore.open(tmp_path / "out").batch(np.arange(len(store)))
     assert set(batch) == {"input_ids", "labels", "row", "input_mask", "positions"}
     found = {}
     for pack in range(len(store)):
@@ -108,7 +108,7 @@ def test_parts_are_joined_in_order(tmp_path, examples, monkeypatch):
 
 
 def command(*arguments):
-    return run_main(build.main, [str(argument) for argument in arguments])
+    return run_main(build_main, [str(argument) for argument in arguments])
 
 
 def test_the_command_says_what_it_skipped(tmp_path, capsys):
