@@ -9,8 +9,8 @@ import time
 from typing import Optional, Sequence
 
 from pack_data.command import run_main
+from pack_data.free_slots import PacksByFreeSlots
 from pack_data.histogram import LengthHistogram
-from pack_data.open_packs import OpenPacks
 from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
 
@@ -18,7 +18,7 @@ from pack_data.packing import Packing
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
     """Packs in O(S^2) time at most, whatever the number of sequences.  max_sequences_per_pack None is unlimited."""
     start = time.perf_counter()
-    packs = OpenPacks(max_sequences_per_pack)
+    packs = PacksByFreeSlots(max_sequences_per_pack)
     for length in histogram.lengths[::-1].tolist():
         left = int(histogram.counts[length])
         while left:

@@ -20,7 +20,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Runner(abc.ABC):
+class TaskRunner(abc.ABC):
     """Runs tasks and gives their results."""
 
     @abc.abstractmethod
@@ -32,7 +32,7 @@ class Runner(abc.ABC):
         """Ends the workers."""
 
 
-def open_runner(workers: Optional[int], dask: Optional[str]) -> Runner:
+def open_runner(workers: Optional[int], dask: Optional[str]) -> TaskRunner:
     """dask: the address of a cluster; else `workers` processes (None: one a core), one of which is this process."""
     if dask is not None:
         return DaskRunner(dask)
@@ -40,7 +40,7 @@ def open_runner(workers: Optional[int], dask: Optional[str]) -> Runner:
     return ProcessRunner(workers) if workers > 1 else SerialRunner()
 
 
-class SerialRunner(Runner):
+class SerialRunner(TaskRunner):
     """One task after another, here."""
 
     def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
@@ -63,7 +63,7 @@ def _follow_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-class ProcessRunner(Runner):
+class ProcessRunner(TaskRunner):
     """Worker processes of this machine, started afresh (not forked: the caller may hold threads, of torch for one)."""
 
     def __init__(self, workers: int) -> None:
@@ -100,7 +100,7 @@ class ProcessRunner(Runner):
         self._pool.shutdown()
 
 
-class DaskRunner(Runner):
+class DaskRunner(TaskRunner):
     """A cluster given by its scheduler's address, or `local:N` for one of N workers on this machine.
 
     The workers must see the folder of the data set under the same path. A task whose worker dies is given to another.

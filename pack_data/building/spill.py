@@ -13,11 +13,11 @@ from typing import Dict, Iterator, NamedTuple, Tuple
 
 import numpy as np
 
-from pack_data.packs import PREDICTION, SEQUENCE, SLOT, StoredColumn, PackSchema, smallest_type
+from pack_data.packs import PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 from pack_data.sequences import Sequences
 
 
-class Totals(NamedTuple):
+class RunningTotals(NamedTuple):
     """Sequences, tokens and masked tokens, of a block or up to a place in it."""
 
     sequences: int
@@ -25,8 +25,8 @@ class Totals(NamedTuple):
     predictions: int
 
 
-def totals_of(sequences: Sequences) -> Totals:
-    return Totals(len(sequences), int(sequences.lengths.sum()), int(sequences.prediction_counts.sum()))
+def totals_of(sequences: Sequences) -> RunningTotals:
+    return RunningTotals(len(sequences), int(sequences.lengths.sum()), int(sequences.prediction_counts.sum()))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SpillFormat:
                 if column.axis == axis:
                     yield axis, column.name, total, np.dtype(column.dtype)
 
-    def bytes(self, totals: Totals) -> int:
+    def bytes(self, totals: RunningTotals) -> int:
         return sum(totals[counted] * dtype.itemsize for _, _, counted, dtype in self._parts())
 
     def write(self, path: Path, sequences: Sequences) -> None:
@@ -62,7 +62,7 @@ class SpillFormat:
                 out.write(np.ascontiguousarray(columns[axis][name].astype(dtype, copy=False)).data)
         os.replace(temporary, path)
 
-    def read(self, path: Path, totals: Totals, start: Totals, end: Totals) -> Sequences:
+    def read(self, path: Path, totals: RunningTotals, start: RunningTotals, end: RunningTotals) -> Sequences:
         """The sequences between two running totals of a file with these totals."""
         columns: Dict[str, Dict[str, np.ndarray]] = {"": {}, SEQUENCE: {}, SLOT: {}, PREDICTION: {}}
         descriptor = os.open(str(path), os.O_RDONLY)
@@ -81,9 +81,9 @@ class SpillFormat:
         return Sequences(own["lengths"].astype(np.int64), columns[SLOT], own["prediction_counts"].astype(np.int64),
                          columns[PREDICTION], columns[SEQUENCE])
 
-    def read_all(self, path: Path, totals: Totals) -> Sequences:
-        return self.read(path, totals, Totals(0, 0, 0), totals)
+    def read_all(self, path: Path, totals: RunningTotals) -> Sequences:
+        return self.read(path, totals, RunningTotals(0, 0, 0), totals)
 
-    def read_lengths(self, path: Path, totals: Totals) -> np.ndarray:
+    def read_lengths(self, path: Path, totals: RunningTotals) -> np.ndarray:
         """The lengths alone, [sequences], in the type of the file."""
         return np.fromfile(path, dtype=self.lengths_type, count=totals.sequences)

@@ -21,10 +21,10 @@ from pack_data.building.assignment import assign
 from pack_data.building.former import fitted_schema, is_built, merged, split_overfull
 from pack_data.building.inputs import Files, VocabularyFile, one_sided, open_input
 from pack_data.building.options import BuildOptions
-from pack_data.building.runner import Runner
+from pack_data.building.runner import TaskRunner
 from pack_data.building.side import Side
-from pack_data.building.spill import SpillFormat, Totals
-from pack_data.building.switch import Target, announce, complete
+from pack_data.building.spill import RunningTotals, SpillFormat
+from pack_data.building.switch import Replacement, announce, complete
 from pack_data.building.tasks import (
     ShardTask,
     SortTask,
@@ -76,7 +76,7 @@ class Built(NamedTuple):
 class Stages:
     """One build in its work folder."""
 
-    def __init__(self, options: BuildOptions, work: Path, runner: Runner, progress: Optional[bool]) -> None:
+    def __init__(self, options: BuildOptions, work: Path, runner: TaskRunner, progress: Optional[bool]) -> None:
         self.options, self.work, self.runner, self.progress = options, work, runner, progress
         self.out = Path(options.out)
         self.example_options = options.example_options()
@@ -125,7 +125,7 @@ class Stages:
                 packings.append(self._make_ready(side, schema, packing, shards, self._made_with(side, sources), vocabulary))
             fixed = schema  # packs of the held-out side have the shape of the training side's
         with self._timed("commit"):
-            announce(self.work, [Target(side.work, side.out) for side in self.sides])
+            announce(self.work, [Replacement(side.work, side.out) for side in self.sides])
             complete(self.work)
             store = PackStore.open(self.out)
         return Built(store, packings[0], self.seconds)
@@ -261,7 +261,7 @@ class Stages:
             return
         spill = SpillFormat.of(parts_schema)
         lengths = np.concatenate([
-            spill.read_lengths(side.work / f"{examples_name(note['part'])}.bin", Totals(*note["totals"]))
+            spill.read_lengths(side.work / f"{examples_name(note['part'])}.bin", RunningTotals(*note["totals"]))
             for note in side.notes])
         assignment = assign(lengths, packing, (self.options.seed, self.options.epoch))
         save_array(side.work / "pack.npy", assignment.pack)
@@ -272,7 +272,7 @@ class Stages:
     def _shards(self, side: Side, parts_schema: PackSchema, schema: PackSchema, packing: Packing) -> List[Note]:
         work, notes, per_shard = side.work, side.notes, max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
         count, first_shard = -(-packing.packs // per_shard), len(side.former.shards) if side.former else 0
-        totals = [Totals(*note["totals"]) for note in notes]
+        totals = [RunningTotals(*note["totals"]) for note in notes]
         firsts = np.cumsum([0] + [total.sequences for total in totals])
         sort_tasks = [
             SortTask(str(work.resolve()), part, totals[part], int(firsts[part]), parts_schema, per_shard, count)
@@ -289,7 +289,7 @@ class Stages:
 
         def shard_task(number: int) -> ShardTask:
             between = tuple(
-                (totals[part], Totals(*runs[part, number].tolist()), Totals(*runs[part, number + 1].tolist()))
+                (totals[part], RunningTotals(*runs[part, number].tolist()), RunningTotals(*runs[part, number + 1].tolist()))
                 for part in range(len(notes)))
             return ShardTask(str(work.resolve()), str(side.ready.resolve()), number, first_shard + number,
                              packs_of(number), between, parts_schema, schema, per_shard)

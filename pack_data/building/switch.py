@@ -20,14 +20,14 @@ from pack_data.store import MANIFEST, named_files
 COMMIT, READY = "commit.json", "ready"
 
 
-class Target(NamedTuple):
+class Replacement(NamedTuple):
     """A data set that waits: its finished files are in `work`/ready, they belong into the folder `out`."""
 
     work: Path
     out: Path
 
 
-def announce(work: Path, targets: Sequence[Target]) -> None:
+def announce(work: Path, targets: Sequence[Replacement]) -> None:
     """Notes in `work` what goes where. `work` is the work folder of the first target and holds those of the others."""
     entries: List[Dict[str, Any]] = []
     for target in targets:

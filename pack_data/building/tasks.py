@@ -17,13 +17,13 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
+from pack_data.building.spill import RunningTotals, SpillFormat, totals_of
+from pack_data.files import write_atomically
+from pack_data.packs import SEQUENCE, PackSchema, StoredColumn, assemble, smallest_type
+from pack_data.sequences import Sequences, digest
+from pack_data.store import lengths_of, write_shard
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, examples_of, masked_count
-from pack_data.packs import SEQUENCE, StoredColumn, PackSchema, assemble, smallest_type
-from pack_data.sequences import Sequences, digest
-from pack_data.building.spill import SpillFormat, Totals, totals_of
-from pack_data.files import write_atomically
-from pack_data.store import lengths_of, write_shard
 from pack_data.text.wordpiece import Vocabulary, load_vocabulary
 
 
@@ -144,7 +144,7 @@ def make_synthetic_part(task: SyntheticTask) -> Dict[str, Any]:
 class SortTask:
     work: str
     part: int
-    totals: Totals
+    totals: RunningTotals
     first: int                      # number of the part's first sequence in the whole
     schema: PackSchema
     packs_per_shard: int
@@ -188,7 +188,7 @@ class ShardTask:
     shard: int                      # its number in the data set, which may hold others from before
     packs: int
     # For each part: its totals and the running totals where this shard's run begins and ends.
-    runs: Tuple[Tuple[Totals, Totals, Totals], ...]
+    runs: Tuple[Tuple[RunningTotals, RunningTotals, RunningTotals], ...]
     parts_schema: PackSchema        # of the sorted files; a source's ids are wider there
     schema: PackSchema              # of the packs
     packs_per_shard: int

@@ -3,17 +3,17 @@ import json
 import numpy as np
 import pytest
 
-from pack_data.building import inputs, stages
 from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
+from pack_data.building import inputs, stages
 from pack_data.command import run_main
 from pack_data.packing import Packing
-from pack_data.sequences import digest
 from pack_data.packs import disassemble
+from pack_data.sequences import digest
 from pack_data.store import PackStore
+from pack_data.text.wordpiece import load_vocabulary
 from pack_data.verify import main as verify_main
 from pack_data.verify import verify
-from pack_data.text.wordpiece import load_vocabulary
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 

@@ -1,4 +1,4 @@
-"""NNLSHP: the paper's figures, and the fast solver held against the dense one."""
+"""NNLSHP: the paper's figures, its strategies, rounds, padding, and what it refuses."""
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,24 +13,6 @@ from tests.pack_data_strategies import histograms
 def wikipedia():
     histogram = LengthHistogram.published("wikipedia_512")
     return histogram, nnlshp.pack(histogram, max_sequences_per_pack=3)
-
-
-def coarse(factor: int) -> LengthHistogram:
-    """SQuAD with lengths in units of `factor` tokens: the shape of real data at a size the dense solver takes easily."""
-    whole = LengthHistogram.published("squad_1_1_384")
-    lengths = np.repeat(-(-whole.lengths // factor), whole.counts[whole.lengths])
-    return LengthHistogram.from_lengths(lengths, 384 // factor)
-
-
-def residual(strategies, weights, counts, mixture) -> float:
-    return float(np.linalg.norm(weights * (counts - nnlshp._counts(strategies, mixture, len(counts) - 1))))
-
-
-def weights_of(S: int) -> np.ndarray:
-    weights = np.ones(S + 1)
-    weights[:9] = 0.09
-    weights[0] = 0.0
-    return weights
 
 
 def test_table_1_of_the_paper(wikipedia):
@@ -65,41 +47,6 @@ def test_strategies_by_exhaustive_search(S, depth):
     assert set(map(tuple, nnlshp.strategies_filling(S, depth).tolist())) == expected
 
 
-@pytest.mark.parametrize("factor", [8, 6])
-def test_the_fast_solver_reaches_the_least_residual(factor):
-    histogram = coarse(factor)
-    S = histogram.max_sequence_length
-    strategies, weights = nnlshp.strategies_filling(S, 3), weights_of(S)
-    counts = histogram.counts.astype(float)
-    fast = nnlshp.solve_fast(strategies, weights, counts)
-    reference = nnlshp.solve_reference(strategies, weights, counts)
-    least = residual(strategies, weights, counts, reference)
-    assert least > 1  # the histogram cannot be met exactly, so there is something to minimise
-    assert residual(strategies, weights, counts, fast) == pytest.approx(least, rel=1e-5)
-    # The minimum is strictly convex in the counts: whatever the mixture, these are the same.
-    assert np.allclose(
-        nnlshp._counts(strategies, fast, S), nnlshp._counts(strategies, reference, S), atol=1e-4 * counts.max())
-    assert np.count_nonzero(fast) <= S
-    packs = [nnlshp.pack(histogram, max_sequences_per_pack=3, solver=solver).packs for solver in ("fast", "reference")]
-    assert packs[0] == pytest.approx(packs[1], rel=2e-3)
-
-
-@given(histogram=histograms(max_sequence_length=24, max_count=50))
-def test_the_fast_solver_meets_the_optimality_conditions(histogram):
-    S = histogram.max_sequence_length
-    if not histogram.sequences:
-        return
-    strategies, weights = nnlshp.strategies_filling(S, 3), weights_of(S)
-    counts = histogram.counts.astype(float)
-    mixture = nnlshp.solve_fast(strategies, weights, counts)
-    assert (mixture >= 0).all()
-    rest = weights**2 * (counts - nnlshp._counts(strategies, mixture, S))
-    gradient = rest[strategies].sum(axis=1)
-    scale = float((weights * counts).max())
-    assert gradient.max() <= 1e-5 * scale  # no strategy would lower the residual
-    assert abs(gradient @ mixture) <= 1e-5 * scale**2  # none in use would raise it
-
-
 @settings(max_examples=20)
 @given(histogram=histograms(max_sequence_length=24, max_count=3000), rounds=st.sampled_from([2, 20]), depth=st.integers(1, 3))
 def test_more_rounds_place_everything_too(histogram, rounds, depth):
@@ -114,22 +61,6 @@ def test_more_rounds_leave_less_alone(wikipedia):
     packing.check(histogram)
     assert packing.packs < once.packs
     assert round(packing.packing_factor, 3) == 1.997
-
-
-def test_a_solver_failure_keeps_the_interior_mixture(monkeypatch):
-    """The vertex only saves strategies: where the linear programme fails, the same residual comes without it."""
-    import scipy.optimize
-
-    histogram = coarse(8)
-    S = histogram.max_sequence_length
-    strategies, weights = nnlshp.strategies_filling(S, 3), weights_of(S)
-    counts = histogram.counts.astype(float)
-    vertex = nnlshp.solve_fast(strategies, weights, counts)
-    failed = scipy.optimize.OptimizeResult(status=4, x=None)
-    monkeypatch.setattr(scipy.optimize, "linprog", lambda *args, **options: failed)
-    interior = nnlshp.solve_fast(strategies, weights, counts)
-    assert residual(strategies, weights, counts, interior) == pytest.approx(residual(strategies, weights, counts, vertex), rel=1e-5)
-    nnlshp.pack(histogram, max_sequences_per_pack=3).check(histogram)
 
 
 def test_padding_leaves_the_strategies():

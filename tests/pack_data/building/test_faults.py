@@ -9,10 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from pack_data.building import inputs, stages
-from pack_data.building import tasks
-from pack_data.store import PackStore
+from pack_data.building import inputs, stages, tasks
 from pack_data.building.switch import COMMIT
+from pack_data.store import PackStore
 from pack_data.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 

@@ -7,17 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.building import inputs, stages
-from pack_data.building import sides
 from pack_data.build import main as build_main
-from pack_data.command import run_main
-from pack_data.text.corpus import Document, documents, file_documents
-from pack_data.packs import disassemble
+from pack_data.building import inputs, sides, stages
 from pack_data.building.sides import held_out_folder
-from pack_data.store import PackStore, read_manifest
 from pack_data.building.switch import COMMIT
-from pack_data.verify import verify
+from pack_data.command import run_main
+from pack_data.packs import disassemble
+from pack_data.store import PackStore, read_manifest
+from pack_data.text.corpus import Document, documents, file_documents
 from pack_data.text.wordpiece import load_vocabulary
+from pack_data.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 SHARE = 0.3

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from pack_data.building import inputs, stages
 from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
+from pack_data.building import inputs, stages
 from pack_data.command import run_main
 from pack_data.packing import Packing
 from pack_data.store import StoreWriter, read_manifest

@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Tuple
 Strategy = Tuple[int, ...]
 
 
-class OpenPacks:
+class PacksByFreeSlots:
     """Groups of equal packs, stacked by free slots; a pack that is full or at its depth is closed for good.
 
     Working on groups instead of single packs is what makes the cost depend on S, not on the number of sequences.
