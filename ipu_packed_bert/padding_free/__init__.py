@@ -1,30 +1,52 @@
-"""Padding-free batches for causal Hugging Face models: collators, a test for leaks, updates by their tokens."""
+"""Padding-free batches for causal Hugging Face models: collators, a test for leaks, updates by their tokens.
+
+    from ipu_packed_bert.padding_free import PaddingFreeCollator, check_no_leak
+    check_no_leak(model, longest=2048)
+    collator = PaddingFreeCollator(model)                   # list of examples -> arguments of the model
+
+A public name is loaded when it is first used, so that the package itself needs neither torch nor Transformers.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, List
+from typing import TYPE_CHECKING, Any, List
 
-# A public name is imported on first use (PEP 562), so that the package itself needs neither torch nor Transformers.
-_MODULES = {
+if TYPE_CHECKING:
+    from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator, PaddingFreeCollator, inputs_for
+    from ipu_packed_bert.padding_free.probe import check_no_leak
+    from ipu_packed_bert.padding_free.update import UpdateResult, accumulate, mean_loss, take_step
+
+_PLACES = {
     "Batches": "collators",
     "PaddingCollator": "collators",
     "PaddingFreeCollator": "collators",
-    "inputs_for": "collators",
-    "check_no_leak": "probe",
     "UpdateResult": "update",
     "accumulate": "update",
+    "check_no_leak": "probe",
+    "inputs_for": "collators",
     "mean_loss": "update",
     "take_step": "update",
 }
-__all__ = sorted(_MODULES)
+
+__all__ = [
+    "Batches",
+    "PaddingCollator",
+    "PaddingFreeCollator",
+    "UpdateResult",
+    "accumulate",
+    "check_no_leak",
+    "inputs_for",
+    "mean_loss",
+    "take_step",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
 
 
 def __dir__() -> List[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted([*globals(), *__all__])
