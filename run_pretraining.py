@@ -1,4 +1,5 @@
 """Pre-train a packed BERT: python run_pretraining.py --config configs/packed_phase2_pod16.yml"""
+
 from ipu_packed_bert.commands.pretrain import main
 from pack_data.command import run_main
 

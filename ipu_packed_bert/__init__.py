@@ -3,9 +3,10 @@
     from ipu_packed_bert import load_config
     config = load_config("configs/packed_host.yml", ["run.steps=10"])
 
-`packed-bert`, or `python -m ipu_packed_bert`, lists the commands; `ipu_packed_bert.padding_free` is for causal models. A public
-name is loaded when it is first used, so that configurations can be read and plans made without torch.
+`packed-bert`, or `python -m ipu_packed_bert`, lists the commands; `ipu_packed_bert.padding_free` is for causal models.
+A public name is loaded when it is first used, so that configurations can be read and plans made without torch.
 """
+
 from __future__ import annotations
 
 from importlib import import_module

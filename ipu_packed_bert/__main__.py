@@ -1,4 +1,5 @@
-"""`packed-bert COMMAND`, as `python -m ipu_packed_bert COMMAND`: every command of the project under one name; alone it lists them."""
+"""`packed-bert COMMAND`, or `python -m ipu_packed_bert COMMAND`: every command under one name; alone it lists them."""
+
 from __future__ import annotations
 
 import difflib
@@ -31,20 +32,31 @@ def _packing(name: str) -> Command:
 
 
 COMMANDS: Dict[str, Command] = {
-    "pretrain": Command("ipu_packed_bert.commands.pretrain", "trains a BERT on a packed data set, which it builds where it is missing"),
-    "plan": Command("ipu_packed_bert.commands.plan", "what a configuration would run and where, and whether it fits; no device needed"),
+    "pretrain": Command(
+        "ipu_packed_bert.commands.pretrain", "trains a BERT on a packed data set, which it builds where it is missing"
+    ),
+    "plan": Command(
+        "ipu_packed_bert.commands.plan",
+        "what a configuration would run and where, and whether it fits; no device needed",
+    ),
     "finetune": Command("ipu_packed_bert.finetune", "fine-tunes a trained BERT on packs: questions, texts"),
     "export": Command("ipu_packed_bert.commands.export", "a run to a Hugging Face folder, and such a folder to a run"),
     "adjust": Command("ipu_packed_bert.commands.adjust", "turns the configuration of an unpacked run into packed ones"),
-    "benchmark": Command("ipu_packed_bert.commands.benchmark", "sequences per second on this machine, packed over unpacked"),
-    "report": Command("ipu_packed_bert.report.command", "cycles, overhead and speed-up on an IPU, from the cycle model or from runs"),
+    "benchmark": Command(
+        "ipu_packed_bert.commands.benchmark", "sequences per second on this machine, packed over unpacked"
+    ),
+    "report": Command(
+        "ipu_packed_bert.report.command", "cycles, overhead and speed-up on an IPU, from the cycle model or from runs"
+    ),
     "calibrate": Command("ipu_packed_bert.report.calibrate", "fits the cycle model to the published measurements"),
     "experiments": Command("ipu_packed_bert.experiments", "the experiments behind README's evidence"),
     "build": _packing("build"),
     "verify": _packing("verify"),
     "convert": _packing("convert"),
     "histogram": _packing("histogram"),
-    "pack": Command("ipu_packed_bert.commands.pack", "packs a histogram of lengths; --packer NAME, optimal unless told otherwise"),
+    "pack": Command(
+        "ipu_packed_bert.commands.pack", "packs a histogram of lengths; --packer NAME, optimal unless told otherwise"
+    ),
     "compare": _packing("compare"),
     "certificate": _packing("certificate"),
     "sort": _packing("sort"),

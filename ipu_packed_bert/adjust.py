@@ -1,4 +1,5 @@
 """python -m ipu_packed_bert.adjust: the door of ipu_packed_bert.commands.adjust."""
+
 from ipu_packed_bert.commands.adjust import main
 from pack_data.command import run_main
 

@@ -1,4 +1,5 @@
 """python -m ipu_packed_bert.benchmark: the door of ipu_packed_bert.commands.benchmark."""
+
 from ipu_packed_bert.commands.benchmark import main
 from pack_data.command import run_main
 

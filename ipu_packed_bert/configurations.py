@@ -1,4 +1,5 @@
 """The configurations that come with this package: in configs/ of a checkout, or installed with it."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,5 +20,7 @@ def config_file(name: str) -> Path:
     shipped = FOLDER / f"{name}.yml"
     if not shipped.is_file():
         names = ", ".join(sorted(each.stem for each in FOLDER.glob("*.yml")))
-        raise ValueError(f"--config {name}: neither a file nor a configuration that comes with the program; those are {names}")
+        raise ValueError(
+            f"--config {name}: neither a file nor a configuration that comes with the program; those are {names}"
+        )
     return shipped

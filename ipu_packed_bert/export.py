@@ -1,4 +1,5 @@
 """python -m ipu_packed_bert.export: the door of ipu_packed_bert.commands.export."""
+
 from ipu_packed_bert.commands.export import main
 from pack_data.command import run_main
 

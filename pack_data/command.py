@@ -1,4 +1,5 @@
 """What every command line of this project shares: errors in one line, types of options, progress bars."""
+
 from __future__ import annotations
 
 import argparse
@@ -87,7 +88,9 @@ def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opt
         return 130
 
 
-def list_commands(package: str, commands: Mapping[str, str], argv: Optional[Sequence[str]] = None, more: Sequence[str] = ()) -> int:
+def list_commands(
+    package: str, commands: Mapping[str, str], argv: Optional[Sequence[str]] = None, more: Sequence[str] = ()
+) -> int:
     """The main of `python -m PACKAGE`: prints the package's commands, a line each, and then the lines of `more`."""
     width = max(map(len, commands))
     lines = [f"python -m {package}.NAME --help says more about each:", ""]
@@ -95,7 +98,11 @@ def list_commands(package: str, commands: Mapping[str, str], argv: Optional[Sequ
     lines += ["", *more] if more else []
     given = ArgumentParser(prog=f"python -m {package}", description="\n".join(lines)).parse_known_args(argv)[1]
     if given:
-        way_out = f"type python -m {package}.{' '.join(given)}" if given[0] in commands else f"the commands are {', '.join(commands)}"
+        way_out = (
+            f"type python -m {package}.{' '.join(given)}"
+            if given[0] in commands
+            else f"the commands are {', '.join(commands)}"
+        )
         raise ValueError(f"{given[0]}: python -m {package} only lists its commands; {way_out}")
     print("\n".join(lines))
     return 0
@@ -119,7 +126,9 @@ def parse_depth(text: str) -> Optional[int]:
     try:
         return positive_int(text)
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no packing depth: give a number of at least 1, or 'unlimited'") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no packing depth: give a number of at least 1, or 'unlimited'"
+        ) from None
 
 
 def depth_text(max_sequences_per_pack: Optional[int]) -> str:

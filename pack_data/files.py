@@ -1,4 +1,5 @@
 """Files that are there whole or not at all, and folders that one process at a time writes."""
+
 from __future__ import annotations
 
 import errno
@@ -55,7 +56,10 @@ def locked(path: Path, complaint: str) -> Iterator[None]:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):  # the last two on Windows
                 raise ValueError(complaint) from None
-            print(f"note: {path.parent} cannot be locked ({error.strerror}); start no second process on it", file=sys.stderr)
+            print(
+                f"note: {path.parent} cannot be locked ({error.strerror}); start no second process on it",
+                file=sys.stderr,
+            )
         yield
 
 

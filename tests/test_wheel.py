@@ -1,8 +1,9 @@
 """The wheel, installed outside the checkout, does what the checkout does: build, verify, train, plan, report, by name.
 
-It is built here without isolation and installed without dependencies, over this environment's packages; `--packed-bert PATH`
-tests the console command of another environment instead (`make test-wheel`: an empty one, with dependencies).
+It is built here without isolation and installed without dependencies, over this environment's packages;
+`--packed-bert PATH` tests the console command of another environment (`make test-wheel`: an empty one).
 """
+
 import json
 import os
 import shutil
@@ -26,7 +27,7 @@ class Installed(NamedTuple):
 
 
 def run(*arguments, status=0, **options):
-    done = subprocess.run([str(each) for each in arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, **options)
+    done = subprocess.run([str(each) for each in arguments], capture_output=True, text=True, **options)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout if status == 0 else done.stderr
 
@@ -41,57 +42,142 @@ def packed_bert(installed, *arguments, status=0):
 def wheel(tmp_path_factory):
     setuptools = pytest.importorskip("setuptools", reason="a wheel needs setuptools")
     if tuple(map(int, setuptools.__version__.split(".")[:2])) < (70, 1):
-        pytest.skip(f"setuptools {setuptools.__version__} makes wheels only with the package wheel; 70.1 or newer alone")
+        pytest.skip(
+            f"setuptools {setuptools.__version__} makes wheels only with the package wheel; 70.1 or newer alone"
+        )
     source = tmp_path_factory.mktemp("wheel") / "source"
-    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], stdout=subprocess.PIPE, universal_newlines=True)
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], stdout=subprocess.PIPE, text=True
+    )
     if listed.returncode == 0:
         for name in listed.stdout.splitlines():
             if (ROOT / name).is_file():
                 (source / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(str(ROOT / name), str(source / name))
     else:  # an unpacked archive
-        shutil.copytree(str(ROOT), str(source), ignore=shutil.ignore_patterns(".*", "data", "runs", "__pycache__", "*.egg-info"))
+        shutil.copytree(
+            str(ROOT), str(source), ignore=shutil.ignore_patterns(".*", "data", "runs", "__pycache__", "*.egg-info")
+        )
     out = source.parent / "out"
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "-w", out, source)
-    found, = out.glob("*.whl")
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        out,
+        source,
+    )
+    (found,) = out.glob("*.whl")
     return found
 
 
 @pytest.fixture(scope="module")
 def installed(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("outside")
-    environment = {**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, "OMP_NUM_THREADS": "1"}
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        "OMP_NUM_THREADS": "1",
+    }
     given = request.config.getoption("--packed-bert")
     if given is not None:
         return Installed([str(given.absolute())], environment, folder)
     pytest.importorskip("torch", reason="training needs torch")
     site = tmp_path_factory.mktemp("site")
-    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, request.getfixturevalue("wheel"))
-    return Installed([sys.executable, str(site / "bin" / "packed-bert")], {**environment, "PYTHONPATH": str(site)}, folder)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        site,
+        request.getfixturevalue("wheel"),
+    )
+    return Installed(
+        [sys.executable, str(site / "bin" / "packed-bert")], {**environment, "PYTHONPATH": str(site)}, folder
+    )
 
 
 @pytest.fixture(scope="module")
 def trained(installed):
     """A data set from a text of one's own, and a run of two updates on it; returns what training printed."""
-    words = "the pack holds many short sequences and no slot is left empty while a long one stands alone".split()
+    words = [
+        "the",
+        "pack",
+        "holds",
+        "many",
+        "short",
+        "sequences",
+        "and",
+        "no",
+        "slot",
+        "is",
+        "left",
+        "empty",
+        "while",
+        "a",
+        "long",
+        "one",
+        "stands",
+        "alone",
+    ]
     (installed.folder / "text").mkdir()
     for number in range(6):
-        lines = [" ".join(words[(number + line + word) % len(words)] for word in range(4 + line % 7)) + "." for line in range(40)]
+        lines = [
+            " ".join(words[(number + line + word) % len(words)] for word in range(4 + line % 7)) + "."
+            for line in range(40)
+        ]
         (installed.folder / "text" / f"{number}.txt").write_text("\n".join(lines))
-    packed_bert(installed, "build", "--corpus", "text", "--max-sequence-length", 64, "--max-sequences-per-pack", 3, "--vocabulary-size", 200,
-                "--workers", 1, "--out", "data/own")
+    packed_bert(
+        installed,
+        "build",
+        "--corpus",
+        "text",
+        "--max-sequence-length",
+        64,
+        "--max-sequences-per-pack",
+        3,
+        "--vocabulary-size",
+        200,
+        "--workers",
+        1,
+        "--out",
+        "data/own",
+    )
     model = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
     settings = [f"model.{name}={value}" for name, value in model.items()]
     settings += ["placement.layers_per_ipu=[1]", "batch.gradient_accumulation=4", "run.evaluate_every=0"]
-    return packed_bert(installed, "pretrain", "--config", "packed_host", "--data", "data/own", "--steps", 2, "--out", "run",
-                       *(word for setting in settings for word in ("--set", setting)))
+    return packed_bert(
+        installed,
+        "pretrain",
+        "--config",
+        "packed_host",
+        "--data",
+        "data/own",
+        "--steps",
+        2,
+        "--out",
+        "run",
+        *(word for setting in settings for word in ("--set", setting)),
+    )
 
 
 def test_the_wheel_holds_what_is_installed_and_no_more(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {"ipu_packed_bert/py.typed", "pack_data/py.typed", "pack_data/published/wikipedia_512.csv"} <= names
-    sources = {path.relative_to(ROOT).as_posix() for package in ("ipu_packed_bert", "pack_data") for path in (ROOT / package).rglob("*.py")}
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for package in ("ipu_packed_bert", "pack_data")
+        for path in (ROOT / package).rglob("*.py")
+    }
     configs = {f"ipu_packed_bert/configs/{path.name}" for path in (ROOT / "configs").glob("*.yml")}
     assert len(configs) > 10 and sources | configs <= names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"ipu_packed_bert", "pack_data"}
@@ -99,27 +185,47 @@ def test_the_wheel_holds_what_is_installed_and_no_more(wheel):
 
 def test_it_builds_verifies_and_trains(installed, trained):
     assert "each exactly once" in packed_bert(installed, "verify", "data/own")
-    assert [json.loads(line)["step"] for line in (installed.folder / "run" / "log.jsonl").read_text().splitlines()] == [1, 2]
-    advice, = (line for line in trained.splitlines() if line.startswith("continue"))
+    assert [json.loads(line)["step"] for line in (installed.folder / "run" / "log.jsonl").read_text().splitlines()] == [
+        1,
+        2,
+    ]
+    (advice,) = (line for line in trained.splitlines() if line.startswith("continue"))
     assert advice.split()[1:3] == ["packed-bert", "pretrain"]
-    packed_bert(installed, *advice.split()[2:])              # what it tells to type works
+    packed_bert(installed, *advice.split()[2:])  # what it tells to type works
     assert len((installed.folder / "run" / "log.jsonl").read_text().splitlines()) == 4
 
 
 def test_it_plans_by_name(installed):
     text = packed_bert(installed, "plan", "--config", "packed_phase2_pod16", "--packing-factor", 2)
     assert "4 replicas of 4 IPUs = 16 IPUs" in text and "verdict   fits" in text
-    packed_bert(installed, "plan", "--config", "packed_phase2_pod16", "--packing-factor", 2, "--set", "batch.micro_batch=64", status=1)
+    packed_bert(
+        installed,
+        "plan",
+        "--config",
+        "packed_phase2_pod16",
+        "--packing-factor",
+        2,
+        "--set",
+        "batch.micro_batch=64",
+        status=1,
+    )
     assert "packed_phase1_pod16" in packed_bert(installed, "plan", "--config", "packed_phase3_pod16", status=2)
 
 
 def test_it_reports(installed):
-    assert "16 IPUs" in packed_bert(installed, "report", "--config", "packed_phase2_base_pod16", "--packing-factor", 2, "--no-cache")
+    assert "16 IPUs" in packed_bert(
+        installed, "report", "--config", "packed_phase2_base_pod16", "--packing-factor", 2, "--no-cache"
+    )
 
 
 def test_the_packages_are_the_installed_ones(installed):
     """Nothing of the checkout was used by accident."""
-    python = installed.command[0] if len(installed.command) == 2 else str(Path(installed.command[0]).with_name("python"))
-    program = "import ipu_packed_bert, pack_data, ipu_packed_bert.configurations as c; print(ipu_packed_bert.__file__, pack_data.__file__, c.FOLDER)"
+    python = (
+        installed.command[0] if len(installed.command) == 2 else str(Path(installed.command[0]).with_name("python"))
+    )
+    program = (
+        "import ipu_packed_bert, pack_data; from ipu_packed_bert.configurations import FOLDER;"
+        "print(ipu_packed_bert.__file__, pack_data.__file__, FOLDER)"
+    )
     for path in run(python, "-c", program, cwd=str(installed.folder), env=installed.environment).split():
         assert ROOT not in Path(path).resolve().parents or ".venv-wheel" in path

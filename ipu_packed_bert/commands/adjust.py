@@ -1,15 +1,18 @@
-"""From an unpacked run to packed ones: `python -m ipu_packed_bert.adjust --config unpacked.yml --data PACKED --out configs`.
+"""From an unpacked run to packed ones.
+
+    python -m ipu_packed_bert.adjust --config unpacked.yml --data PACKED --out configs
 
 A pack holds p sequences on average, so the same number of packs in an update is p times the batch (packedBERT, section
 3.3).  Two ways out, one configuration each, with p from the data set's manifest:
 
     accumulation   the accumulation is divided by p: the same batch of sequences, the same hyperparameters and steps;
                    the learning curve over sequences is that of the unpacked run
-    betas          the batch of packs stays, p times as many sequences: beta1 and beta2 to the power p, steps divided by p;
-                   the device works with whole batches, the learning curve is comparable, not the same
+    betas          the batch of packs stays, p times as many sequences: beta1 and beta2 to the power p, steps divided
+                   by p; the device works with whole batches; the learning curve is comparable, not the same
 
 The learning rate stays in both: the paper found that scaling it with the batch slows convergence (section 4.2).
 """
+
 from __future__ import annotations
 
 import argparse
@@ -24,8 +27,8 @@ from ipu_packed_bert.config import Config, ConfigError, check_accumulation, conf
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.data import check_data, facts
 from pack_data.command import ArgumentParser, typed
-from pack_data.packers import PACKERS
 from pack_data.files import write_atomically
+from pack_data.packers import PACKERS
 from pack_data.store import Manifest, read_manifest
 
 ADJUSTMENTS = ("accumulation", "betas")
@@ -39,9 +42,10 @@ class Adjusted(NamedTuple):
 
     def text(self, origin: Config, manifest: Manifest) -> str:
         """The file: what it is, then every setting."""
+        factor = manifest.packing_factor
         lines = [
-            f"# {origin.path} for the packs in {self.config.data.directory}: {manifest.packing_factor:.3f} sequences a pack.",
-            f"# {summary(self.config, manifest.packing_factor)} (packedBERT, section 3.3); made by python -m ipu_packed_bert.adjust.",
+            f"# {origin.path} for the packs in {self.config.data.directory}: {factor:.3f} sequences a pack.",
+            f"# {summary(self.config, factor)} (packedBERT, section 3.3); made by python -m ipu_packed_bert.adjust.",
         ]
         return "\n".join(lines) + "\n\n" + self.config.to_yaml()
 
@@ -52,29 +56,45 @@ def adjust(config: Config, manifest: Manifest, directory: str) -> Tuple[Adjusted
     Raises ValueError where the configuration is packed already or does not fit the data set.
     """
     if config.packed:
-        raise ConfigError(f"{config.path}: data.max_sequences_per_pack is {config.data.max_sequences_per_pack}; adjust starts from an "
-                          "unpacked configuration (packer none, depth 1)")
+        raise ConfigError(
+            f"{config.path}: data.max_sequences_per_pack is {config.data.max_sequences_per_pack}; adjust starts from "
+            "an unpacked configuration (packer none, depth 1)"
+        )
     if manifest.schema.max_sequences_per_pack == 1:
-        raise ValueError(f"{directory}: every pack holds one sequence, there is nothing to adjust; give --data a packed data set")
+        raise ValueError(
+            f"{directory}: every pack holds one sequence, there is nothing to adjust; give --data a packed data set"
+        )
     config = config.filled_in(facts(config, manifest), directory)
     factor, made = manifest.packing_factor, manifest.made_with.get("options", {})
     data = replace(
-        config.data, directory=directory, packer=manifest.algorithm if manifest.algorithm in PACKERS else "spfhp",
+        config.data,
+        directory=directory,
+        packer=manifest.algorithm if manifest.algorithm in PACKERS else "spfhp",
         max_sequences_per_pack=manifest.schema.max_sequences_per_pack,
-        duplication_factor=made.get("duplication_factor", config.data.duplication_factor), seed=made.get("seed", config.data.seed))
-    # The block's own data set is an unpacked one; the packs given take its place, with the vocabulary they were made with.
-    kept = tuple((key, value) for key, value in config.without_ipus
-                 if not key.startswith("data.") and key not in ("model.vocabulary_size", "optimizer.packing_adjustment"))
+        duplication_factor=made.get("duplication_factor", config.data.duplication_factor),
+        seed=made.get("seed", config.data.seed),
+    )
+    # The block's own data set is an unpacked one; the packs given take its place, with the vocabulary of those packs.
+    kept = tuple(
+        (key, value)
+        for key, value in config.without_ipus
+        if not key.startswith("data.") and key not in ("model.vocabulary_size", "optimizer.packing_adjustment")
+    )
     stem = config.name.replace("unpacked", "packed") if "unpacked" in config.name else config.name + "_packed"
     adjusted = []
     for adjustment in ADJUSTMENTS:
         divisor = factor if adjustment == "betas" else 1.0
         packed = replace(
-            config, data=data, optimizer=replace(
-                config.optimizer, packing_adjustment=adjustment,
-                schedule_steps=config.optimizer.schedule_steps and _divided(config.optimizer.schedule_steps, divisor)),
+            config,
+            data=data,
+            optimizer=replace(
+                config.optimizer,
+                packing_adjustment=adjustment,
+                schedule_steps=config.optimizer.schedule_steps and _divided(config.optimizer.schedule_steps, divisor),
+            ),
             run=replace(config.run, steps=_divided(config.run.steps, divisor)),
-            without_ipus=tuple((key, _divided(value, divisor) if key == "run.steps" else value) for key, value in kept))
+            without_ipus=tuple((key, _divided(value, divisor) if key == "run.steps" else value) for key, value in kept),
+        )
         name = f"{stem}_{adjustment}.yml"
         # Read back, so that what is handed out is what a run will load.
         packed = config_from_tree(yaml.safe_load(packed.to_yaml()), name)
@@ -99,15 +119,22 @@ def summary(config: Config, packing_factor: float) -> str:
         accumulation += f" -> {config.accumulation(packing_factor)}"
     else:
         betas += f" -> {beta1:.4f}, {beta2:.6f}"
-    return (f"{accumulation}, {betas}, {config.packs_per_update(packing_factor):,} packs or about "
-            f"{config.expected_sequences_per_update(packing_factor):,.0f} sequences an update, {config.run.steps:,} steps")
+    return (
+        f"{accumulation}, {betas}, {config.packs_per_update(packing_factor):,} packs or about "
+        f"{config.expected_sequences_per_update(packing_factor):,.0f} sequences an update, {config.run.steps:,} steps"
+    )
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog="python -m ipu_packed_bert.adjust", description=__doc__,
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(
+        prog="python -m ipu_packed_bert.adjust",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--config", required=True, metavar="FILE", help="the settings of the unpacked run")
-    parser.add_argument("--data", required=True, metavar="PACKED", help="a packed data set, as pack_data.build makes it")
+    parser.add_argument(
+        "--data", required=True, metavar="PACKED", help="a packed data set, as pack_data.build makes it"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the two files there; default: print them")
     args = parser.parse_args(argv)
     config, manifest = load_config(config_file(args.config)), read_manifest(Path(args.data))

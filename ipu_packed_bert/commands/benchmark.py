@@ -22,7 +22,7 @@ from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
 from pack_data.packs import default_predictions
 
-# hidden size, layers, heads, intermediate size. `base3` is BERT-base cut to 3 layers: as telling, in a quarter of the time.
+# hidden size, layers, heads, intermediate size. `base3` is BERT-base with 3 layers, which takes a quarter of its time.
 SIZES = {
     "tiny": (128, 2, 2, 512),
     "small": (256, 4, 4, 1024),
@@ -187,7 +187,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for each in measurements:
         print(each.engine)
     print(
-        f"model {size}: hidden {hidden}, {layers} layers, vocabulary {args.vocabulary_size}; forward and backward pass\n"
+        f"model {size}: hidden {hidden}, {layers} layers, vocabulary {args.vocabulary_size}; forward and backward"
+        " pass\n"
         f"{work.sequences} sequences of {histogram.name or args.histogram}, {work.tokens} tokens, in {args.packs} packs"
         f" of {slots} by {packing.algorithm}, micro-batches of {args.micro_batch} rows, median of {rounds} rounds\n"
     )

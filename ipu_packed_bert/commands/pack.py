@@ -1,4 +1,5 @@
 """A histogram of lengths packed by one packer: `--packer NAME`, then that packer's own options."""
+
 from __future__ import annotations
 
 import argparse

@@ -1,4 +1,5 @@
-"""What a configuration would run and where: pipeline, memory, cycles and days, without a device; exit status 1 where it does not fit."""
+"""What a configuration would run and where, without a device; exit status 1 where it does not fit."""
+
 from __future__ import annotations
 
 import sys

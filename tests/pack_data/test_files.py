@@ -1,4 +1,5 @@
-"""The lock of a folder: one process at a time, also where there is no fcntl, and not beyond the process that held it."""
+"""The lock of a folder: one process at a time, also without fcntl, and not beyond the process that held it."""
+
 import errno
 import subprocess
 import sys
@@ -11,15 +12,18 @@ from pack_data.files import locked
 
 
 def test_a_killed_process_leaves_no_lock_behind(tmp_path):
-    program = ("import sys, time; from pathlib import Path; from pack_data.files import locked\n"
-               "with locked(Path(sys.argv[1]), 'taken'):\n    print('held', flush=True); time.sleep(60)")
+    program = (
+        "import sys, time; from pathlib import Path; from pack_data.files import locked\n"
+        "with locked(Path(sys.argv[1]), 'taken'):\n    print('held', flush=True); time.sleep(60)"
+    )
     path = tmp_path / "lock"
-    holder = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, universal_newlines=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, universal_newlines=True
+    )
     try:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match="taken"):
-            with locked(path, "taken"):
-                pass
+        with pytest.raises(ValueError, match="taken"), locked(path, "taken"):
+            pass
     finally:
         holder.kill()
         holder.communicate()
@@ -40,9 +44,8 @@ def test_on_windows_the_lock_is_that_of_msvcrt(tmp_path, monkeypatch, code):
     monkeypatch.setitem(sys.modules, "msvcrt", types.SimpleNamespace(LK_NBLCK=2, locking=locking))
     with locked(tmp_path / "lock", "taken"):
         assert taken == [(2, 1)]
-        with pytest.raises(ValueError, match="taken"):
-            with locked(tmp_path / "lock", "taken"):
-                pass
+        with pytest.raises(ValueError, match="taken"), locked(tmp_path / "lock", "taken"):
+            pass
 
 
 def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, capsys):

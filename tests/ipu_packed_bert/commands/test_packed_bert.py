@@ -1,4 +1,5 @@
-"""`packed-bert COMMAND`: each command is there, is the same function as in its other form, and tells people to type what they typed."""
+"""`packed-bert COMMAND`: each command is the function of its other form, and tells people to type what they typed."""
+
 import importlib
 import inspect
 import re
@@ -35,17 +36,21 @@ def test_alone_it_lists_every_command_with_a_line(capsys):
 def test_each_is_a_function_of_its_arguments(name, capsys):
     assert list(inspect.signature(packed_bert.COMMANDS[name].main()).parameters)[0] == "argv"
     try:
-        assert packed_bert.main([name, "--help"]) == 0           # those that list what they run
-    except SystemExit as left:                                   # argparse
+        assert packed_bert.main([name, "--help"]) == 0  # those that list what they run
+    except SystemExit as left:  # argparse
         assert left.code == 0
     assert f"usage: packed-bert {name}" in capsys.readouterr().out
 
 
 def test_nothing_that_runs_as_a_module_is_missing():
     """Every `python -m` form is a command too; a packer is an option of `pack`."""
-    packages = {"pack_data": {"benchmark": "benchmark-build", **{name: "pack" for name in PACKERS}}, "ipu_packed_bert": {}}
+    packages = {"pack_data": {"benchmark": "benchmark-build", **dict.fromkeys(PACKERS, "pack")}, "ipu_packed_bert": {}}
     for package, other in packages.items():
-        files = [path for path in (ROOT / package).glob("*.py") if path.stem != "__main__" and "\nif __name__ ==" in path.read_text()]
+        files = [
+            path
+            for path in (ROOT / package).glob("*.py")
+            if path.stem != "__main__" and "\nif __name__ ==" in path.read_text()
+        ]
         files += [path.parent for path in (ROOT / package).glob("*/__main__.py")]
         assert {other.get(path.stem, path.stem) for path in files} <= set(packed_bert.COMMANDS)
     assert set(PACKING) - set(PACKERS) - {"benchmark"} <= set(packed_bert.COMMANDS)
@@ -58,7 +63,10 @@ def test_an_unknown_command(capsys):
 
 def test_what_it_tells_to_type_is_what_was_typed(tmp_path, capsys):
     config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
-    assert run_main(packed_bert.main, ["pretrain", "--config", config, "--steps", "1", "--out", str(tmp_path / "run")]) == 0
+    assert (
+        run_main(packed_bert.main, ["pretrain", "--config", config, "--steps", "1", "--out", str(tmp_path / "run")])
+        == 0
+    )
     assert f"continue  packed-bert pretrain --resume {tmp_path / 'run'}" in capsys.readouterr().out
     assert "(try packed-bert build --help)" in refused(capsys, "build", "--nonsense")
     assert typed("build", "python -m pack_data.build") == "python -m pack_data.build"
@@ -78,17 +86,26 @@ def test_pack_is_the_packer_named(capsys):
         expected = capsys.readouterr().out
         assert run_main(packed_bert.main, ["pack", "--packer", name, *arguments]) == 0
         assert f'"algorithm": "{name}"' in expected
-        assert re.sub(r'"\w+_seconds": [^,}]+', "", capsys.readouterr().out) == re.sub(r'"\w+_seconds": [^,}]+', "", expected)
+        assert re.sub(r'"\w+_seconds": [^,}]+', "", capsys.readouterr().out) == re.sub(
+            r'"\w+_seconds": [^,}]+', "", expected
+        )
     assert "the packers are none, greedy" in refused(capsys, "pack", "--packer", "sphfp")
 
 
 def test_a_plan_by_name_is_that_of_the_file(capsys, tmp_path, monkeypatch):
     name = "packed_phase2_pod16"
-    assert config_file(name) == FOLDER / f"{name}.yml" and config_file(f"configs/{name}.yml") == Path(f"configs/{name}.yml")
+    assert config_file(name) == FOLDER / f"{name}.yml" and config_file(f"configs/{name}.yml") == Path(
+        f"configs/{name}.yml"
+    )
     monkeypatch.chdir(tmp_path)
     assert run_main(packed_bert.main, ["plan", "--config", name, "--packing-factor", "2"]) == 0
     planned = capsys.readouterr().out
-    assert run_main(packed_bert.main, ["pretrain", "--config", str(FOLDER / f"{name}.yml"), "--plan", "--packing-factor", "2"]) == 0
+    assert (
+        run_main(
+            packed_bert.main, ["pretrain", "--config", str(FOLDER / f"{name}.yml"), "--plan", "--packing-factor", "2"]
+        )
+        == 0
+    )
     assert capsys.readouterr().out == planned and "2,137 updates" in planned
     assert f"{name}, " in refused(capsys, "plan", "--config", "packed_phase3")
 
