@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How the parts of the graph that packing touches are written. The default is what the model does by itself."""
+    """How the parts of the graph that packing changes are written. The default is the model's own way."""
 
     mask: str = "once"            # "once"; "layer": built again in every layer; "product": part of the query/key product;
     #                               "row": an unpacked sequence's padding mask; "none": no mask, to see its cost
@@ -16,7 +16,7 @@ class Arrangement:
     mlm: str = "gather"           # "gather"; "one_hot"
     positions: str = "gather"     # "gather"; "one_hot"; "fixed": the same for every row, as in unpacked BERT
 
-    def with_(self, **changes: str) -> "Arrangement":
+    def with_(self, **changes: str) -> Arrangement:
         return replace(self, **changes)
 
 

@@ -1,10 +1,10 @@
-"""The two fitted parameters, the fit that gave them, and how well a model does that knows nothing.
+"""The two fitted parameters, their fit, and the errors of the fitted model and of a trivial one.
 
-factor: everything on chip takes this much longer than the formulas say.
-layout: cycles a byte of rearrangements whose atom size nobody publishes, between 0.44 (8-byte atoms) and 5.148 (2-byte).
+factor: how many times longer everything on chip takes than the formulas say.
+layout: cycles per byte of rearrangements whose atom size is not published, from 0.44 (8-byte atoms) to 5.148 (2-byte).
 
-They are fitted on the throughputs D1 to D6 and on the paper's overhead at depth 2, on nothing else. Weights: a published
-throughput is worth 10 % (the same task differs by 13 % between frameworks), the overhead 0.25 points.
+They are fitted to the throughputs D1 to D6 and to the paper's overhead at depth 2, and to nothing else. Standard errors:
+10 % for a published throughput (the same task differs by 13 % between frameworks), 0.25 points for the overhead.
 """
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert import configurations
+from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.lowering import short_name
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_CONFIG, PAPER_OVERHEAD, POINTS, POPART, Point
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.tracing import Graph, layer_of
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
-from ipu_packed_bert.cycles.arrangement import UNPACKED
-from ipu_packed_bert.cycles.workload import Machine
+from ipu_packed_bert.cycles.workload import Machine, shape_of
 
 STORED = Path(__file__).resolve().parent / "calibration.json"
 THROUGHPUT_SIGMA, OVERHEAD_SIGMA = 0.10, 0.25
-IPUS_ONLY = ("without_ipus=null",)      # what changes without IPUs is no concern of a cycle model
+IPUS_ONLY = ("without_ipus=null",)      # the cycle model is of IPUs: what changes without them is left out
 PEAK_SHARE = 0.31                         # the trivial model: 31 % of the AMP peak, whatever the workload
 
 
 class Observation(NamedTuple):
-    """A point with everything the fit needs: the model's prediction is cheap for any parameters."""
+    """A published point and its pipeline, from which a prediction for any parameters is cheap."""
 
     point: Point
     pipeline: Pipeline
@@ -42,7 +42,7 @@ class Observation(NamedTuple):
         return self.pipeline.sequences_per_second(self.point.accumulation, self.point.sequences_per_pack, parameters)
 
     def trivial(self) -> float:
-        """Sequences per second of the model that says "31 % of peak"."""
+        """Sequences per second at 31 % of peak."""
         point, placement = self.point, self.pipeline.placement
         cycles = self.ideal_cycles / PEAK_SHARE * (point.accumulation + placement.stages - 1)
         packs = point.accumulation * self.pipeline.micro_batch * placement.replicas
@@ -57,7 +57,7 @@ class Observations(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """Fitted parameters and the report of the fit."""
+    """The fitted parameters and the errors of the fit."""
 
     parameters: Parameters
     report: Dict[str, Any]
@@ -74,29 +74,24 @@ class Calibration:
 
 
 def machines(folder: Optional[Path]) -> Dict[str, Machine]:
-    """One machine for each target, sharing their traces."""
+    """One machine for each target; they share their traces."""
     first = Machine(TARGETS["mk2"], folder)
     return {name: first if name == "mk2" else Machine(target, folder, first.traces) for name, target in TARGETS.items()}
 
 
 def observe(machine_of: Dict[str, Machine], load_config: Callable[..., Any]) -> Observations:
-    """Lower every point's workload."""
+    """Trace and lower the workload of every point. machine_of: by target; load_config: as `config.load_config`."""
     found = []
     for point in POINTS:
         config = load_config(configurations.FOLDER / point.config, IPUS_ONLY + point.overrides)
         machine = machine_of[point.target]
         pipeline = machine.pipeline(config, arrangement=point.arrangement)
-        graph = machine.traces.training(config, _shape(config), point.arrangement)
+        graph = machine.traces.training(config, shape_of(config), point.arrangement)
         found.append(Observation(point, pipeline, ideal_cycles(graph, pipeline)))
     config = load_config(configurations.FOLDER / PAPER_CONFIG, IPUS_ONLY)
     mk2 = machine_of["mk2"]
     return Observations(tuple(found), mk2.pipeline(config, arrangement=POPART, depth=FITTED_DEPTH),
                         mk2.pipeline(config, arrangement=UNPACKED, depth=1))
-
-
-def _shape(config: Any):
-    from ipu_packed_bert.cycles.workload import shape_of
-    return shape_of(config)
 
 
 def ideal_cycles(graph: Graph, pipeline: Pipeline) -> float:
@@ -129,7 +124,7 @@ def _loss(observations: Sequence[Observation], paper: Optional[Tuple[Pipeline, P
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float, steps: int = 60) -> float:
-    """Golden section search: the same sequence of floating point operations everywhere."""
+    """Golden-section search, whose floating-point operations are the same on every machine."""
     ratio = (sqrt(5.0) - 1.0) / 2.0
     a, b = low, high
     c, d = b - ratio * (b - a), a + ratio * (b - a)
@@ -159,7 +154,7 @@ def fit(observations: Sequence[Observation], paper: Optional[Tuple[Pipeline, Pip
 
 
 def calibrate(observations: Observations) -> Calibration:
-    """Fit, and say what each point contributes: its error in the fit, and when it is left out of it."""
+    """Fit, and compute each point's error in the fit and in a fit without it."""
     paper = (observations.packed, observations.unpacked)
     parameters = fit(observations.throughputs, paper)
     rows: List[Dict[str, Any]] = []

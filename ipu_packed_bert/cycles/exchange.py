@@ -7,7 +7,7 @@ from ipu_packed_bert.cycles.target import Target
 
 
 def receive(num_bytes: float, target: Target, *, shared_by_pair: bool = False) -> float:
-    """Payload cycles of the tile that receives most.
+    """Payload cycles of the tile that receives the most.
 
     A tile takes 4 bytes a cycle; 8 where the two tiles of a pair take the same data (poplibs, ExchangeEstimator).
     """
@@ -16,7 +16,7 @@ def receive(num_bytes: float, target: Target, *, shared_by_pair: bool = False) -
 
 
 def scattered(num_bytes: float, fragment_bytes: float, target: Target) -> float:
-    """Payload cut into separately addressed fragments: their issue slots hide behind a longer payload."""
+    """Payload in separately addressed fragments: the longer of the payload and the fragments' issue slots."""
     payload = receive(num_bytes, target)
     fragments = ceil(num_bytes / fragment_bytes) if num_bytes else 0
     return max(payload, fragments * target.fragment_cycles)

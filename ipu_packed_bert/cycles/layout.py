@@ -1,23 +1,22 @@
-"""Where a tensor's elements lie, and what it costs to bring them elsewhere.
+"""Where a tensor's elements lie, and what it costs to rearrange them.
 
-A product writes its result in groups of 16 columns; permutes and reshapes are views that cost nothing until an operation
-needs the elements in another order. The cost of that depends on how many bytes stay together (8, 4 or 2), by a factor
-of ten, and nobody publishes which case Poplar meets for attention scores and masks. So a rearrangement is counted in
-bytes, and cycles per byte is the model's one layout parameter: 8-byte atoms are its lower bound, 2-byte atoms its upper.
+A product writes its result in groups of 16 columns. Permutes and reshapes are views; they cost nothing until an operation
+needs the elements in another order. How much that costs depends on how many bytes stay together (8, 4 or 2), by a factor
+of ten, and which case Poplar has for attention scores and masks is not published. So a rearrangement is counted in
+bytes, and cycles per byte is the model's layout parameter: its lower bound is 8-byte atoms, its upper bound 2-byte atoms.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from math import ceil
-from typing import Tuple
+from typing import Iterable, Tuple
 
 from ipu_packed_bert.cycles import exchange, vertices
 from ipu_packed_bert.cycles.target import Target
 
-
 ATOM = 8                                  # bytes of the largest atom that moves in one access
-GROUP_BYTES = 32                          # a group of 16 halves: what products keep together, so what arrives in one piece
-BLOCK = 64                                # columns of a tile's block where nothing fixed it: four groups of 16
+GROUP_BYTES = 32                          # a group of 16 halves, which products keep together: it arrives in one piece
+BLOCK = 64                                # columns of a tile's block where no operation fixed it: four groups of 16
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,13 @@ class Cost:
     layout_calls: float = 0.0             # rearrangements whose atom size is unknown
     layout_bytes: float = 0.0             # and their bytes on the fullest tile
 
-    def __add__(self, other: "Cost") -> "Cost":
+    def __add__(self, other: Cost) -> Cost:
         return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Cost)))
 
-    def __sub__(self, other: "Cost") -> "Cost":
+    def __sub__(self, other: Cost) -> Cost:
         return self + other * -1.0
 
-    def __mul__(self, factor: float) -> "Cost":
+    def __mul__(self, factor: float) -> Cost:
         return Cost(*(getattr(self, f.name) * factor for f in fields(Cost)))
 
     def layout_cycles(self, cycles_per_byte: float) -> float:
@@ -51,7 +50,7 @@ class Cost:
         return self.compute_cycles(cycles_per_byte) + self.exchange + self.sync
 
 
-def total(costs) -> Cost:
+def total(costs: Iterable[Cost]) -> Cost:
     result = Cost()
     for cost in costs:
         result = result + cost
@@ -62,9 +61,9 @@ def total(costs) -> Cost:
 class Layout:
     """How a tensor is spread over the tiles."""
 
-    origin: int                           # value whose creation fixed it; equal origins mean equal layouts
+    origin: int                           # the value for which it was chosen; equal origins mean equal layouts
     grouped: bool                         # in groups of 16 of the last dimension, as products write and read
-    permuted: bool = False                # seen through a permute since
+    permuted: bool = False                # read through a permute since then
     columns: int = BLOCK                  # width of a tile's block of rows
 
 
@@ -76,7 +75,7 @@ def block(rows: int, columns: int, layout: Layout, target: Target) -> Tuple[int,
 
 
 def step(target: Target, *, vertices_cycles: float = 0.0, exchange_bytes: float = 0.0) -> Cost:
-    """One compute set, with the exchange phase before it where something moves."""
+    """One compute set, and the exchange phase before it where bytes move."""
     moves = exchange_bytes > 0
     return Cost(vertices=vertices_cycles, exchange=exchange.receive(exchange_bytes, target),
                 sync=target.dispatch_cycles + target.sync_cycles * (2 if moves else 1))
@@ -89,7 +88,7 @@ def aligned_copy(num_bytes: float, target: Target) -> Cost:
 
 
 def unknown_copy(num_bytes: float, target: Target) -> Cost:
-    """To another order: the exchange is known, the size of the atoms is not, unless all is one atom."""
+    """Into another order: the exchange is known; the size of the atoms is not, except for a single atom."""
     if num_bytes <= ATOM:
         return Cost(exchange=exchange.receive(num_bytes, target), sync=target.sync_cycles)
     return Cost(exchange=exchange.scattered(num_bytes, GROUP_BYTES, target), sync=target.sync_cycles, layout_calls=1.0,

@@ -1,8 +1,8 @@
 """From the traced graph to costs: what each ATen operator becomes on the IPU.
 
-Products go through the planner, everything else through the vertex estimators; views cost nothing until somebody needs
-the data in another order (`layout`). An operator without an entry is costed as elementwise work and counted, so that a
-report can name it: it is never free.
+Products go through the planner, everything else through the vertex estimators. A view costs nothing until an operation
+needs the data in another order (`layout`). An operator without an entry is costed as elementwise work and counted, so
+that a report can name it; it is never free.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ipu_packed_bert.cycles.matmul import BACKWARD_DATA, FORWARD, WEIGHT_UPDATE,
 from ipu_packed_bert.cycles.target import FLOAT, HALF
 from ipu_packed_bert.cycles.tracing import Graph, Operation, Value, layer_of, layers_alike
 
-# Where the cycles of packing go; everything else is "encoder".
+# The parts of the graph that packing changes; everything else is "encoder".
 MASK_BUILD, MASK_APPLICATION, SCORES = "mask build", "mask application", "query/key product"
 POSITIONS, CLS, MLM, LOSS, COPIES = "position gather", "CLS gather", "MLM slots", "loss unpacking", "copies"
 ENCODER = "encoder"
@@ -26,7 +26,7 @@ CATEGORIES = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, C
 VIEWS = frozenset((
     "view", "_unsafe_view", "reshape", "_reshape_alias", "t", "transpose", "permute", "unsqueeze", "squeeze", "expand",
     "slice", "select", "narrow", "detach", "alias", "as_strided", "unbind", "split", "split_with_sizes", "chunk",
-    "clone", "contiguous", "lift_fresh"))                   # a clone only asks for an order, which its reader pays
+    "clone", "contiguous", "lift_fresh"))                   # a clone only asks for an order; its reader pays for that
 CONSTANTS = frozenset(("zeros", "ones", "full", "full_like", "ones_like", "zeros_like", "scalar_tensor", "arange", "empty",
                        "empty_like", "new_full"))           # folded when the graph is compiled
 BINARY = {"add": "add", "sub": "add", "rsub": "add", "mul": "mul", "div": "div", "maximum": "max", "minimum": "max",
@@ -124,8 +124,8 @@ def derived_from(graph: Graph, name: str) -> Set[int]:
 
 
 def _is_constant(graph: Graph, index: int) -> bool:
-    """A buffer of the model, or a number in a tensor's clothes: traced scalars such as the two values of a mask."""
-    return index in graph.buffers or graph.values[index].elements == 1 and not graph.values[index].name
+    """A buffer of the model, or a scalar that tracing wrapped in a 0-d tensor, such as the two values of a mask."""
+    return index in graph.buffers or (graph.values[index].elements == 1 and not graph.values[index].name)
 
 
 class Lowering:
@@ -144,6 +144,7 @@ class Lowering:
         self._dropout: Set[int] = set()            # masks and scales that the fused dropout vertex makes itself
         self._parameters = set(graph.parameters)
         self._mask = derived_from(graph, "input_mask")
+        self._made = producers(graph)
         self._vocabulary = max((graph.values[i].shape[0] for i in graph.parameters
                                 if graph.values[i].name.endswith("word_embeddings.weight")), default=0)
 
@@ -151,7 +152,7 @@ class Lowering:
 
     def run(self) -> Lowered:
         alike = layers_alike(self.graph)
-        chosen = self.graph.num_layers // 2        # the layer lowered for all: between two others, where there are three
+        chosen = self.graph.num_layers // 2        # the layer lowered for all; of three the one in the middle
         entries: List[Entry] = []
         for operation in self.graph.operations:
             layer = layer_of(operation.scope)
@@ -170,7 +171,7 @@ class Lowering:
         if layer_of(scope) is not None:
             if any(i in self._mask for i in inputs):
                 return MASK_APPLICATION
-            # Wider where the mask is part of it; joining query and key with their codes is in the lines around it.
+            # With the mask in the product it is wider; joining query and key with their codes is MASK_APPLICATION.
             return SCORES if scope.endswith("attention.self.scores") else ENCODER
         if scope.startswith("attention_mask"):
             return MASK_BUILD
@@ -188,7 +189,7 @@ class Lowering:
     # One operation ---------------------------------------------------------------------------------------------------
 
     def operation(self, operation: Operation) -> Cost:
-        """Cost of one call; notes the layout of what it makes."""
+        """Cost of one call; records the layout of its result."""
         name, in_place = short_name(operation.operator)
         if name.startswith("_foreach_"):
             return self._foreach(operation, name[len("_foreach_"):].rstrip("_"))
@@ -216,14 +217,14 @@ class Lowering:
         return cost
 
     def layout(self, index: int) -> Layout:
-        """Values made by a layer that was not lowered itself, parameters and inputs: grouped where they have columns."""
+        """A value's layout; parameters, inputs and values of layers not lowered are grouped where they have columns."""
         if index not in self._layouts:
             self._layouts[index] = Layout(index, grouped=len(self.graph.values[index].shape) >= 2
                                           and kind_of(self.graph.values[index].dtype) in ("half", "float"))
         return self._layouts[index]
 
     def _made_by(self, operation: Operation, output: int) -> Layout:
-        """Elementwise results lie as their largest operand does."""
+        """An elementwise result has the layout of its largest operand."""
         value = self.graph.values[output]
         for index in operation.inputs():
             if self.graph.values[index].elements == value.elements and len(value.shape) > 0:
@@ -249,13 +250,13 @@ class Lowering:
     def _on_tile(self, value: Value) -> int:
         return self.target.per_tile(value.elements)
 
-    # Dropout: one vertex makes mask and product ----------------------------------------------------------------------
+    # Dropout: one vertex makes the mask and applies it ----------------------------------------------------------------------
 
     def _in_dropout(self, operation: Operation) -> Cost:
         name, _ = short_name(operation.operator)
         if name in ("bernoulli", "div") and len(operation.inputs()) == 1:
             self._dropout.update(operation.outputs)
-            return Cost()                              # inside the vertex that is costed where the mask is applied
+            return Cost()                              # counted where the mask is applied, by the same vertex
         value = self._output(operation)
         source = next(i for i in operation.inputs() if i not in self._dropout)
         self._layouts[operation.outputs[0]] = self.layout(source)
@@ -269,8 +270,8 @@ class Lowering:
         out = self._output(operation)
         made = [self._made.get(i) for i in operation.inputs()]
         if name == "add" and any(m is not None and m.operator.startswith("aten.embedding_dense_backward") for m in made):
-            # The table is tied to the decoder: its scatter adds into the decoder's gradient in place
-            # (PopART's TiedGatherAccumulate), so this sum is part of the scatter.
+            # The table is tied to the decoder: the scatter adds into the decoder's gradient in place (PopART's
+            # TiedGatherAccumulate) and contains this sum.
             return Cost()
         tensors = [i for i in operation.inputs() if self.graph.values[i].elements > 1 or out.elements == 1]
         kind = kind_of(self.graph.values[tensors[0]].dtype if tensors else out.dtype)
@@ -309,7 +310,7 @@ class Lowering:
                 rows, columns = self._block(out, lead_layout)
                 cycles += vertices.binary(n, work, kind)
                 moved = moved + step(self.target, exchange_bytes=(rows + columns) * size)
-            else:                                       # every tile receives the whole block, as a block mask over heads
+            else:                # every tile receives the whole block, such as a block mask for all heads
                 moved = moved + unknown_copy(n * size, self.target)
                 cycles += vertices.binary(n, work, kind)
         return moved + step(self.target, vertices_cycles=cycles)
@@ -339,7 +340,7 @@ class Lowering:
         return moved + step(self.target, vertices_cycles=vertices.gelu_gradient(self._on_tile(value), size))
 
     def _gradient_to(self, operation: Operation) -> Cost:
-        """The incoming gradient, in the layout of the saved activation."""
+        """Bringing the incoming gradient into the layout of the saved activation."""
         gradient, saved = operation.inputs()[:2]
         value = self.graph.values[gradient]
         return bring(value.elements, element_bytes(value.dtype), self.layout(gradient), self.layout(saved), self.target)
@@ -354,7 +355,7 @@ class Lowering:
         old, new = kind_of(before.dtype), kind_of(after.dtype)
         n = self._on_tile(after)
         if old == new:
-            return Cost()                              # 64-bit types are 32-bit ones on the device
+            return Cost()                              # the device has no 64-bit types
         if "half" in (old, new) and "float" in (old, new):
             return step(self.target, vertices_cycles=vertices.cast(n, element_bytes(before.dtype), element_bytes(after.dtype)))
         return step(self.target, vertices_cycles=vertices.cast_integer(n))
@@ -386,7 +387,7 @@ class Lowering:
         return step(self.target, vertices_cycles=vertices.copy(self._on_tile(value) * element_bytes(value.dtype)))
 
     def _op_cat(self, operation: Operation) -> Cost:
-        """PopART copies the concatenation into a clone of itself: the same order on both sides, so whole atoms move."""
+        """PopART copies the concatenation into a clone of itself; both sides have one order, so whole atoms move."""
         value = self._output(operation)
         num_bytes = self._on_tile(value) * element_bytes(value.dtype)
         return step(self.target, vertices_cycles=vertices.copy(num_bytes), exchange_bytes=num_bytes)
@@ -407,7 +408,7 @@ class Lowering:
         return (rows, columns) + block(rows, columns, self.layout(index), self.target)
 
     def _row_reduction(self, rows: int, columns: int, rows_t: int, columns_t: int, size: int) -> Cost:
-        """Sum or maximum of each row, results back on the tiles of the row."""
+        """Sum or maximum of each row, with the result on each tile of the row."""
         cost = step(self.target, vertices_cycles=vertices.reduce_rows(rows_t, columns_t, size))
         parts = ceil(columns / columns_t)
         if parts > 1:
@@ -552,10 +553,10 @@ class Lowering:
             width = ceil(columns / column_split)
             if gradient:
                 cycles = vertices.gather_gradient(indices, width, size, row_split=row_split)
-                moved: float = indices * width * size      # every part of the table sees all gradient rows
+                moved = float(indices * width * size)      # every part of the table receives all gradient rows
             else:
                 cycles = vertices.gather(indices, width, size, row_split=row_split)
-                moved = indices * columns * size / self.target.tiles if row_split > 1 else 0
+                moved = indices * columns * size / self.target.tiles if row_split > 1 else 0.0
             cost = step(self.target, vertices_cycles=cycles, exchange_bytes=indices * 4) \
                 + Cost(exchange=exchange.receive(moved, self.target), sync=self.target.sync_cycles if moved else 0.0)
             if best is None or cost.cycles(0.0) < best.cycles(0.0):
@@ -626,19 +627,13 @@ class Lowering:
                 return False
             index = made.inputs()[0]
 
-    @property
-    def _made(self) -> Dict[int, Operation]:
-        if not hasattr(self, "_producers"):
-            self._producers = producers(self.graph)
-        return self._producers
-
     def _matrix(self, operation: Operation, left: int, right: int) -> Cost:
-        """[M, K] x [K, N]: forward, backward data or weight update, told apart by phase and by whose weight it is."""
+        """[M, K] x [K, N]: forward, backward data or weight update, by the phase and by which operand is a weight."""
         a, b = self.graph.values[left], self.graph.values[right]
         (rows, inner), columns = a.shape, b.shape[1]
         parts = 1
         if self.serialized > 1 and self._vocabulary and operation.scope.startswith("cls.predictions.product"):
-            # The vocabulary product is done in parts, one after the other, to save memory.
+            # To save memory the vocabulary product runs in parts, one after the other.
             if columns >= self._vocabulary:
                 parts, columns = self.serialized, ceil(columns / self.serialized)
             elif inner >= self._vocabulary:
@@ -651,12 +646,12 @@ class Lowering:
             rearranged = BACKWARD_DATA if self._is_weight(right) or self._is_weight(left) else WEIGHT_UPDATE
         cost, width = self._product(1, rows, inner, columns, a.dtype, rearranged, parts)
         self._layouts[operation.outputs[0]] = Layout(operation.outputs[0], grouped=True, columns=width)
-        if rearranged == FORWARD:                      # backward passes have their rearrangements in the plan
+        if rearranged == FORWARD:                      # the plan contains the rearrangements of backward passes
             cost = cost + self._operand(left)
         return cost
 
     def _operand(self, index: int) -> Cost:
-        """An activation that enters a product: in place, unless it is seen through a permute."""
+        """Rearranging an activation for a product: free unless it is read through a permute."""
         value = self.graph.values[index]
         if self._is_weight(index) or not self.layout(index).permuted:
             return Cost()
@@ -676,7 +671,7 @@ class Lowering:
                            exchange_bytes=columns * size)
 
     def _batched(self, operation: Operation, left: int, right: int) -> Cost:
-        """Attention: neither operand is laid out for the product, since both were made by other operations."""
+        """Attention: both operands come from other operations and must be rearranged."""
         a, b = self.graph.values[left], self.graph.values[right]
         cost, width = self._product(a.shape[0], a.shape[1], a.shape[2], b.shape[2], a.dtype, FORWARD)
         for index in (left, right):
@@ -701,10 +696,11 @@ class Lowering:
         elements = sum(self.graph.values[part["value"]].elements for part in first)
         n = self.target.per_tile(elements)
         lists = sum(1 for argument in operation.arguments if isinstance(argument, list))
-        if name in ("norm",):
-            return step(self.target, vertices_cycles=vertices.unary(n, "square", "float") + vertices.reduce_rows(1, n, FLOAT)) \
-                + step(self.target, vertices_cycles=vertices.reduce_rows(1, self.target.tiles, FLOAT),
-                       exchange_bytes=self.target.tiles * FLOAT)
+        if name == "norm":
+            squares = vertices.unary(n, "square", "float") + vertices.reduce_rows(1, n, FLOAT)
+            return step(self.target, vertices_cycles=squares) + step(
+                self.target, vertices_cycles=vertices.reduce_rows(1, self.target.tiles, FLOAT),
+                exchange_bytes=self.target.tiles * FLOAT)
         if name in UNARY:
             return step(self.target, vertices_cycles=vertices.unary(n, UNARY[name], "float"))
         if name == "add" and lists == 2:
@@ -717,7 +713,11 @@ class Lowering:
 
 
 def broadcast_form(value: Value, out: Value) -> str:
-    """How `value` becomes `out`: "full", "row" (one vector for many rows), "column" (one value a row), "outer" or "block"."""
+    """How `value` is broadcast to `out`.
+
+    "full": not at all; "row": one vector for many rows; "column": one value per row; "outer": a row against a column;
+    "block": a matrix for many others.
+    """
     rank = len(out.shape)
     shape = (1,) * (rank - len(value.shape)) + tuple(value.shape)
     spread = [i for i in range(rank) if shape[i] == 1 and out.shape[i] > 1]
@@ -726,7 +726,7 @@ def broadcast_form(value: Value, out: Value) -> str:
     kept = [i for i in range(rank) if shape[i] > 1]
     if rank - 1 in spread:
         return "column" if spread == [rank - 1] else "outer"
-    # Rows share a vector where the dimension before the last is spread, or where only the last is kept.
+    # Rows share a vector if the dimension before the last is spread, or only the last is kept.
     if rank - 2 in spread or kept == [rank - 1]:
         return "outer" if value.elements * 2 > out.elements else "row"
     return "block"

@@ -24,7 +24,7 @@ GROUP = 16                                # inputs and outputs of one AMP block,
 
 @dataclass(frozen=True)
 class Product:
-    """What is to be planned: G matrices [M, K] x [K, N]."""
+    """A product to plan: G matrices [M, K] x [K, N]."""
 
     matrices: int                         # G, batch times heads
     rows: int                             # M
@@ -40,7 +40,7 @@ class Product:
 
 
 class Rearranged(NamedTuple):
-    """Which operands must change layout for a pass (poplibs, addTransformCycleEstimate)."""
+    """Which operands a pass must rearrange (poplibs, addTransformCycleEstimate)."""
 
     input: bool = False
     weights: bool = False
@@ -53,7 +53,7 @@ WEIGHT_UPDATE = Rearranged(input=True, weights=True, output=True)
 
 
 @dataclass(frozen=True)
-class Plan:
+class MatmulPlan:
     """The cheapest split found, and its cycles by kind."""
 
     matrix_split: int
@@ -130,7 +130,7 @@ def amp_vertex(rows: np.ndarray, inner_groups: np.ndarray, column_groups: np.nda
 
 
 def partial_reduction(outputs: np.ndarray, inner_split: np.ndarray, *, partial_bytes: int = HALF) -> np.ndarray:
-    """Tile cycles of summing `inner_split` partials, each tile an equal share of `outputs`; 0 without a split."""
+    """Tile cycles of summing `inner_split` partials, each tile summing an equal share of `outputs`; 0 without a split."""
     width, frame = (8, 9) if partial_bytes == HALF else (4, 8)
     share = np.ceil(outputs / inner_split)
     vectors = np.ceil(np.ceil(share / width) / 6)
@@ -150,8 +150,8 @@ def transform(elements: float, *, element_bytes: int, aligned: bool, target: Tar
 def _splits(parts: int, limit: int, *, even: bool = False, largest: bool = False) -> List[int]:
     """The smallest split for every distinct share ceil(parts / split).
 
-    even: the smallest even one too. largest: the largest one too, since more tiles sum partials faster. Both may leave
-    tiles idle, as if the operand were padded; without that a larger product could be cheaper than a smaller one.
+    even: also the smallest even one. largest: also the largest one, since more tiles sum partials faster. Both may leave
+    tiles idle, as with a padded operand; without that a larger product could cost less than a smaller one.
     """
     chosen = set()
     seen = set()
@@ -169,10 +169,10 @@ def _splits(parts: int, limit: int, *, even: bool = False, largest: bool = False
     return sorted(chosen)
 
 
-def plan(product: Product, target: Target) -> Plan:
+def plan(product: Product, target: Target) -> MatmulPlan:
     """The plan with the fewest cycles among those whose temporaries fit; the smallest one where none fits.
 
-    No operand is rearranged: `rearrange` adds that, which the choice of the split does not depend on.
+    Without rearrangements: `rearrange` adds them, and the choice of the split does not depend on them.
     """
     size, partial = product.element_bytes, product.partial_bytes
     inner_group = GROUP if size == HALF else GROUP // 2
@@ -188,7 +188,7 @@ def plan(product: Product, target: Target) -> Plan:
 
     matrices, rows = -(-product.matrices // g), -(-product.rows // m)
     inner = -(-inner_groups // k)
-    best: Optional[Tuple[float, float, Plan]] = None
+    best: Optional[Tuple[float, float, MatmulPlan]] = None
     serial = 1
     while serial <= max(1, column_groups):
         columns = -(-column_groups // (n * serial))
@@ -209,18 +209,19 @@ def plan(product: Product, target: Target) -> Plan:
         sync = target.sync_cycles * (1 + split)
         if serial > 1:
             vector = target.vector(size)
-            slices = sum((25 + 6 * (39 + 24 + 2 * np.floor(np.ceil(part / 6) / vector)) for part in (weights, outputs)), np.zeros(len(g)))
+            taken, put = (25 + 6 * (39 + 24 + 2 * np.floor(np.ceil(part / 6) / vector)) for part in (weights, outputs))
+            slices = taken + put
         else:
             slices = np.zeros(len(g))
         total = serial * (vertex + in_exchange + weight_exchange + partial_exchange + reduction + slices + sync)
         memory = inputs * size + weights * size + outputs * partial
         fits = memory <= product.memory_proportion * target.memory_per_tile
-        # A plan that fits beats one that doesn't; among those that don't, the smallest wins.
+        # A plan that fits is taken before one that does not; of those that do not, the smallest.
         order = np.where(fits, total, memory * 1.0e12)
         at = int(np.argmin(order))
         key = (float(order[at]), float(total[at]))
         if best is None or key < best[:2]:
-            best = (*key, Plan(
+            best = key + (MatmulPlan(
                 matrix_split=int(g[at]), row_split=int(m[at]), inner_split=int(k[at]), column_split=int(n[at]),
                 serial_split=serial, vertex_cycles=float(serial * vertex[at]), reduction_cycles=float(serial * reduction[at]),
                 slice_cycles=float(serial * slices[at]), transform_cycles=0.0,
@@ -229,15 +230,15 @@ def plan(product: Product, target: Target) -> Plan:
                 partial_exchange_cycles=float(serial * partial_exchange[at]),
                 transform_exchange_cycles=0.0,
                 sync_cycles=float(serial * sync[at]),
-                temporary_bytes=int(memory[at]), fits=bool(fits[at])))
+                temporary_bytes=int(memory[at]), fits=bool(fits[at])),)
         serial *= 2
     assert best is not None
     return best[2]
 
 
-def rearrange(base: Plan, product: Product, rearranged: Rearranged, target: Target) -> Plan:
-    """`base` with the operands of a backward pass brought into the layout their product needs."""
-    aligned = product.columns % 4 == 0      # rows and inputs are padded to the plan's groups anyway
+def rearrange(base: MatmulPlan, product: Product, rearranged: Rearranged, target: Target) -> MatmulPlan:
+    """`base`, and the cycles of rearranging the operands that this pass must rearrange."""
+    aligned = product.columns % 4 == 0      # rows and inputs are padded to the plan's groups in any case
     sizes = (product.matrices * product.rows * product.inner, product.matrices * product.inner * product.columns,
              product.matrices * product.rows * product.columns)
     moved = [transform(elements, element_bytes=product.element_bytes, aligned=aligned, target=target)
@@ -248,35 +249,41 @@ def rearrange(base: Plan, product: Product, rearranged: Rearranged, target: Targ
 
 
 def cache_folder() -> Path:
-    """Where plans and traces are kept: $XDG_CACHE_HOME/ipu_packed_bert, by default ~/.cache/ipu_packed_bert."""
+    """The folder for plans and traces: $XDG_CACHE_HOME/ipu_packed_bert, by default ~/.cache/ipu_packed_bert."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipu_packed_bert"
 
 
+def write_cache(path: Path, text: str) -> None:
+    """Write a file of the cache, whole or not at all, and its folder where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())
+
+
 class Planner:
-    """Plans for one target, remembered by shape, type and memory proportion, and on disk where a folder is given."""
+    """Plans for one target by shape, type and memory proportion, kept in a file where a folder is given."""
 
     def __init__(self, target: Target, folder: Optional[Path] = None):
         self.target = target
         self.searched = 0                 # plans that had to be searched, for the report and the tests
-        self._plans: Dict[str, Plan] = {}
+        self._plans: Dict[str, MatmulPlan] = {}
         self._path = None
         if folder is not None:
-            # The clock and the links don't enter a plan: Mk2 and Bow share theirs.
+            # A plan does not depend on the clock and the links: Mk2 and Bow share their plans.
             machine = replace(target, name="", clock_hz=0.0, link_bytes_per_second=0.0, streaming_bytes_per_second=0.0)
             digest = hashlib.sha256(repr(astuple(machine)).encode() + Path(__file__).read_bytes()).hexdigest()
             self._path = folder / f"plans_{digest[:24]}.json"
             self._plans = self._load(self._path)
 
     @staticmethod
-    def _load(path: Path) -> Dict[str, Plan]:
+    def _load(path: Path) -> Dict[str, MatmulPlan]:
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-            return {key: Plan(**fields) for key, fields in stored.items()}
+            return {key: MatmulPlan(**fields) for key, fields in stored.items()}
         except (OSError, ValueError, TypeError):              # absent, or from a damaged disk: search again
             return {}
 
-    def plan(self, product: Product, rearranged: Rearranged = FORWARD) -> Plan:
-        """The best plan of `product`; identical products are searched once."""
+    def plan(self, product: Product, rearranged: Rearranged = FORWARD) -> MatmulPlan:
+        """The best plan of `product`, searched once for identical products."""
         key = " ".join(str(value) for value in astuple(product))
         if key not in self._plans:
             self._plans[key] = plan(product, self.target)
@@ -284,8 +291,7 @@ class Planner:
         return rearrange(self._plans[key], product, rearranged, self.target)
 
     def save(self) -> None:
-        """Store what was searched, together with what another process stored meanwhile."""
+        """Store the plans searched, together with those that other processes stored meanwhile."""
         if self._path is not None and self.searched:
             merged = {**self._load(self._path), **self._plans}
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps({key: asdict(value) for key, value in merged.items()}).encode())
+            write_cache(self._path, json.dumps({key: asdict(value) for key, value in merged.items()}))

@@ -14,14 +14,23 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from ipu_packed_bert.config import training_stages
 from ipu_packed_bert.cycles import vertices
 from ipu_packed_bert.cycles.layout import Cost, step, total
-from ipu_packed_bert.cycles.lowering import CATEGORIES, COPIES, ENCODER, Edge, Lowered, Lowering, block_of, element_bytes
+from ipu_packed_bert.cycles.lowering import (
+    CATEGORIES,
+    COPIES,
+    ENCODER,
+    Edge,
+    Lowered,
+    Lowering,
+    block_of,
+    element_bytes,
+)
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
 from ipu_packed_bert.cycles.tracing import Graph, layer_of
 
 
-class Placement(NamedTuple):
-    """What the model needs to know of a configuration's `placement`, `batch` and `engine`."""
+class PipelinePlacement(NamedTuple):
+    """The settings of a configuration's `placement` and `engine` that the cycle model uses."""
 
     layers_per_ipu: Tuple[int, ...]
     memory_proportion: Tuple[float, ...]
@@ -75,10 +84,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """A model on a replica's IPUs."""
+    """A network on the IPUs of a replica: costs, before the calibrated parameters are applied."""
 
     ipus: Tuple[Ipu, ...]
-    placement: Placement
+    placement: PipelinePlacement
     target: Target
     micro_batch: int                      # packs
     update_costs: Tuple[Cost, ...]        # of each IPU, once per weight update
@@ -93,7 +102,7 @@ class Pipeline:
         return max(self.ipus, key=lambda ipu: self.ipu_cycles(ipu, parameters))
 
     def copy_cycles(self) -> float:
-        """The copy phase: all neighbours at once, so the busiest link decides."""
+        """The copy phase: all neighbours copy at once, so it takes as long as the busiest link."""
         return max(self.target.link_cycles(sum(ipu.link_bytes.values())) for ipu in self.ipus)
 
     def pipeline_cycle(self, parameters: Parameters) -> float:
@@ -101,12 +110,12 @@ class Pipeline:
         return self.ipu_cycles(self.bottleneck(parameters), parameters) + self.copy_cycles()
 
     def micro_batch_cycles(self, parameters: Parameters) -> float:
-        """Cycles of one micro-batch through all IPUs, one after the other: the kernel without the pipeline's overlap."""
+        """Cycles of one micro-batch through all IPUs, one after the other, without the pipeline's overlap."""
         return sum(self.ipu_cycles(ipu, parameters) + self.target.link_cycles(sum(ipu.link_bytes.values()))
                    for ipu in self.ipus)
 
     def category_cycles(self, parameters: Parameters) -> Dict[str, float]:
-        """`micro_batch_cycles` by category; rearrangements apart, under "<category>, layout"."""
+        """`micro_batch_cycles` by category; the rearrangements of each separately, as "<category>, layout"."""
         found: Dict[str, float] = {}
         for ipu in self.ipus:
             for category, cost in ipu.costs.items():
@@ -137,7 +146,7 @@ class Pipeline:
 
 
 def edges(graph: Graph) -> List[Edge]:
-    """Tensors that one block makes and another reads. Parameters and batch fields stay where they are."""
+    """Tensors that one block makes and another reads; parameters and batch fields are not copied."""
     made: Dict[int, str] = {}
     for operation in graph.operations:
         for output in operation.outputs:
@@ -155,16 +164,16 @@ def edges(graph: Graph) -> List[Edge]:
 
 
 def _route(source: int, target: int, count: int, *, through: bool = False) -> List[int]:
-    """Links a tensor takes, each named by the IPU it leaves: along the pipeline, with a link of its own back to IPU 0.
+    """Links that a tensor takes, each named by the IPU it leaves: along the pipeline, or the link back to IPU 0.
 
-    through: every IPU on the way needs it, so there is no short cut.
+    through: every IPU on the way needs the tensor, so the link back is not used.
     """
     if not through and abs(source - target) == count - 1 and source != target:
         return [source]
     return list(range(source, target, 1 if target > source else -1))
 
 
-def assemble(graph: Graph, update: Graph, placement: Placement, planner: Planner, *, num_layers: int, micro_batch: int) -> Pipeline:
+def assemble(graph: Graph, update: Graph, placement: PipelinePlacement, planner: Planner, *, num_layers: int, micro_batch: int) -> Pipeline:
     """Lower the graph for every IPU and add what the pipeline itself costs."""
     target = planner.target
     count = len(placement.layers_per_ipu)
@@ -186,7 +195,7 @@ def assemble(graph: Graph, update: Graph, placement: Placement, planner: Planner
         costs: Dict[str, Cost] = {category: Cost() for category in CATEGORIES}
         for entry in here.entries:
             times = _times(entry.block, number, first_layer, layers)
-            # The heads' loss follows at once with its backward pass: nothing there is recomputed.
+            # The heads' backward pass follows their forward pass at once: nothing there is recomputed.
             if entry.phase == "forward" and placement.recompute and entry.block != "heads":
                 times *= 2
             if times:
@@ -215,7 +224,7 @@ def assemble(graph: Graph, update: Graph, placement: Placement, planner: Planner
 
 
 def _times(block: str, ipu: int, first_layer: int, layers: int) -> int:
-    """How often a block stands on an IPU."""
+    """How many times an IPU holds a block."""
     if block == "layer":
         return layers
     if block.startswith("layer."):
@@ -237,7 +246,7 @@ def _carried_elements(graph: Graph, crossing: Sequence[Edge], count: int) -> int
     return sum(graph.values[value].elements for value, readers in _layer_readers(crossing).items() if len(readers) > 1)
 
 
-def _link_bytes(graph: Graph, crossing: Sequence[Edge], placement: Placement, num_layers: int,
+def _link_bytes(graph: Graph, crossing: Sequence[Edge], placement: PipelinePlacement, num_layers: int,
                 count: int) -> List[Dict[str, float]]:
     """Bytes that leave each IPU in one copy phase, over its busier direction, by the block they come from."""
     directions: Dict[str, List[Dict[str, float]]] = {phase: [{} for _ in range(count)] for phase in ("forward", "backward")}
@@ -254,9 +263,9 @@ def _link_bytes(graph: Graph, crossing: Sequence[Edge], placement: Placement, nu
     for edge in crossing:
         within_layers = edge.source.startswith("layer.") and edge.target.startswith("layer.")
         if within_layers and {edge.source, edge.target} != {"layer.0", "layer.1"}:
-            continue                               # the first pair stands for all
+            continue                               # the first pair represents all
         for_all_layers = not edge.source.startswith("layer.") and len(readers.get(edge.value, ())) > 1
-        if within_layers:                          # from one layer to the next: a copy where they lie on different IPUs
+        if within_layers:                          # from layer to layer: copied where they lie on different IPUs
             pairs = list(zip(homes, homes[1:])) if edge.phase == "forward" else list(zip(homes[1:], homes))
         elif for_all_layers:                       # handed on from IPU to IPU
             pairs = [(0, homes[-1])]
@@ -284,7 +293,7 @@ def _layer_readers(crossing: Sequence[Edge]) -> Dict[int, set]:
     return readers
 
 
-def _parameters_per_ipu(graph: Graph, placement: Placement, num_layers: int, count: int) -> List[int]:
+def _parameters_per_ipu(graph: Graph, placement: PipelinePlacement, num_layers: int, count: int) -> List[int]:
     """Parameter elements on each IPU."""
     layer_elements = other = 0
     for index in graph.parameters:
@@ -297,7 +306,7 @@ def _parameters_per_ipu(graph: Graph, placement: Placement, num_layers: int, cou
             for number, layers in enumerate(placement.layers_per_ipu)]
 
 
-def _update_cost(update: Graph, planner: Planner, elements: float, placement: Placement) -> Cost:
+def _update_cost(update: Graph, planner: Planner, elements: float, placement: PipelinePlacement) -> Cost:
     """The traced update, scaled from the traced parameters to those of one IPU (or one replica's share of them)."""
     traced = sum(update.values[index].elements for index in update.parameters)
     lowering = Lowering(update, planner, memory_proportion=placement.memory_proportion[0])

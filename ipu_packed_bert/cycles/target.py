@@ -1,4 +1,4 @@
-"""The machine as data: what one IPU can do in one tile cycle, and where each figure comes from."""
+"""The figures of one IPU: what it does in a tile cycle, and where each figure comes from."""
 from __future__ import annotations
 
 from dataclasses import dataclass

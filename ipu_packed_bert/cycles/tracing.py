@@ -1,10 +1,10 @@
-"""The model's real training graph: every ATen operator of forward, backward and update, with shapes and no memory.
+"""The training graph: every ATen operator of forward, backward and update, with its shapes.
 
-The training step runs once on fake tensors (shapes and types only) while a dispatch mode writes down each operator that
-reaches the device: the same capture that make_fx makes, plus the module each operator belongs to, in the backward pass
-too. Needs torch; everything to the right of this file works on the plain `Graph` it returns.
+The training step runs once on fake tensors (shapes and types without memory) while a dispatch mode records each operator
+that reaches the device. That is what make_fx captures, and also the module each operator belongs to, in the backward
+pass too. Tracing imports torch; what reads the resulting `Graph` does not need it.
 
-Encoder layers are alike, so three are traced and compared; a whole model is traced only where they differ.
+Encoder layers are alike: three are traced and compared, and all of them only where the three differ.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from pack_data.files import write_atomically
+from ipu_packed_bert.cycles.matmul import write_cache
 
 LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)(\.|$)")
 
@@ -71,7 +71,7 @@ class Graph:
             "gradients": self.gradients, "num_layers": self.num_layers, "buffers": self.buffers})
 
     @classmethod
-    def from_json(cls, text: str) -> "Graph":
+    def from_json(cls, text: str) -> Graph:
         plain = json.loads(text)
         return cls(
             values=tuple(Value(tuple(v[0]), tuple(v[1]), v[2], v[3]) for v in plain["values"]),
@@ -95,7 +95,7 @@ def layer_of(scope: str) -> Optional[int]:
 
 
 class _Recorder:
-    """Writes down what is dispatched. A tensor is known by its identity, so all of them are kept until the end."""
+    """Records what is dispatched. Tensors are told apart by identity, so all of them are kept until the end."""
 
     def __init__(self):
         self.values: List[Value] = []
@@ -114,7 +114,7 @@ class _Recorder:
         return self._index[id(tensor)]
 
     def plain(self, argument: Any) -> Any:
-        """`argument` as JSON knows it."""
+        """`argument` in types that JSON has."""
         import torch
         if isinstance(argument, torch.Tensor):
             return {"value": self.value(argument)}
@@ -132,11 +132,11 @@ class _Recorder:
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 kwargs = kwargs or {}
                 if func.namespace != "aten" or func.__name__.startswith("promote_types"):
-                    return func(*args, **kwargs)             # questions about a tensor: nothing reaches the device
+                    return func(*args, **kwargs)             # asks about a tensor; nothing reaches the device
                 arguments = tuple(recorder.plain(argument) for argument in args)
                 keywords = {key: recorder.plain(argument) for key, argument in kwargs.items()}
                 if func.__name__.startswith("_foreach_") and func.__name__.split(".")[0].endswith("_"):
-                    result = None            # shapes stay as they are, and torch 2.0 has no fake kernel for some of these
+                    result = None            # in place: shapes stay, and torch 2.0 has no fake kernel for some
                 else:
                     result = func(*args, **kwargs)
                 flat = result if isinstance(result, (tuple, list)) else (result,)
@@ -149,7 +149,7 @@ class _Recorder:
 
 
 class _Scopes:
-    """Names the module of each operator: by hooks in the forward pass, through the autograd nodes in the backward."""
+    """Finds the module of each operator: by hooks in the forward pass, by the autograd nodes in the backward pass."""
 
     def __init__(self, recorder: _Recorder, model):
         self._recorder = recorder
@@ -166,7 +166,7 @@ class _Scopes:
 
     def _entering(self, name: str) -> Callable:
         def hook(module, inputs):
-            self._tag(inputs, self._recorder.scope)          # made by the caller just before this call
+            self._tag(inputs, self._recorder.scope)          # the caller made them
             self._stack.append(self._recorder.scope)
             self._recorder.scope = name
         return hook
@@ -178,7 +178,7 @@ class _Scopes:
         return hook
 
     def _tag(self, tensors: Any, scope: str) -> None:
-        """Everything that led to `tensors` and has no scope yet gets this one; inner modules were here before."""
+        """Gives this scope to all nodes that led to `tensors` and have none yet; inner modules gave theirs before."""
         pending = list(self._nodes(tensors))
         while pending:
             node = pending.pop()
@@ -202,17 +202,17 @@ class _Scopes:
 
 
 def capture(build: Callable[[], Any], batch_shapes: Dict[str, Tuple[Tuple[int, ...], str]], num_layers: int) -> Graph:
-    """Trace forward and backward of one micro-batch, with the half-precision weights of the device.
+    """Trace forward and backward of one micro-batch, with weights in half precision as on the device.
 
-    build() makes the model, which returns a value with a scalar `loss`; batch_shapes: name -> (shape, dtype) of each of
-    its inputs, in order.
+    build: makes the model, whose result has a scalar `loss`. batch_shapes: name -> (shape, dtype) of its inputs, in
+    order.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     recorder = _Recorder()
     with FakeTensorMode():
-        # Fake parameters can't be cast afterwards in newer versions (they are weakly referenced): they are made half.
+        # Newer versions cannot cast fake parameters afterwards (they are weakly referenced): they are made half.
         with _default_type(torch.float16):
             model = build()
         model.train()
@@ -236,7 +236,7 @@ def capture(build: Callable[[], Any], batch_shapes: Dict[str, Tuple[Tuple[int, .
 
 
 def capture_update(build: Callable[[], Any], optimizer: Callable[[Any], Any], num_layers: int) -> Graph:
-    """Trace one weight update; `optimizer(model)` makes the optimiser. Everything is float32, as the states are."""
+    """Trace one weight update, all of it in float32. optimizer: makes the optimiser of a model."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -268,7 +268,7 @@ def _default_type(dtype: Any):
 
 
 def layer_signature(graph: Graph, layer: int) -> str:
-    """What one encoder layer does: operators, shapes, types and constants in order, with values numbered by first use."""
+    """Digest of one encoder layer: operators, shapes, types and constants in order, values numbered by first use."""
     numbers: Dict[int, int] = {}
 
     def named(argument: Any) -> Any:
@@ -289,14 +289,14 @@ def layer_signature(graph: Graph, layer: int) -> str:
 
 
 def layers_alike(graph: Graph) -> bool:
-    """Whether all traced encoder layers do the same."""
+    """Whether all traced encoder layers have one signature."""
     return len({layer_signature(graph, layer) for layer in range(graph.num_layers)}) <= 1
 
 
 def sources_digest() -> str:
-    """Digest of everything a trace depends on: the model's and the capture's source files, Python and torch.
+    """Digest of all that a trace depends on: the sources of model and capture, and the versions of Python and torch.
 
-    torch's version is read without importing it: a report from cached traces starts a few seconds sooner.
+    torch's version is read without importing torch, so that a report from cached traces starts sooner.
     """
     here = Path(__file__).resolve()
     root = here.parents[1]
@@ -309,7 +309,7 @@ def sources_digest() -> str:
 
 
 def cached(key: str, folder: Optional[Path], make: Callable[[], Graph]) -> Graph:
-    """`make()`, or what it returned in an earlier process."""
+    """`make()`, or its result in an earlier process."""
     if folder is None:
         return make()
     path = folder / f"trace_{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
@@ -317,6 +317,5 @@ def cached(key: str, folder: Optional[Path], make: Callable[[], Graph]) -> Graph
         return Graph.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, IndexError, TypeError):       # absent or damaged: trace again
         graph = make()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, graph.to_json().encode())
+        write_cache(path, graph.to_json())
         return graph

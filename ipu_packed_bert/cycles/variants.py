@@ -1,7 +1,7 @@
-"""The model with its packed parts written in other ways: every variant computes the same numbers.
+"""The network with its packed parts written in other ways; every variant computes the same numbers.
 
-Replaces modules of `PackedBertForPreTraining` from outside, as an engine would. tests/profiling proves the equality, and
-that the arrangement `workload.PACKED` is the graph that the IPU engine makes.
+Modules of `PackedBertForPreTraining` are replaced from outside, as an engine does it. tests/ipu_packed_bert/cycles proves
+the equality, and that the arrangement `arrangement.PACKED` is the graph that the IPU engine makes.
 Letters as in the model: B rows, S slots, N heads, A width of a head, H hidden size, K gathered slots.
 """
 from __future__ import annotations
@@ -20,13 +20,12 @@ HIDDEN = -1000.0                          # exactly no attention, in every type 
 
 
 def build(model: Any, loss: Any, arrangement: Arrangement, *, slots: int, depth: int, columns: int) -> nn.Module:
-    """The model in the wanted arrangement, for packs of `slots` and up to `depth` sequences.
+    """The network in an arrangement, for packs of `slots` and up to `depth` sequences.
 
     columns: width of the codes of a "product" mask, `Config.mask_columns(depth)`.
     """
-    built = PackedBertForPreTraining(model, loss)
-    layers: Any = built.bert.encoder.layer
-    attentions = [layer.attention.self for layer in layers]
+    built: Any = PackedBertForPreTraining(model, loss)         # whose modules are replaced by others of their kind
+    attentions = [layer.attention.self for layer in built.bert.encoder.layer]
     if arrangement.mask == "product":
         mask_in_product(built, sequences=depth, columns=columns)
     elif arrangement.mask == "row":
@@ -90,7 +89,7 @@ class SameSequence(nn.Module):
 
 
 class Numbers(nn.Module):
-    """Hands the sequence numbers on: [B, S] travels from IPU to IPU instead of [B, 1, S, S]."""
+    """Passes the sequence numbers on: [B, S] is copied from IPU to IPU instead of [B, 1, S, S]."""
 
     def forward(self, input_mask_BS, dtype):
         return input_mask_BS
@@ -124,7 +123,7 @@ class RebuildingScores(MaskedScores):
 # Slots and positions --------------------------------------------------------------------------------------------------
 
 class FirstSlots(nn.Module):
-    """[CLS] where unpacked sequences have it; in packs this needs data with all [CLS] tokens first (or last)."""
+    """[CLS] at the first slots, as in unpacked rows; packs need data with all [CLS] tokens first for it."""
 
     def forward(self, hidden_BSH, slots_BK):
         return hidden_BSH.narrow(1, 0, slots_BK.shape[1])

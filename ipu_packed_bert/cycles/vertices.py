@@ -71,7 +71,7 @@ UNARY: Dict[Tuple[str, str], Loop] = {
 
 
 def binary(n: float, operation: str, kind: str) -> float:
-    """Elementwise with both operands full, out of place."""
+    """Elementwise, with both operands full, not in place."""
     overhead = 26 if kind == "half" else 29
     return 11 + 6 * (overhead + BINARY[operation, kind](busiest(n)))
 
@@ -87,7 +87,7 @@ def unary(n: float, operation: str, kind: str) -> float:
 
 
 def add_row_vector(length: int, repeats: int, element_bytes: int = HALF) -> float:
-    """A vector of `length` added to each of `repeats` rows on the tile: a bias, or a row of a padding mask."""
+    """A vector of `length` added to each of `repeats` rows on the tile, such as a bias or a row of a padding mask."""
     if element_bytes == FLOAT:
         return 13 + 6 * (25 + ceil(length / 2) * (11 + 3 * (ceil(repeats / WORKERS) - 1)))
     if length % 4:
@@ -98,7 +98,7 @@ def add_row_vector(length: int, repeats: int, element_bytes: int = HALF) -> floa
 
 
 def multiply_row_vector(length: int, repeats: int, element_bytes: int = HALF) -> float:
-    """Each of `repeats` rows times a vector of `length`, out of place, pipelined: one cycle per vector and row."""
+    """Each of `repeats` rows times a vector of `length`, not in place, pipelined: one cycle per vector and row."""
     width = 8 // element_bytes
     if length % width:
         return 13 + 6 * (25 + length * 9 * ceil(repeats / WORKERS))
@@ -118,13 +118,13 @@ def scaled_add(n: float, element_bytes: int = HALF, *, mixed: bool = False) -> f
 
 
 def gelu(n: float, element_bytes: int = HALF) -> float:
-    """The tanh form, which PopTorch uses whichever form is asked for."""
+    """The tanh form; PopTorch uses it for both forms."""
     per_vector = 5 if element_bytes == HALF else 10
     return 9 + 6 * (22 + 5 + max(0, vectors(busiest(n), element_bytes) - 1) * per_vector + 6)
 
 
 def gelu_gradient(n: float, element_bytes: int = HALF) -> float:
-    """Five worker cycles a half vector; the nine of the same table are SWISH's."""
+    """Five worker cycles per half vector (9 in the same table is SWISH's)."""
     per_vector = 5 if element_bytes == HALF else 10
     return 9 + 6 * (24 + max(0, vectors(busiest(n), element_bytes) - 1) * per_vector)
 
@@ -190,7 +190,7 @@ def inverse_deviation(rows: float) -> float:
 
 
 def gather(indices: float, row_elements: float, element_bytes: int = HALF, *, row_split: int = 1) -> float:
-    """Multi-slice: rows of a table of which the tile holds one of `row_split` parts; all indices pass every tile."""
+    """Multi-slice: the tile holds one of `row_split` parts of a table's rows and looks at all indices."""
     inside = ceil(indices / row_split / WORKERS)
     outside = ceil(indices / WORKERS) - inside
     half_vectors = ceil(row_elements / 2) if element_bytes == HALF else ceil(row_elements)
@@ -198,7 +198,7 @@ def gather(indices: float, row_elements: float, element_bytes: int = HALF, *, ro
 
 
 def gather_gradient(indices: float, row_elements: float, element_bytes: int = HALF, *, row_split: int = 1) -> float:
-    """Multi-update-add: no two workers share a row, so each walks through all indices of the tile."""
+    """Multi-update-add: no two workers may share a row, so each goes through all indices of the tile."""
     inside = ceil(indices / row_split)
     outside = ceil(indices) - inside
     start = 12 if element_bytes == HALF else 11
@@ -206,7 +206,7 @@ def gather_gradient(indices: float, row_elements: float, element_bytes: int = HA
 
 
 def dynamic_slice(elements: float, element_bytes: int = HALF, *, slices: int = 1) -> float:
-    """Take or put a slice at a position known at run time: pipeline stashes, serial loops."""
+    """Take or put a slice at a position known only at run time: pipeline stashes, serial loops."""
     return 25 + 6 * (39 + (24 + 2 * floor(busiest(elements) * element_bytes / 8)) * slices)
 
 

@@ -7,16 +7,15 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED, Arrangement
 from ipu_packed_bert.cycles.matmul import Planner
-from ipu_packed_bert.cycles.pipeline import Pipeline, Placement, assemble
+from ipu_packed_bert.cycles.pipeline import Pipeline, PipelinePlacement, assemble
 from ipu_packed_bert.cycles.target import Target
 from ipu_packed_bert.cycles.tracing import Graph, cached, capture, capture_update, layers_alike, sources_digest
-
 
 TRACED_LAYERS = 3                         # first, last, and one between that stands for all
 
 
-class Shape(NamedTuple):
-    """Sizes of a micro-batch (DESIGN section 3.2)."""
+class MicroBatchShape(NamedTuple):
+    """Sizes of a micro-batch of packs."""
 
     micro_batch: int              # B, packs
     slots: int                    # S
@@ -24,25 +23,28 @@ class Shape(NamedTuple):
     masked: int                   # P, masked tokens a pack has room for
 
 
-def shape_of(config: Any, *, depth: Optional[int] = None) -> Shape:
-    """The micro-batch of a configuration; P = max_predictions_per_sequence + D, and without packing nothing is added."""
+def shape_of(config: Any, *, depth: Optional[int] = None) -> MicroBatchShape:
+    """The micro-batch of a configuration: P = max_predictions_per_sequence + D in packs, the bare number without packing.
+
+    depth: instead of the configured one. Raises ValueError where it is unlimited.
+    """
     depth = depth if depth is not None else config.data.max_sequences_per_pack
     if depth is None:
-        raise ValueError(f"{config.path}: data.max_sequences_per_pack is unlimited; the cycle model needs a number, "
-                         "set it or give --depth")
-    return Shape(config.batch.micro_batch, config.data.max_sequence_length, depth,
+        raise ValueError(f"{config.path}: data.max_sequences_per_pack is unlimited; the cycle model needs a number, set "
+                         "it or give --depth")
+    return MicroBatchShape(config.batch.micro_batch, config.data.max_sequence_length, depth,
                  config.predictions_per_sequence + (depth if depth > 1 else 0))
 
 
-def placement_of(config: Any) -> Placement:
+def placement_of(config: Any) -> PipelinePlacement:
     placement, engine = config.placement, config.engine
-    return Placement(
+    return PipelinePlacement(
         tuple(placement.layers_per_ipu), tuple(placement.available_memory_proportion), placement.replicas,
         placement.embedding_serialization_factor, placement.replicated_tensor_sharding and placement.replicas > 1,
         placement.optimizer_state_off_chip, engine.recompute_layers, engine.half_partials)
 
 
-def batch_shapes(shape: Shape) -> Dict[str, Tuple[Tuple[int, ...], str]]:
+def batch_shapes(shape: MicroBatchShape) -> Dict[str, Tuple[Tuple[int, ...], str]]:
     """name -> (shape, dtype) of the model's inputs, in their order."""
     from ipu_packed_bert.model.packed import BATCH_FIELDS
     sizes = {"masked_lm": shape.masked, "next_sentence": shape.depth}
@@ -56,20 +58,20 @@ def batch_shapes(shape: Shape) -> Dict[str, Tuple[Tuple[int, ...], str]]:
     return shapes
 
 
-def build(config: Any, model: Any, shape: Shape, arrangement: Arrangement) -> Any:
-    """The network of `config`, with the layers of `model`, in an arrangement. Needs torch, which a cached graph does not."""
+def build(config: Any, model: Any, shape: MicroBatchShape, arrangement: Arrangement) -> Any:
+    """The network of `config`, with the layers of `model`, in an arrangement. Needs torch; a cached graph does not."""
     from ipu_packed_bert.cycles import variants
     return variants.build(model, config.loss, arrangement, slots=shape.slots, depth=shape.depth,
                           columns=config.mask_columns(shape.depth))
 
 
 def engine_arrangement(config: Any) -> Arrangement:
-    """What the IPU engine makes of a configuration's packs."""
+    """The arrangement in which the IPU engine runs a configuration's packs."""
     return PACKED if config.engine.mask == "product" else ADDITIVE
 
 
 class Traces:
-    """Graphs of configurations, traced once and kept on disk where a folder is given."""
+    """Graphs of configurations, each traced once; kept as files where a folder is given."""
 
     def __init__(self, folder: Optional[Path] = None):
         self.folder = folder
@@ -85,8 +87,8 @@ class Traces:
             self._graphs[key] = cached(f"{sources_digest()} {key}", self.folder, trace)
         return self._graphs[key]
 
-    def training(self, config: Any, shape: Shape, arrangement: Arrangement) -> Graph:
-        """Forward and backward of a micro-batch; of layers that are alike, three are traced."""
+    def training(self, config: Any, shape: MicroBatchShape, arrangement: Arrangement) -> Graph:
+        """Forward and backward of a micro-batch; where all layers are alike, three of them are traced."""
         def traced(num_layers: int) -> Graph:
             model = replace(config.model, num_layers=num_layers)
 
@@ -98,19 +100,19 @@ class Traces:
         return few if few.num_layers == config.model.num_layers or layers_alike(few) else traced(config.model.num_layers)
 
     def update(self, config: Any) -> Graph:
-        """The weight update. Its costs are scaled by parameters, so a model of one layer says it all."""
+        """The weight update of a network of one layer: its costs are scaled to the parameters of a whole one."""
         model = replace(config.model, num_layers=1)
 
         def make() -> Graph:
             from ipu_packed_bert.optim import build_optimizer
             return capture_update(
-                lambda: build(config, model, Shape(1, config.data.max_sequence_length, 1, 1), UNPACKED),
+                lambda: build(config, model, MicroBatchShape(1, config.data.max_sequence_length, 1, 1), UNPACKED),
                 lambda built: build_optimizer(built, config.optimizer, betas=(0.9, 0.999)), 1)
         return self._get(("update", astuple(model), astuple(config.loss), config.optimizer.name), make)
 
 
 class Machine:
-    """A target with its planner and traces: everything that is worth keeping between questions."""
+    """A target with its planner, its traces and the pipelines assembled so far."""
 
     def __init__(self, target: Target, folder: Optional[Path] = None, traces: Optional[Traces] = None):
         self.target = target
@@ -133,7 +135,7 @@ class Machine:
 
     @property
     def unknown(self) -> Dict[str, int]:
-        """Operators without an estimator in what was asked so far, costed as elementwise work, and how often one graph has them."""
+        """Operators without an estimator in the pipelines so far: how often the graph that has most of them has each."""
         found: Dict[str, int] = {}
         for pipeline in self._pipelines.values():
             for operator, times in pipeline.unknown.items():

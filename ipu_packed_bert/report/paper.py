@@ -1,63 +1,90 @@
-"""The report's tables, each a function from the model's and the packers' results to a `Table`."""
+"""The paper's tables and those beside them, each a function from the results of model and packers to a `Table`."""
 from __future__ import annotations
 
 from math import log, sqrt
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ipu_packed_bert.config import Config
+from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED, Arrangement
 from ipu_packed_bert.cycles.calibration import Calibration, Observations, overhead
-from ipu_packed_bert.cycles.lowering import CLS, COPIES, ENCODER, LOSS, MASK_APPLICATION, MASK_BUILD, MLM, POSITIONS, SCORES
+from ipu_packed_bert.cycles.lowering import (
+    CLS,
+    COPIES,
+    ENCODER,
+    LOSS,
+    MASK_APPLICATION,
+    MASK_BUILD,
+    MLM,
+    POSITIONS,
+    SCORES,
+)
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.cycles.points import FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_OVERHEAD, POD64_SCALING, POPART, TABLE2
-from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED, Arrangement
-from ipu_packed_bert.cycles.workload import Machine, engine_arrangement
-from ipu_packed_bert.report.sources import Overhead
-from ipu_packed_bert.report.packings import PackingSummary
-from ipu_packed_bert.report.tables import COMPUTED, CONFIGURED, HARDWARE, MODEL, PAPER, PROFILE, PUBLISHED, Column, Table, percent
+from ipu_packed_bert.cycles.workload import Machine, engine_arrangement, shape_of
+from ipu_packed_bert.report.packings import PackingKey, Packings, PackingSummary
+from ipu_packed_bert.report.scaling import ScalingPoint
+from ipu_packed_bert.report.sources import MeasuredOverhead
+from ipu_packed_bert.report.tables import (
+    COMPUTED,
+    CONFIGURED,
+    HARDWARE,
+    MODEL,
+    PAPER,
+    PROFILE,
+    PUBLISHED,
+    ReportColumn,
+    Table,
+    percent,
+)
+from pack_data.sort import Batching
 
-# The rows of Table 1: (packer, packing depth), and what the paper says there: EFF %, p, OH %, realised speed-up.
-ROWS: Tuple[Tuple[str, Optional[int]], ...] = (
+# The rows of Table 1: (packer, packing depth), and the paper's figures: EFF %, p, OH %, realised speed-up.
+ROWS: Tuple[PackingKey, ...] = (
     ("none", 1), ("greedy", None), ("spfhp", 2), ("spfhp", 3), ("nnlshp", 3), ("spfhp", 4), ("spfhp", 8), ("spfhp", None),
     ("optimal", 2), ("optimal", 3), ("optimal", 4), ("optimal", 8), ("optimal", None))
-PAPER_ROWS: Dict[Tuple[str, Optional[int]], Tuple[Any, Any, Any, Any]] = {
+PAPER_ROWS: Dict[PackingKey, Tuple[Any, Any, Any, Any]] = {
     ("none", 1): (50.0, 1.00, 0.0, 1.0), ("sort", 1): (99.9, 2.00, ">>100", "<<1.000"),
     ("greedy", None): ("~78", "~1.6", "~4.48", "~1.5"), ("spfhp", 2): (80.5, 1.61, 4.283, 1.544),
     ("spfhp", 3): (89.4, 1.79, 4.287, 1.716), ("nnlshp", 3): (99.7, 2.00, 4.287, 1.913),
     ("spfhp", 4): (93.9, 1.88, 4.294, 1.803), ("spfhp", 8): (98.9, 1.98, 4.481, 1.895),
     ("spfhp", None): (99.6, 1.99, 4.477, 1.905)}
 PARTS = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
-# The graphs whose overheads stand beside each other: what this project runs by default, with an additive mask, and the
-# one behind the paper's numbers, which the model is calibrated on.
+# The graphs that are compared: this project's default, the same with an additive mask, and the paper's, on which the
+# model is calibrated.
 GRAPHS: Tuple[Tuple[str, Arrangement], ...] = (
     ("this engine (mask in the query/key product)", PACKED), ("this engine, additive mask (engine.mask: additive)", ADDITIVE),
     ("the paper's (PopART: mask made in every layer)", POPART))
 
 
 # What the numbers rest on; printed below every table that holds them.
-FITTED = f"The overhead of the paper's graph at depth {FITTED_DEPTH} is fitted; the other depths repeat it, plus what deeper heads cost."
+FITTED = (f"The overhead of the paper's graph at depth {FITTED_DEPTH} is fitted; the other depths repeat it, plus what "
+          "deeper heads cost.")
 PRODUCT_MASK = (
-    "Low to high move one parameter, the layout's atoms. Not in it: whether joining query and key to the mask's columns rearranges them, and",
-    "slices of their gradients. Counting both, BERT-large at 512 and depth 3 with its mask in the product costs between 1.0 and 2.8 %.")
+    "Low to high move one parameter, the layout's atoms. Not in it: whether joining query and key to the mask's columns "
+    "rearranges them, and",
+    "slices of their gradients. Counting both, BERT-large at 512 and depth 3 with its mask in the product costs between "
+    "1.0 and 2.8 %.")
 
 
 class Interval(NamedTuple):
-    """A number at the model's lower bound, calibrated, and at its upper bound."""
+    """A number at the lower bound of the layout parameter, at its fitted value, and at its upper bound."""
 
     lower: float
     calibrated: float
     upper: float
 
 
-class Comparison:
-    """Packed pipelines against an unpacked one, with the three values of every overhead."""
+class ModelledOverhead:
+    """Overheads of packed pipelines over an unpacked one, each with its interval."""
 
-    def __init__(self, machine: Machine, config: Any, calibration: Calibration, *, packed: Optional[Arrangement] = None,
-                 unpacked: Arrangement = UNPACKED):
-        """packed: the arrangement of the packed graph; without it, that of the IPU engine with this configuration."""
+    def __init__(self, machine: Machine, config: Config, calibration: Calibration, *,
+                 packed: Optional[Arrangement] = None):
+        """packed: the arrangement of the packed graph; None: that of the IPU engine with this configuration."""
         self.machine = machine
         self.config = config
         self.calibration = calibration
         self.arrangement = engine_arrangement(config) if packed is None else packed
-        self.unpacked = machine.pipeline(config, arrangement=unpacked, depth=1)
+        self.unpacked = machine.pipeline(config, arrangement=UNPACKED, depth=1)
 
     @property
     def settings(self) -> Tuple[Parameters, Parameters, Parameters]:
@@ -72,14 +99,14 @@ class Comparison:
         return Interval(*(overhead(pipeline, self.unpacked, parameters) for parameters in self.settings))
 
     def pipeline_overhead(self, depth: int) -> Interval:
-        """Extra cycles of a pipeline cycle: what the slowest IPU feels."""
+        """Extra cycles of a pipeline cycle, which the slowest IPU decides; a fraction."""
         pipeline = self.packed(depth)
         return Interval(*(pipeline.pipeline_cycle(p) / self.unpacked.pipeline_cycle(p) - 1.0 for p in self.settings))
 
     def training_overhead(self, depth: int, packing_factor: float) -> Interval:
-        """p / (packed / unpacked throughput) - 1 of whole weight updates: what Table 2's throughputs hold.
+        """p / (packed / unpacked throughput) - 1 of whole weight updates, as Table 2 compares throughputs.
 
-        Packed, an update has fewer micro-batches, so filling and draining the pipeline and the update itself weigh more.
+        A packed update has fewer micro-batches, so that its pipeline's fill and drain and its weight update count more.
         """
         packed, full = self.packed(depth), self.config.batch.gradient_accumulation
         accumulation = self.config.accumulation(packing_factor)
@@ -104,16 +131,16 @@ class Comparison:
         return {part: Interval(*values) for part, values in found.items()}
 
 
-def table1(comparison: Comparison, packings: Any, rows: Sequence[Tuple[str, Optional[int]]], sort: Any,
+def table1(comparison: ModelledOverhead, packings: Packings, rows: Sequence[PackingKey], sort: Optional[Batching],
            histogram_name: str) -> Table:
-    """Table 1 of the paper. packings[(packer, depth)] is a PackingSummary; sort a pack_data.sort.Batching."""
+    """Table 1 of the paper: packings of a histogram; SORT's batches where they are given."""
     lines: List[Dict[str, Any]] = []
-    papers = Comparison(comparison.machine, comparison.config, comparison.calibration, packed=POPART)
+    papers = ModelledOverhead(comparison.machine, comparison.config, comparison.calibration, packed=POPART)
     for key in rows:
-        summary: PackingSummary = packings[key]
+        summary = packings[key]
         line: Dict[str, Any] = {"depth": _depth(key[1], summary), "algorithm": key[0].upper(),
                                 "efficiency": percent(summary.efficiency), "packing_factor": summary.packing_factor}
-        # The paper's own graph is counted for the rows that the paper has numbers of.
+        # The paper's own graph is counted in the rows that the paper measured.
         measured = isinstance(PAPER_ROWS.get(key, ("",))[-1], float)
         for prefix, compared in (("", comparison), ("papers_", papers))[:2 if measured else 1]:
             if key[0] == "none":
@@ -127,9 +154,11 @@ def table1(comparison: Comparison, packings: Any, rows: Sequence[Tuple[str, Opti
                 {"depth": "1", "algorithm": "SORT", "efficiency": percent(sort.efficiency), "packing_factor": sort.speedup,
                  "overhead": f"{sort.shapes} engines"}, PAPER_ROWS["sort", 1]))
     notes = [
-        "EFF and p are computed from the histogram; OH is extra cycles of a micro-batch against unpacked BERT of the same length;",
+        "EFF and p are computed from the histogram; OH is extra cycles of a micro-batch against unpacked BERT of the same "
+        "length;",
         "low: every rearrangement in 8-byte atoms, high: in 2-byte atoms; realised speed-up = p / (1 + OH), as in the paper.",
-        f"First the graph that this project's IPU engine makes (engine.mask: {comparison.config.engine.mask}), then the paper's own (PopART: mask",
+        f"First the graph that this project's IPU engine makes (engine.mask: {comparison.config.engine.mask}), then the "
+        "paper's own (PopART: mask",
         f"made in every layer), then what the paper measured. {FITTED}"]
     if comparison.arrangement.mask == "product":
         notes += PRODUCT_MASK
@@ -137,21 +166,21 @@ def table1(comparison: Comparison, packings: Any, rows: Sequence[Tuple[str, Opti
         notes.append(f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
                      "which is no percentage of a run.")
     columns = (
-        Column("depth", "depth", CONFIGURED), Column("algorithm", "packing", CONFIGURED),
-        Column("efficiency", "EFF %", COMPUTED, ".2f"), Column("packing_factor", "p", COMPUTED, ".3f"),
-        Column("overhead_lower", "OH % low", MODEL, ".3f"), Column("overhead", "OH %", MODEL, ".3f"),
-        Column("overhead_upper", "OH % high", MODEL, ".3f"), Column("realised", "speed-up", MODEL, ".3f"),
-        Column("realised_lower", "at least", MODEL, ".3f"), Column("realised_upper", "at most", MODEL, ".3f"),
-        Column("papers_overhead_lower", "its graph: low", MODEL, ".3f"), Column("papers_overhead", "OH %", MODEL, ".3f"),
-        Column("papers_overhead_upper", "high", MODEL, ".3f"), Column("papers_realised", "speed-up", MODEL, ".3f"),
-        Column("papers_realised_lower", "at least", MODEL, ".3f"), Column("papers_realised_upper", "at most", MODEL, ".3f"),
-        Column("paper_efficiency", "EFF %", PAPER, ".1f"), Column("paper_packing_factor", "p", PAPER, ".2f"),
-        Column("paper_overhead", "OH %", PAPER, ".3f"), Column("paper_realised", "speed-up", PAPER, ".3f"))
+        ReportColumn("depth", "depth", CONFIGURED), ReportColumn("algorithm", "packing", CONFIGURED),
+        ReportColumn("efficiency", "EFF %", COMPUTED, ".2f"), ReportColumn("packing_factor", "p", COMPUTED, ".3f"),
+        ReportColumn("overhead_lower", "OH % low", MODEL, ".3f"), ReportColumn("overhead", "OH %", MODEL, ".3f"),
+        ReportColumn("overhead_upper", "OH % high", MODEL, ".3f"), ReportColumn("realised", "speed-up", MODEL, ".3f"),
+        ReportColumn("realised_lower", "at least", MODEL, ".3f"), ReportColumn("realised_upper", "at most", MODEL, ".3f"),
+        ReportColumn("papers_overhead_lower", "its graph: low", MODEL, ".3f"), ReportColumn("papers_overhead", "OH %", MODEL, ".3f"),
+        ReportColumn("papers_overhead_upper", "high", MODEL, ".3f"), ReportColumn("papers_realised", "speed-up", MODEL, ".3f"),
+        ReportColumn("papers_realised_lower", "at least", MODEL, ".3f"), ReportColumn("papers_realised_upper", "at most", MODEL, ".3f"),
+        ReportColumn("paper_efficiency", "EFF %", PAPER, ".1f"), ReportColumn("paper_packing_factor", "p", PAPER, ".2f"),
+        ReportColumn("paper_overhead", "OH %", PAPER, ".3f"), ReportColumn("paper_realised", "speed-up", PAPER, ".3f"))
     return Table("table1", f"Table 1: packing {histogram_name}, {comparison.config.name}", columns, lines, tuple(notes))
 
 
 def _overhead_columns(prefix: str, over: Interval, p: float) -> Dict[str, float]:
-    """Overhead in percent and realised speed-up at packing factor p, with their intervals, under keys with this prefix."""
+    """Overhead in percent and realised speed-up at packing factor p, with intervals; every key gets the prefix."""
     found = {"overhead_lower": 100.0 * over.lower, "overhead": 100.0 * over.calibrated, "overhead_upper": 100.0 * over.upper,
              "realised": p / (1 + over.calibrated), "realised_lower": p / (1 + over.upper), "realised_upper": p / (1 + over.lower)}
     return {prefix + key: value for key, value in found.items()}
@@ -166,16 +195,16 @@ def _beside_paper(line: Dict[str, Any], paper: Optional[Tuple[Any, Any, Any, Any
     return {**line, **dict(zip(keys, paper or (None,) * 4))}
 
 
-def graphs(comparison: Comparison, packings: Any, rows: Sequence[Tuple[str, Optional[int]]]) -> Table:
-    """Table 1's overheads for each of `GRAPHS`, for the rows that the paper has numbers of; those stand beside its own graph."""
+def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[PackingKey]) -> Table:
+    """Table 1's overheads for each of `GRAPHS` in the rows that the paper measured; its figures only beside its own graph."""
     lines: List[Dict[str, Any]] = []
     for name, arrangement in GRAPHS:
-        compared = Comparison(comparison.machine, comparison.config, comparison.calibration, packed=arrangement)
+        compared = ModelledOverhead(comparison.machine, comparison.config, comparison.calibration, packed=arrangement)
         for key in rows:
             paper = PAPER_ROWS.get(key)
             if key[0] in ("none", "greedy") or paper is None:
                 continue
-            summary: PackingSummary = packings[key]
+            summary = packings[key]
             over = compared.overhead(summary.largest_depth if key[1] is None else key[1])
             lines.append({
                 "graph": name, "depth": _depth(key[1], summary), "algorithm": key[0].upper(), "packing_factor": summary.packing_factor,
@@ -184,16 +213,17 @@ def graphs(comparison: Comparison, packings: Any, rows: Sequence[Tuple[str, Opti
                 **({"paper_overhead": paper[2], "paper_realised": paper[3]} if arrangement == POPART else {})})
     return Table(
         "graphs", f"The same packings in other graphs, {comparison.config.name}", (
-            Column("graph", "graph", CONFIGURED), Column("depth", "depth", CONFIGURED), Column("algorithm", "packing", CONFIGURED),
-            Column("packing_factor", "p", COMPUTED, ".3f"), Column("overhead_lower", "OH % low", MODEL, ".3f"),
-            Column("overhead", "OH %", MODEL, ".3f"), Column("overhead_upper", "OH % high", MODEL, ".3f"),
-            Column("realised", "speed-up", MODEL, ".3f"), Column("paper_overhead", "OH %", PAPER, ".3f"),
-            Column("paper_realised", "speed-up", PAPER, ".3f")), lines,
-        ("The two parameters are fitted on the paper's graph and on published throughputs; this project's graphs are predicted.", FITTED)
+            ReportColumn("graph", "graph", CONFIGURED), ReportColumn("depth", "depth", CONFIGURED), ReportColumn("algorithm", "packing", CONFIGURED),
+            ReportColumn("packing_factor", "p", COMPUTED, ".3f"), ReportColumn("overhead_lower", "OH % low", MODEL, ".3f"),
+            ReportColumn("overhead", "OH %", MODEL, ".3f"), ReportColumn("overhead_upper", "OH % high", MODEL, ".3f"),
+            ReportColumn("realised", "speed-up", MODEL, ".3f"), ReportColumn("paper_overhead", "OH %", PAPER, ".3f"),
+            ReportColumn("paper_realised", "speed-up", PAPER, ".3f")), lines,
+        ("The two parameters are fitted on the paper's graph and on published throughputs; this project's graphs are "
+         "predicted.", FITTED)
         + PRODUCT_MASK)
 
 
-def decomposition(comparison: Comparison, depth: int) -> Table:
+def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
     parts = comparison.decomposition(depth)
     order = (MASK_BUILD, MASK_APPLICATION, SCORES, "layout", POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
     rows = [{"part": part, "lower": percent(parts[part].lower),
@@ -203,10 +233,12 @@ def decomposition(comparison: Comparison, depth: int) -> Table:
     rows.append({"part": "a pipeline cycle", **_interval(slowest)})
     return Table(
         "decomposition", f"Where the overhead at depth {depth} comes from, percent of the unpacked micro-batch's cycles",
-        (Column("part", "part", CONFIGURED), Column("lower", "low %", MODEL, ".3f"), Column("calibrated", "calibrated %", MODEL, ".3f"),
-         Column("upper", "high %", MODEL, ".3f")), rows,
-        (f"{SCORES}: what its columns for the mask cost (engine.mask: product), beside joining them to query and key (mask application).",
-         "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; the atom size is the unknown.",
+        (ReportColumn("part", "part", CONFIGURED), ReportColumn("lower", "low %", MODEL, ".3f"), ReportColumn("calibrated", "calibrated %", MODEL, ".3f"),
+         ReportColumn("upper", "high %", MODEL, ".3f")), rows,
+        (f"{SCORES}: what its columns for the mask cost (engine.mask: product), beside joining them to query and key (mask "
+         "application).",
+         "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; the atom size "
+         "is the unknown.",
          "A pipeline cycle is what the slowest IPU takes: the first IPU's heads hide behind the encoder.")
         + (PRODUCT_MASK if comparison.arrangement.mask == "product" else ()))
 
@@ -215,15 +247,31 @@ def _interval(interval: Interval) -> Dict[str, Optional[float]]:
     return {"lower": percent(interval.lower), "calibrated": percent(interval.calibrated), "upper": percent(interval.upper)}
 
 
-def table2(machine: Machine, load: Any, calibration: Calibration) -> Table:
-    """Table 2 of the paper: base and large at 128 and 384, with the paper's packing factors."""
+TABLE2_NOTES = (
+    "First the graph of this project's engine, then the paper's own (PopART: mask made in every layer), then what the paper "
+    "measured.",
+    "Speed-up is the quotient of throughputs over whole updates, as in the paper; OH = p / speed-up - 1, the paper's from "
+    "its rounded columns.",
+    "At 384 the paper's graph comes out above the paper's range. No smooth law in the length gives 4.29 % at 512 (Table 1) "
+    "and at most 1.2 %",
+    "at 384: Table 1 counts the kernel's cycles, Table 2 throughputs of the whole, and the two contradict each other. Host "
+    "traffic does not",
+    "explain it: the overhead is per row, and a packed row carries as many bytes as an unpacked one. Nothing was tuned to "
+    "it.")
+
+
+def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibration) -> Table:
+    """Table 2 of the paper: base and large at 128 and 384, with the paper's packing factors.
+
+    load: the configuration in a file of configs/.
+    """
     rows = []
     for row in TABLE2:
         config, p = load(row.packed), row.packing_factor
-        depth = config.data.max_sequences_per_pack
+        depth = shape_of(config).depth
         line = {"model": row.model, "length": row.length, "packing_factor": p, "paper_realised": row.realised}
         for prefix, arrangement in (("", None), ("papers_", POPART)):
-            over = Comparison(machine, config, calibration, packed=arrangement).training_overhead(depth, p)
+            over = ModelledOverhead(machine, config, calibration, packed=arrangement).training_overhead(depth, p)
             line.update(_overhead_columns(prefix, over, p))
         # Both of the paper's numbers are rounded to two decimals.
         low, high = (p - 0.005) / (row.realised + 0.005) - 1.0, (p + 0.005) / (row.realised - 0.005) - 1.0
@@ -231,23 +279,18 @@ def table2(machine: Machine, load: Any, calibration: Calibration) -> Table:
         rows.append(line)
     return Table(
         "table2", "Table 2: realised speed-up of pre-training, depth 3",
-        (Column("model", "model", CONFIGURED), Column("length", "length", CONFIGURED, "d"), Column("packing_factor", "p", PAPER, ".2f"),
-         Column("overhead_lower", "OH % low", MODEL, ".2f"), Column("overhead", "OH %", MODEL, ".2f"),
-         Column("overhead_upper", "OH % high", MODEL, ".2f"), Column("realised", "speed-up", MODEL, ".3f"),
-         Column("realised_lower", "at least", MODEL, ".3f"), Column("realised_upper", "at most", MODEL, ".3f"),
-         Column("papers_overhead_lower", "its graph: low", MODEL, ".2f"), Column("papers_overhead", "OH %", MODEL, ".2f"),
-         Column("papers_overhead_upper", "high", MODEL, ".2f"), Column("papers_realised", "speed-up", MODEL, ".3f"),
-         Column("papers_realised_lower", "at least", MODEL, ".3f"), Column("papers_realised_upper", "at most", MODEL, ".3f"),
-         Column("paper_realised", "speed-up", PAPER, ".2f"), Column("paper_overhead", "OH %", PAPER)),
-        rows, ("First the graph of this project's engine, then the paper's own (PopART: mask made in every layer), then what the paper measured.",
-               "Speed-up is the quotient of throughputs over whole updates, as in the paper; OH = p / speed-up - 1, the paper's from its rounded columns.",
-               "At 384 the paper's graph comes out above the paper's range. No smooth law in the length gives 4.29 % at 512 (Table 1) and at most 1.2 %",
-               "at 384: Table 1 counts the kernel's cycles, Table 2 throughputs of the whole, and the two contradict each other. Host traffic does not",
-               "explain it: the overhead is per row, and a packed row carries as many bytes as an unpacked one. Nothing was tuned to it.")
-        + PRODUCT_MASK)
+        (ReportColumn("model", "model", CONFIGURED), ReportColumn("length", "length", CONFIGURED, "d"), ReportColumn("packing_factor", "p", PAPER, ".2f"),
+         ReportColumn("overhead_lower", "OH % low", MODEL, ".2f"), ReportColumn("overhead", "OH %", MODEL, ".2f"),
+         ReportColumn("overhead_upper", "OH % high", MODEL, ".2f"), ReportColumn("realised", "speed-up", MODEL, ".3f"),
+         ReportColumn("realised_lower", "at least", MODEL, ".3f"), ReportColumn("realised_upper", "at most", MODEL, ".3f"),
+         ReportColumn("papers_overhead_lower", "its graph: low", MODEL, ".2f"), ReportColumn("papers_overhead", "OH %", MODEL, ".2f"),
+         ReportColumn("papers_overhead_upper", "high", MODEL, ".2f"), ReportColumn("papers_realised", "speed-up", MODEL, ".3f"),
+         ReportColumn("papers_realised_lower", "at least", MODEL, ".3f"), ReportColumn("papers_realised_upper", "at most", MODEL, ".3f"),
+         ReportColumn("paper_realised", "speed-up", PAPER, ".2f"), ReportColumn("paper_overhead", "OH %", PAPER)),
+        rows, TABLE2_NOTES + PRODUCT_MASK)
 
 
-class Candidate(NamedTuple):
+class ModelledRun(NamedTuple):
     """One configuration on one target."""
 
     name: str
@@ -255,12 +298,12 @@ class Candidate(NamedTuple):
     accumulation: int
     packing_factor: float
     factor_source: str
-    too_large: Optional[str] = None       # says that it does not fit: then no rate is given
+    too_large: Optional[str] = None       # a line where it does not fit; then no rate is given
 
 
-def breakdown(candidate: Candidate, calibration: Calibration) -> Table:
+def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
     """Cycles of each IPU in one pipeline cycle, and what that makes in sequences per second."""
-    pipeline, accumulation, parameters = candidate.pipeline, candidate.accumulation, calibration.parameters
+    pipeline, accumulation, parameters = run.pipeline, run.accumulation, calibration.parameters
     slowest = pipeline.bottleneck(parameters).number
     rows: List[Dict[str, Any]] = []
     for ipu in pipeline.ipus:
@@ -275,66 +318,70 @@ def breakdown(candidate: Candidate, calibration: Calibration) -> Table:
     notes = [
         f"pipeline cycle {step.pipeline_cycle:,.0f} cycles, weight update {step.update:,.0f}, step of {accumulation} accumulations "
         f"{step.cycles:,.0f} cycles = {step.seconds:.3f} s ({pipeline.target.name}, {MODEL})"]
-    if candidate.too_large is None:
-        rates = [pipeline.sequences_per_second(accumulation, candidate.packing_factor, p)
+    if run.too_large is None:
+        rates = [pipeline.sequences_per_second(accumulation, run.packing_factor, p)
                  for p in (calibration.upper, parameters, calibration.lower)]
         replicas, ipus = pipeline.placement.replicas, len(pipeline.ipus)
         notes.append(
             f"{_count(replicas, 'replica')} x {_count(ipus, 'IPU')} = {_count(replicas * ipus, 'IPU')}: {rates[1]:,.0f} sequences/s, "
-            f"{rates[0]:,.0f} to {rates[2]:,.0f} ({MODEL}; {candidate.packing_factor:.3f} sequences a pack, {candidate.factor_source})")
+            f"{rates[0]:,.0f} to {rates[2]:,.0f} ({MODEL}; {run.packing_factor:.3f} sequences a pack, {run.factor_source})")
     else:
-        notes.append(candidate.too_large)
+        notes.append(run.too_large)
     if pipeline.unknown:
         named = ", ".join(f"{operator} x{times}" for operator, times in sorted(pipeline.unknown.items()))
         notes.append(f"operators without an estimator, costed as elementwise divisions: {named}")
-    columns = [Column("ipu", "IPU", CONFIGURED), Column("layers", "layers", CONFIGURED)]
-    columns += [Column(key, title, MODEL, ",.0f") for key, title in (
+    columns = [ReportColumn("ipu", "IPU", CONFIGURED), ReportColumn("layers", "layers", CONFIGURED)]
+    columns += [ReportColumn(key, title, MODEL, ",.0f") for key, title in (
         ("matmul", "matmul"), ("vertices", "other compute"), ("layout", "layout"), ("exchange", "exchange"), ("sync", "sync"),
         ("cycles", "cycles"), ("lower", "low"), ("upper", "high"), ("copies", "copy phase"))]
-    return Table("breakdown", f"{candidate.name} on {pipeline.target.name}: cycles of each IPU for one micro-batch of {pipeline.micro_batch}",
-                 tuple(columns) + (Column("mark", "", MODEL),), rows, tuple(notes))
+    return Table("breakdown", f"{run.name} on {pipeline.target.name}: cycles of each IPU for one micro-batch of {pipeline.micro_batch}",
+                 tuple(columns) + (ReportColumn("mark", "", MODEL),), rows, tuple(notes))
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def what_if(candidates: Sequence[Candidate], calibration: Calibration) -> Table:
-    """Any configurations side by side; ratios are against the first."""
+def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
+    """Configurations side by side; ratios are to the first."""
     rows: List[Dict[str, Any]] = []
     first: Optional[Tuple[Optional[float], float]] = None
 
-    def rate_of(c: Candidate, parameters: Parameters) -> Optional[float]:
-        return None if c.too_large else c.pipeline.sequences_per_second(c.accumulation, c.packing_factor, parameters)
+    def rate_of(run: ModelledRun, parameters: Parameters) -> Optional[float]:
+        if run.too_large:
+            return None
+        return run.pipeline.sequences_per_second(run.accumulation, run.packing_factor, parameters)
 
-    for c in candidates:
-        step = c.pipeline.step(c.accumulation, calibration.parameters)
-        rate = rate_of(c, calibration.parameters)
-        per_pack = step.pipeline_cycle / c.pipeline.micro_batch
+    for run in runs:
+        step = run.pipeline.step(run.accumulation, calibration.parameters)
+        rate = rate_of(run, calibration.parameters)
+        per_pack = step.pipeline_cycle / run.pipeline.micro_batch
         if first is None:
             first = (rate, per_pack)
         rows.append({
-            "name": c.name, "target": c.pipeline.target.name, "micro_batch": c.pipeline.micro_batch, "packing_factor": c.packing_factor,
-            "factor_source": c.factor_source, "pipeline_cycle": step.pipeline_cycle, "slowest": str(c.pipeline.bottleneck(calibration.parameters).number),
+            "name": run.name, "target": run.pipeline.target.name, "micro_batch": run.pipeline.micro_batch,
+            "packing_factor": run.packing_factor, "factor_source": run.factor_source,
+            "pipeline_cycle": step.pipeline_cycle, "slowest": str(run.pipeline.bottleneck(calibration.parameters).number),
             "per_pack": per_pack, "step_seconds": step.seconds, "rate": rate,
-            "rate_lower": rate_of(c, calibration.upper), "rate_upper": rate_of(c, calibration.lower),
+            "rate_lower": rate_of(run, calibration.upper), "rate_upper": rate_of(run, calibration.lower),
             "cycles_ratio": per_pack / first[1], "rate_ratio": None if rate is None or first[0] is None else rate / first[0]})
     return Table(
         "what_if", "What if", (
-            Column("name", "configuration", CONFIGURED), Column("target", "target", CONFIGURED), Column("micro_batch", "micro-batch", CONFIGURED, "d"),
-            Column("packing_factor", "p", COMPUTED, ".3f"), Column("factor_source", "p from", CONFIGURED), Column("pipeline_cycle", "pipeline cycle", MODEL, ",.0f"),
-            Column("slowest", "slowest IPU", MODEL), Column("per_pack", "cycles/pack", MODEL, ",.0f"),
-            Column("step_seconds", "s/step", MODEL, ".3f"), Column("rate", "seq/s", MODEL, ",.0f"), Column("rate_lower", "at least", MODEL, ",.0f"),
-            Column("rate_upper", "at most", MODEL, ",.0f"), Column("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
-            Column("rate_ratio", "seq/s ratio", MODEL, ".4f")),
+            ReportColumn("name", "configuration", CONFIGURED), ReportColumn("target", "target", CONFIGURED), ReportColumn("micro_batch", "micro-batch", CONFIGURED, "d"),
+            ReportColumn("packing_factor", "p", COMPUTED, ".3f"), ReportColumn("factor_source", "p from", CONFIGURED), ReportColumn("pipeline_cycle", "pipeline cycle", MODEL, ",.0f"),
+            ReportColumn("slowest", "slowest IPU", MODEL), ReportColumn("per_pack", "cycles/pack", MODEL, ",.0f"),
+            ReportColumn("step_seconds", "s/step", MODEL, ".3f"), ReportColumn("rate", "seq/s", MODEL, ",.0f"), ReportColumn("rate_lower", "at least", MODEL, ",.0f"),
+            ReportColumn("rate_upper", "at most", MODEL, ",.0f"), ReportColumn("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
+            ReportColumn("rate_ratio", "seq/s ratio", MODEL, ".4f")),
         rows, ("Rates are of all replicas of the configuration; ratios are against the first line.",
-               "A configuration of depth 1 is counted as canonical BERT: a padding mask, [CLS] at slot 0, the same positions in every row.")
-        + tuple(c.too_large for c in candidates if c.too_large))
+               "A configuration of depth 1 is counted as canonical BERT: a padding mask, [CLS] at slot 0, the same positions in "
+               "every row.")
+        + tuple(run.too_large for run in runs if run.too_large))
 
 
-def points(observations: Observations, calibration: Calibration, paper_graph: Comparison,
-           own: Sequence[Comparison]) -> Table:
-    """D1 to D11: what others measured, what the model says, and what the trivial model says."""
+def points(observations: Observations, calibration: Calibration, paper_graph: ModelledOverhead,
+           own: Sequence[ModelledOverhead]) -> Table:
+    """D1 to D11: what others measured, what the model says, and what the trivial model ("31 % of peak") says."""
     errors = {row["point"]: row for row in calibration.report["points"]}
     rows: List[Dict[str, Any]] = []
 
@@ -382,22 +429,22 @@ def points(observations: Observations, calibration: Calibration, paper_graph: Co
     right, pairs = _ordered(observations, calibration)
     return Table(
         "points", "D1 to D11: published measurements against the model and against \"31 % of peak\"", (
-            Column("point", "point", CONFIGURED), Column("what", "what", CONFIGURED), Column("unit", "unit", CONFIGURED),
-            Column("measured", "measured", PUBLISHED, ",.4g"), Column("lower", "at least", MODEL, ",.4g"), Column("model", "calibrated", MODEL, ",.4g"),
-            Column("upper", "at most", MODEL, ",.4g"), Column("error", "error %", MODEL, "+.1f"), Column("left_out", "left out %", MODEL, "+.1f"),
-            Column("trivial", "31 % of peak", COMPUTED, ",.4g"), Column("trivial_error", "error %", COMPUTED, "+.1f"), Column("use", "use", CONFIGURED)),
+            ReportColumn("point", "point", CONFIGURED), ReportColumn("what", "what", CONFIGURED), ReportColumn("unit", "unit", CONFIGURED),
+            ReportColumn("measured", "measured", PUBLISHED, ",.4g"), ReportColumn("lower", "at least", MODEL, ",.4g"), ReportColumn("model", "calibrated", MODEL, ",.4g"),
+            ReportColumn("upper", "at most", MODEL, ",.4g"), ReportColumn("error", "error %", MODEL, "+.1f"), ReportColumn("left_out", "left out %", MODEL, "+.1f"),
+            ReportColumn("trivial", "31 % of peak", COMPUTED, ",.4g"), ReportColumn("trivial_error", "error %", COMPUTED, "+.1f"), ReportColumn("use", "use", CONFIGURED)),
         rows, (
             f"rms error over D1 to D6: fitted {percent(rms['fitted']):.1f} %, each point left out of its own fit {percent(rms['left_out']):.1f} %, "
             f"31 % of peak {percent(rms['trivial']):.1f} % (which was itself chosen on these points).",
-            f"rms error of the ratios: model {percent(of_ratios[0]):.1f} %, 31 % of peak {percent(of_ratios[1]):.1f} %; of {pairs} pairs of D1 to D6 the "
-            f"model says {right} times which makes better use of the peak, where the trivial model calls all equal.",
+            f"rms error of the ratios: model {percent(of_ratios[0]):.1f} %, 31 % of peak {percent(of_ratios[1]):.1f} %; of "
+            f"{pairs} pairs of D1 to D6 the model says {right} times which makes better use of the peak, where the trivial model calls all equal.",
             "left out: the error when the parameters are fitted without this point; depth 2 left out: fitted on throughputs alone.",
             f"D7: the same task differs by {percent(FRAMEWORK_SPREAD):.0f} % between frameworks; D10 is Table 2 (--table 2).",
             f"D9: {FITTED}") + PRODUCT_MASK)
 
 
 def _ordered(observations: Observations, calibration: Calibration) -> Tuple[int, int]:
-    """Pairs of throughputs whose order by share of the peak the model gets right, and all pairs."""
+    """(pairs of throughputs that the model orders rightly by their share of the peak, all pairs)"""
     shares = [(o.point.sequences_per_second / o.trivial(), o.predicted(calibration.parameters) / o.trivial())
               for o in observations.throughputs]
     pairs = [(a, b) for number, a in enumerate(shares) for b in shares[:number]]
@@ -419,12 +466,12 @@ ARRANGEMENTS: Tuple[Tuple[str, Arrangement], ...] = (
     ("no mask at all (wrong; shows the floor)", PACKED.with_(mask="none")))
 
 
-def arrangements(machine: Machine, config: Any, calibration: Calibration, depth: int, packing_factor: float) -> Table:
-    """Ways to write the packed parts, cheapest first, with what each gains in realised speed-up."""
+def arrangements(machine: Machine, config: Config, calibration: Calibration, depth: int, packing_factor: float) -> Table:
+    """Ways to write the packed parts, the cheapest first, and the realised speed-up that each gains."""
     rows: List[Dict[str, Any]] = []
     base: Optional[float] = None
     for name, arrangement in ARRANGEMENTS:
-        comparison = Comparison(machine, config, calibration, packed=arrangement)
+        comparison = ModelledOverhead(machine, config, calibration, packed=arrangement)
         over, slowest = comparison.overhead(depth), comparison.pipeline_overhead(depth)
         realised = packing_factor / (1.0 + over.calibrated)
         if base is None:
@@ -434,23 +481,24 @@ def arrangements(machine: Machine, config: Any, calibration: Calibration, depth:
     rows.sort(key=lambda row: row["overhead_calibrated"])
     return Table(
         "arrangements", f"Arrangements of mask, heads and positions at depth {depth}, {config.name}", (
-            Column("name", "arrangement", CONFIGURED), Column("overhead_lower", "OH % low", MODEL, ".3f"),
-            Column("overhead_calibrated", "OH %", MODEL, ".3f"), Column("overhead_upper", "OH % high", MODEL, ".3f"),
-            Column("pipeline", "pipeline OH %", MODEL, ".3f"), Column("realised", "speed-up", MODEL, ".3f"),
-            Column("gain", "gain %", MODEL, "+.2f")),
+            ReportColumn("name", "arrangement", CONFIGURED), ReportColumn("overhead_lower", "OH % low", MODEL, ".3f"),
+            ReportColumn("overhead_calibrated", "OH %", MODEL, ".3f"), ReportColumn("overhead_upper", "OH % high", MODEL, ".3f"),
+            ReportColumn("pipeline", "pipeline OH %", MODEL, ".3f"), ReportColumn("realised", "speed-up", MODEL, ".3f"),
+            ReportColumn("gain", "gain %", MODEL, "+.2f")),
         rows, (f"speed-up at p = {packing_factor:.3f}; gain is in realised speed-up over the arrangement that engine/ipu/ runs by default.",
                "Lines that name no mask have it in the query/key product: codes of the sequence numbers beside query and key add it.")
         + PRODUCT_MASK)
 
 
-def measured(found: Overhead, packing_factor: Optional[float]) -> Table:
-    """Two runs that really happened."""
+def measured(found: MeasuredOverhead, packing_factor: Optional[float]) -> Table:
+    """Overhead from two run logs or profiles."""
     source, unit = found.packed.source, found.packed.unit
     factor = packing_factor if packing_factor is not None else found.packed.packing_factor
     rows = [{"run": f"{kind}: {m.detail}", "per_pack": m.per_pack, "packing_factor": m.packing_factor}
             for kind, m in (("packed", found.packed), ("unpacked", found.unpacked))]
     rows[0].update(overhead=percent(found.overhead), realised=None if factor is None else factor / (1 + found.overhead))
-    depth = found.packed.depth if found.packed.depth != 16 else None      # the deepest pack the paper made without a limit
+    # The paper's packs without a limit hold at most 16 sequences.
+    depth = found.packed.depth if found.packed.depth != 16 else None
     beside = [row for (packer, limit), row in PAPER_ROWS.items() if packer in ("spfhp", "nnlshp") and limit == depth]
     if found.packed.length == 512 and beside:
         rows[0].update(paper_overhead=beside[-1][2], paper_realised=beside[-1][3])
@@ -458,19 +506,19 @@ def measured(found: Overhead, packing_factor: Optional[float]) -> Table:
     if source != HARDWARE:
         notes.append("These are not cycles of IPU hardware." if source == PROFILE else "These are seconds of this host, not IPU cycles.")
     return Table("measured", "Measured: packed against unpacked", (
-        Column("run", "run", CONFIGURED), Column("per_pack", f"{unit}/pack", source, ",.6g"), Column("packing_factor", "p", source, ".3f"),
-        Column("overhead", "OH %", source, ".2f"), Column("realised", "speed-up", source, ".3f"),
-        Column("paper_overhead", "OH %", PAPER, ".3f"), Column("paper_realised", "speed-up", PAPER, ".3f")), rows, tuple(notes))
+        ReportColumn("run", "run", CONFIGURED), ReportColumn("per_pack", f"{unit}/pack", source, ",.6g"), ReportColumn("packing_factor", "p", source, ".3f"),
+        ReportColumn("overhead", "OH %", source, ".2f"), ReportColumn("realised", "speed-up", source, ".3f"),
+        ReportColumn("paper_overhead", "OH %", PAPER, ".3f"), ReportColumn("paper_realised", "speed-up", PAPER, ".3f")), rows, tuple(notes))
 
 
-def scaling(points_: Sequence[Any], packing_factor: float, histogram_name: str) -> Table:
-    """Figure 5: one row for each number of devices, one column for each batch size."""
-    batches = sorted({point.batch for point in points_})
-    devices = sorted({point.devices for point in points_})
-    speedup = {(point.batch, point.devices): point.speedup for point in points_}
+def scaling(found: Sequence[ScalingPoint], packing_factor: float, histogram_name: str) -> Table:
+    """Figure 5: a row for each number of devices, a column for each batch size."""
+    batches = sorted({point.batch for point in found})
+    devices = sorted({point.devices for point in found})
+    speedup = {(point.batch, point.devices): point.speedup for point in found}
     rows = [{"devices": count, "packing": packing_factor, **{f"batch_{b}": speedup[b, count] for b in batches}} for count in devices]
     return Table(
         "scaling", f"Figure 5: theoretical speed-up over padding, {histogram_name}",
-        (Column("devices", "devices", CONFIGURED, "d"), Column("packing", "packing", COMPUTED, ".3f"))
-        + tuple(Column(f"batch_{b}", f"un-padding, {b}/device", COMPUTED, ".3f") for b in batches), rows,
+        (ReportColumn("devices", "devices", CONFIGURED, "d"), ReportColumn("packing", "packing", COMPUTED, ".3f"))
+        + tuple(ReportColumn(f"batch_{b}", f"un-padding, {b}/device", COMPUTED, ".3f") for b in batches), rows,
         ("Un-padding waits for the device that drew the longest sequences (simulated); packing takes equally long everywhere.",))

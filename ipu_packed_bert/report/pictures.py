@@ -1,4 +1,4 @@
-"""The report's figures: paper and model side by side. Needs matplotlib."""
+"""The report's figures: the paper's values and the model's. Needs matplotlib."""
 from __future__ import annotations
 
 import textwrap
@@ -12,24 +12,24 @@ Panel = Callable[[Any, Table], None]
 
 
 def draw(tables: Sequence[Table], path: Path) -> None:
-    """The panels of every table that has some, one above the other, into one file (its suffix says png or svg)."""
+    """Draw the panels of all tables into one file, one above the other; the file's suffix is .png or .svg."""
     drawn = [(table, panel) for table in tables for panel in PANELS.get(table.name, ())]
     if not drawn:
         raise ValueError(f"--plot: none of these tables has a picture; there are {', '.join(PANELS)}")
     figure, every = new_figure(8.5, 4.4 * len(drawn), rows=len(drawn))
     for axes, (table, panel) in zip(every, drawn):
         panel(axes, table)
-        # A panel may have said what of the table it shows.
+        # A panel that shows part of a table has set a title that says which.
         title = table.title + (f": {axes.get_title()}" if axes.get_title() else "")
         axes.set_title("\n".join(textwrap.wrap(title, 75)), fontsize=9)
     save(figure, path)
 
 
 def _bars(axes: Any, labels: Sequence[str], rows: Sequence[Dict[str, Any]], value: str, unit: str, *, paper: Optional[str] = None) -> None:
-    """A bar of the model's `value` for each row, with its interval, and beside it the paper's measurement where `paper` names it."""
+    """A bar of each row's `value` (a column of the model) with its interval; beside it that of the column `paper`."""
     width = 0.6 if paper is None else 0.4
     places = [place - (0.0 if paper is None else 0.2) for place in range(len(rows))]
-    # Rounding may put the calibrated value a hair outside its interval; error bars must not be negative.
+    # Rounding may put the calibrated value just outside its interval; error bars must not be negative.
     errors = [[max(0.0, row[value] - row[value + "_lower"]) for row in rows], [max(0.0, row[value + "_upper"] - row[value]) for row in rows]]
     axes.bar(places, [row[value] for row in rows], width, yerr=errors, capsize=2, label="model (its layout low to high)")
     if paper is not None:
@@ -40,7 +40,7 @@ def _bars(axes: Any, labels: Sequence[str], rows: Sequence[Dict[str, Any]], valu
     axes.legend(fontsize=7)
 
 
-# Nobody has measured this project's graphs, so that the paper's measurements stand beside the model of the paper's graph only.
+# Nobody has measured this project's graphs: the paper's measurements belong beside the model of the paper's graph only.
 THEIRS, OURS = "the paper's graph, model and measurement", "this project's graph, model only"
 
 

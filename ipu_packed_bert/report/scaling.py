@@ -1,8 +1,8 @@
-"""Figure 5 of the paper: what is left of un-padding's speed-up when many accelerators wait for the slowest.
+"""Figure 5 of the paper: the speed-up of un-padding on many accelerators, which wait for the slowest.
 
-Un-padding computes each sequence at its own length, so a step takes as long as the device that drew the most work.
-Packing computes every pack in full, so all devices take the same time however many there are: its speed-up is the
-packing factor. Both are theoretical: no overhead, no communication.
+Un-padding computes each sequence at its own length, so a step takes as long as the device with the most work. Packing
+computes whole packs, so that all devices take the same time, and its speed-up is the packing factor for any number of
+devices. Both are theoretical: without overhead and communication.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def simulate(counts: np.ndarray, *, hidden_size: int, devices: Sequence[int] = D
     """Speed-up of un-padding: mean over simulated steps of the slowest device's work, against padded work.
 
     counts: sequences by length, counts[l] of length l; the longest possible length is len(counts) - 1.
-    Each device draws `batch` sequences at random. Fewer devices are groups of the same draws, so they average over more.
+    Each device draws `batch` sequences at random. With fewer devices the same draws form more groups to average over.
     """
     lengths = np.flatnonzero(counts)
     cumulative = np.cumsum(counts[lengths]) / counts.sum()
@@ -41,7 +41,7 @@ def simulate(counts: np.ndarray, *, hidden_size: int, devices: Sequence[int] = D
     points = []
     for batch in batches:
         generator = np.random.default_rng([seed, batch])
-        slowest = {count: 0.0 for count in devices}
+        slowest = dict.fromkeys(devices, 0.0)
         for _ in range(steps):
             drawn = np.searchsorted(cumulative, generator.random((most, batch)), side="right")
             device_work = costs[np.minimum(drawn, len(lengths) - 1)].sum(axis=1)

@@ -1,7 +1,7 @@
-"""Where cycles come from when something really ran: run logs and PopVision profiles, behind one interface.
+"""Cycles that were measured: run logs and PopVision profiles, behind one interface.
 
-`measure()` gives a Measurement whose `source` is printed beside every number that follows from it. The analytic model
-(`cycles`) is the source where nothing ran.
+`measure()` gives a RunMeasurement whose `source` is printed beside every number computed from it. Where nothing was
+measured, cycles come from the analytic model (`cycles`).
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Protocol, Tuple
 
 import yaml
 
@@ -18,7 +18,7 @@ from ipu_packed_bert.report.tables import HARDWARE, HOST, PROFILE
 
 
 @dataclass(frozen=True)
-class Measurement:
+class RunMeasurement:
     """Time of one pack of a training run: IPU cycles, or seconds where no device counts cycles."""
 
     source: str                           # "hardware", "profile" or "host"
@@ -31,12 +31,18 @@ class Measurement:
     model: Optional[Dict[str, Any]] = None    # the section `model` of the run's configuration, where known
 
 
+class CycleSource(Protocol):
+    """What reads a measurement: a run's log, or a profile."""
+
+    def measure(self) -> RunMeasurement: ...
+
+
 @dataclass(frozen=True)
-class Overhead:
+class MeasuredOverhead:
     """A packed run against an unpacked one."""
 
-    packed: Measurement
-    unpacked: Measurement
+    packed: RunMeasurement
+    unpacked: RunMeasurement
 
     @property
     def overhead(self) -> float:
@@ -50,23 +56,27 @@ class Overhead:
         return None if factor is None else factor / (1.0 + self.overhead)
 
 
-def compare(packed: Measurement, unpacked: Measurement) -> Overhead:
+def compare(packed: RunMeasurement, unpacked: RunMeasurement) -> MeasuredOverhead:
     """Raises ValueError where the two differ in more than packing, as far as that is known."""
     if (packed.source, packed.unit) != (unpacked.source, unpacked.unit):
-        raise ValueError(f"{packed.detail} gives {packed.unit} ({packed.source}), {unpacked.detail} gives {unpacked.unit} "
-                         f"({unpacked.source}); compare runs of the same engine")
+        raise ValueError(
+            f"{packed.detail} gives {packed.unit} ({packed.source}), {unpacked.detail} gives {unpacked.unit} "
+            f"({unpacked.source}); compare runs of the same engine")
     if packed.length is not None and unpacked.length is not None and packed.length != unpacked.length:
-        raise ValueError(f"{packed.detail} has packs of {packed.length} slots, {unpacked.detail} rows of {unpacked.length}; "
-                         "compare runs of the same data.max_sequence_length")
+        raise ValueError(
+            f"{packed.detail} has packs of {packed.length} slots, {unpacked.detail} rows of {unpacked.length}; "
+            "compare runs of the same data.max_sequence_length")
     if packed.model is not None and unpacked.model is not None:
         for key in sorted(set(packed.model) | set(unpacked.model)):
             one, other = packed.model.get(key), unpacked.model.get(key)
             if one != other:
-                raise ValueError(f"{packed.detail} has model.{key} {one}, {unpacked.detail} {other}; compare runs of the same model")
+                raise ValueError(
+                    f"{packed.detail} has model.{key} {one}, {unpacked.detail} {other}; compare runs of the same model")
     if (unpacked.packing_factor or 1.0) > 1.0:
-        raise ValueError(f"{unpacked.detail}: holds {unpacked.packing_factor:.3f} sequences a pack; the run to compare with must be "
-                         "unpacked (data.max_sequences_per_pack: 1)")
-    return Overhead(packed, unpacked)
+        raise ValueError(
+            f"{unpacked.detail}: holds {unpacked.packing_factor:.3f} sequences a pack; the run to compare with must be "
+            "unpacked (data.max_sequences_per_pack: 1)")
+    return MeasuredOverhead(packed, unpacked)
 
 
 def _read(path: Path, what: str) -> str:
@@ -78,14 +88,14 @@ def _read(path: Path, what: str) -> str:
         raise ValueError(f"{path}: is no UTF-8 text; give {what}") from None
 
 
-class RunLog:
-    """A run folder of `run_pretraining.py`: `hardware` where PopTorch counted cycles, else `host` seconds."""
+class LoggedRun:
+    """A run folder of `run_pretraining.py`: cycles of `hardware` where PopTorch counted them, else `host` seconds."""
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
 
-    def measure(self) -> Measurement:
-        """Median over the steps; the first one, which compiles and warms up, is left out."""
+    def measure(self) -> RunMeasurement:
+        """Median over the steps without the first, which compiles and warms up."""
         steps = self._steps()
         if len(steps) < 2:
             raise ValueError(f"{self.folder / 'log.jsonl'}: holds {len(steps)} steps; the first is a warm-up, so at least 2 "
@@ -95,7 +105,7 @@ class RunLog:
         key = "cycles" if counted else "seconds"
         packs, sequences = sum(step["packs"] for step in steps), sum(step["sequences"] for step in steps)
         length, depth, model = self._settings()
-        return Measurement(HARDWARE if counted else HOST, median(step[key] / step["packs"] for step in steps), key,
+        return RunMeasurement(HARDWARE if counted else HOST, median(step[key] / step["packs"] for step in steps), key,
                            sequences / packs, str(self.folder), length, depth, model)
 
     def _settings(self) -> Tuple[Optional[int], Optional[int], Optional[Dict[str, Any]]]:
@@ -112,7 +122,8 @@ class RunLog:
         data = found.get("data") if isinstance(found, dict) else None
         model = found.get("model") if isinstance(found, dict) else None
         if not isinstance(data, dict) or not isinstance(model, (dict, type(None))):
-            raise ValueError(f"{path}: needs a section `data` of settings (and `model`); it must be the config.yml that the run wrote")
+            raise ValueError(f"{path}: needs sections `data` and `model` of settings; it must be the config.yml that the "
+                             "run wrote")
         for key in ("max_sequence_length", "max_sequences_per_pack"):
             if data.get(key) is not None and not _is_count(data[key]):
                 raise ValueError(f"{path}: data.{key} is {data[key]!r}; must be a whole number of at least 1")
@@ -133,7 +144,8 @@ class RunLog:
                 continue
             for key in ("packs", "sequences"):
                 if not _is_count(record.get(key)):
-                    raise ValueError(f"{path}: line {number}: {key} is {record.get(key)!r}; must be a whole number of at least 1")
+                    raise ValueError(
+                        f"{path}: line {number}: {key} is {record.get(key)!r}; must be a whole number of at least 1")
             for key in ("seconds", "cycles"):
                 value = record.get(key)
                 if not (_is_positive(value) or key == "cycles" and value is None):
@@ -157,7 +169,7 @@ class PopVisionProfile:
         self.path = Path(path)
         self.packs = packs
 
-    def measure(self) -> Measurement:
+    def measure(self) -> RunMeasurement:
         """Cycles of the busiest IPU, summed over the steps the profile holds, for each of `packs` packs."""
         try:
             import pva
@@ -174,4 +186,4 @@ class PopVisionProfile:
                 cycles[number] = cycles.get(number, 0) + int(ipu.cycles)
         if not cycles or not max(cycles.values()):
             raise ValueError(f"{path}: holds no execution; run the program with profiling on, not only compile it")
-        return Measurement(PROFILE, max(cycles.values()) / self.packs, "cycles", None, str(path))
+        return RunMeasurement(PROFILE, max(cycles.values()) / self.packs, "cycles", None, str(path))

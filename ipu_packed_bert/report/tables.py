@@ -1,46 +1,40 @@
-"""Tables as values: columns that say where their numbers come from, and the three forms they are written in."""
+"""Tables whose columns name the source of their numbers, written as text, CSV or JSON."""
 from __future__ import annotations
 
 import csv
 import io
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-# Where a number comes from. Every column of every table has one of these.
+from pack_data.tables import text_table
+
+# Where the numbers of a column come from.
 HARDWARE, PROFILE, MODEL, HOST, PAPER = "hardware", "profile", "model", "host", "paper"
 COMPUTED = "computed"                     # arithmetic on a histogram or on other columns
 PUBLISHED = "published"                   # measured by others, not in the paper
 CONFIGURED = "config"
-SOURCES = (HARDWARE, PROFILE, MODEL, HOST, PAPER, COMPUTED, PUBLISHED, CONFIGURED)
 
 
-class Column(NamedTuple):
+class ReportColumn(NamedTuple):
     key: str
     title: str
-    source: str                           # one of SOURCES
+    source: str                           # one of the above
     form: str = ""                        # format specification; text where empty
 
 
 class Table(NamedTuple):
     name: str
     title: str
-    columns: Tuple[Column, ...]
+    columns: Tuple[ReportColumn, ...]
     rows: List[Dict[str, Any]]
     notes: Tuple[str, ...] = ()
 
 
 def text(table: Table) -> str:
     """For a terminal: title, column titles, their sources, rows, notes."""
-    cells = [[_cell(row.get(column.key), column.form) for column in table.columns] for row in table.rows]
     heads = [[column.title for column in table.columns], [f"({column.source})" for column in table.columns]]
-    widths = [max(len(line[i]) for line in heads + cells) for i in range(len(table.columns))]
-    left = [not column.form for column in table.columns]
-
-    def line(parts: Sequence[str]) -> str:
-        return "  ".join(part.ljust(width) if on_left else part.rjust(width)
-                         for part, width, on_left in zip(parts, widths, left)).rstrip()
-
-    lines = [table.title, "-" * len(table.title), line(heads[0]), line(heads[1])]
-    lines += [line(row) for row in cells]
+    cells = [[_cell(row.get(column.key), column.form) for column in table.columns] for row in table.rows]
+    left = [number for number, column in enumerate(table.columns) if not column.form]
+    lines = [table.title, "-" * len(table.title), *text_table(heads + cells, left=left)]
     return "\n".join(lines + [f"  {note}" for note in table.notes])
 
 

@@ -7,20 +7,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ipu_packed_bert.report import calibrate, command, packings, paper, pictures, tables  # noqa: E402
 from ipu_packed_bert.configurations import FOLDER  # noqa: E402
 from ipu_packed_bert.cycles import calibration  # noqa: E402
 from ipu_packed_bert.cycles.lowering import SCORES  # noqa: E402
+from ipu_packed_bert.report import calibrate, command, packings, paper, pictures, tables  # noqa: E402
 from pack_data import sort  # noqa: E402
 from pack_data.command import run_main  # noqa: E402
 from pack_data.histogram import LengthHistogram  # noqa: E402
 
+SOURCES = {"hardware", "profile", "model", "host", "paper", "computed", "published", "config"}
 FAST = tuple(row for row in paper.ROWS if row[0] in ("none", "spfhp"))
 
 
 @pytest.fixture(scope="module")
 def comparison(machine, load):
-    return paper.Comparison(machine, load("packed_phase2_pod16.yml"), calibration.load())
+    return paper.ModelledOverhead(machine, load("packed_phase2_pod16.yml"), calibration.load())
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +180,7 @@ def test_sort_is_engines_and_no_percentage(table1):
 
 @pytest.mark.parametrize("mask", ["product", "additive"])
 def test_decomposition_adds_up(machine, load, mask):
-    comparison = paper.Comparison(machine, load("packed_phase2_pod16.yml", "engine.mask=" + mask), calibration.load())
+    comparison = paper.ModelledOverhead(machine, load("packed_phase2_pod16.yml", "engine.mask=" + mask), calibration.load())
     parts, over = comparison.decomposition(3), comparison.overhead(3)
     for side in ("lower", "calibrated", "upper"):
         assert sum(getattr(part, side) for part in parts.values()) == pytest.approx(getattr(over, side))
@@ -195,7 +196,7 @@ def test_decomposition_adds_up(machine, load, mask):
 
 def test_every_column_has_a_source(table1, graphs, comparison):
     for table in (table1, graphs, paper.decomposition(comparison, 3)):
-        assert all(column.source in tables.SOURCES for column in table.columns)
+        assert all(column.source in SOURCES for column in table.columns)
         keys = {column.key for column in table.columns}
         assert all(set(row) <= keys for row in table.rows)
         lines = tables.text(table).splitlines()
@@ -213,7 +214,7 @@ def test_csv_and_json_hold_the_same_numbers(table1):
 
 def test_the_engines_mask_is_the_better_arrangement(machine, load, comparison):
     """Inside the query/key product it costs a third of the additive one's overhead, whatever the unknown layout costs."""
-    product, additive = comparison.overhead(3), paper.Comparison(
+    product, additive = comparison.overhead(3), paper.ModelledOverhead(
         machine, load("packed_phase2_pod16.yml", "engine.mask=additive"), calibration.load()).overhead(3)
     assert product.upper < additive.lower and product.calibrated < 0.35 * additive.calibrated
 
@@ -306,7 +307,7 @@ def test_plot(run, tmp_path):
 @pytest.mark.parametrize("argv, message", [
     (("--json", "--csv"), "exclude each other"), (("--plot", "figure.pdf"), ".png or .svg"),
     (("--packed", "somewhere"), "--unpacked belong together"), (("--config", "missing.yml"), "missing.yml"),
-    (("--histogram", "lengths.csv", "--table", "1"), "--max-sequence-length"),
+    (("--histogram", "lengths.csv", "--table", "1"), "neither a file"),
     (("--set", "model.hiden_size=3"), "hiden_size"), (("--packed", "a", "--unpacked", "b"), "log.jsonl"),
     (("--table", "1", "--set", "data.max_sequence_length=256"), "matching --config"), (("--nonsense",), "--nonsense"),
     (("--packing-factor", "0"), "at least 1"), (("--packing-factor", "-3"), "at least 1"), (("--packing-factor", "nan"), "at least 1"),

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ipu_packed_bert.report.sources import PopVisionProfile, RunLog, compare
+from ipu_packed_bert.report.sources import LoggedRun, PopVisionProfile, compare
 
 
 def run_folder(folder, *, packs, sequences, seconds, cycles=None, steps=4):
@@ -20,8 +20,8 @@ def run_folder(folder, *, packs, sequences, seconds, cycles=None, steps=4):
 
 
 def test_hardware_cycles_give_overhead_and_realised_speedup(tmp_path):
-    packed = RunLog(run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, cycles=8 * 1043)).measure()
-    unpacked = RunLog(run_folder(tmp_path / "b", packs=16, sequences=16, seconds=2.0, cycles=16 * 1000)).measure()
+    packed = LoggedRun(run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, cycles=8 * 1043)).measure()
+    unpacked = LoggedRun(run_folder(tmp_path / "b", packs=16, sequences=16, seconds=2.0, cycles=16 * 1000)).measure()
     found = compare(packed, unpacked)
     assert packed.source == unpacked.source == "hardware" and packed.unit == "cycles"
     assert found.overhead == pytest.approx(0.043) and packed.packing_factor == 2.0
@@ -29,24 +29,24 @@ def test_hardware_cycles_give_overhead_and_realised_speedup(tmp_path):
 
 
 def test_host_seconds_where_nothing_counts_cycles(tmp_path):
-    packed = RunLog(run_folder(tmp_path / "a", packs=8, sequences=15, seconds=0.9)).measure()
+    packed = LoggedRun(run_folder(tmp_path / "a", packs=8, sequences=15, seconds=0.9)).measure()
     assert (packed.source, packed.unit) == ("host", "seconds")
     assert packed.per_pack == pytest.approx(0.9 / 8) and packed.packing_factor == pytest.approx(15 / 8)
 
 
 def test_cycles_are_not_compared_with_seconds(tmp_path):
-    cycles = RunLog(run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, cycles=100)).measure()
-    seconds = RunLog(run_folder(tmp_path / "b", packs=8, sequences=8, seconds=1.0)).measure()
+    cycles = LoggedRun(run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, cycles=100)).measure()
+    seconds = LoggedRun(run_folder(tmp_path / "b", packs=8, sequences=8, seconds=1.0)).measure()
     with pytest.raises(ValueError, match="same engine"):
         compare(cycles, seconds)
 
 
 def test_a_log_that_says_too_little(tmp_path):
     with pytest.raises(ValueError, match="at least 2"):
-        RunLog(run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, steps=1)).measure()
+        LoggedRun(run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, steps=1)).measure()
     (tmp_path / "a" / "log.jsonl").write_text('{"step": 0}\nnot json\n')
     with pytest.raises(ValueError, match="line 2"):
-        RunLog(tmp_path / "a").measure()
+        LoggedRun(tmp_path / "a").measure()
 
 
 def change(folder, line, **fields):
@@ -64,7 +64,7 @@ def test_what_is_no_measurement_is_refused_with_its_line(tmp_path, field, value)
     folder = run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, cycles=100)
     change(folder, 2, **{field: value})
     with pytest.raises(ValueError, match=f"log.jsonl: line 3: {field} is"):
-        RunLog(folder).measure()
+        LoggedRun(folder).measure()
 
 
 @pytest.mark.parametrize("text", ["data: [", "- 1\n", "", "model: {}\n", "data: 5\n", "data: {}\nmodel: 3\n", "data: {max_sequence_length: many}\n",
@@ -73,16 +73,16 @@ def test_a_config_that_no_run_wrote_is_refused(tmp_path, text):
     folder = run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0)
     (folder / "config.yml").write_text(text)
     with pytest.raises(ValueError, match="config.yml"):
-        RunLog(folder).measure()
+        LoggedRun(folder).measure()
     (folder / "config.yml").write_text("data: {max_sequence_length: 512, max_sequences_per_pack: null}\n")
-    assert RunLog(folder).measure().length == 512
+    assert LoggedRun(folder).measure().length == 512
 
 
 def test_runs_that_differ_in_more_than_packing_are_not_compared(tmp_path):
     def run(name, sequences, length, **model):
         folder = run_folder(tmp_path / name, packs=8, sequences=sequences, seconds=1.0)
         (folder / "config.yml").write_text(json.dumps({"data": {"max_sequence_length": length}, "model": model}))
-        return RunLog(folder).measure()
+        return LoggedRun(folder).measure()
     packed = run("packed", 16, 512, num_layers=24)
     assert compare(packed, run("same", 8, 512, num_layers=24)).realised == 2.0
     for name, arguments, model, message in (("short", (8, 128), 24, "512 slots.* 128"), ("small", (8, 512), 12, "model.num_layers 24"),

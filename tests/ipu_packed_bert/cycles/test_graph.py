@@ -6,22 +6,36 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ipu_packed_bert.config import Config, LossConfig, ModelConfig  # noqa: E402
 from ipu_packed_bert.cycles import tracing, vertices  # noqa: E402
+from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, Arrangement  # noqa: E402
 from ipu_packed_bert.cycles.layout import Cost, Layout, bring, total, unknown_copy  # noqa: E402
 from ipu_packed_bert.cycles.lowering import (  # noqa: E402
-    CATEGORIES, ENCODER, MASK_APPLICATION, MASK_BUILD, MLM, POSITIONS, CLS, LOSS, SCORES, VIEWS, Lowering, broadcast_form, derived_from,
-    short_name)
+    CATEGORIES,
+    CLS,
+    ENCODER,
+    LOSS,
+    MASK_APPLICATION,
+    MASK_BUILD,
+    MLM,
+    POSITIONS,
+    SCORES,
+    VIEWS,
+    Lowering,
+    broadcast_form,
+    derived_from,
+    short_name,
+)
 from ipu_packed_bert.cycles.matmul import Planner  # noqa: E402
 from ipu_packed_bert.cycles.target import MK2  # noqa: E402
 from ipu_packed_bert.cycles.tracing import Value, capture, capture_update, layer_of, layer_signature, layers_alike  # noqa: E402
-from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, Arrangement  # noqa: E402
-from ipu_packed_bert.cycles.workload import Shape, batch_shapes, engine_arrangement, shape_of  # noqa: E402
-from ipu_packed_bert.config import Config, LossConfig, ModelConfig  # noqa: E402
+from ipu_packed_bert.cycles.workload import MicroBatchShape, batch_shapes, engine_arrangement, shape_of  # noqa: E402
 from ipu_packed_bert.model.packed import PackedBertForPreTraining  # noqa: E402
 
 MODEL = ModelConfig(vocabulary_size=320, hidden_size=64, num_layers=3, num_heads=4, intermediate_size=128,
                     max_position_embeddings=32)
-SHAPE = Shape(micro_batch=2, slots=32, depth=3, masked=8)
+SHAPE = MicroBatchShape(micro_batch=2, slots=32, depth=3, masked=8)
+DEFAULT = Arrangement()
 
 
 def arranged(model, arrangement, shape=SHAPE):
@@ -30,7 +44,7 @@ def arranged(model, arrangement, shape=SHAPE):
     return build(model, LossConfig(), arrangement, slots=shape.slots, depth=shape.depth, columns=columns)
 
 
-def trace(num_layers=3, shape=SHAPE, model=MODEL, arrangement=Arrangement()):
+def trace(num_layers=3, shape=SHAPE, model=MODEL, arrangement=DEFAULT):
     return capture(lambda: arranged(replace(model, num_layers=num_layers), arrangement, shape), batch_shapes(shape), num_layers)
 
 

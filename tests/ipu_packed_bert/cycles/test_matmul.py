@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipu_packed_bert.cycles import matmul
-from ipu_packed_bert.cycles.matmul import BACKWARD_DATA, FORWARD, WEIGHT_UPDATE, Planner, Product, amp_vertex, partial_reduction
+from ipu_packed_bert.cycles.matmul import (
+    BACKWARD_DATA,
+    FORWARD,
+    WEIGHT_UPDATE,
+    Planner,
+    Product,
+    amp_vertex,
+    partial_reduction,
+)
 from ipu_packed_bert.cycles.target import BOW, MK2
 
 REFERENCE = {

@@ -3,10 +3,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ipu_packed_bert.cycles.lowering import COPIES, ENCODER, MASK_APPLICATION  # noqa: E402
-from ipu_packed_bert.cycles.pipeline import Parameters, Placement, _route  # noqa: E402
-from ipu_packed_bert.cycles.target import BOW, MK2  # noqa: E402
 from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED  # noqa: E402
+from ipu_packed_bert.cycles.lowering import COPIES, ENCODER, MASK_APPLICATION  # noqa: E402
+from ipu_packed_bert.cycles.pipeline import Parameters, PipelinePlacement, _route  # noqa: E402
+from ipu_packed_bert.cycles.target import BOW, MK2  # noqa: E402
 from ipu_packed_bert.cycles.workload import Machine, placement_of, shape_of  # noqa: E402
 
 PLAIN = Parameters(1.0, 3.125)
@@ -17,13 +17,13 @@ NARROW = ("model.hidden_size=256", "model.intermediate_size=1024", "model.num_he
 
 
 def test_stages_as_popart_counts_them():
-    assert Placement((3, 7, 7, 7), (0.1,) * 4).stages == 9             # 5 forward stages, 4 more backwards
-    assert Placement((0, 3, 3, 3, 3, 4, 4, 4), (1.0,) * 8).stages == 17
-    assert Placement((4,), (0.28,)).stages == 1
+    assert PipelinePlacement((3, 7, 7, 7), (0.1,) * 4).stages == 9             # 5 forward stages, 4 more backwards
+    assert PipelinePlacement((0, 3, 3, 3, 3, 4, 4, 4), (1.0,) * 8).stages == 17
+    assert PipelinePlacement((4,), (0.28,)).stages == 1
 
 
 def test_layers_find_their_ipu():
-    placement = Placement((3, 7, 7, 7), (0.1,) * 4)
+    placement = PipelinePlacement((3, 7, 7, 7), (0.1,) * 4)
     assert [placement.ipu_of_layer(layer) for layer in (0, 2, 3, 9, 10, 16, 17, 23)] == [0, 0, 1, 1, 2, 2, 3, 3]
     with pytest.raises(ValueError, match="layer 24"):
         placement.ipu_of_layer(24)

@@ -3,9 +3,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ipu_packed_bert.config import LossConfig, ModelConfig  # noqa: E402
 from ipu_packed_bert.cycles import variants  # noqa: E402
 from ipu_packed_bert.cycles.arrangement import Arrangement  # noqa: E402
-from ipu_packed_bert.config import LossConfig, ModelConfig  # noqa: E402
 from ipu_packed_bert.model.packed import PackedBertForPreTraining  # noqa: E402
 
 MODEL = ModelConfig(vocabulary_size=97, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64,
