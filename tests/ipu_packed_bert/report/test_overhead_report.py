@@ -310,7 +310,7 @@ def test_plot(run, tmp_path):
     (("--histogram", "lengths.csv", "--table", "1"), "neither a file"),
     (("--set", "model.hiden_size=3"), "hiden_size"), (("--packed", "a", "--unpacked", "b"), "log.jsonl"),
     (("--table", "1", "--set", "data.max_sequence_length=256"), "matching --config"), (("--nonsense",), "--nonsense"),
-    (("--packing-factor", "0"), "at least 1"), (("--packing-factor", "-3"), "at least 1"), (("--packing-factor", "nan"), "at least 1"),
+    (("--packing-factor", "0"), "at least one"), (("--packing-factor", "-3"), "at least one"), (("--packing-factor", "nan"), "at least one"),
     (("--per-ipu", "--packing-factor", "3.1"), "at most 3 sequences"), (("--plot", "nowhere/figure.png"), "no folder nowhere")])
 def test_mistakes_are_one_line(argv, message, capsys, monkeypatch, cycle_cache):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
