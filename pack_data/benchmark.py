@@ -83,8 +83,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             out=Path(folder) / "data", synthetic=HISTOGRAM, sequences=args.sequences, packer=args.packer,
             max_sequences_per_pack=args.max_sequences_per_pack, vocabulary_size=30522, workers=args.workers))
         cpu = cpu_seconds() - before
-        # Before reading: a memory map counts as memory of the process, although the system takes it back when it is
-        # needed.
+        # Before reading: a memory map counts as memory of the process until the system takes it back.
         own, worker = peak_megabytes(resource.RUSAGE_SELF), peak_megabytes(resource.RUSAGE_CHILDREN)
         with built.store as store:
             packs, seconds = len(store), built.seconds

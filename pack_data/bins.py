@@ -46,19 +46,20 @@ def pack(
 
     lengths: whole numbers [n], each from 1 to max_sequence_length, in any order: list, array, or what NumPy reads.
     max_sequences_per_pack: the packing depth; None is unlimited.
-    seed: which of the sequences of one length goes where, and the order of the packs; the same seed gives the same
-    result.
+    seed: decides which of the sequences of one length goes where, and the order of the packs.
 
     No pack holds more than max_sequence_length tokens or max_sequences_per_pack sequences, and each sequence is in
-    exactly one. The packing's time depends on how many different lengths there are; each sequence adds some 20 bytes
-    and 0.1 microseconds. `bins` is made when it is first asked for; for millions of packs, `pack` and `slot` are the
-    smaller form. Raises ValueError, which names the sequence, where a length does not fit.
+    exactly one. The time to solve depends on the lengths that occur, not on how many sequences have them: seconds up to
+    16,384 slots, then it grows with the square of the slots. Each sequence adds some 20 bytes and 0.1 microseconds.
+    `bins` is made when it is first asked for; for millions of packs, `pack` and `slot` are the smaller form.
+    Raises ValueError, which names the sequence, where a length does not fit.
     """
     given = np.asarray(lengths)
     if given.ndim != 1:
         raise ValueError(f"lengths have {given.ndim} dimensions; give one whole number for each sequence")
     if max_sequences_per_pack is not None and max_sequences_per_pack < 1:
-        raise ValueError(f"max_sequences_per_pack = {max_sequences_per_pack}; a pack holds at least 1, None is unlimited")
+        raise ValueError(
+            f"max_sequences_per_pack = {max_sequences_per_pack}; a pack holds at least 1, None is unlimited")
     if seed < 0:
         raise ValueError(f"seed = {seed}; a seed is at least 0")
     histogram = LengthHistogram.from_lengths(given, max_sequence_length)

@@ -61,8 +61,8 @@ def convert(
     """Write every good record of `source` to `destination`.
 
     unpack: take packs apart into sequences, also where the target could hold packs.  widths: row widths of an unpacked
-    TFRecord (S and P), else those of the source.  records_per_file: write a folder of files of so many.  Raises
-    ValueError.
+    TFRecord (S and P), else those of the source.  records_per_file: write a folder of files of so many.
+    Raises ValueError.
     """
     widths = RowWidths() if widths is None else widths
     kind = source.unpacked_kind if unpack else source.kind

@@ -56,8 +56,7 @@ def measure(algorithm: str, histogram: LengthHistogram, depth: Optional[int], ba
 
 def measure_apart(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int) -> Iterator[Row]:
     """Each job in a new process, one after another, so that each packer's memory is measured alone."""
-    # One thread each: algorithms are compared, and on a busy machine the threads of a small problem wait for each
-    # other.
+    # One thread each: algorithms are compared, and on a busy machine several threads wait for each other.
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pack_data.measuring", "scipy.optimize", "scipy.sparse"])

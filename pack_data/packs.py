@@ -16,8 +16,7 @@ from pack_data.sequences import Sequences
 
 BERT, TOKENS = "bert_pretraining", "tokens"
 
-# The fields of a batch of BERT packs, in the order of the model's arguments; names of the published packed MLPerf
-# format.
+# The fields of a batch of BERT packs in the order of the model's arguments, named as in the packed MLPerf format.
 FIELDS = ("input_ids", "input_mask", "segment_ids", "positions",
           "masked_lm_positions", "masked_lm_ids", "masked_lm_weights",
           "next_sentence_positions", "next_sentence_labels", "next_sentence_weights")

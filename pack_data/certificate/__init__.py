@@ -107,7 +107,6 @@ def proven_bound(certificate: Certificate, counts: np.ndarray) -> Proof:
     if best > certificate.denominator:
         raise ValueError(
             f"certificate: a pack within the limits is worth {best}/{certificate.denominator}, more than 1, "
-                "so the prices "
-            "prove nothing; make the recipe again")
+            "so the prices prove nothing; make the recipe again")
     worth = sum(int(counts[length]) * price for length, price in zip(certificate.lengths, certificate.prices))
     return Proof(best, Fraction(worth, certificate.denominator), -(-worth // certificate.denominator))

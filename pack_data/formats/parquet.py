@@ -157,7 +157,7 @@ def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
             start += batch.num_rows
     if not random_access:
         with open(path, "rb") as file:
-            # Arrow takes the end of the file for the end of the stream, so that a file cut between batches would look
+            # Arrow takes the end of the file for the end of the stream, so a file cut between batches would look
             # complete.
             file.seek(-len(END_OF_STREAM), 2)
             if file.read() != END_OF_STREAM:

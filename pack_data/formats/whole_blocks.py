@@ -76,8 +76,7 @@ def consecutive_packs(rows: Rows) -> List[Optional[Pack]]:
     if len({rows[name].shape for name in PACK_FIELDS[:4]}) + len({rows[name].shape for name in PACK_FIELDS[4:7]}) + len(
             {rows[name].shape for name in PACK_FIELDS[7:]}) != 3 or not S:
         return [None] * n
-    # From the lengths and first segments of the sequences numbered 1..D follows the whole layout; it must be what is
-    # there.
+    # The lengths and first segments of the sequences 1..D give the whole layout; the row must have exactly that one.
     belongs = mask[:, None, :] == np.arange(1, D + 1)[:, None]
     lengths = belongs.sum(axis=2)
     second = (belongs & (segments[:, None, :] != 0)).sum(axis=2)

@@ -143,8 +143,7 @@ def _lines(path: str) -> Iterator[np.ndarray]:
                 number, line = next((number, line) for number, line in enumerate(lines, start=at + 1) if not _is_length(line))
                 raise ValueError(
                     f"{path} line {number}: {line.strip()[:60]!r} is not a length; give one whole number in each "
-                        "line, or a "
-                    "histogram that starts with the line 'length,count'") from None
+                    "line, or a histogram that starts with the line 'length,count'") from None
             at += len(lines)
 
 
