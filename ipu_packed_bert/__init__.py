@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from ipu_packed_bert.configurations import config_file
     from ipu_packed_bert.engine import build_engine, choose_engine
     from ipu_packed_bert.engine.base import Engine, StepResult
-    from ipu_packed_bert.loader import GlobalBatches
+    from ipu_packed_bert.loader import GlobalBatches, StoredPacks
     from ipu_packed_bert.runlog import read_log
+    from ipu_packed_bert.tasks.pretraining import Pretraining
     from ipu_packed_bert.train import Outcome
 
 __version__ = "0.1.0"
@@ -32,7 +33,9 @@ _PLACES = {
     "Engine": "engine.base",
     "GlobalBatches": "loader",
     "Outcome": "train",
+    "Pretraining": "tasks.pretraining",
     "StepResult": "engine.base",
+    "StoredPacks": "loader",
     "build_engine": "engine",
     "choose_engine": "engine",
     "config_file": "configurations",
@@ -51,7 +54,9 @@ __all__ = [
     "Engine",
     "GlobalBatches",
     "Outcome",
+    "Pretraining",
     "StepResult",
+    "StoredPacks",
     "build_engine",
     "choose_engine",
     "config_file",

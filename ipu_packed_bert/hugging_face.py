@@ -68,13 +68,19 @@ def read_folder(folder: Union[str, Path]) -> Pretrained:
 
 def load_into(network: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Loaded:
     """Copy the weights that the network has by name; ValueError where a shape differs."""
-    own = network.state_dict()
+    found, loaded = merged(network.state_dict(), weights)
+    network.load_state_dict(found)
+    return loaded
+
+
+def merged(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> Tuple[Weights, Loaded]:
+    """A network's own weights, those that have the same name replaced; ValueError where a shape differs."""
     for name in sorted(set(own) & set(weights)):
         if own[name].shape != weights[name].shape:
             raise ValueError(f"weight {name} is {list(weights[name].shape)}, the network's is {list(own[name].shape)}; "
                              "give the network the sizes of the checkpoint")
-    network.load_state_dict({name: weights[name] for name in own if name in weights}, strict=False)
-    return Loaded(tuple(sorted(set(own) - set(weights))), tuple(sorted(set(weights) - set(own))))
+    return {name: weights.get(name, tensor) for name, tensor in own.items()}, Loaded(
+        tuple(sorted(set(own) - set(weights))), tuple(sorted(set(weights) - set(own))))
 
 
 def write_folder(folder: Union[str, Path], model: ModelConfig, weights: Mapping[str, torch.Tensor],

@@ -1,20 +1,106 @@
 """Global batches: the packs of one weight update after another, shuffled, resumable, decoded ahead of time."""
 from __future__ import annotations
 
+import abc
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Deque, Dict, Iterator, NamedTuple, Optional, Tuple
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Deque, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ipu_packed_bert.config import Config
-from pack_data.packs import FIELDS
 from pack_data.store import PackStore
 
-Batch = Dict[str, np.ndarray]  # the ten fields of a pack, int32 [packs, S | P | D], and two scales, float32 [packs]
+Batch = Dict[str, np.ndarray]  # int32 fields [packs, S | P | D], and scales, float32 [packs]
 
 # The stream of random numbers drawn from run.seed that shuffles the epochs.
 _SHUFFLE = 1
+
+
+class Packs(abc.ABC):
+    """Packs to train or to evaluate on, in an order of their own in each epoch."""
+
+    seed: int
+    digest: int  # of the data
+
+    @abc.abstractmethod
+    def order(self, epoch: int) -> np.ndarray:
+        """The packs, by their numbers from 0, in the order of the epoch."""
+
+    @abc.abstractmethod
+    def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
+        """The fields of these packs of the epoch, without scales."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Packs of an epoch."""
+
+    @abc.abstractmethod
+    def again(self) -> Callable[[], Packs]:
+        """What makes the same packs in another process."""
+
+
+class StoredPacks(Packs):
+    """The packs of a data set; every epoch shows each once, in an order drawn from the seed."""
+
+    def __init__(self, store: PackStore, *, seed: int = 0):
+        self._store, self.seed = store, seed
+        self.digest = store.manifest.digest
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def order(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self.seed, _SHUFFLE, epoch]).permutation(len(self._store))
+
+    def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
+        return self._store.batch(numbers)
+
+    def again(self) -> Callable[[], Packs]:
+        return partial(_reopened, self._store.folder, self.seed)
+
+
+def _reopened(folder: Path, seed: int) -> StoredPacks:
+    return StoredPacks(PackStore.open(folder), seed=seed)
+
+
+class Layout(NamedTuple):
+    """The shape of a task's global batch."""
+
+    fields: Tuple[str, ...]
+    scales: Mapping[str, str]  # field -> field whose entries above 0 are counted over the update
+    micro_batches_per_update: int
+    packs_per_update: int
+
+    def filled(self, batch: Batch, like: Optional[Batch] = None) -> Batch:
+        """The batch with empty packs (all fields 0) up to the size of an update, and its scales.
+
+        ``like``: a batch whose packs have as many places or more; the places that these do not have are unused.
+
+        A scale is the micro-batches of the update divided by a count over the update, one value a row: with it the mean
+        over all micro-batches of summed losses is the loss normalised over the whole update.
+        """
+        found = {name: self._with_zeros(batch[name], (batch if like is None else like)[name].shape[1:])
+                 for name in self.fields if name not in self.scales}
+        for name, counted in self.scales.items():
+            scale = self.micro_batches_per_update / max(1, int(np.count_nonzero(batch[counted])))
+            found[name] = np.full(self.packs_per_update, scale, dtype=np.float32)
+        return {name: found[name] for name in self.fields}
+
+    def _with_zeros(self, values: np.ndarray, widths: Tuple[int, ...]) -> np.ndarray:
+        if values.shape == (self.packs_per_update, *widths):
+            return values
+        filled = np.zeros((self.packs_per_update, *widths), dtype=values.dtype)
+        filled[tuple(slice(width) for width in values.shape)] = values
+        return filled
+
+
+def in_order(packs: Packs, layout: Layout, like: Optional[Batch] = None) -> Iterator[Batch]:
+    """Each pack once, in the order of their numbers; ``like`` as in :meth:`Layout.filled`."""
+    for first in range(0, len(packs), layout.packs_per_update):
+        numbers = np.arange(first, min(first + layout.packs_per_update, len(packs)))
+        yield layout.filled(packs.batch(numbers, 0), like)
 
 
 class Position(NamedTuple):
@@ -27,39 +113,29 @@ class Position(NamedTuple):
 class GlobalBatches:
     """An endless iterator over the batches of ``Engine.step``.
 
-    Every epoch shows every training pack once, in an order drawn from ``run.seed`` and the epoch's number.  The last batch
-    of an epoch is filled with empty packs (all fields 0), which weigh nothing: nothing is dropped.
-
-    Besides the fields of a pack a batch has ``mlm_scale`` and ``nsp_scale``, constant within the update: with them the
-    mean over all micro-batches of the summed losses is the loss normalised over the whole update.  With N micro-batches
-    in the update, M masked tokens and Q sequences: nsp_scale = N / Q, and mlm_scale = N / M for the normalisation "token",
-    N / Q for "sequence".
+    Every epoch shows every training pack once.  The last batch of an epoch is filled with empty packs, which weigh nothing:
+    nothing is dropped.
 
     Parameters
     ----------
+    packs : those to train on.
+    held_out : those that :meth:`held_out` gives, of at most the depth and masked tokens of ``packs``; None: none.
     share : (index, parts), for several processes that feed one update: this one gets the rows of its part, with the
         scales of the whole update.
     prefetch : batches decoded ahead, by one thread.
-    evaluation : the data set of ``held_out``; its packs have at most the depth and masked tokens of ``store``'s.
     """
 
-    def __init__(self, store: PackStore, config: Config, *, packing_factor: float,
-                 share: Tuple[int, int] = (0, 1), prefetch: int = 2, evaluation: Optional[PackStore] = None):
-        self._store, self._evaluation = store, evaluation
-        self._seed = config.run.seed
-        self._normalisation = config.loss.normalisation
-        self.micro_batches_per_update = config.micro_batches_per_update(packing_factor)
-        self.packs_per_update = config.packs_per_update(packing_factor)
+    def __init__(self, packs: Packs, layout: Layout, *, held_out: Optional[Packs] = None,
+                 share: Tuple[int, int] = (0, 1), prefetch: int = 2):
+        if not len(packs):
+            raise ValueError("there are no packs to train on")
+        self.packs, self.layout, self._held_out = packs, layout, held_out
         part, parts = share
         if self.packs_per_update % parts:
-            raise ValueError("an update has {} packs; they do not divide among {} processes".format(
-                self.packs_per_update, parts))
+            raise ValueError(f"an update has {self.packs_per_update} packs; they do not divide among {parts} processes")
         rows = self.packs_per_update // parts
+        self.share = share
         self._rows = slice(part * rows, (part + 1) * rows)
-
-        self.training_packs = len(store)
-        if not self.training_packs:
-            raise ValueError(f"{config.data.directory}: no packs to train on")
         self._prefetch = max(1, prefetch)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
         self._ahead: Deque[Tuple[Position, Future]] = deque()
@@ -68,8 +144,16 @@ class GlobalBatches:
         self._start(Position(0, 0))
 
     @property
+    def packs_per_update(self) -> int:
+        return self.layout.packs_per_update
+
+    @property
+    def micro_batches_per_update(self) -> int:
+        return self.layout.micro_batches_per_update
+
+    @property
     def updates_per_epoch(self) -> int:
-        return -(-self.training_packs // self.packs_per_update)
+        return -(-len(self.packs) // self.packs_per_update)
 
     @property
     def position(self) -> Position:
@@ -82,8 +166,8 @@ class GlobalBatches:
     def __next__(self) -> Batch:
         while len(self._ahead) < self._prefetch:
             start = self._ahead[-1][0] if self._ahead else self._position
-            packs, after = self._packs_from(start)
-            self._ahead.append((after, self._executor.submit(self._load, packs)))
+            numbers, after = self._from(start)
+            self._ahead.append((after, self._executor.submit(self._load, self.packs, numbers, start.epoch)))
         after, loading = self._ahead.popleft()
         batch = loading.result()
         self._position = after
@@ -91,34 +175,33 @@ class GlobalBatches:
 
     def first(self) -> Batch:
         """The batch at the current position, for an engine to compile with; the next one is the same."""
-        return self._load(self._packs_from(self._position)[0])
+        return self._executor.submit(self._load, self.packs, self._from(self._position)[0], self._position.epoch).result()
 
     def held_out(self) -> Iterator[Batch]:
-        """The packs of the evaluation data set in order, in batches of the same shape."""
-        if self._evaluation is None:
+        """The held-out packs in order, in batches of the same shape."""
+        if self._held_out is None:
             raise ValueError("no data set to evaluate on was given")
-        packs = np.arange(len(self._evaluation))
-        for first in range(0, len(packs), self.packs_per_update):
-            yield self._load(packs[first:first + self.packs_per_update], self._evaluation)
+        like = self._executor.submit(self.packs.batch, np.arange(1), 0).result()
+        for batch in in_order(self._held_out, self.layout, like):
+            yield {name: values[self._rows] for name, values in batch.items()}
 
     def state(self) -> Dict[str, Any]:
         """Plain values; ``load_state`` continues with the batch that would have come next."""
-        return {"epoch": self._position.epoch, "packs": self._position.packs, "seed": self._seed,
-                "training_packs": self.training_packs, "packs_per_update": self.packs_per_update,
-                "data": "{:016x}".format(self._store.manifest.digest)}
+        return {"epoch": self._position.epoch, "packs": self._position.packs, "seed": self.packs.seed,
+                "training_packs": len(self.packs), "packs_per_update": self.packs_per_update,
+                "data": f"{self.packs.digest:016x}"}
 
-    def load_state(self, state: Dict[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError where the state is of another data set, seed or batch."""
         own = self.state()
         for key, words in (("seed", "run.seed"), ("data", "a data set of digest"), ("training_packs", "the number of training packs"),
                            ("packs_per_update", "the number of packs per update")):
-            if state[key] != own[key]:
-                raise ValueError("the run was saved with {} {}, it is {} now; continue with what it was begun with".format(
-                    words, state[key], own[key]))
+            if state.get(key) != own[key]:
+                raise ValueError(f"the run was saved with {words} {state.get(key)}, it is {own[key]} now; continue with what it was begun with")
         self._start(Position(state["epoch"], state["packs"]))
 
     def close(self) -> None:
-        """Wait for the thread; the store stays open."""
+        """Wait for the thread; the packs stay open."""
         for _, loading in self._ahead:
             loading.cancel()
         self._ahead.clear()
@@ -130,33 +213,14 @@ class GlobalBatches:
         self._ahead.clear()
         self._position = position
 
-    def _packs_from(self, position: Position) -> Tuple[np.ndarray, Position]:
+    def _from(self, position: Position) -> Tuple[np.ndarray, Position]:
         """The packs of the update that begins at ``position`` (int64 [up to packs_per_update]), and where it ends."""
         if self._order[0] != position.epoch:
-            random = np.random.default_rng([self._seed, _SHUFFLE, position.epoch])
-            self._order = (position.epoch, random.permutation(self.training_packs))
-        packs = self._order[1][position.packs:position.packs + self.packs_per_update]
-        used = position.packs + len(packs)
-        return packs, Position(position.epoch + 1, 0) if used == self.training_packs else Position(position.epoch, used)
+            self._order = (position.epoch, self.packs.order(position.epoch))
+        numbers = self._order[1][position.packs:position.packs + self.packs_per_update]
+        used = position.packs + len(numbers)
+        return numbers, Position(position.epoch + 1, 0) if used == len(self.packs) else Position(position.epoch, used)
 
-    def _load(self, packs: np.ndarray, store: Optional[PackStore] = None) -> Batch:
-        decoded = (self._store if store is None else store).batch(packs)
-        like = decoded if store is None else self._store.batch(np.arange(1))
-        batch = {name: self._filled(decoded[name], like[name].shape[1]) for name in FIELDS}
-        sequences = int(np.count_nonzero(batch["next_sentence_weights"]))
-        masked = int(np.count_nonzero(batch["masked_lm_weights"]))
-        per_sequence = self.micro_batches_per_update / max(1, sequences)
-        per_token = self.micro_batches_per_update / max(1, masked)
-        scales = {"mlm_scale": per_token if self._normalisation == "token" else per_sequence, "nsp_scale": per_sequence}
-        for name, scale in scales.items():
-            batch[name] = np.full(self.packs_per_update, scale, dtype=np.float32)
+    def _load(self, packs: Packs, numbers: np.ndarray, epoch: int) -> Batch:
+        batch = self.layout.filled(packs.batch(numbers, epoch))
         return {name: values[self._rows] for name, values in batch.items()}
-
-    def _filled(self, values: np.ndarray, width: int) -> np.ndarray:
-        """``values`` with zeros up to the size of an update: empty packs, and unused places in packs of a smaller depth."""
-        shape = (self.packs_per_update, width)
-        if values.shape == shape:
-            return values
-        filled = np.zeros(shape, dtype=values.dtype)
-        filled[:values.shape[0], :values.shape[1]] = values
-        return filled

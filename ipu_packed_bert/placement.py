@@ -8,9 +8,16 @@ last also runs backwards.
 from __future__ import annotations
 
 from itertools import groupby
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Sequence, Tuple
 
-from ipu_packed_bert.config import Config
+from ipu_packed_bert.config import PlacementConfig
+
+
+class Part(NamedTuple):
+    """A part of a network that a placement moves as a whole."""
+
+    name: str
+    module: str  # path inside the network
 
 
 class Block(NamedTuple):
@@ -43,16 +50,13 @@ class Placement(NamedTuple):
         return tuple(block for block in self.blocks if block.ipu == ipu)
 
 
-def place(config: Config) -> Placement:
-    """The placement that a checked configuration asks for."""
+def place(placement: PlacementConfig, heads: Sequence[Part]) -> Placement:
+    """The placement that a checked configuration asks for; `heads`: the parts of the task's network after the encoder."""
     blocks = [Block("embeddings", "bert.embeddings", 0)]
     layer = 0
-    for ipu, layers in enumerate(config.placement.layers_per_ipu):
+    for ipu, layers in enumerate(placement.layers_per_ipu):
         for _ in range(layers):
             blocks.append(Block(f"layer {layer}", f"bert.encoder.layer.{layer}", ipu))
             layer += 1
-    blocks.append(Block("MLM head", "cls.predictions", 0))
-    if config.loss.next_sentence:
-        blocks.append(Block("pooler", "bert.pooler", 0))
-        blocks.append(Block("NSP head", "cls.seq_relationship", 0))
-    return Placement(tuple(blocks), config.placement.ipus_per_replica)
+    blocks += [Block(head.name, head.module, 0) for head in heads]
+    return Placement(tuple(blocks), placement.ipus_per_replica)

@@ -14,6 +14,7 @@ from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.data import known_packing_factor
 from ipu_packed_bert.placement import Block, Placement, place
 from pack_data.lengths.factors import PackingFactor
+from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.store import Manifest
 from pack_data.tables import text_table
 
@@ -122,7 +123,7 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
         check_accumulation(config, factor.value)
         update = Update(factor, config.accumulation(factor.value), config.packs_per_update(factor.value),
                         config.expected_sequences_per_update(factor.value))
-    placement = place(config)
+    placement = place(config.placement, Pretraining(config).heads)
     schema = manifest.schema if manifest is not None else None
     depth = schema.max_sequences_per_pack if schema else config.data.max_sequences_per_pack or 8
     # The published rule, until a data set says otherwise (see pack_data.packs.predictions_per_pack).

@@ -12,16 +12,15 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import torch
 
 from ipu_packed_bert.checkpoint import checkpoints
-from ipu_packed_bert.config import Config
-from ipu_packed_bert.engine.base import BatchCounts, StepResult
+from ipu_packed_bert.engine.base import StepResult
+from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, Outcome
-from pack_data.command import typed
 from pack_data.files import locked, write_atomically
 from pack_data.store import Manifest
 
@@ -30,6 +29,8 @@ CHECKPOINTS = "checkpoints"
 
 # Steps over which the watched line averages its rates.
 _RECENT = 20
+
+_COUNTS = ("packs", "sequences", "tokens")  # of a batch, in every record
 
 
 def padding_avoided(packs: int, sequences: int, tokens: int, max_sequence_length: int) -> float:
@@ -47,8 +48,8 @@ class Totals(NamedTuple):
     tokens: int = 0
     seconds: float = 0.0
 
-    def plus(self, counts: BatchCounts, seconds: float) -> Totals:
-        return Totals(self.packs + counts.packs, self.sequences + counts.sequences, self.tokens + counts.tokens,
+    def plus(self, counts: Counts, seconds: float) -> Totals:
+        return Totals(self.packs + counts["packs"], self.sequences + counts["sequences"], self.tokens + counts["tokens"],
                       self.seconds + seconds)
 
     @property
@@ -74,13 +75,14 @@ class RunLog(Log):
     def __init__(self, folder: Path, *, steps: int, first_step: int = 0, max_sequence_length: int, log_every: int = 1,
                  progress: Optional[bool] = None, stream: Any = None):
         self._folder = Path(folder)
+        self.evaluated: Optional[int] = None  # the update after which it was evaluated last
         self._steps = steps
         self._max_sequence_length = max_sequence_length
         self._log_every = log_every
         self._stream = sys.stdout if stream is None else stream
-        self._recent: Deque[Tuple[BatchCounts, float]] = deque(maxlen=_RECENT)
+        self._recent: Deque[Tuple[Counts, float]] = deque(maxlen=_RECENT)
         self._lines_every = max(1, steps // 20)
-        self._first: Optional[Tuple[BatchCounts, float]] = None
+        self._first: Optional[Tuple[Counts, float]] = None
         self._totals = Totals()
         for name in (LOG, EVALUATIONS):
             forget_after(self._folder / name, first_step)
@@ -94,12 +96,9 @@ class RunLog(Log):
             self._bar = tqdm(total=steps, initial=first_step, file=sys.stderr, unit="step", dynamic_ncols=True,
                              bar_format="{percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}")
 
-    def step(self, step: int, learning_rate: float, counts: BatchCounts, result: StepResult) -> None:
-        record = {
-            "step": step, "loss": result.loss, "mlm_loss": result.mlm_loss, "nsp_loss": result.nsp_loss,
-            "mlm_accuracy": result.mlm_accuracy, "nsp_accuracy": result.nsp_accuracy, "learning_rate": learning_rate,
-            "packs": counts.packs, "sequences": counts.sequences, "tokens": counts.tokens, "seconds": result.seconds,
-            "cycles": result.cycles}
+    def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
+        record = {"step": step, **result.metrics, "learning_rate": learning_rate, **{name: counts[name] for name in _COUNTS},
+                  "seconds": result.seconds, "cycles": result.cycles}
         append_record(self._log, record)
         self._recent.append((counts, result.seconds))
         # The first step of a process warms up caches and allocators: it counts for the rates only if it is the only one.
@@ -112,37 +111,34 @@ class RunLog(Log):
         for each in self._recent:
             recent = recent.plus(*each)
         avoided = padding_avoided(recent.packs, recent.sequences, recent.tokens, self._max_sequence_length)
-        if self._board is not None and step % self._log_every == 0:
-            for name, value in (("loss/total", result.loss), ("loss/mlm", result.mlm_loss), ("loss/nsp", result.nsp_loss),
-                                ("accuracy/mlm", result.mlm_accuracy), ("accuracy/nsp", result.nsp_accuracy),
-                                ("learning_rate", learning_rate), ("rate/sequences_per_second", recent.sequences_per_second),
-                                ("rate/tokens_per_second", recent.tokens_per_second),
-                                ("packing/sequences_per_pack", recent.packing_factor),
-                                ("packing/padding_avoided", avoided)):
-                self._board.add_scalar(name, value, step)
-        rates = "{:,.1f} seq/s  {:,.0f} tok/s  padding avoided {:.2%}".format(
-            recent.sequences_per_second, recent.tokens_per_second, avoided)
+        if step % self._log_every == 0:
+            self._draw(step, {
+                **{tag(name): value for name, value in result.metrics.items()}, "learning_rate": learning_rate,
+                "rate/sequences_per_second": recent.sequences_per_second, "rate/tokens_per_second": recent.tokens_per_second,
+                "packing/sequences_per_pack": recent.packing_factor, "packing/padding_avoided": avoided})
+        line = (f"{in_words(result.metrics)}  {recent.sequences_per_second:,.1f} seq/s  {recent.tokens_per_second:,.0f} tok/s  "
+                f"padding avoided {avoided:.2%}")
         if self._bar is not None:
-            self._bar.set_postfix_str("loss {:.3f}  mlm {:.1%}  nsp {:.1%}  {}".format(
-                result.loss, result.mlm_accuracy, result.nsp_accuracy, rates), refresh=False)
+            self._bar.set_postfix_str(line, refresh=False)
             self._bar.update(1)
         elif step == 1 or step == self._steps or step % self._lines_every == 0:
-            self._say("step {:>{}}/{}  loss {:.3f}  mlm {:.3f} {:.1%}  nsp {:.3f} {:.1%}  {}".format(
-                step, len(str(self._steps)), self._steps, result.loss, result.mlm_loss, result.mlm_accuracy,
-                result.nsp_loss, result.nsp_accuracy, rates))
+            self._say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {line}")
 
-    def evaluation(self, step: int, counts: BatchCounts, result: StepResult) -> None:
+    def evaluation(self, step: int, found: Evaluation) -> None:
+        """Files first, so that a line in evaluation.jsonl means that they are there."""
+        self.evaluated = step
+        for name, content in found.files.items():
+            write_atomically(self._folder / name, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
         append_record(self._evaluations, {
-            "step": step, "loss": result.loss, "mlm_loss": result.mlm_loss, "nsp_loss": result.nsp_loss,
-            "mlm_accuracy": result.mlm_accuracy, "nsp_accuracy": result.nsp_accuracy, "packs": counts.packs,
-            "sequences": counts.sequences, "tokens": counts.tokens, "seconds": result.seconds})
+            "step": step, **found.metrics, **{name: found.counts[name] for name in _COUNTS}, "seconds": found.seconds})
+        self._draw(step, {f"evaluation/{name}": value for name, value in found.metrics.items()})
+        self._say(f"held out after step {step}: {in_words(found.metrics)}  ({found.counts['sequences']:,} sequences)")
+
+    def _draw(self, step: int, values: Mapping[str, Any]) -> None:
         if self._board is not None:
-            for name, value in (("evaluation/loss", result.loss), ("evaluation/mlm_loss", result.mlm_loss),
-                                ("evaluation/nsp_loss", result.nsp_loss), ("evaluation/mlm_accuracy", result.mlm_accuracy),
-                                ("evaluation/nsp_accuracy", result.nsp_accuracy)):
-                self._board.add_scalar(name, value, step)
-        self._say("held out after step {}: loss {:.3f}  mlm {:.3f} {:.1%}  nsp {:.3f} {:.1%}  ({:,} sequences)".format(
-            step, result.loss, result.mlm_loss, result.mlm_accuracy, result.nsp_loss, result.nsp_accuracy, counts.sequences))
+            for name, value in values.items():
+                if value is not None:
+                    self._board.add_scalar(name, value, step)
 
     @property
     def totals(self) -> Totals:
@@ -166,6 +162,29 @@ class RunLog(Log):
             print(text, file=self._stream, flush=True)
 
 
+def tag(name: str) -> str:
+    """TensorBoard's name of a metric: `mlm_loss` is "loss/mlm", `loss` is "loss/total"."""
+    what, _, kind = name.rpartition("_")
+    return f"{kind}/{what or 'total'}"
+
+
+def in_words(metrics: Mapping[str, Any]) -> str:
+    """Metrics as people read them.
+
+    Means, which begin with a loss: `loss 5.436  mlm 4.681 12.0%  nsp 0.755 51.9%`, accuracies as fractions.  Scores of
+    predictions are written as they are: `exact 55.10  f1 61.25  questions 240`.
+    """
+    if "loss" not in metrics:
+        words = (f"{name} {'none' if value is None else f'{value:,}' if isinstance(value, int) else f'{value:.2f}'}"
+                 for name, value in metrics.items())
+        return "  ".join(words) or "no labels in the file"
+    groups: Dict[str, List[str]] = {}
+    for name, value in metrics.items():
+        what, _, kind = name.rpartition("_")
+        groups.setdefault(what or kind, []).append("none" if value is None else f"{value:.1%}" if kind == "accuracy" else f"{value:.3f}")
+    return "  ".join(" ".join([what, *values]) for what, values in groups.items())
+
+
 def refuse_a_run_in(folder: Optional[str]) -> None:
     """Raise ValueError if a new run would overwrite one."""
     if folder is not None and Path(folder, LOG).exists():
@@ -173,7 +192,7 @@ def refuse_a_run_in(folder: Optional[str]) -> None:
 
 
 @contextlib.contextmanager
-def open_run_folder(folder: Optional[str], config: Config, *, first_step: int, environment: Dict[str, Any],
+def open_run_folder(folder: Optional[str], config: Any, *, first_step: int, environment: Dict[str, Any],
                     saved: Tuple[Tuple[str, int], ...] = ()) -> Iterator[Path]:
     """The folder of a run with its config.yml and environment.json, locked while entered; None: a new one, ``runs/NAME-TIME``.
 
@@ -213,39 +232,25 @@ def _new_folder(name: str) -> Path:
             path = first.with_name("{}-{}".format(first.name, number))
 
 
-def print_summary(folder: Path, totals: Totals, config: Config, outcome: Outcome) -> None:
-    """What a run came to, where it lies and how to go on with it."""
+def print_summary(folder: Path, totals: Totals, outcome: Outcome, *, steps: int, max_sequence_length: int, resume: str, go_on: str) -> None:
+    """What a run came to, where it lies and the command that resumes it, or goes on after its last step."""
     records = read_log(folder / LOG)
     first, last = records[0], records[-1]
-    rows = [("loss", "{:.3f} -> {:.3f} in {:,} updates".format(first["loss"], last["loss"], last["step"]))]
+    rows = [("loss", f"{first['loss']:.3f} -> {last['loss']:.3f} in {last['step']:,} updates")]
     evaluations = read_log(folder / EVALUATIONS)
     if evaluations:
-        rows.append(("held out", "loss {loss:.3f}, masked tokens {mlm_accuracy:.1%} right, next sentence {nsp_accuracy:.1%} right".format(
-            **evaluations[-1])))
-    rows.append(("speed", "{:,.1f} sequences/s, {:,.0f} tokens/s".format(totals.sequences_per_second, totals.tokens_per_second)))
-    rows.append(("padding", "{:.2%} avoided: {:.3f} sequences in a pack".format(
-        padding_avoided(totals.packs, totals.sequences, totals.tokens, config.data.max_sequence_length), totals.packing_factor)))
-    rows.append(("run", "{}  (tensorboard --logdir {})".format(folder, folder)))
-    finished = outcome.step == config.run.steps
-    rows.append(("continue" if finished else "resume", how_to_go_on(folder, config) if finished else _resume(folder)))
+        of_task = {name: value for name, value in evaluations[-1].items() if name not in ("step", "seconds", *_COUNTS)}
+        rows.append(("held out", in_words(of_task)))
+    avoided = padding_avoided(totals.packs, totals.sequences, totals.tokens, max_sequence_length)
+    rows.append(("speed", f"{totals.sequences_per_second:,.1f} sequences/s, {totals.tokens_per_second:,.0f} tokens/s"))
+    rows.append(("padding", f"{avoided:.2%} avoided: {totals.packing_factor:.3f} sequences in a pack"))
+    rows.append(("run", f"{folder}  (tensorboard --logdir {folder})"))
+    rows.append(("continue", go_on) if outcome.step == steps else ("resume", resume))
     print()
     if outcome.stopped_by:
-        print("stopped   by {} after update {:,} of {:,}; saved".format(
-            signal.Signals(outcome.stopped_by).name, outcome.step, config.run.steps))
+        print(f"stopped   by {signal.Signals(outcome.stopped_by).name} after update {outcome.step:,} of {steps:,}; saved")
     for label, text in rows:
-        print("{:<9} {}".format(label, text))
-
-
-def how_to_go_on(folder: Union[str, Path], config: Config) -> str:
-    """The command that continues a run which has made all its steps: up to the end of its schedule, else with a longer one."""
-    if config.run.steps < config.schedule_steps:
-        return "{} --steps {}".format(_resume(folder), config.schedule_steps)
-    steps = 2 * config.run.steps
-    return "{} --steps {} --set optimizer.schedule_steps={}".format(_resume(folder), steps, steps)
-
-
-def _resume(folder: Union[str, Path]) -> str:
-    return "{} --resume {}".format(typed("pretrain", "python run_pretraining.py"), folder)
+        print(f"{label:<9} {text}")
 
 
 def read_log(path: Path) -> List[Dict[str, Any]]:
@@ -270,7 +275,13 @@ def forget_after(path: Path, step: int) -> None:
         write_atomically(Path(path), "".join(json.dumps(record) + "\n" for record in kept).encode())
 
 
-def environment(*, device: str, seed: int, data: Manifest, command: List[str]) -> Dict[str, Any]:
+def data_of(manifest: Manifest) -> Dict[str, Any]:
+    """What environment.json says about a data set."""
+    return {"digest": f"{manifest.digest:016x}", "packs": manifest.packs, "sequences": manifest.sequences,
+            "algorithm": manifest.algorithm, "vocabulary_sha256": manifest.vocabulary_sha256}
+
+
+def environment(*, device: str, seed: int, data: Mapping[str, Any], command: List[str]) -> Dict[str, Any]:
     """What else, besides config and data, a run depends on."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     poptorch = sys.modules.get("poptorch")  # there only if the IPU engine has loaded it
@@ -278,8 +289,7 @@ def environment(*, device: str, seed: int, data: Manifest, command: List[str]) -
         versions["poptorch"] = poptorch.__version__
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": command, "seed": seed, "device": device,
-        "data": {"digest": "{:016x}".format(data.digest), "packs": data.packs, "sequences": data.sequences,
-                 "algorithm": data.algorithm, "vocabulary_sha256": data.vocabulary_sha256},
+        "data": dict(data),
         "versions": versions, "commit": _commit(), "platform": platform.platform(), "host": platform.node(),
         "cpus": os.cpu_count(), "torch_threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None}

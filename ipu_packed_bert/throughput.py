@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from ipu_packed_bert.config import Config
-from ipu_packed_bert.engine.base import Batch
 from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.loader import Batch
+from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.text.examples import masked_count
 from pack_data.packing import Packing
 from pack_data.packs import PackSchema, assemble, decode
@@ -127,8 +128,8 @@ def draw_work(
 
 def measure(config: Config, work: Work, *, rounds: int, bar) -> Measurement:
     """Both layouts in turn, in alternating order; the first round, which warms up, is not counted."""
-    packed = HostEngine(config, packing_factor=work.packing_factor)
-    unpacked = HostEngine(config, packing_factor=1.0)
+    packed = HostEngine(config, Pretraining(config), packing_factor=work.packing_factor)
+    unpacked = HostEngine(config, Pretraining(config), packing_factor=1.0)
     network: Any = unpacked.model
     network.attention_mask = PaddingMask(network.attention_mask.hidden)
     sides = {"packed": (packed, work.packed), "unpacked": (unpacked, work.unpacked)}
@@ -191,7 +192,7 @@ def compare_attention(config: Config, work: Work, depth: int, *, rounds: int, ba
     """Forward and backward pass of the packs with each attention in turn, in alternating order; the first round warms up."""
     config = replace(config, data=replace(config.data, max_sequences_per_pack=depth))
     engines = {
-        attention: HostEngine(replace(config, engine=replace(config.engine, attention=attention)), packing_factor=1.0)
+        attention: HostEngine(replace(config, engine=replace(config.engine, attention=attention)), Pretraining(config), packing_factor=1.0)
         for attention in ("sdpa", "varlen")
     }
     seconds: Dict[str, List[float]] = {attention: [] for attention in engines}

@@ -2,20 +2,19 @@
 from __future__ import annotations
 
 import abc
-import itertools
 import math
 import signal
 import threading
 from pathlib import Path
-from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Optional
 
 import torch
 
 from ipu_packed_bert.checkpoint import Checkpoint, checkpoints as saved, save_checkpoint
-from ipu_packed_bert.config import Config
-from ipu_packed_bert.engine.base import Batch, BatchCounts, Engine, StepResult, count
-from ipu_packed_bert.loader import GlobalBatches
+from ipu_packed_bert.engine.base import Engine, StepResult
+from ipu_packed_bert.loader import Batch, GlobalBatches
 from ipu_packed_bert.optim import learning_rate
+from ipu_packed_bert.tasks.task import Counts, Evaluation
 from pack_data.command import NotFinite
 
 
@@ -23,21 +22,21 @@ class Log(abc.ABC):
     """What the training loop tells."""
 
     @abc.abstractmethod
-    def step(self, step: int, learning_rate: float, counts: BatchCounts, result: StepResult) -> None:
+    def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
         """Update number ``step`` (the first is 1) was made."""
 
     @abc.abstractmethod
-    def evaluation(self, step: int, counts: BatchCounts, result: StepResult) -> None:
+    def evaluation(self, step: int, found: Evaluation) -> None:
         """The held-out packs were evaluated after update number ``step``."""
 
 
 class SilentLog(Log):
     """For the processes of a run that another one writes down."""
 
-    def step(self, step: int, learning_rate: float, counts: BatchCounts, result: StepResult) -> None:
+    def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
         pass
 
-    def evaluation(self, step: int, counts: BatchCounts, result: StepResult) -> None:
+    def evaluation(self, step: int, found: Evaluation) -> None:
         pass
 
 
@@ -53,33 +52,35 @@ class Outcome(NamedTuple):
         return 128 + self.stopped_by if self.stopped_by else 0
 
 
-def train(config: Config, engine: Engine, batches: GlobalBatches, log: Log, checkpoints: Optional[Path], *,
-          first_step: int = 0, vocabulary: str = "") -> Outcome:
-    """Make the updates after ``first_step`` up to ``config.run.steps``; ``checkpoints`` None saves none.
+def train(config: Any, engine: Engine, batches: GlobalBatches, log: Log, checkpoints: Optional[Path], *, steps: Optional[int] = None,
+          evaluate_every: Optional[int] = None, first_step: int = 0, vocabulary: str = "") -> Outcome:
+    """Make the updates after ``first_step`` up to ``steps``; ``checkpoints`` None saves none.
 
+    ``config`` is that of any task; ``steps`` and ``evaluate_every`` are those of its section ``run`` where they are not given.
     ``vocabulary`` is the sha256 that checkpoints record, empty where it is not known.
 
     Ctrl-C and SIGTERM let the update or the evaluation's batch under way finish, save a checkpoint and return; a second Ctrl-C stops at once.
     Raises NotFinite where a loss, or the weights of a checkpoint that is due, are no longer finite; those are not saved.
     """
-    run = config.run
+    run, task = config.run, engine.task
+    steps = run.steps if steps is None else steps
+    evaluate_every = run.evaluate_every if evaluate_every is None else evaluate_every
     step = first_step
     with Interruption() as interruption:
-        for step in range(first_step + 1, run.steps + 1):
+        for step in range(first_step + 1, steps + 1):
             batch = next(batches)
             rate = learning_rate(step - 1, config)
             result = engine.step(batch, rate)
-            log.step(step, rate, count(batch), result)
+            log.step(step, rate, task.count(batch), result)
             check_loss(result.loss, f"update {step}: the loss", checkpoints)
 
-            last = step == run.steps
-            if run.evaluate_every and (last or step % run.evaluate_every == 0) and not interruption.signal:
+            last = step == steps
+            if evaluate_every and (last or step % evaluate_every == 0):
                 # A signal ends an evaluation after its batch; half of one is not logged.
-                held_out = itertools.takewhile(lambda _: not interruption.signal, batches.held_out())
-                found = evaluate(engine, held_out, token=config.loss.normalisation == "token")
-                if not interruption.signal:
-                    log.evaluation(step, *found)
-                    check_loss(found[1].loss, f"update {step}: the held-out loss after it", checkpoints)
+                found = task.evaluate(engine, interruption.ends(batches.held_out()))
+                if found is not None and not interruption.signal:
+                    log.evaluation(step, found)
+                    check_loss(found.loss, f"update {step}: the held-out loss after it", checkpoints)
             due = last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0)
             if due and checkpoints is not None:
                 # The update may have broken the weights although its loss, taken before, is finite.
@@ -89,7 +90,7 @@ def train(config: Config, engine: Engine, batches: GlobalBatches, log: Log, chec
                                 keep=run.keep_checkpoints)
             if interruption.signal:
                 break
-    return Outcome(step, interruption.signal if step < run.steps else None)
+    return Outcome(step, interruption.signal if step < steps else None)
 
 
 def check_loss(loss: float, what: str, folder: Optional[Path]) -> None:
@@ -123,25 +124,6 @@ def _way_out(folder: Optional[Path]) -> str:
     return "the newest checkpoint is {}, which is finite; --resume continues it, with a lower optimizer.learning_rate".format(found[-1])
 
 
-def evaluate(engine: Engine, batches: Iterable[Batch], *, token: bool) -> Tuple[BatchCounts, StepResult]:
-    """Losses and accuracies over several batches, as if they were one; ``token`` tells the normalisation of the MLM loss."""
-    totals = BatchCounts(0, 0, 0, 0)
-    mlm_loss = nsp_loss = mlm_correct = nsp_correct = seconds = 0.0
-    for batch in batches:
-        counts, result = count(batch), engine.evaluate(batch)
-        totals = BatchCounts(*(total + more for total, more in zip(totals, counts)))
-        mlm_loss += result.mlm_loss * (counts.masked_tokens if token else counts.sequences)
-        nsp_loss += result.nsp_loss * counts.sequences
-        mlm_correct += result.mlm_accuracy * counts.masked_tokens
-        nsp_correct += result.nsp_accuracy * counts.sequences
-        seconds += result.seconds
-    sequences, masked_tokens = max(1, totals.sequences), max(1, totals.masked_tokens)
-    mlm_loss /= masked_tokens if token else sequences
-    nsp_loss /= sequences
-    return totals, StepResult(mlm_loss + nsp_loss, mlm_loss, nsp_loss, mlm_correct / masked_tokens,
-                              nsp_correct / sequences, seconds, None)
-
-
 class Interruption:
     """While entered, Ctrl-C and SIGTERM only leave their number in ``signal``; a second Ctrl-C acts as usual."""
 
@@ -158,6 +140,13 @@ class Interruption:
     def __exit__(self, *_: Any) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
+
+    def ends(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches until a signal comes."""
+        for batch in batches:
+            if self.signal:
+                return
+            yield batch
 
     def _received(self, number: int, _frame: Any) -> None:
         if self.signal is not None and number == signal.SIGINT:

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from ipu_packed_bert.config import ModelConfig
-from ipu_packed_bert.finetuning.config import FinetuneConfig, config_from_tree
 from ipu_packed_bert.hugging_face import write_folder
 from ipu_packed_bert.model.bert import BertModel
+from ipu_packed_bert.tasks.settings import FinetuneConfig, config_from_tree
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
 
 WORDS = tuple("river stone castle bridge market winter garden letter silver engine north seven music doctor paper".split())
+KINDS = ("squad", "single_label", "multi_label", "regression", "tokens")
 VOCABULARY = Vocabulary(SPECIAL_TOKENS + WORDS + tuple("abcdefghijklmnopqrstuvwxyz.?,'") + tuple("##" + c for c in "abcdefghijklmnopqrstuvwxyz"))
 MODEL = ModelConfig(vocabulary_size=len(VOCABULARY), hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,
                     max_position_embeddings=64, hidden_dropout=0.0, layer_norm_eps=1e-12)
@@ -71,6 +72,28 @@ def tiny_table(path: Path, kind: str, *, texts: int = 40, seed: int = 0) -> Path
                 label = round(float(rng.normal()), 3)
             out.writerow([" ".join(words), label])
     return path
+
+
+def tiny_sentences(path: Path, *, sentences: int = 30, seed: int = 0) -> Path:
+    """A word and its label a line: stones are things, rivers and the stones after them places of two words."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(sentences):
+        former = ""
+        for word in rng.choice(WORDS[:6], int(rng.integers(2, 20))).tolist():
+            label = "B-PLACE" if word == "river" else "O" if word != "stone" else "I-PLACE" if former == "river" else "B-THING"
+            lines.append(f"{word} {label}")
+            former = word
+        lines.append("")
+    path.write_text("\n".join(lines))
+    return path
+
+
+def training_file(folder: Path, kind: str, **options: Any) -> Path:
+    """A file for the task of this name, in the folder."""
+    if kind == "squad":
+        return tiny_squad(folder / "train.json", **options)
+    return tiny_sentences(folder / "train.txt", **options) if kind == "tokens" else tiny_table(folder / "train.csv", kind, **options)
 
 
 def tiny_config(checkpoint: Optional[Path], training: Path, *, task: str = "squad", evaluation: Optional[Path] = None,

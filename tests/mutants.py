@@ -34,7 +34,7 @@ CORE = (
     "pack_data/solver/rounding.py", "pack_data/fit_decreasing.py", "pack_data/greedy.py", "pack_data/sort.py",
     "pack_data/verify.py", "ipu_packed_bert/loader.py", "ipu_packed_bert/model/packed.py", "ipu_packed_bert/model/loss.py",
     "ipu_packed_bert/model/varlen.py", "ipu_packed_bert/optim.py", "ipu_packed_bert/placement.py", "ipu_packed_bert/train.py",
-    "ipu_packed_bert/config.py", "ipu_packed_bert/checkpoint.py", "ipu_packed_bert/padding_free/update.py", "ipu_packed_bert/finetuning/squad.py",
+    "ipu_packed_bert/config.py", "ipu_packed_bert/checkpoint.py", "ipu_packed_bert/padding_free/update.py", "ipu_packed_bert/tasks/squad.py",
 )
 
 # (file, changed line) -> why no test can notice it.

@@ -44,12 +44,14 @@ ipu_packed_bert.identity
 ipu_packed_bert.model ipu_packed_bert.loader
 ipu_packed_bert.hugging_face
 ipu_packed_bert.tasks
+ipu_packed_bert.start
 ipu_packed_bert.cycles
 ipu_packed_bert.plan
 ipu_packed_bert.engine
 ipu_packed_bert.train
 ipu_packed_bert.runlog
-ipu_packed_bert.throughput ipu_packed_bert.padding_free ipu_packed_bert.finetuning
+ipu_packed_bert.runs
+ipu_packed_bert.throughput ipu_packed_bert.padding_free
 ipu_packed_bert.report
 ipu_packed_bert.experiments
 ipu_packed_bert.commands

@@ -15,7 +15,7 @@ PUBLIC = {
         "PackedLengths", "Packing", "Proof", "Sequences", "StoredColumn", "Verified", "build", "get_packer", "open_source",
         "pack", "prove", "verify"],
     "ipu_packed_bert": [
-        "Checkpoint", "Config", "ConfigError", "Engine", "GlobalBatches", "Outcome", "StepResult", "build_engine", "choose_engine",
+        "Checkpoint", "Config", "ConfigError", "Engine", "GlobalBatches", "Outcome", "Pretraining", "StepResult", "StoredPacks", "build_engine", "choose_engine",
         "config_file", "export_run", "import_folder", "load_checkpoint", "load_config", "newest_checkpoint", "read_log"],
     "ipu_packed_bert.padding_free": [
         "Batches", "PaddingCollator", "PaddingFreeCollator", "UpdateResult", "accumulate", "check_no_leak", "inputs_for", "mean_loss",

@@ -6,21 +6,23 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
 
 import yaml
 
-from ipu_packed_bert.config import Config, config_from_tree
+from ipu_packed_bert.config import Config, ModelConfig, config_from_tree
 from pack_data.command import ArgumentParser, typed
 from pack_data.files import write_atomically
 from pack_data.text.wordpiece import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
+    from ipu_packed_bert.checkpoint import Checkpoint
     from ipu_packed_bert.hugging_face import Loaded
 
 # torch loads inside the functions, so that a machine without it gets one line.
-CONFIG, CHECKPOINTS, VOCABULARY = "config.yml", "checkpoints", "vocab.txt"  # in a run's folder
+CONFIG, CHECKPOINTS, VOCABULARY, EXPORT = "config.yml", "checkpoints", "vocab.txt", "export.json"  # in a run's folder
 
 
 class Exported(NamedTuple):
@@ -41,12 +43,32 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     from ipu_packed_bert.identity import agree, vocabulary_of_run
 
     checkpoint = load_checkpoint(newest_checkpoint(run / CHECKPOINTS))
-    config = config_from_tree(yaml.safe_load(checkpoint.config), str(run))
+    tree = yaml.safe_load(checkpoint.config)
+    if "task" in tree["data"]:
+        return _export_fine_tuned(run, folder, checkpoint, vocabulary)
+    config = config_from_tree(tree, str(run))
     architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
     path = vocabulary or Path(config.data.vocabulary or Path(config.data.directory, VOCABULARY))
     written = _vocabulary_of(config, path)
     note = agree(vocabulary_of_run(run, checkpoint), written.sha256, weights_of=run, data_of=path).note
     write_folder(folder, config.model, checkpoint.engine["model"], written, architecture=architecture)
+    return Exported(checkpoint.step, note)
+
+
+def _export_fine_tuned(run: Path, folder: Path, checkpoint: "Checkpoint", vocabulary: Optional[Path]) -> Exported:
+    """A fine-tuned model; its vocabulary, sizes and labels lie in the run's folder."""
+    from ipu_packed_bert.hugging_face import write_folder
+    from ipu_packed_bert.identity import agree, vocabulary_of_run
+
+    try:
+        about = json.loads((run / EXPORT).read_text(encoding="utf-8"))
+        model, architecture, settings = ModelConfig(**about["model"]), about["architecture"], about["settings"]
+        lower_case = bool(about["lower_case"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{run / EXPORT}: cannot be read ({error!r}); --resume writes it again") from None
+    written = load_vocabulary(vocabulary or run / VOCABULARY, lower_case)
+    note = agree(vocabulary_of_run(run, checkpoint), written.sha256, weights_of=run, data_of=vocabulary or run / VOCABULARY).note
+    write_folder(folder, model, checkpoint.engine["model"], written, architecture=architecture, **settings)
     return Exported(checkpoint.step, note)
 
 

@@ -12,7 +12,7 @@ from ipu_packed_bert.config import check_accumulation, config_from_tree, load_co
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.data import built_otherwise, described, open_evaluation, open_or_build, packing_factor
 from ipu_packed_bert.processes import refuse_torchrun
-from pack_data.command import ArgumentParser
+from pack_data.command import ArgumentParser, typed
 
 CONFIG = "config.yml"  # in a run's folder
 
@@ -72,9 +72,11 @@ def main(argv=None):
     from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
     from ipu_packed_bert.engine import build_engine, choose_engine
     from ipu_packed_bert.identity import agree, vocabulary_of_run
-    from ipu_packed_bert.loader import GlobalBatches
-    from ipu_packed_bert.runlog import CHECKPOINTS, RunLog, environment, open_run_folder, how_to_go_on, print_summary, refuse_a_run_in, saved_in
+    from ipu_packed_bert.loader import GlobalBatches, StoredPacks
     from ipu_packed_bert.optim import schedule_change
+    from ipu_packed_bert.runlog import (
+        CHECKPOINTS, RunLog, data_of, environment, open_run_folder, print_summary, refuse_a_run_in, saved_in)
+    from ipu_packed_bert.tasks.pretraining import Pretraining
     from ipu_packed_bert.train import SilentLog, train
 
     saved = saved_in(args.resume) if args.resume else ()
@@ -108,9 +110,12 @@ def main(argv=None):
             config = config.for_simulation(factor.value)
         config = config.with_schedule()
         check_accumulation(config, factor.value)
+        task = Pretraining(config, store.schema)
         engine = opened.enter_context(contextlib.closing(
-            build_engine(config, store.schema, packing_factor=factor.value)))
-        batches = GlobalBatches(store, config, packing_factor=factor.value, share=engine.share, evaluation=evaluation)
+            build_engine(config, task, choice, packing_factor=factor.value)))
+        batches = GlobalBatches(
+            StoredPacks(store, seed=config.run.seed), task.layout(config, factor.value), share=engine.share,
+            held_out=StoredPacks(evaluation) if evaluation else None)
         batches = opened.enter_context(contextlib.closing(engine.feed(batches)))
         print_data(config, store.manifest)
         print_batch(config, factor, batches)
@@ -137,7 +142,7 @@ def main(argv=None):
             return outcome.status
         folder = opened.enter_context(open_run_folder(
             args.resume or args.out, config, first_step=first_step, saved=saved,
-            environment=environment(device=engine.description, seed=config.run.seed, data=store.manifest,
+            environment=environment(device=engine.description, seed=config.run.seed, data=data_of(store.manifest),
                                     command=[sys.executable] + sys.argv)))
         print("run       {}{}".format(folder, ", from step {}".format(first_step) if checkpoint else ""), flush=True)
         log = opened.enter_context(contextlib.closing(RunLog(
@@ -145,13 +150,14 @@ def main(argv=None):
             max_sequence_length=config.data.max_sequence_length, progress=args.progress)))
         outcome = train(config, engine, batches, log, folder / CHECKPOINTS, first_step=first_step, vocabulary=vocabulary)
         log.close()
-        print_summary(folder, log.totals, config, outcome)
+        print_summary(folder, log.totals, outcome, steps=config.run.steps, max_sequence_length=config.data.max_sequence_length,
+                      resume=resume_command(folder), go_on=how_to_go_on(folder, config))
         return outcome.status
 
 
 def for_this_machine(config, choice):
     """The configuration as it will run here; each setting that the missing IPUs change is printed."""
-    # What `auto` found is what the engine builds: without ipu_model, a second look would ask for hardware.
+    # Written down, so that a resumed run goes on where it began.
     config = replace(config, engine=replace(
         config.engine, kind="host" if choice.kind == "host" else "ipu", ipu_model=choice.kind == "ipu_model"))
     if choice.hardware or config.engine.offline_export or not config.without_ipus:
@@ -161,6 +167,18 @@ def for_this_machine(config, choice):
     for key, before, after in changes:
         print("  {:<42} {} -> {}".format(key, show(before), show(after)))
     return config
+
+
+def how_to_go_on(folder, config):
+    """The command that continues a run which has made all its steps: up to the end of its schedule, else with a longer one."""
+    if config.run.steps < config.schedule_steps:
+        return f"{resume_command(folder)} --steps {config.schedule_steps}"
+    steps = 2 * config.run.steps
+    return f"{resume_command(folder)} --steps {steps} --set optimizer.schedule_steps={steps}"
+
+
+def resume_command(folder):
+    return f"{typed('pretrain', 'python run_pretraining.py')} --resume {folder}"
 
 
 def show(value):
@@ -185,6 +203,6 @@ def print_batch(config, factor, batches):
           "{:,} updates an epoch".format(
               batches.packs_per_update, config.expected_sequences_per_update(factor.value), config.batch.micro_batch,
               accumulation, divided, config.placement.replicas, batches.updates_per_epoch))
-    if batches.training_packs < batches.packs_per_update:
+    if len(batches.packs) < batches.packs_per_update:
         print("note      the data set has {:,} packs to train on, fewer than an update: the rest of each batch is empty".format(
-            batches.training_packs))
+            len(batches.packs)))

@@ -5,14 +5,19 @@ The modules that need a device's software are imported only in the branch that u
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from ipu_packed_bert.config import Config
+from ipu_packed_bert.tasks.task import Task
+
+if TYPE_CHECKING:
+    from ipu_packed_bert.engine.ipu.devices import Device
 
 
 class EngineChoice(NamedTuple):
     kind: str  # "ipu" (hardware), "ipu_model" (the simulated one) or "host"
     reason: str  # one line for people
+    device: Optional[Device] = None  # that was found, None for the host
 
     @property
     def hardware(self) -> bool:
@@ -48,7 +53,7 @@ def choose_engine(config: Config) -> EngineChoice:
         return EngineChoice("host", f"host engine: {'no Poplar SDK here' if missing else error.__cause__}")
     found = devices.find_device(config)
     if found is not None:
-        return EngineChoice(found.kind, found.reason)
+        return EngineChoice(found.kind, found.reason, found)
     if config.engine.kind == "ipu":
         raise ValueError(
             "engine.kind ipu: no IPU is attached; attach the partition (see gc-info -l), set POPTORCH_IPU_MODEL=1"
@@ -57,11 +62,11 @@ def choose_engine(config: Config) -> EngineChoice:
     return EngineChoice("host", "host engine: the Poplar SDK is here but no IPU is attached")
 
 
-def build_engine(config: Config, schema, *, packing_factor: float):
-    """The engine that `choose_engine` picks, for packs of `schema` (pack_data.packs.PackSchema)."""
-    if choose_engine(config).kind == "host":
+def build_engine(config, task: Task, choice: EngineChoice, *, packing_factor: float):
+    """The engine that `choose_engine` picked, for batches of `task`."""
+    if choice.kind == "host":
         from ipu_packed_bert.engine.host import HostEngine
 
-        return HostEngine(config, schema, packing_factor=packing_factor)
+        return HostEngine(config, task, packing_factor=packing_factor)
     _, engine = _ipu_modules()
-    return engine.IpuEngine(config, schema, packing_factor=packing_factor)
+    return engine.IpuEngine(config, task, choice.device, packing_factor=packing_factor)

@@ -3,57 +3,33 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
 
-from ipu_packed_bert.config import Config
-from ipu_packed_bert.loader import GlobalBatches
-from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
-
-Batch = Dict[str, np.ndarray]  # the fields of BATCH_FIELDS, one row for each pack of the update
+from ipu_packed_bert.loader import Batch, GlobalBatches
+from ipu_packed_bert.tasks.task import Task
 
 
 class StepResult(NamedTuple):
     """What one update, or one evaluated batch, tells the run log."""
 
-    loss: float  # mlm_loss + nsp_loss, each normalised over the whole update
-    mlm_loss: float
-    nsp_loss: float
-    mlm_accuracy: float  # fraction of the masked tokens of the update
-    nsp_accuracy: float  # fraction of its sequences
+    metrics: Mapping[str, float]  # the task's, `loss` first, each normalised over the whole update
     seconds: float  # wall clock of the call
-    cycles: Optional[int]  # device cycles of the call, None where the device has no counter
+    cycles: Optional[int] = None  # device cycles of the call, None where the device has no counter
+
+    @property
+    def loss(self) -> float:
+        return self.metrics["loss"]
 
 
-class BatchCounts(NamedTuple):
-    """What a global batch really holds; the empty packs that fill the last one count as nothing."""
-
-    packs: int
-    sequences: int
-    tokens: int
-    masked_tokens: int
-
-
-def count(batch: Batch) -> BatchCounts:
-    real = batch["input_mask"] > 0
-    return BatchCounts(
-        packs=int(real.any(axis=1).sum()),
-        sequences=int((batch["next_sentence_weights"] > 0).sum()),
-        tokens=int(real.sum()),
-        masked_tokens=int((batch["masked_lm_weights"] > 0).sum()),
-    )
-
-
-def micro_batches(batch: Batch, micro_batch: int) -> int:
+def micro_batches(task: Task, batch: Batch, micro_batch: int) -> int:
     """Micro-batches of a global batch.
 
     Raises ValueError where a field is missing or the packs do not divide into micro-batches.
     """
-    missing = [name for name in BATCH_FIELDS if name not in batch]
-    if missing:
-        raise ValueError(f"the batch has no {', '.join(missing)}; it needs all of {', '.join(BATCH_FIELDS)}")
+    task.check(batch)
     packs = batch["input_ids"].shape[0]
     if packs == 0 or packs % micro_batch:
         raise ValueError(
@@ -62,15 +38,17 @@ def micro_batches(batch: Batch, micro_batch: int) -> int:
     return packs // micro_batch
 
 
-def build_model(config: Config, *, attention: str = "eager") -> PackedBertForPreTraining:
-    """The configured network with its initial weights, drawn from `run.seed`: the same on every engine."""
+def build_network(task: Task, seed: int, *, attention: str = "eager") -> torch.nn.Module:
+    """The task's network with its initial weights, drawn from `run.seed`: the same on every engine."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.run.seed)
-        return PackedBertForPreTraining(config.model, config.loss, attention=attention)
+        torch.manual_seed(seed)
+        return task.network(attention)
 
 
 class Engine(abc.ABC):
     """One device, or many behaving as one. One training compilation serves the whole data set."""
+
+    task: Task
 
     @property
     @abc.abstractmethod
@@ -87,7 +65,11 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, batch: Batch) -> StepResult:
-        """Loss and accuracies of one batch without dropout; changes nothing."""
+        """The metrics of one batch without dropout; changes nothing."""
+
+    def predict(self, batch: Batch) -> np.ndarray:
+        """What the network predicts for each row of a batch, [rows, ...], without dropout; changes nothing."""
+        raise ValueError(f"{self.description}: has no prediction; use --engine host")
 
     @property
     @abc.abstractmethod

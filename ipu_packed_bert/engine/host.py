@@ -1,31 +1,30 @@
-"""The host engine: packed pre-training in plain PyTorch, on a CPU or a CUDA device.
+"""The host engine: tasks on packs in plain PyTorch, on a CPU or a CUDA device.
 
 An update is a loop over micro-batches whose gradients add up, so that memory depends on the micro-batch only. Each
-micro-batch's loss is divided by their number: with the scales of `model/loss.py` the sum is the mean over the update.
+micro-batch's loss is divided by their number: with the task's scales the sum is the mean over the update.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
+import numpy as np
 import torch
 
-from ipu_packed_bert.config import Config
-from ipu_packed_bert.engine.base import Batch, Engine, StepResult, build_model, count, micro_batches
-from ipu_packed_bert.model.packed import BATCH_FIELDS
-from ipu_packed_bert.model.loss import PretrainingOutput
+from ipu_packed_bert.engine.base import Engine, StepResult, build_network, micro_batches
+from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.model.varlen import attend_within_sequences, has_kernel
 from ipu_packed_bert.optim import build_optimizer, load_neutral_state, neutral_state
-
+from ipu_packed_bert.tasks.task import Task
 
 # On a CPU, slots of a row from which attention within each sequence is faster than a dense mask over the row:
 # `python -m ipu_packed_bert.benchmark --lengths 512,2048,8192`.
 VARLEN_FROM = 1024
 
 
-def pick_attention(config: Config, device: torch.device) -> str:
+def pick_attention(config: Any, task: Task, device: torch.device) -> str:
     """The attention that is fastest and exact on this device; `engine.attention` decides where it isn't "auto".
 
     Measured on a CPU with AVX-512 and AMX, torch 2.13: in float32 scaled_dot_product_attention is 2.5 times as fast as
@@ -36,23 +35,23 @@ def pick_attention(config: Config, device: torch.device) -> str:
         raise ValueError("engine.attention: varlen does not go with engine.compile: true, as its blocks have other shapes in every batch; switch one off")
     if config.engine.attention != "auto":
         return config.engine.attention
-    if device.type == "cpu" and config.data.max_sequence_length >= VARLEN_FROM and not config.engine.compile:
+    if device.type == "cpu" and task.max_sequence_length >= VARLEN_FROM and not config.engine.compile:
         return "varlen"
-    eager = config.engine.precision == "bfloat16" or config.model.attention_dropout > 0.0
+    eager = config.engine.precision == "bfloat16" or task.model.attention_dropout > 0.0
     return "eager" if device.type == "cpu" and eager else "sdpa"
 
 
 class _Program:
-    """Forward and loss of one mode, training or evaluation, and how many static graphs it has needed so far."""
+    """What one mode calls, training, evaluation or prediction, and how many static graphs it has needed so far."""
 
     backend = "inductor"  # of torch.compile
 
-    def __init__(self, model: torch.nn.Module, compiled: bool):
+    def __init__(self, call: Callable[..., Any], compiled: bool):
         self.graphs = 0
         self._shapes: Set[Tuple] = set()
         self._compiled = compiled
         # dynamic=False: another shape would be another graph, and be counted, instead of a slower general one.
-        self._call = torch.compile(model, fullgraph=True, dynamic=False, backend=self._build) if compiled else model
+        self._call = torch.compile(call, fullgraph=True, dynamic=False, backend=self._build) if compiled else call
 
     def _build(self, graph, example_inputs):
         from torch._dynamo.backends.registry import lookup_backend
@@ -60,7 +59,7 @@ class _Program:
         self.graphs += 1
         return lookup_backend(self.backend)(graph, example_inputs)
 
-    def __call__(self, fields: List[torch.Tensor]) -> PretrainingOutput:
+    def __call__(self, fields: List[torch.Tensor]) -> Any:
         if not self._compiled:
             # Nothing is compiled, but what a static engine would have to compile anew is counted the same way.
             self._shapes.add(tuple(field.shape for field in fields))
@@ -69,37 +68,41 @@ class _Program:
 
 
 class HostEngine(Engine):
-    """One replica on one device; replicas of the configuration become further micro-batches of the same update."""
+    """One replica on one device; replicas of the configuration become further micro-batches of the same update.
 
-    def __init__(self, config: Config, schema=None, *, packing_factor: float, device: Optional[str] = None):
+    config: of any task; what is read of it are the sections `engine`, `batch`, `optimizer` and `run`, and its betas.
+    """
+
+    def __init__(self, config: Any, task: Task, *, packing_factor: float, device: Optional[str] = None):
         if config.engine.threads is not None:
             torch.set_num_threads(config.engine.threads)
+        self.task = task
         self._config = config
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._attention = pick_attention(config, self._device)
-        self.model = self._build(schema).to(self._device)
+        self._attention = pick_attention(config, task, self._device)
+        self.model = self._build().to(self._device)
+        self._bound = getattr(config.optimizer, "max_gradient_norm", None)
         betas = config.betas(packing_factor)
         self.optimizer = build_optimizer(self.model, config.optimizer, betas=betas)
-        self._programs = {
-            mode: _Program(self.model, config.engine.compile) for mode in ("training", "evaluation")
-        }
+        predictions = getattr(self.model, "predictions", None)
+        self._programs = {mode: _Program(call, config.engine.compile) for mode, call in (
+            ("training", self.model), ("evaluation", self.model), ("prediction", predictions)) if call is not None}
         # Dropout draws from a stream of the engine's own, so that a resumed run continues it, whoever else draws.
         with self._outer_random_stream_kept():
             torch.manual_seed(config.run.seed)
             self._random = self._read_random_stream()
 
-    def _build(self, schema) -> torch.nn.Module:
-        config = self._config
+    def _build(self) -> torch.nn.Module:
+        config, task = self._config, self.task
         if self._attention != "varlen":
-            return build_model(config, attention=self._attention)
-        sequences = schema.max_sequences_per_pack if schema is not None else config.data.max_sequences_per_pack
-        if sequences is None:
+            return build_network(task, config.run.seed, attention=self._attention)
+        if task.max_sequences_per_pack is None:
             raise ValueError("engine.attention: varlen needs the number of sequences in a pack: from the data set, or data.max_sequences_per_pack")
         precision = torch.bfloat16 if config.engine.precision == "bfloat16" else torch.float32
-        model = build_model(config, attention="sdpa")
-        kernel = has_kernel(self._device, precision, config.model.attention_dropout)
-        attend_within_sequences(model, sequences=sequences, kernel=kernel)
-        return model
+        network = build_network(task, config.run.seed, attention="sdpa")
+        kernel = has_kernel(self._device, precision, task.model.attention_dropout)
+        attend_within_sequences(network, sequences=task.max_sequences_per_pack, kernel=kernel)
+        return network
 
     @property
     def description(self) -> str:
@@ -112,18 +115,21 @@ class HostEngine(Engine):
 
     @property
     def compilations(self) -> Dict[str, int]:
-        return {mode: program.graphs for mode, program in self._programs.items()}
+        graphs = {mode: program.graphs for mode, program in self._programs.items()}
+        return {"training": graphs["training"], "evaluation": graphs["evaluation"] + graphs.get("prediction", 0)}
 
     def compile(self, batch: Batch) -> None:
-        first = {name: batch[name][: self._config.batch.micro_batch] for name in BATCH_FIELDS}
+        first = {name: batch[name][: self._config.batch.micro_batch] for name in self.task.fields}
         random = self._random
-        self.accumulate(first)
+        self._accumulate(first)
         self._random = random
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, batch: Batch, learning_rate: float) -> StepResult:
         start = time.perf_counter()
         result = self.accumulate(batch)
+        if self._bound is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._bound)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
@@ -134,8 +140,11 @@ class HostEngine(Engine):
     def accumulate(self, batch: Batch) -> StepResult:
         """A step without its update: the gradients of the batch are added to those of the parameters."""
         start = time.perf_counter()
+        return self._result(self._accumulate(batch), batch, start)
+
+    def _accumulate(self, batch: Batch) -> torch.Tensor:
         self.model.train()
-        number = micro_batches(batch, self._config.batch.micro_batch)
+        number = micro_batches(self.task, batch, self._config.batch.micro_batch)
         totals = self._zeros()
         with self._random_stream():
             for fields in self._micro_batches(batch):
@@ -143,7 +152,7 @@ class HostEngine(Engine):
                     output = self._programs["training"](fields)
                 (output.loss / number).backward()
                 totals += torch.stack(output).detach()
-        return self._result(totals, batch, start)
+        return totals
 
     def evaluate(self, batch: Batch) -> StepResult:
         start = time.perf_counter()
@@ -156,31 +165,33 @@ class HostEngine(Engine):
                 totals += torch.stack(output)
         return self._result(totals, batch, start)
 
+    def predict(self, batch: Batch) -> np.ndarray:
+        self.model.eval()
+        found = []
+        with torch.no_grad():
+            for fields in self._micro_batches(batch):
+                with self._autocast():
+                    found.append(self._programs["prediction"](fields).cpu().numpy())
+        return np.concatenate(found)
+
     def _zeros(self) -> torch.Tensor:
         """Where the outputs of the micro-batches are summed up, in float64: there may be thousands."""
-        return torch.zeros(len(PretrainingOutput._fields), dtype=torch.float64, device=self._device)
+        return torch.zeros(len(self.task.outputs), dtype=torch.float64, device=self._device)
 
     def _micro_batches(self, batch: Batch) -> Iterator[List[torch.Tensor]]:
         size = self._config.batch.micro_batch
-        fields = [torch.from_numpy(batch[name]) for name in BATCH_FIELDS]
-        for index in range(micro_batches(batch, size)):
+        fields = [torch.from_numpy(batch[name]) for name in self.task.fields]
+        for index in range(micro_batches(self.task, batch, size)):
             rows = slice(index * size, (index + 1) * size)
             yield [field[rows].to(self._device) for field in fields]
 
     def _result(self, totals: torch.Tensor, batch: Batch, start: float) -> StepResult:
-        number = micro_batches(batch, self._config.batch.micro_batch)
-        counts = count(batch)
-        sums = PretrainingOutput(*totals.tolist())
+        number = micro_batches(self.task, batch, self._config.batch.micro_batch)
+        sums = dict(zip(self.task.outputs, totals.tolist()))
+        means = self.task.means(sums, self.task.count(batch), {scale: number for scale in self.task.scales})
         self._wait()
-        return StepResult(
-            loss=sums.loss / number,
-            mlm_loss=sums.mlm_loss / number,
-            nsp_loss=sums.nsp_loss / number,
-            mlm_accuracy=sums.mlm_correct / max(1, counts.masked_tokens),
-            nsp_accuracy=sums.nsp_correct / max(1, counts.sequences),
-            seconds=time.perf_counter() - start,
-            cycles=None,
-        )
+        # The mean of the losses that the gradients come from; rounded apart, its parts need not add up to it.
+        return StepResult({**means, "loss": sums["loss"] / number}, time.perf_counter() - start)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -10,9 +10,9 @@ from typing import Any, Callable, Dict, List, NamedTuple
 
 import numpy as np
 
-from ipu_packed_bert.engine.base import Batch
 from ipu_packed_bert.experiments import pretraining, tables
 from ipu_packed_bert.experiments.runner import Cell, Row, Runner
+from ipu_packed_bert.loader import Batch
 
 SUMMARY = (
     "Packed training without the mask, without the position reset, with means over micro-batches, with separators only\n"

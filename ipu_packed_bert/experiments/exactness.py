@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from ipu_packed_bert.config import Config
-from ipu_packed_bert.engine.base import Batch
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments import pretraining, tables
 from ipu_packed_bert.experiments.pretraining import Laboratory
 from ipu_packed_bert.experiments.runner import Cell, Row, Runner
+from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.optim import build_optimizer, learning_rate
+from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.packs import FIELDS, assemble, decode, disassemble
 from pack_data.store import PackStore
 
@@ -96,7 +97,7 @@ def configuration(laboratory: Laboratory, *, seed: int, updates: int) -> Config:
 
 def engine(config: Config, dtype: torch.dtype) -> HostEngine:
     """A host engine whose weights, moments and arithmetic are of this type, from the initial weights of the seed."""
-    made = HostEngine(config, packing_factor=1.0)
+    made = HostEngine(config, Pretraining(config), packing_factor=1.0)
     made.model.to(dtype)
     made.optimizer = build_optimizer(made.model, config.optimizer, betas=config.betas(1.0))
     return made

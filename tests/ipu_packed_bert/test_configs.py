@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from ipu_packed_bert.config import Config, load_config
-from ipu_packed_bert.finetuning import config as finetuning
+from ipu_packed_bert.tasks import settings as finetuning
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 FINE_TUNING = sorted(FOLDER.glob("finetune_*"))

@@ -11,11 +11,12 @@ import torch
 
 from ipu_packed_bert.config import BatchConfig, Config, ModelConfig, OptimizerConfig
 from ipu_packed_bert.engine import build_engine, choose_engine
-from ipu_packed_bert.engine.base import build_model, count
 from ipu_packed_bert.engine.host import HostEngine, _Program, pick_attention
 from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.optim import build_optimizer
+from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
+from tests.pretraining import count, host_engine, initial_network
 from tests.tolerances import assert_same
 
 SLOTS = 24
@@ -72,19 +73,19 @@ def test_packed_and_unpacked_runs_stay_together(name, normalisation):
     config = change(CONFIG, optimizer={"name": name}, loss={"normalisation": normalisation})
     ends, losses = [], []
     for depth, micro_batch in ((1, 4), (3, 2)):
-        engine = HostEngine(change(config, batch={"micro_batch": micro_batch}), packing_factor=1.0, device="cpu")
+        engine = host_engine(change(config, batch={"micro_batch": micro_batch}), packing_factor=1.0, device="cpu")
         batches = make_batches(3, depth=depth, micro_batch=micro_batch, normalisation=normalisation)
         results = [engine.step(batch, 1e-2) for batch in batches]
         ends.append(weights(engine))
-        losses.append([[result.loss, result.mlm_accuracy, result.nsp_accuracy] for result in results])
+        losses.append([[result.loss, result.metrics["mlm_accuracy"], result.metrics["nsp_accuracy"]] for result in results])
     assert np.allclose(losses[0], losses[1], rtol=1e-4)
     assert_same(found=ends[0], expected=ends[1], dtype=torch.float32)
 
 
 def test_a_step_is_what_it_says():
     batch = make_batches(1, depth=3, micro_batch=2)[0]
-    engine = HostEngine(change(CONFIG, engine={"attention": "eager"}), packing_factor=1.0, device="cpu")
-    model = build_model(CONFIG)
+    engine = host_engine(change(CONFIG, engine={"attention": "eager"}), packing_factor=1.0, device="cpu")
+    model = initial_network(CONFIG)
     optimizer = build_optimizer(model, CONFIG.optimizer, betas=(0.9, 0.999))
     number = len(batch["input_ids"]) // 2
     assert number >= 2
@@ -99,8 +100,8 @@ def test_a_step_is_what_it_says():
     optimizer.step()
     result = engine.step(batch, 0.05)
     assert result.loss == pytest.approx(loss, rel=1e-6)
-    assert result.loss == pytest.approx(result.mlm_loss + result.nsp_loss)
-    assert result.mlm_accuracy == correct / count(batch).masked_tokens
+    assert result.loss == pytest.approx(result.metrics["mlm_loss"] + result.metrics["nsp_loss"])
+    assert result.metrics["mlm_accuracy"] == correct / count(batch)["masked_tokens"]
     assert result.seconds > 0.0 and result.cycles is None
     assert same_bits(weights(engine), [model.state_dict()[name] for name in sorted(model.state_dict())])
 
@@ -111,7 +112,7 @@ def test_the_cut_into_micro_batches_does_not_matter():
         batch = make_batches(1, depth=3, micro_batch=4)[0]
         number = len(batch["input_ids"]) // micro_batch
         batch = with_scales(batch, micro_batches=number, normalisation="token")
-        engine = HostEngine(change(CONFIG, batch={"micro_batch": micro_batch}), packing_factor=1.0, device="cpu")
+        engine = host_engine(change(CONFIG, batch={"micro_batch": micro_batch}), packing_factor=1.0, device="cpu")
         engine.step(batch, 1e-2)
         ends.append(weights(engine))
     assert_same(found=ends[0], expected=ends[1], dtype=torch.float32)
@@ -121,16 +122,16 @@ def test_the_cut_into_micro_batches_does_not_matter():
 def test_continuation_is_bit_identical_with_dropout():
     config = change(CONFIG, model={"hidden_dropout": 0.2, "attention_dropout": 0.1})
     batches = make_batches(4, depth=3, micro_batch=2)
-    straight = HostEngine(config, packing_factor=1.0, device="cpu")
+    straight = host_engine(config, packing_factor=1.0, device="cpu")
     results = [straight.step(batch, 1e-2) for batch in batches]
 
-    first = HostEngine(config, packing_factor=1.0, device="cpu")
+    first = host_engine(config, packing_factor=1.0, device="cpu")
     for batch in batches[:2]:
         first.step(batch, 1e-2)
     state = first.state()
     first.step(batches[2], 1e-2)  # what happens later must not reach into the saved state
     torch.manual_seed(12345)  # nor does the process's own random stream matter
-    second = HostEngine(config, packing_factor=1.0, device="cpu")
+    second = host_engine(config, packing_factor=1.0, device="cpu")
     second.load_state(state)
     second.evaluate(batches[0])  # nor an evaluation in between
     continued = [second.step(batch, 1e-2) for batch in batches[2:]]
@@ -138,7 +139,7 @@ def test_continuation_is_bit_identical_with_dropout():
     assert same_bits(weights(second), weights(straight))
 
     # Dropout really draws: another stream gives another loss.
-    other = HostEngine(change(config, run={"seed": 6}), packing_factor=1.0, device="cpu")
+    other = host_engine(change(config, run={"seed": 6}), packing_factor=1.0, device="cpu")
     other.load_state({key: value for key, value in state.items() if key != "random"})
     assert other.step(batches[2], 1e-2).loss != results[2].loss
 
@@ -148,7 +149,7 @@ def test_the_process_random_stream_is_left_alone():
     torch.manual_seed(9)
     expected = torch.rand(3)
     torch.manual_seed(9)
-    engine = HostEngine(change(CONFIG, model={"hidden_dropout": 0.2}), packing_factor=1.0, device="cpu")
+    engine = host_engine(change(CONFIG, model={"hidden_dropout": 0.2}), packing_factor=1.0, device="cpu")
     engine.compile(batch)
     engine.step(batch, 1e-2)
     assert torch.equal(torch.rand(3), expected)
@@ -157,7 +158,7 @@ def test_the_process_random_stream_is_left_alone():
 def test_compile_and_evaluate_change_nothing():
     batch = make_batches(1, depth=3, micro_batch=2)[0]
     config = change(CONFIG, model={"hidden_dropout": 0.2})
-    prepared, fresh = (HostEngine(config, packing_factor=1.0, device="cpu") for _ in range(2))
+    prepared, fresh = (host_engine(config, packing_factor=1.0, device="cpu") for _ in range(2))
     prepared.compile(batch)
     losses = [prepared.evaluate(batch).loss for _ in range(2)]
     assert losses[0] == losses[1]
@@ -166,7 +167,7 @@ def test_compile_and_evaluate_change_nothing():
 
 
 def test_one_program_serves_all_batches():
-    engine = HostEngine(CONFIG, packing_factor=1.0, device="cpu")
+    engine = host_engine(CONFIG, packing_factor=1.0, device="cpu")
     assert engine.compilations == {"training": 0, "evaluation": 0}
     for batch in make_batches(3, depth=3, micro_batch=2):
         engine.step(batch, 1e-2)
@@ -180,8 +181,8 @@ def test_one_program_serves_all_batches():
 def test_compiled_it_is_one_graph_for_each_mode(monkeypatch):
     """Captured whole, without breaks, and not again for other data; by a backend that runs the graph as it is."""
     monkeypatch.setattr(_Program, "backend", "eager")
-    compiled = HostEngine(change(CONFIG, engine={"compile": True}), packing_factor=1.0, device="cpu")
-    plain = HostEngine(CONFIG, packing_factor=1.0, device="cpu")
+    compiled = host_engine(change(CONFIG, engine={"compile": True}), packing_factor=1.0, device="cpu")
+    plain = host_engine(CONFIG, packing_factor=1.0, device="cpu")
     batches = make_batches(2, depth=3, micro_batch=2)
     compiled.compile(batches[0])
     assert compiled.compilations == {"training": 1, "evaluation": 0}
@@ -194,17 +195,17 @@ def test_compiled_it_is_one_graph_for_each_mode(monkeypatch):
 
 def test_packing_adjusts_the_betas_where_configured():
     config = change(CONFIG, optimizer={"packing_adjustment": "betas"})
-    engine = HostEngine(config, packing_factor=2.0, device="cpu")
+    engine = host_engine(config, packing_factor=2.0, device="cpu")
     assert engine.optimizer.param_groups[0]["betas"] == (0.9**2, 0.999**2)
 
 
 def test_an_empty_batch_moves_nothing_but_decay():
     batch = lay_out([[], []], [], slots=SLOTS, depth=3, predictions=7)
     batch = with_scales(batch, micro_batches=1, normalisation="sequence")
-    engine = HostEngine(change(CONFIG, optimizer={"weight_decay": 0.0}), packing_factor=1.0, device="cpu")
+    engine = host_engine(change(CONFIG, optimizer={"weight_decay": 0.0}), packing_factor=1.0, device="cpu")
     before = weights(engine)
     result = engine.step(batch, 1e-2)
-    assert (result.loss, result.mlm_accuracy, result.nsp_accuracy) == (0.0, 0.0, 0.0)
+    assert (result.loss, result.metrics["mlm_accuracy"], result.metrics["nsp_accuracy"]) == (0.0, 0.0, 0.0)
     assert same_bits(before, weights(engine))
 
 
@@ -212,7 +213,7 @@ def test_training_learns_in_both_precisions():
     batch = make_batches(1, depth=3, micro_batch=2)[0]
     ends = {}
     for precision in ("float32", "bfloat16"):
-        engine = HostEngine(change(CONFIG, engine={"precision": precision}), packing_factor=1.0, device="cpu")
+        engine = host_engine(change(CONFIG, engine={"precision": precision}), packing_factor=1.0, device="cpu")
         losses = [engine.step(batch, 2e-2).loss for _ in range(12)]
         assert losses[-1] < 0.7 * losses[0]
         ends[precision] = losses[0]
@@ -223,15 +224,19 @@ def test_training_learns_in_both_precisions():
 def test_attention_chosen_for_the_machine():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     half = change(CONFIG, engine={"precision": "bfloat16"})
-    assert pick_attention(CONFIG, cpu) == "sdpa"
-    assert pick_attention(half, cpu) == "eager"
-    assert pick_attention(change(CONFIG, model={"attention_dropout": 0.1}), cpu) == "eager"
-    assert pick_attention(half, cuda) == "sdpa"
-    assert pick_attention(change(half, engine={"attention": "sdpa"}), cpu) == "sdpa"
+
+    def attention(config, device):
+        return pick_attention(config, Pretraining(config), device)
+
+    assert attention(CONFIG, cpu) == "sdpa"
+    assert attention(half, cpu) == "eager"
+    assert attention(change(CONFIG, model={"attention_dropout": 0.1}), cpu) == "eager"
+    assert attention(half, cuda) == "sdpa"
+    assert attention(change(half, engine={"attention": "sdpa"}), cpu) == "sdpa"
 
 
 def test_what_is_refused():
-    engine = HostEngine(CONFIG, packing_factor=1.0, device="cpu")
+    engine = host_engine(CONFIG, packing_factor=1.0, device="cpu")
     batch = make_batches(1, depth=3, micro_batch=2)[0]
     with pytest.raises(ValueError, match="3 packs, not a multiple of batch.micro_batch 2"):
         engine.step({name: values[:3] for name, values in batch.items()}, 1e-2)
@@ -250,22 +255,22 @@ def test_missing_sdk_is_one_line(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     config = change(CONFIG, engine={"kind": "ipu"})
     with pytest.raises(ValueError, match="Poplar SDK") as caught:
-        build_engine(config, None, packing_factor=1.0)
+        choose_engine(config)
     assert "\n" not in str(caught.value) and "--engine host" in str(caught.value)
     assert choose_engine(CONFIG).kind == "host"
-    assert isinstance(build_engine(CONFIG, None, packing_factor=1.0), HostEngine)
+    assert isinstance(build_engine(CONFIG, Pretraining(CONFIG), choose_engine(CONFIG), packing_factor=1.0), HostEngine)
 
 
 def test_without_next_sentence_prediction():
     config = change(CONFIG, loss={"next_sentence": False})
-    engine = HostEngine(config, packing_factor=1.0, device="cpu")
+    engine = host_engine(config, packing_factor=1.0, device="cpu")
     result = engine.step(make_batches(1, depth=3, micro_batch=2)[0], 1e-2)
-    assert result.nsp_loss == 0.0 and result.loss == result.mlm_loss
+    assert result.metrics["nsp_loss"] == 0.0 and result.loss == result.metrics["mlm_loss"]
     assert not any("pooler" in name or "seq_relationship" in name for name in engine.state()["model"])
 
 
 @pytest.mark.parametrize("there", [True, False])
 def test_it_says_that_the_gpu_of_a_mac_is_not_used(there, monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there)
-    engine = HostEngine(CONFIG, packing_factor=1.0, device="cpu")
+    engine = host_engine(CONFIG, packing_factor=1.0, device="cpu")
     assert ("MPS" in engine.description) == there

@@ -4,7 +4,7 @@ import torch
 
 from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
 from ipu_packed_bert.commands import export, pretrain
-from ipu_packed_bert.finetuning.start import find_start
+from ipu_packed_bert.start import find_start
 from ipu_packed_bert.identity import agree, vocabulary_of_run
 from pack_data.command import run_main
 from pack_data.store import read_manifest

@@ -14,16 +14,16 @@ import torch
 from ipu_packed_bert.config import (
     BatchConfig, Config, ConfigError, DataConfig, EngineConfig, ModelConfig, OptimizerConfig, PlacementConfig, load_config)
 from ipu_packed_bert.engine import build_engine, choose_engine
-from ipu_packed_bert.engine.base import build_model, count
-from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.placement import place
+from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.packs import PackSchema
 from pack_data.store import PackStore
 from tests.fakes.machine import machine
 from tests.fakes.sdk import fake_popdist, installed
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
+from tests.pretraining import count, global_batches, host_engine, initial_network, ipu_engine, placed
 from tests.tiny_runs import held_out_of, tiny_config, tiny_data
 from tests.tolerances import relative_error
 
@@ -77,7 +77,7 @@ def sdk():
 
 
 def make_engine(sdk, config, *, depth=3):
-    return sdk[0].engine.IpuEngine(config, schema(depth), packing_factor=1.0)
+    return ipu_engine(sdk[0], config, schema(depth))
 
 
 def weights_of(state):
@@ -109,11 +109,11 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_three_updates_equal_the_hosts(sdk, layout, depth, mask):
     config = make_config(**layout, data={"max_sequences_per_pack": depth}, engine={"mask": mask})
-    engine, host = make_engine(sdk, config, depth=depth), HostEngine(config, packing_factor=1.0)
+    engine, host = make_engine(sdk, config, depth=depth), host_engine(config, packing_factor=1.0)
     for update, rate in enumerate(RATES):
         batch = make_batch(config, depth=depth, seed=update)
         found, expected = engine.step(batch, rate), host.step(batch, rate)
-        assert found[:5] == pytest.approx(expected[:5], rel=1e-5)
+        assert found.metrics == pytest.approx(expected.metrics, rel=1e-5)
         assert found.cycles > 0
     assert_same_weights(engine.state(), host.state())
     for moment in ("exp_avg", "exp_avg_sq"):
@@ -140,10 +140,10 @@ VARIANTS = {
 @pytest.mark.parametrize("sections", VARIANTS.values(), ids=VARIANTS)
 def test_variants_equal_the_hosts(sdk, sections):
     config = make_config(layers_per_ipu=(1, 1), accumulation=5, **sections)
-    engine, host = make_engine(sdk, config), HostEngine(config, packing_factor=1.0)
+    engine, host = make_engine(sdk, config), host_engine(config, packing_factor=1.0)
     for update, rate in enumerate(RATES):
         batch = make_batch(config, seed=update)
-        assert engine.step(batch, rate)[:5] == pytest.approx(host.step(batch, rate)[:5], rel=1e-5)
+        assert engine.step(batch, rate).metrics == pytest.approx(host.step(batch, rate).metrics, rel=1e-5)
     assert_same_weights(engine.state(), host.state())
 
 
@@ -151,11 +151,11 @@ def test_variants_equal_the_hosts(sdk, sections):
 def test_any_depth(sdk, mask):
     """The configuration leaves the depth open: the data set knows it, and with it how wide the mask's codes are."""
     config = make_config(data={"max_sequences_per_pack": None}, engine={"mask": mask})
-    engine, host = make_engine(sdk, config, depth=9), HostEngine(config, packing_factor=1.0)
+    engine, host = make_engine(sdk, config, depth=9), host_engine(config, packing_factor=1.0)
     for update, rate in enumerate(RATES):
         batch = make_batch(config, depth=9, seed=update, shortest=1, longest=4)
         assert batch["input_mask"].max() > 7
-        assert engine.step(batch, rate)[:5] == pytest.approx(host.step(batch, rate)[:5], rel=1e-5)
+        assert engine.step(batch, rate).metrics == pytest.approx(host.step(batch, rate).metrics, rel=1e-5)
     assert_same_weights(engine.state(), host.state())
 
 
@@ -201,7 +201,7 @@ def test_padding_weighs_nothing(sdk):
 def test_automatic_loss_scaling_starts_from_one(sdk):
     config = make_config(engine={"automatic_loss_scaling": True})
     ipu, _ = sdk
-    optimizer = ipu.options.build_optimizer(ipu.program.build_program(config, depth=3), config, betas=(0.9, 0.999))
+    optimizer = ipu.options.build_optimizer(ipu.program.build_program(config, Pretraining(config, schema()), placed(config)), config, betas=(0.9, 0.999))
     assert optimizer.loss_scaling == 1.0
 
 
@@ -214,9 +214,9 @@ def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
     """Mask, serialised product, one-hot slots, checkpoints and blocks: losses and gradients in float64."""
     ipu, _ = sdk
     config = make_config(layers_per_ipu=(1, 1), accumulation=5, loss={"next_sentence": next_sentence}, engine={"mask": mask})
-    plain, adapted = build_model(config).double(), build_model(config).double()
-    ipu.program.adapt(adapted, config, depth=3)
-    ipu.program.begin_blocks(adapted, place(config))
+    plain, adapted = initial_network(config).double(), initial_network(config).double()
+    ipu.program.adapt(adapted, config, Pretraining(config, schema()))
+    ipu.program.begin_blocks(adapted, placed(config))
     assert type(adapted.masked_lm_slots) is not type(plain.masked_lm_slots)
     assert (type(adapted.attention_mask) is type(plain.attention_mask)) == (mask == "additive")
     assert type(adapted.cls.predictions.product) is not type(plain.cls.predictions.product)
@@ -242,7 +242,7 @@ def test_every_layer_is_a_checkpoint_and_the_product_is_serialised(sdk):
     graph = program.graph
     assert graph.checkpoints == 2
     assert graph.serialised == [(stand_in.MatMulSerializationMode.OutputChannels, 2)]
-    assert graph.blocks == [(block.name, block.ipu) for block in place(config).blocks]
+    assert graph.blocks == [(block.name, block.ipu) for block in placed(config).blocks]
     assert program.stages == [0, 1, 0]
     assert {home for name, home in program.homes.items() if "word_embeddings" in name} == {0}
 
@@ -253,11 +253,11 @@ def test_every_layer_is_a_checkpoint_and_the_product_is_serialised(sdk):
 def test_evaluation_equals_the_hosts_and_changes_nothing(sdk):
     config = make_config(layers_per_ipu=(1, 1), replicas=2, accumulation=5, model={"hidden_dropout": 0.1})
     batches = [make_batch(config, seed=seed) for seed in range(3)]
-    host, engine, undisturbed = HostEngine(config, packing_factor=1.0), make_engine(sdk, config), make_engine(sdk, config)
+    host, engine, undisturbed = host_engine(config, packing_factor=1.0), make_engine(sdk, config), make_engine(sdk, config)
     engine.step(batches[0], 0.01)
     host.load_state(engine.state())
     found, expected = engine.evaluate(batches[1]), host.evaluate(batches[1])
-    assert found[:5] == pytest.approx(expected[:5], rel=1e-5)
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-5)
     engine.evaluate(batches[2])
     engine.step(batches[1], 0.01)
     after = engine.state()
@@ -284,9 +284,9 @@ def test_evaluation_and_training_share_the_ipus():
 
 def test_evaluation_before_training(sdk):
     config = make_config()
-    engine, host = make_engine(sdk, config), HostEngine(config, packing_factor=1.0)
+    engine, host = make_engine(sdk, config), host_engine(config, packing_factor=1.0)
     batch = make_batch(config)
-    assert engine.evaluate(batch)[:5] == pytest.approx(host.evaluate(batch)[:5], rel=1e-5)
+    assert engine.evaluate(batch).metrics == pytest.approx(host.evaluate(batch).metrics, rel=1e-5)
     assert engine.compilations == {"training": 0, "evaluation": 1}
 
 
@@ -306,7 +306,7 @@ def test_an_evaluation_batch_of_another_size_is_refused(sdk):
 @pytest.mark.parametrize("compiled", [True, False], ids=["after compilation", "before compilation"])
 def test_checkpoints_move_from_host_to_ipu(sdk, compiled):
     config = make_config(layers_per_ipu=(1, 1), accumulation=5)
-    host = HostEngine(config, packing_factor=1.0)
+    host = host_engine(config, packing_factor=1.0)
     batches = [make_batch(config, seed=seed) for seed in range(4)]
     for batch in batches[:2]:
         host.step(batch, 0.01)
@@ -324,7 +324,7 @@ def test_checkpoints_move_from_host_to_ipu(sdk, compiled):
 
 def test_checkpoints_move_from_ipu_to_host(sdk):
     config = make_config(layers_per_ipu=(1, 1), accumulation=5)
-    host, engine = HostEngine(config, packing_factor=1.0), make_engine(sdk, config)
+    host, engine = host_engine(config, packing_factor=1.0), make_engine(sdk, config)
     batches = [make_batch(config, seed=seed) for seed in range(4)]
     for batch in batches[:2]:
         engine.step(batch, 0.01)
@@ -375,7 +375,7 @@ def test_state_is_plain_and_survives_saving(sdk, tmp_path):
 
 def test_a_state_of_another_model_is_refused(sdk):
     config = make_config()
-    other = HostEngine(change(config, model={"hidden_size": 32}), packing_factor=1.0).state()
+    other = host_engine(change(config, model={"hidden_size": 32}), packing_factor=1.0).state()
     engine = make_engine(sdk, config)
     with pytest.raises(ValueError, match="in the checkpoint"):
         engine.load_state(other)
@@ -452,7 +452,7 @@ def test_the_ipu_model_gets_no_cycle_counter_and_no_cache(sdk):
 def test_parameter_groups_and_types(sdk):
     ipu, _ = sdk
     config = make_config(engine={"first_moment_type": "float16", "gradient_accumulator_type": "float16"})
-    program = ipu.program.build_program(config, depth=3)
+    program = ipu.program.build_program(config, Pretraining(config, schema()), placed(config))
     optimizer = ipu.options.build_optimizer(program, config, betas=(0.8, 0.99))
     groups = [(group["weight_decay"], group["max_weight_norm"]) for group in optimizer.param_groups]
     assert groups == [(0.0, 0.0), (0.0, 65500.0), (0.01, 65500.0)]
@@ -471,7 +471,7 @@ def test_half_first_moments_travel_as_float32(sdk):
     engine.step(make_batch(config), 0.01)
     state = engine.state()
     assert {t.dtype for t in state["optimizer"]["exp_avg"].values()} == {torch.float32}
-    host = HostEngine(config, packing_factor=1.0)
+    host = host_engine(config, packing_factor=1.0)
     host.load_state(state)
     engine.load_state(host.state())
     assert engine.step(make_batch(config), 0.01).loss == pytest.approx(host.step(make_batch(config), 0.01).loss, rel=1e-4)
@@ -488,11 +488,11 @@ def _half_on_the_cpu():
 @pytest.mark.skipif(not _half_on_the_cpu(), reason="this torch has no float16 products on a CPU")
 def test_half_weights_train_with_a_float_loss(sdk):
     config = make_config(engine={"half_weights": True, "gradient_accumulator_type": "float16"})
-    engine, host = make_engine(sdk, config), HostEngine(config, packing_factor=1.0)
+    engine, host = make_engine(sdk, config), host_engine(config, packing_factor=1.0)
     for seed in range(3):
         batch = make_batch(config, seed=seed)
         assert engine.step(batch, 0.01).loss == pytest.approx(host.step(batch, 0.01).loss, rel=0.01)
-    assert {p.dtype for p in sdk[0].program.build_program(config, depth=3).parameters()} == {torch.float16}
+    assert {p.dtype for p in sdk[0].program.build_program(config, Pretraining(config, schema()), placed(config)).parameters()} == {torch.float16}
     assert relative_error(weights_of(engine.state()), weights_of(host.state())) < 0.02
 
 
@@ -518,13 +518,13 @@ def one_line(error):
 ])
 def test_a_data_set_that_contradicts_the_configuration(sdk, broken, complaint):
     with pytest.raises(ValueError, match=complaint) as error:
-        sdk[0].engine.IpuEngine(make_config(), broken, packing_factor=1.0)
+        ipu_engine(sdk[0], make_config(), broken)
     one_line(error)
 
 
 def test_accumulation_below_the_pipeline(sdk):
     with pytest.raises(ConfigError, match="at least the 5 stages") as error:
-        sdk[0].engine.IpuEngine(make_config(layers_per_ipu=(1, 1), accumulation=8), schema(), packing_factor=2.0)
+        ipu_engine(sdk[0], make_config(layers_per_ipu=(1, 1), accumulation=8), schema(), packing_factor=2.0)
     one_line(error)
     assert machine.compilations == []
 
@@ -595,8 +595,8 @@ def test_fewer_ipus_than_asked_for():
     config = make_config(replicas=4, accumulation=2)
     with installed(ipus=2) as sdk:
         assert choose_engine(change(config, engine={"kind": "auto"})).kind == "ipu_model"
-        with pytest.raises(ValueError, match="no device for 4 IPUs"):
-            make_engine(sdk, config)
+        with pytest.raises(ValueError, match="no IPU is attached"):
+            choose_engine(config)
 
 
 @pytest.mark.parametrize("how", ["configuration", "environment"])
@@ -607,12 +607,12 @@ def test_the_ipu_model_on_request(sdk, how, monkeypatch):
     else:
         monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
     assert choose_engine(config).kind == "ipu_model"
-    engine, host = make_engine(sdk, config), HostEngine(config, packing_factor=1.0)
+    engine, host = make_engine(sdk, config), host_engine(config, packing_factor=1.0)
     for seed in range(2):
         batch = make_batch(config, seed=seed)
         assert engine.step(batch, 0.01).cycles is None
         host.step(batch, 0.01)
-        assert engine.evaluate(batch)[:5] == pytest.approx(host.evaluate(batch)[:5], rel=1e-5)
+        assert engine.evaluate(batch).metrics == pytest.approx(host.evaluate(batch).metrics, rel=1e-5)
     assert_same_weights(engine.state(), host.state())
     assert machine.attached == 0 and engine.cycles() is None
     with pytest.raises(ValueError, match="runs one replica") as error:
@@ -646,8 +646,11 @@ def test_an_exported_program_is_not_said_to_be_loadable_here(tmp_path, capsys):
 
 
 def test_build_engine_takes_the_ipus(sdk):
-    assert type(build_engine(make_config(), schema(), packing_factor=1.0)).__name__ == "IpuEngine"
-    description = build_engine(make_config(layers_per_ipu=(1, 1), accumulation=5), schema(), packing_factor=1.0).description
+    def built(config):
+        return build_engine(config, Pretraining(config, schema()), choose_engine(config), packing_factor=1.0)
+
+    assert type(built(make_config())).__name__ == "IpuEngine"
+    description = built(make_config(layers_per_ipu=(1, 1), accumulation=5)).description
     assert description == "IPU hardware: 2 IPUs (1 x 2); float32 weights, 3 forward stages"
 
 
@@ -660,28 +663,28 @@ def test_each_process_reads_its_share(tmp_path):
     config = load_config(tiny_config(tmp_path / "tiny.yml", folder), [
         "placement.replicas=4", "engine.kind=ipu", "engine.half_weights=false", "model.hidden_dropout=0"])
     store = PackStore.open(folder)
-    whole = next(GlobalBatches(store, config, packing_factor=1.0))
+    whole = next(global_batches(store, config, packing_factor=1.0))
     parts, engines = [], []
     for index in range(2):
         with installed(ipus=4, popdist=fake_popdist(index=index, instances=2, replicas=4)) as sdk:
-            engine = sdk[0].engine.IpuEngine(config, store.schema, packing_factor=1.0)
+            engine = ipu_engine(sdk[0], config, store.schema)
             assert engine.share == (index, 2)
             options = engine._training.options
             values = options.toDict()
             assert values["replication_factor"] == 2 and values["distributed_process_id"] == index
             assert values["random_seed"] == config.run.seed
-            batch = next(GlobalBatches(store, config, packing_factor=1.0, share=engine.share))
+            batch = next(global_batches(store, config, packing_factor=1.0, share=engine.share))
             parts.append(batch)
             engines.append(engine.step(batch, 0.01))
             engine.close()
     for name in BATCH_FIELDS:
         assert np.array_equal(np.concatenate([part[name] for part in parts]), whole[name])
     # Each reports the means over its own sequences; weighed by their numbers they are those of the update.
-    host, counts = HostEngine(config, packing_factor=1.0).step(whole, 0.01), [count(part) for part in parts]
-    masked, sequences = (np.array([getattr(each, name) for each in counts]) for name in ("masked_tokens", "sequences"))
-    assert np.dot([r.mlm_loss for r in engines], masked) / masked.sum() == pytest.approx(host.mlm_loss, rel=1e-5)
-    assert np.dot([r.nsp_loss for r in engines], sequences) / sequences.sum() == pytest.approx(host.nsp_loss, rel=1e-5)
-    assert np.dot([r.mlm_accuracy for r in engines], masked) / masked.sum() == pytest.approx(host.mlm_accuracy)
+    host, counts = host_engine(config, packing_factor=1.0).step(whole, 0.01), [count(part) for part in parts]
+    masked, sequences = (np.array([each[name] for each in counts]) for name in ("masked_tokens", "sequences"))
+    assert np.dot([r.metrics["mlm_loss"] for r in engines], masked) / masked.sum() == pytest.approx(host.metrics["mlm_loss"], rel=1e-5)
+    assert np.dot([r.metrics["nsp_loss"] for r in engines], sequences) / sequences.sum() == pytest.approx(host.metrics["nsp_loss"], rel=1e-5)
+    assert np.dot([r.metrics["mlm_accuracy"] for r in engines], masked) / masked.sum() == pytest.approx(host.metrics["mlm_accuracy"])
 
 
 def test_poprun_with_another_number_of_replicas():
@@ -699,9 +702,9 @@ def test_batches_ahead_are_the_batches(sdk, tmp_path):
     folder = tiny_data(tmp_path / "data")
     config = load_config(tiny_config(tmp_path / "tiny.yml", folder), ["engine.kind=ipu"])
     store = PackStore.open(folder)
-    plain = GlobalBatches(store, config, packing_factor=1.0, evaluation=held_out_of(store))
-    engine = sdk[0].engine.IpuEngine(config, store.schema, packing_factor=1.0)
-    ahead = engine.feed(GlobalBatches(store, config, packing_factor=1.0, evaluation=held_out_of(store)))
+    plain = global_batches(store, config, packing_factor=1.0, evaluation=held_out_of(store))
+    engine = ipu_engine(sdk[0], config, store.schema)
+    ahead = engine.feed(global_batches(store, config, packing_factor=1.0, evaluation=held_out_of(store)))
     assert type(ahead) is not GlobalBatches and ahead.packs_per_update == plain.packs_per_update
     states = []
     for _ in range(2 * plain.updates_per_epoch + 1):
@@ -725,17 +728,17 @@ def test_loading_in_the_same_process_on_request(sdk, tmp_path):
     folder = tiny_data(tmp_path / "data")
     config = load_config(tiny_config(tmp_path / "tiny.yml", folder), ["engine.asynchronous_loading=false"])
     with_store = PackStore.open(folder)
-    batches = GlobalBatches(with_store, config, packing_factor=1.0)
-    assert sdk[0].engine.IpuEngine(config, with_store.schema, packing_factor=1.0).feed(batches) is batches
+    batches = global_batches(with_store, config, packing_factor=1.0)
+    assert ipu_engine(sdk[0], config, with_store.schema).feed(batches) is batches
 
 
 def test_the_reader_travels(sdk, tmp_path):
     folder = tiny_data(tmp_path / "data")
     config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
-    batches = GlobalBatches(PackStore.open(folder), config, packing_factor=1.0)
-    reader = sdk[0].feed.Reader(config, 1.0, (0, 1), batches.state(), batches.updates_per_epoch)
+    batches = global_batches(PackStore.open(folder), config, packing_factor=1.0)
+    reader = sdk[0].feed.Reader(batches.packs.again(), batches.layout, (0, 1), batches.state(), batches.updates_per_epoch)
     travelled = pickle.loads(pickle.dumps(reader))
-    assert travelled == reader and len(travelled) == batches.updates_per_epoch
+    assert (travelled.layout, travelled.start) == (reader.layout, reader.start) and len(travelled) == batches.updates_per_epoch
     assert np.array_equal(next(iter(travelled))[0].numpy(), next(batches)["input_ids"])
 
 
@@ -807,7 +810,7 @@ def test_device_updates_equal_the_hosts(real_ipu, depth):
     """gelu is the tanh form on the device, which differs by up to 5e-4: hence the width of the tolerance."""
     ipu, simulated = real_ipu
     config = real_config(simulated, data={"max_sequences_per_pack": depth})
-    engine, host = ipu.engine.IpuEngine(config, schema(depth), packing_factor=1.0), HostEngine(config, packing_factor=1.0)
+    engine, host = ipu_engine(ipu, config, schema(depth)), host_engine(config, packing_factor=1.0)
     for update, rate in enumerate(RATES):
         batch = make_batch(config, depth=depth, seed=update)
         assert engine.step(batch, rate).loss == pytest.approx(host.step(batch, rate).loss, rel=1e-2)
@@ -820,8 +823,8 @@ def test_device_updates_equal_the_hosts(real_ipu, depth):
 def test_device_checkpoints_move_both_ways(real_ipu):
     ipu, simulated = real_ipu
     config = real_config(simulated)
-    host = HostEngine(config, packing_factor=1.0)
-    engine = ipu.engine.IpuEngine(config, schema(), packing_factor=1.0)
+    host = host_engine(config, packing_factor=1.0)
+    engine = ipu_engine(ipu, config, schema())
     host.step(make_batch(config, seed=0), 0.01)
     engine.load_state(host.state())
     engine.step(make_batch(config, seed=1), 0.01)

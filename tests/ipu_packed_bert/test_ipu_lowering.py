@@ -16,9 +16,10 @@ from torch.func import functional_call
 
 from ipu_packed_bert.config import load_config
 from ipu_packed_bert.model.packed import BATCH_FIELDS
-from ipu_packed_bert.placement import place
+from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.fakes.lowering import ALLOWED, Recorder, wide_types
 from tests.fakes.sdk import installed
+from tests.pretraining import placed
 
 CONFIGS = sorted(path for path in (Path(__file__).resolve().parents[2] / "configs").glob("*packed_*.yml") if "host" not in path.stem)
 DEVICE = torch.device("meta")                        # any but the host's
@@ -55,7 +56,7 @@ class Trace:
     def __init__(self, config, sdk, *, training=True):
         ipu, stand_in = sdk
         with torch.device("meta"):
-            program = ipu.program.build_program(config, depth=config.data.max_sequences_per_pack)
+            program = ipu.program.build_program(config, Pretraining(config), placed(config))
         rows = config.batch.micro_batch
         with FakeTensorMode(allow_non_fake_inputs=False):
             tensors = dict([*program.named_parameters(), *program.named_buffers()])
@@ -88,7 +89,7 @@ def check(trace, config):
     types = {tensor.dtype for tensor in trace.weights.values() if tensor.is_floating_point()}
     assert types == {torch.float16 if config.engine.half_weights else torch.float32}
     # The stages of the placement, in its order, and a checkpoint behind each layer.
-    assert trace.graph.blocks == [(block.name, block.ipu) for block in place(config).blocks]
+    assert trace.graph.blocks == [(block.name, block.ipu) for block in placed(config).blocks]
     assert trace.graph.checkpoints == config.model.num_layers
     factor = config.placement.embedding_serialization_factor
     assert [f for _, f in trace.graph.serialised] == ([factor] if factor > 1 else [])

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipu_packed_bert.config import config_from_tree
-from ipu_packed_bert.loader import GlobalBatches
+from ipu_packed_bert.loader import GlobalBatches, StoredPacks
 from pack_data.packs import FIELDS
 from pack_data.building.sides import held_out_folder
 from pack_data.store import PackStore
 from tests.packed_examples import with_scales
+from tests.pretraining import global_batches
 from tests.tiny_runs import tiny_data, tiny_settings
 
 
@@ -27,7 +28,7 @@ def configured(*overrides):
 
 
 def opened(store, *overrides, factor=2.0, **options):
-    return GlobalBatches(store, configured(*overrides), packing_factor=factor, **options)
+    return global_batches(store, configured(*overrides), packing_factor=factor, **options)
 
 
 def packs_in(batch):
@@ -121,7 +122,7 @@ def test_resumed_anywhere_the_next_batches_are_the_same(store, updates, ahead):
     assert resumed.position == undisturbed.position
     for _ in range(3):
         for name, values in next(undisturbed).items():
-            np.testing.assert_array_equal(values, resumed._load(resumed._packs_from(resumed.position)[0])[name])
+            np.testing.assert_array_equal(values, resumed.first()[name])
         next(resumed)
     undisturbed.close()
     resumed.close()
@@ -178,23 +179,20 @@ def test_a_state_of_another_data_set_is_refused(store, tmp_path):
 
 
 def test_what_goes_wrong_in_the_thread_reaches_the_loop(store):
-    class Broken:
-        def __len__(self):
-            return len(store)
-
-        def batch(self, packs):
+    class Broken(StoredPacks):
+        def batch(self, numbers, epoch):
             raise OSError("packs-00001.npy: input/output error")
 
-    batches = opened(Broken())
+    batches = GlobalBatches(Broken(store), opened(store).layout)
     with pytest.raises(OSError, match="input/output error"):
         next(batches)
     batches.close()
 
 
-def test_a_data_set_without_packs_is_refused():
-    class Empty:
+def test_a_data_set_without_packs_is_refused(store):
+    class Empty(StoredPacks):
         def __len__(self):
             return 0
 
     with pytest.raises(ValueError, match="no packs to train on"):
-        opened(Empty())
+        GlobalBatches(Empty(store), opened(store).layout)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ipu_packed_bert.config import Config, ConfigError, LossConfig, ModelConfig, PlacementConfig, load_config
-from ipu_packed_bert.placement import place
+from tests.pretraining import placed
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*packed_*.yml"))
 POD = [path for path in CONFIGS if "host" not in path.stem]
@@ -21,7 +21,7 @@ def made(layers_per_ipu, *, next_sentence=True):
 
 def test_the_published_pipeline_of_bert_large():
     """[3, 7, 7, 7]: embeddings and heads with three layers on IPU 0; 5 forward stages, 9 in training."""
-    placement = place(made([3, 7, 7, 7]))
+    placement = placed(made([3, 7, 7, 7]))
     assert [stage.ipu for stage in placement.stages] == [0, 1, 2, 3, 0]
     assert [len(stage.blocks) for stage in placement.stages] == [4, 7, 7, 7, 3]
     assert len(placement.stages) == 5
@@ -31,27 +31,27 @@ def test_the_published_pipeline_of_bert_large():
 
 
 def test_the_published_pipeline_of_bert_base():
-    placement = place(made([0, 4, 4, 4]))
+    placement = placed(made([0, 4, 4, 4]))
     assert [stage.ipu for stage in placement.stages] == [0, 1, 2, 3, 0]
     assert len(placement.stages) == 5
 
 
 def test_one_ipu_is_one_stage():
-    assert len(place(made([3])).stages) == 1
+    assert len(placed(made([3])).stages) == 1
 
 
 def test_an_ipu_without_layers_between_others():
-    assert [stage.ipu for stage in place(made([1, 0, 2, 0])).stages] == [0, 2, 0]
+    assert [stage.ipu for stage in placed(made([1, 0, 2, 0])).stages] == [0, 2, 0]
 
 
 def test_heads_follow_the_loss():
-    assert "pooler" not in [block.name for block in place(made([2], next_sentence=False)).blocks]
+    assert "pooler" not in [block.name for block in placed(made([2], next_sentence=False)).blocks]
 
 
 @pytest.mark.parametrize("path", POD, ids=lambda path: path.stem)
 def test_every_layer_has_one_place(path):
     config = load_config(path)
-    placement = place(config)
+    placement = placed(config)
     modules = [block.module for block in placement.blocks]
     assert len(modules) == len(set(modules))
     assert [m for m in modules if ".layer." in m] == [f"bert.encoder.layer.{n}" for n in range(config.model.num_layers)]
@@ -81,5 +81,5 @@ def test_impossible_placements_are_refused_before_anything_is_compiled(override,
 def test_the_configuration_counts_the_same_stages():
     for layers in ([3, 7, 7, 7], [0, 4, 4, 4], [2], [1, 0, 2, 0], [4, 4]):
         config = made(layers)
-        assert 2 * len(place(config).stages) - 1 == config.pipeline_stages
-        assert place(dataclasses.replace(config)) == place(config)
+        assert 2 * len(placed(config).stages) - 1 == config.pipeline_stages
+        assert placed(dataclasses.replace(config)) == placed(config)

@@ -10,11 +10,11 @@ import torch
 
 from ipu_packed_bert.config import ConfigError, load_config
 from ipu_packed_bert.data import described
-from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.placement import place
 from ipu_packed_bert.plan import FULLEST_PUBLISHED, IPU_BYTES, MIB, lines, micro_batch_that_fits, parameters, plan, print_plan
 from pack_data.store import PackStore
+from tests.pretraining import global_batches, placed
 from tests.tiny_runs import tiny_config, tiny_data
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def test_parameters_are_the_models(path):
     config = load_config(path)
     with torch.device("meta"):
         network = PackedBertForPreTraining(config.model, config.loss)
-    placement = place(config)
+    placement = placed(config)
     found = {block.module: parameters(block, config.model) for block in placement.blocks}
     expected = {module: sum(p.numel() for p in network.get_submodule(module).parameters()) for module in found}
     assert found == expected
@@ -113,7 +113,7 @@ def test_a_data_set_that_is_there_is_counted(tmp_path):
     folder = tiny_data(tmp_path / "data")
     config, manifest = described(load_config(tiny_config(tmp_path / "tiny.yml", folder)))
     made = plan(config, manifest)
-    batches = GlobalBatches(PackStore.open(folder), config, packing_factor=manifest.packing_factor)
+    batches = global_batches(PackStore.open(folder), config, packing_factor=manifest.packing_factor)
     assert made.update.packs == batches.packs_per_update
     assert made.updates_per_epoch == batches.updates_per_epoch > 1
     assert made.bytes_per_update == sum(field.nbytes for field in next(batches).values())

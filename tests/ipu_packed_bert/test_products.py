@@ -5,10 +5,10 @@ import torch
 
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, LossConfig, ModelConfig, OptimizerConfig
 from ipu_packed_bert.config import load_config
-from ipu_packed_bert.engine.base import build_model
 from ipu_packed_bert.model.packed import BATCH_FIELDS, GatherSlots
 from ipu_packed_bert.model.products import OneHotSlots, SequenceCodes, mask_in_product
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
+from tests.pretraining import initial_network
 from tests.tolerances import relative_error
 
 SLOTS, VOCABULARY = 32, 61
@@ -46,7 +46,7 @@ def test_losses_and_gradients_are_those_of_the_additive_mask(depth):
     """float64, 1e-12; with weights far from the initial ones, so that scores differ by tens."""
     config, fields = config_for(), fields_of(depth)
     assert int(fields["input_mask"].max()) == depth and int(fields["input_mask"].min()) == 0
-    plain, product = build_model(config).double(), build_model(config).double()
+    plain, product = initial_network(config).double(), initial_network(config).double()
     mask_in_product(product, sequences=depth, columns=config.mask_columns(depth))
     product.load_state_dict(plain.state_dict())
     outputs = [network(*fields.values()) for network in (plain, product)]
@@ -62,7 +62,7 @@ def test_losses_and_gradients_are_those_of_the_additive_mask(depth):
 def test_a_control_without_codes():
     """All codes zero, so that everybody sees everybody: the losses differ by far more than any tolerance."""
     config, fields = config_for(), fields_of(3)
-    plain, blind = build_model(config).double(), build_model(config).double()
+    plain, blind = initial_network(config).double(), initial_network(config).double()
     mask_in_product(blind, sequences=3, columns=config.mask_columns(3))
     blind.attention_mask.codes.zero_()
     assert abs(blind(*fields.values()).loss / plain(*fields.values()).loss - 1.0).item() > 1e-3
@@ -70,7 +70,7 @@ def test_a_control_without_codes():
 
 def test_nothing_is_added_to_the_weights():
     config = config_for()
-    plain, product = build_model(config), build_model(config)
+    plain, product = initial_network(config), initial_network(config)
     mask_in_product(product, sequences=3, columns=config.mask_columns(3))
     assert plain.state_dict().keys() == product.state_dict().keys()
 
@@ -145,7 +145,7 @@ def test_half_partials_in_any_order_leave_the_scores_of_a_sequence_as_they_are(s
 def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
     """They are computed and thrown away; were they large, they could overflow float16 and be counted as loss scaling gone wrong."""
     config, fields = config_for(), fields_of(3)
-    network = build_model(config).double()
+    network = initial_network(config).double()
     mask_in_product(network, sequences=3, columns=config.mask_columns(3))
     seen = []
 

@@ -10,10 +10,11 @@ import torch
 
 from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
 from ipu_packed_bert.config import Config
-from ipu_packed_bert.engine.base import BatchCounts, StepResult
+from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.runlog import (
-    CHECKPOINTS, EVALUATIONS, LOG, RunLog, Totals, environment, forget_after, open_run_folder, padding_avoided, print_summary, read_log,
-    refuse_a_run_in, saved_in)
+    CHECKPOINTS, EVALUATIONS, LOG, RunLog, Totals, data_of, environment, forget_after, open_run_folder, padding_avoided, print_summary, read_log,
+    refuse_a_run_in, saved_in, tag)
+from ipu_packed_bert.tasks.task import Evaluation
 from ipu_packed_bert.train import Outcome
 from pack_data.store import read_manifest
 from tests.tiny_runs import tiny_data
@@ -23,14 +24,18 @@ KEYS = ["step", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", 
 
 
 def result(step):
-    return StepResult(10.0 - step, 9.0 - step, 1.0, 0.1 * step, 0.5, seconds=0.5, cycles=None)
+    metrics = {"loss": 10.0 - step, "mlm_loss": 9.0 - step, "nsp_loss": 1.0, "mlm_accuracy": 0.1 * step, "nsp_accuracy": 0.5}
+    return StepResult(metrics, seconds=0.5, cycles=None)
+
+
+COUNTS = {"packs": 4, "sequences": 7, "tokens": 380, "masked_tokens": 50}
 
 
 def written(folder, steps, *, first_step=0, total=6, **options):
     stream = io.StringIO()
     log = RunLog(folder, steps=total, first_step=first_step, max_sequence_length=100, stream=stream, progress=False, **options)
     for step in steps:
-        log.step(step, 0.01, BatchCounts(packs=4, sequences=7, tokens=380, masked_tokens=50), result(step))
+        log.step(step, 0.01, COUNTS, result(step))
     log.close()
     return log, stream.getvalue()
 
@@ -71,9 +76,9 @@ def test_not_on_a_terminal_about_twenty_lines(tmp_path):
 
 def test_a_live_line_on_request(tmp_path, capsys):
     log = RunLog(tmp_path, steps=2, max_sequence_length=100, progress=True)
-    log.step(1, 0.01, BatchCounts(4, 7, 380, 50), result(1))
-    log.step(2, 0.01, BatchCounts(4, 7, 380, 50), result(2))
-    log.evaluation(2, BatchCounts(4, 7, 380, 50), result(2))
+    log.step(1, 0.01, COUNTS, result(1))
+    log.step(2, 0.01, COUNTS, result(2))
+    log.evaluation(2, Evaluation(COUNTS, result(2).metrics, 0.5))
     log.close()
     shown = capsys.readouterr()
     assert "2/2" in shown.err and "loss 8.000" in shown.err and "padding avoided 93.75%" in shown.err
@@ -103,8 +108,8 @@ def test_tensorboard_has_the_curves(tmp_path):
 
     log = RunLog(tmp_path, steps=4, max_sequence_length=100, log_every=2, stream=io.StringIO(), progress=False)
     for step in range(1, 5):
-        log.step(step, 0.01, BatchCounts(4, 7, 380, 50), result(step))
-    log.evaluation(4, BatchCounts(4, 7, 380, 50), result(4))
+        log.step(step, 0.01, COUNTS, result(step))
+    log.evaluation(4, Evaluation(COUNTS, result(4).metrics, 0.5))
     log.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
@@ -121,9 +126,9 @@ def test_without_tensorboard_it_says_so_and_goes_on(tmp_path, monkeypatch):
 
 
 def test_environment_says_what_a_run_depends_on(tmp_path):
-    data = read_manifest(tiny_data(tmp_path))
+    data = data_of(read_manifest(tiny_data(tmp_path)))
     found = environment(device="host engine", seed=5, data=data, command=["run_pretraining.py"])
-    assert found["data"]["digest"] == "{:016x}".format(data.digest) and found["data"]["sequences"] == 60
+    assert found["data"] == data and found["data"]["sequences"] == 60
     assert found["versions"]["torch"] == torch.__version__ and found["seed"] == 5 and found["device"] == "host engine"
     assert json.loads(json.dumps(found)) == found
     head = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, universal_newlines=True)
@@ -186,12 +191,12 @@ def test_a_run_that_another_process_continued_is_not_continued_from_before(tmp_p
 def test_the_summary_says_what_came_of_it_and_how_to_go_on(tmp_path, capsys):
     log, _ = written(tmp_path, [1, 2, 3])
     (tmp_path / EVALUATIONS).write_text(json.dumps({"step": 3, "loss": 6.5, "mlm_accuracy": 0.25, "nsp_accuracy": 0.75}) + "\n")
-    print_summary(tmp_path, log.totals, Config(), Outcome(3, signal.SIGTERM))
+    print_summary(tmp_path, log.totals, Outcome(3, signal.SIGTERM), steps=100, max_sequence_length=512, resume="the command", go_on="")
     text = capsys.readouterr().out
     for part in ("stopped   by SIGTERM after update 3 of 100; saved",
-                 "9.000 -> 7.000 in 3 updates", "loss 6.500, masked tokens 25.0% right, next sentence 75.0% right",
+                 "9.000 -> 7.000 in 3 updates", "loss 6.500  mlm 25.0%  nsp 75.0%",
                  "14.0 sequences/s, 760 tokens/s", "1.750 sequences in a pack",
-                 "resume    python run_pretraining.py --resume {}\n".format(tmp_path)):
+                 "resume    the command\n"):
         assert part in text, text
 
 
@@ -199,3 +204,18 @@ def test_a_changed_line_is_named(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
     with pytest.raises(ValueError, match="log.jsonl, line 2: not JSON"):
         read_log(tmp_path / "log.jsonl")
+
+
+def test_other_tasks_have_their_own_metrics(tmp_path):
+    """Whatever a task names: a line in log.jsonl, a scalar in TensorBoard, files of predictions."""
+    stream = io.StringIO()
+    log = RunLog(tmp_path, steps=1, max_sequence_length=100, stream=stream, progress=False)
+    log.step(1, 0.01, COUNTS, StepResult({"loss": 2.0, "accuracy": 0.5}, 0.1))
+    log.evaluation(1, Evaluation(COUNTS, {"exact": 50.0, "f1": 61.25, "questions": 4, "pearson": None}, 0.1, files={"predictions.json": {"q": "é"}}))
+    log.close()
+    assert list(read_log(tmp_path / LOG)[0])[:4] == ["step", "loss", "accuracy", "learning_rate"]
+    assert {"f1": 61.25, "questions": 4, "pearson": None, "packs": 4}.items() <= read_log(tmp_path / EVALUATIONS)[0].items()
+    assert json.loads((tmp_path / "predictions.json").read_text(encoding="utf-8")) == {"q": "é"}
+    assert "loss 2.000  accuracy 50.0%" in stream.getvalue()
+    assert "exact 50.00  f1 61.25  questions 4  pearson none" in stream.getvalue()
+    assert [tag(name) for name in ("loss", "mlm_loss", "nsp_accuracy", "accuracy")] == ["loss/total", "loss/mlm", "accuracy/nsp", "accuracy/total"]

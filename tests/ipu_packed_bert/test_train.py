@@ -9,14 +9,14 @@ import pytest
 
 from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
 from ipu_packed_bert.config import config_from_tree
-from ipu_packed_bert.engine.base import StepResult, count
-from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.loader import GlobalBatches
+from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.optim import learning_rate
 from ipu_packed_bert.runlog import EVALUATIONS, LOG, RunLog, read_log
-from ipu_packed_bert.train import Interruption, evaluate, train
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.train import Interruption, train
 from pack_data.command import NotFinite
 from pack_data.store import PackStore
+from tests.pretraining import count, global_batches, host_engine
 from tests.tiny_runs import SLOTS, held_out_of, tiny_data, tiny_settings
 
 
@@ -26,8 +26,14 @@ def store(tmp_path_factory):
         yield store
 
 
+def result(*values):
+    return StepResult(dict(zip(("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"), values)), 0.1)
+
+
 class Recorder:
     """An engine that writes down what it is asked; its state is the number of updates made."""
+
+    task = Pretraining(config_from_tree(tiny_settings(), "tiny.yml"))
 
     def __init__(self, at_step=None):
         self.calls, self.steps, self.at_step = [], 0, at_step or {}
@@ -37,11 +43,11 @@ class Recorder:
         self.calls.append(("step", rate))
         if self.steps in self.at_step:
             self.at_step[self.steps]()
-        return StepResult(1.0 / self.steps, 0.5, 0.5, 0.25, 0.75, 0.1, None)
+        return result(1.0 / self.steps, 0.5, 0.5, 0.25, 0.75)
 
     def evaluate(self, batch):
         self.calls.append(("evaluate", len(batch["input_ids"])))
-        return StepResult(2.0, 1.0, 1.0, 0.5, 0.5, 0.1, None)
+        return result(2.0, 1.0, 1.0, 0.5, 0.5)
 
     def state(self):
         self.calls.append(("state", self.steps))
@@ -50,7 +56,7 @@ class Recorder:
 
 def run(store, folder, engine, *overrides, first_step=0):
     config = config_from_tree(tiny_settings(), "tiny.yml", overrides)
-    batches = GlobalBatches(store, config, packing_factor=store.manifest.packing_factor, evaluation=held_out_of(store))
+    batches = global_batches(store, config, packing_factor=store.manifest.packing_factor, evaluation=held_out_of(store))
     log = RunLog(folder, steps=config.run.steps, first_step=first_step, max_sequence_length=SLOTS, progress=False, stream=io.StringIO())
     outcome = train(config, engine, batches, log, folder / "checkpoints", first_step=first_step)
     log.close()
@@ -78,11 +84,11 @@ def test_never_evaluated_and_saved_only_at_the_end(store, tmp_path):
 
 def test_the_log_counts_what_the_batches_hold(store, tmp_path):
     config, _ = run(store, tmp_path, Recorder())
-    batches = GlobalBatches(store, config, packing_factor=store.manifest.packing_factor)
+    batches = global_batches(store, config, packing_factor=store.manifest.packing_factor)
     records = read_log(tmp_path / LOG)
     for record in records:
         counts = count(next(batches))
-        assert (record["packs"], record["sequences"], record["tokens"]) == (counts.packs, counts.sequences, counts.tokens)
+        assert all(record[name] == counts[name] for name in ("packs", "sequences", "tokens"))
     batches.close()
     # 12 updates of 4 packs are more than an epoch: a filled-up batch is among them, and its empty packs are not counted.
     assert min(record["packs"] for record in records) < batches.packs_per_update == max(record["packs"] for record in records)
@@ -117,7 +123,8 @@ def test_a_signal_ends_an_evaluation_after_its_batch_and_half_of_one_is_not_logg
 def test_a_held_out_loss_that_is_not_finite_ends_the_run_before_its_checkpoint(store, tmp_path, value):
     class Broken(Recorder):
         def evaluate(self, batch):
-            return super().evaluate(batch)._replace(mlm_loss=value)
+            super().evaluate(batch)
+            return result(2.0, value, 1.0, 0.5, 0.5)
 
     engine = Broken()
     with pytest.raises(NotFinite, match="update 5: the held-out loss after it is"):
@@ -146,23 +153,22 @@ def test_evaluation_over_batches_is_that_of_one_large_batch(store, normalisation
     large = config_from_tree(tiny_settings(), "tiny.yml", overrides + ["batch.gradient_accumulation=30"])
     found = []
     for config in (small, large):
-        batches = GlobalBatches(store, config, packing_factor=2.0, evaluation=held_out_of(store))
-        engine = HostEngine(config, store.schema, packing_factor=2.0)
+        batches = global_batches(store, config, packing_factor=2.0, evaluation=held_out_of(store))
+        engine = host_engine(config, store.schema, packing_factor=2.0)
         parts = list(batches.held_out())
-        found.append((len(parts),) + evaluate(engine, parts, token=normalisation == "token"))
+        found.append((len(parts), engine.task.evaluate(engine, parts)))
         batches.close()
-    (parts, counts, result), (whole, whole_counts, expected) = found
-    assert parts > 1 and whole == 1 and counts == whole_counts and counts.sequences > 10
-    np.testing.assert_allclose(result[:5], expected[:5], rtol=1e-6)
+    (parts, several), (whole, one) = found
+    assert parts > 1 and whole == 1 and several.counts == one.counts and one.counts["sequences"] > 10
+    assert several.metrics == pytest.approx(one.metrics, rel=1e-6)
 
 
 @pytest.mark.parametrize("token", [True, False])
 def test_evaluation_weighs_batches_by_what_they_hold(token):
     """Two batches, the second one without any masked token; and one without any sequence, whose result would be nonsense."""
     results = {
-        "first": StepResult(5.0, 4.0, 1.0, 0.25, 0.5, 0.1, None),
-        "second": StepResult(2.0, 0.0, 2.0, 0.0, 1.0, 0.2, None),
-        "empty": StepResult(0.0, 0.0, 0.0, 0.0, 0.0, 0.3, None)}
+        "first": result(5.0, 4.0, 1.0, 0.25, 0.5), "second": result(2.0, 0.0, 2.0, 0.0, 1.0), "empty": result(0.0, 0.0, 0.0, 0.0, 0.0)}
+    task = Pretraining(config_from_tree(tiny_settings(), "tiny.yml", [f"loss.normalisation={'token' if token else 'sequence'}"]))
 
     class Told:
         def evaluate(self, batch):
@@ -173,21 +179,23 @@ def test_evaluation_weighs_batches_by_what_they_hold(token):
                 "next_sentence_weights": np.array([[1] * sequences + [0] * (3 - sequences)])}
 
     first, second, empty = batch("first", 3, 4), batch("second", 1, 0), batch("empty", 0, 0)
-    counts, found = evaluate(Told(), [first, second, empty], token=token)
-    assert (counts.sequences, counts.masked_tokens) == (4, 4)
+    found = task.evaluate(Told(), [first, second, empty])
+    assert (found.counts["sequences"], found.counts["masked_tokens"]) == (4, 4)
     mlm_loss = 4.0 if token else 3.0  # 4 x 4 + 0 over 4 masked tokens; 3 x 4 + 1 x 0 over 4 sequences
-    assert found == pytest.approx((mlm_loss + 1.25, mlm_loss, 1.25, 0.25, 0.625, 0.6, None))
+    assert found.metrics == pytest.approx(result(mlm_loss + 1.25, mlm_loss, 1.25, 0.25, 0.625).metrics)
+    assert found.loss == found.metrics["loss"] and found.seconds == pytest.approx(0.3)
     # Nothing masked, or nothing at all: no loss, and no division by zero.
-    counts, found = evaluate(Told(), [second], token=token)
-    assert counts.masked_tokens == 0 and (found.mlm_loss, found.mlm_accuracy, found.nsp_loss) == (0.0, 0.0, 2.0)
-    counts, found = evaluate(Told(), [empty], token=token)
-    assert counts.sequences == 0 and found[:5] == (0.0,) * 5
+    found = task.evaluate(Told(), [second])
+    assert found.counts["masked_tokens"] == 0 and found.metrics == result(2.0, 0.0, 2.0, 0.0, 1.0).metrics
+    found = task.evaluate(Told(), [empty])
+    assert found.counts["sequences"] == 0 and set(found.metrics.values()) == {0.0}
+    assert task.evaluate(Told(), []) is None
 
 
 def test_losses_fall_on_something_learnable(store, tmp_path):
     config = config_from_tree(tiny_settings(), "tiny.yml", ["run.steps=60", "optimizer.learning_rate=0.05", "run.evaluate_every=0"])
-    engine = HostEngine(config, store.schema, packing_factor=2.0)
-    batches = GlobalBatches(store, config, packing_factor=2.0)
+    engine = host_engine(config, store.schema, packing_factor=2.0)
+    batches = global_batches(store, config, packing_factor=2.0)
     log = RunLog(tmp_path, steps=60, max_sequence_length=SLOTS, progress=False, stream=io.StringIO())
     train(config, engine, batches, log, tmp_path / "checkpoints")
     log.close()

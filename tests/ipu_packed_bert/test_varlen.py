@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, LossConfig, ModelConfig, OptimizerConfig
-from ipu_packed_bert.engine.host import VARLEN_FROM, HostEngine, pick_attention
+from ipu_packed_bert.engine.host import VARLEN_FROM, pick_attention
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from ipu_packed_bert.model.varlen import SequenceBoundaries, attend_within_sequences, has_kernel
+from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
+from tests.pretraining import host_engine
 from tests.tolerances import assert_same
 
 SLOTS, DEPTH = 24, 4
@@ -127,13 +129,17 @@ def config(slots=SLOTS, **engine):
                   engine=EngineConfig(kind="host", **engine))
 
 
+def picked(config, device):
+    return pick_attention(config, Pretraining(config), device)
+
+
 def test_auto_takes_it_from_where_it_pays():
     cpu = torch.device("cpu")
-    assert pick_attention(config(VARLEN_FROM), cpu) == "varlen"
-    assert pick_attention(config(VARLEN_FROM - 1), cpu) == "sdpa"
-    assert pick_attention(config(VARLEN_FROM, compile=True), cpu) == "sdpa"
-    assert pick_attention(config(VARLEN_FROM), torch.device("cuda")) == "sdpa"
-    assert pick_attention(config(VARLEN_FROM, attention="eager"), cpu) == "eager"
+    assert picked(config(VARLEN_FROM), cpu) == "varlen"
+    assert picked(config(VARLEN_FROM - 1), cpu) == "sdpa"
+    assert picked(config(VARLEN_FROM, compile=True), cpu) == "sdpa"
+    assert picked(config(VARLEN_FROM), torch.device("cuda")) == "sdpa"
+    assert picked(config(VARLEN_FROM, attention="eager"), cpu) == "eager"
 
 
 def test_the_engine_takes_the_same_step():
@@ -142,7 +148,7 @@ def test_the_engine_takes_the_same_step():
     batch = {name: values[:rows] for name, values in batch.items()}
     results, weights = [], []
     for attention in ("sdpa", "varlen"):
-        engine = HostEngine(config(attention=attention), packing_factor=1.0)
+        engine = host_engine(config(attention=attention), packing_factor=1.0)
         assert f"{attention} attention" in engine.description
         results.append(engine.step(batch, 1.0e-2))
         weights.append(list(engine.state()["model"].values()))
@@ -152,8 +158,8 @@ def test_the_engine_takes_the_same_step():
 
 def test_what_it_cannot_do_is_one_line():
     with pytest.raises(ValueError, match="engine.compile"):
-        HostEngine(config(attention="varlen", compile=True), packing_factor=1.0)
+        host_engine(config(attention="varlen", compile=True), packing_factor=1.0)
     unlimited = config(attention="varlen")
     unlimited = replace(unlimited, data=replace(unlimited.data, max_sequences_per_pack=None))
     with pytest.raises(ValueError, match="max_sequences_per_pack"):
-        HostEngine(unlimited, packing_factor=1.0)
+        host_engine(unlimited, packing_factor=1.0)

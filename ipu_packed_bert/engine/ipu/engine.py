@@ -9,38 +9,35 @@ import numpy as np
 import torch
 
 from ipu_packed_bert.config import Config, check_accumulation
-from ipu_packed_bert.data import check_schema
-from ipu_packed_bert.engine.base import Batch, Engine, StepResult, count, micro_batches
-from ipu_packed_bert.engine.ipu.devices import find_device, find_instance, ipus_of
+from ipu_packed_bert.engine.base import Engine, StepResult, micro_batches
+from ipu_packed_bert.engine.ipu.devices import Device, find_instance
 from ipu_packed_bert.engine.ipu.feed import BatchesAhead, Reader
 from ipu_packed_bert.engine.ipu.options import build_optimizer, evaluation_options, training_options
 from ipu_packed_bert.engine.ipu.program import build_program
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.engine.ipu.state import fill, moments, plain, same_shapes
-from ipu_packed_bert.loader import GlobalBatches
-from ipu_packed_bert.model.packed import BATCH_FIELDS
+from ipu_packed_bert.loader import Batch, GlobalBatches
 from ipu_packed_bert.placement import place
+from ipu_packed_bert.tasks.task import Task
 
 
 class IpuEngine(Engine):
     """PopTorch programs for training and evaluation, one of each at most."""
 
-    def __init__(self, config: Config, schema, *, packing_factor: float):
-        check(config, schema, packing_factor=packing_factor)
-        device = find_device(config)
-        if device is None:
-            raise ValueError(f"no device for {ipus_of(config)}; see gc-info -l for what is attached, or use --engine host")
+    def __init__(self, config: Config, task: Task, device: Device, *, packing_factor: float):
+        check(config, packing_factor=packing_factor)
         if device.kind == "ipu_model" and config.placement.replicas > 1:
             raise ValueError(
                 f"the Poplar IPU Model runs one replica, placement.replicas is {config.placement.replicas}; use"
                 " --set placement.replicas=1 --set placement.replicated_tensor_sharding=false"
             )
+        self.task = task
+        self.placement = place(config.placement, task.heads)
         self.config = config
         self.device = device
         self.instance = find_instance(config)
-        self.packing_factor = packing_factor
         self.accumulation = config.accumulation(packing_factor)
-        self._program = build_program(config, depth=schema.max_sequences_per_pack)
+        self._program = build_program(config, task, self.placement)
         self._network = self._program.network
         self._optimizer = build_optimizer(self._program, config, betas=config.betas(packing_factor))
         self._training = poptorch.trainingModel(
@@ -59,7 +56,7 @@ class IpuEngine(Engine):
     def description(self) -> str:
         engine = self.config.engine
         weights = "half" if engine.half_weights else "float32"
-        stages = len(place(self.config).stages)
+        stages = len(self.placement.stages)
         return f"{self.device.reason}; {weights} weights, {stages} forward stage{'' if stages == 1 else 's'}"
 
     @property
@@ -144,8 +141,7 @@ class IpuEngine(Engine):
         """The same batches, read ahead by another process where the configuration wants it."""
         if not self.config.engine.asynchronous_loading:
             return batches
-        return BatchesAhead(
-            batches, self.config, packing_factor=self.packing_factor, share=self.share, read_ahead=read_ahead)
+        return BatchesAhead(batches, read_ahead=read_ahead)
 
     def _tensors(self, batch: Batch, micro_batches_per_replica: int) -> Tuple[torch.Tensor, ...]:
         """This process's rows of a global batch, as PopTorch takes them: replica first, then time.
@@ -153,20 +149,20 @@ class IpuEngine(Engine):
         Replica r finds at time t the micro-batch r x accumulation + t, so the batch is passed on as it is. An update
         sums over all its rows: their order decides nothing.
         """
-        found = micro_batches(batch, self.config.batch.micro_batch)
+        found = micro_batches(self.task, batch, self.config.batch.micro_batch)
         wanted = micro_batches_per_replica * self.instance.replicas
         if found != wanted:
             raise ValueError(
                 f"the batch holds {found} micro-batches, the program takes {wanted}"
                 f" ({micro_batches_per_replica} x {self.instance.replicas} replicas); fill it with empty packs"
             )
-        return tuple(torch.from_numpy(np.ascontiguousarray(batch[name])) for name in BATCH_FIELDS)
+        return tuple(torch.from_numpy(np.ascontiguousarray(batch[name])) for name in self.task.fields)
 
     def _iterations(self, batch: Batch) -> int:
         """Micro-batches of an evaluation batch for each replica. Raises ValueError if they cannot be the program's."""
-        found = micro_batches(batch, self.config.batch.micro_batch)
+        found = micro_batches(self.task, batch, self.config.batch.micro_batch)
         iterations, rest = divmod(found, self.instance.replicas)
-        stages = len(place(self.config).stages)
+        stages = len(self.placement.stages)
         if rest or iterations < stages:
             raise ValueError(
                 f"the evaluation batch holds {found} micro-batches; it needs a multiple of the"
@@ -183,20 +179,10 @@ class IpuEngine(Engine):
     def _result(self, outputs, batch: Batch, seconds: float, cycles: Optional[int]) -> StepResult:
         """Means over the sequences of this process, which are those of the update unless poprun started several."""
         # One value a replica, or a scalar where there is one: sums over micro-batches either way.
-        _, mlm_sum, nsp_sum, mlm_correct, nsp_correct = (float(output.to(torch.float64).sum()) for output in outputs)
-        counts = count(batch)
-        token = self.config.loss.normalisation == "token"
-        mlm_loss = _mean(mlm_sum, batch["mlm_scale"], counts.masked_tokens if token else counts.sequences)
-        nsp_loss = _mean(nsp_sum, batch["nsp_scale"], counts.sequences)
-        return StepResult(
-            loss=mlm_loss + nsp_loss,
-            mlm_loss=mlm_loss,
-            nsp_loss=nsp_loss,
-            mlm_accuracy=mlm_correct / max(1, counts.masked_tokens),
-            nsp_accuracy=nsp_correct / max(1, counts.sequences),
-            seconds=seconds,
-            cycles=cycles,
-        )
+        sums = {name: float(output.to(torch.float64).sum()) for name, output in zip(self.task.outputs, outputs)}
+        counts = self.task.count(batch)
+        scaled = {scale: float(batch[scale][0]) * counts[count] for scale, count in self.task.scales.items()}
+        return StepResult(self.task.means(sums, counts, scaled), seconds, cycles)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -247,15 +233,9 @@ class IpuEngine(Engine):
             self._waiting_rng = None
 
 
-def _mean(scaled_sum: float, scale: np.ndarray, number: int) -> float:
-    """A sum of losses, each multiplied by the batch's scale, over `number` of them -> their mean."""
-    return scaled_sum / (float(scale[0]) * number) if number else 0.0
-
-
-def check(config: Config, schema, *, packing_factor: float) -> None:
+def check(config: Config, *, packing_factor: float) -> None:
     """What only the engine can know before it compiles. Raises ValueError, in one line each."""
     check_accumulation(config, packing_factor)
-    check_schema(config, schema)
     if config.batch.device_iterations != 1:
         raise ValueError(
             f"{config.path}: batch.device_iterations is {config.batch.device_iterations}; must be 1 on IPUs, where a step"

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 
-from ipu_packed_bert.config import Config
-from ipu_packed_bert.engine.base import Batch
-from ipu_packed_bert.loader import GlobalBatches, Position
-from ipu_packed_bert.model.packed import BATCH_FIELDS
-from pack_data.store import PackStore
+from ipu_packed_bert.loader import Batch, GlobalBatches, Layout, Packs, Position
 
 
 @dataclass(frozen=True)
 class Reader:
     """The batches of a run from a given place on, as an iterable that can travel to another process."""
 
-    config: Config
-    packing_factor: float
+    packs: Callable[[], Packs]
+    layout: Layout
     share: Tuple[int, int]
     start: Dict[str, Any]  # GlobalBatches.state()
     updates_per_epoch: int
@@ -30,16 +25,10 @@ class Reader:
         return self.updates_per_epoch
 
     def __iter__(self) -> Iterator[Tuple[torch.Tensor, ...]]:
-        with contextlib.ExitStack() as opened:
-            store = opened.enter_context(PackStore.open(Path(self.config.data.directory)))
-            batches = opened.enter_context(
-                contextlib.closing(
-                    GlobalBatches(store, self.config, packing_factor=self.packing_factor, share=self.share)
-                )
-            )
+        with contextlib.closing(GlobalBatches(self.packs(), self.layout, share=self.share)) as batches:
             batches.load_state(self.start)
             for batch in batches:
-                yield tuple(torch.from_numpy(batch[name]) for name in BATCH_FIELDS)
+                yield tuple(torch.from_numpy(batch[name]) for name in self.layout.fields)
 
 
 class BatchesAhead:
@@ -52,9 +41,8 @@ class BatchesAhead:
     `terminate()` ends that process (PopTorch's `AsynchronousDataAccessor`).
     """
 
-    def __init__(self, batches: GlobalBatches, config: Config, *, packing_factor: float, share: Tuple[int, int],
-                 read_ahead: Callable[[Reader], Any]):
-        self._batches, self._config, self._packing_factor, self._share = batches, config, packing_factor, share
+    def __init__(self, batches: GlobalBatches, *, read_ahead: Callable[[Reader], Any]):
+        self._batches = batches
         self._read_ahead = read_ahead
         self._accessor: Any = None
 
@@ -68,10 +56,10 @@ class BatchesAhead:
         if self._accessor is None:
             batches = self._batches
             reader = Reader(
-                self._config, self._packing_factor, self._share, batches.state(), batches.updates_per_epoch
+                batches.packs.again(), batches.layout, batches.share, batches.state(), batches.updates_per_epoch
             )
             self._accessor = self._read_ahead(reader)
-        batch = {name: tensor.numpy() for name, tensor in zip(BATCH_FIELDS, next(self._accessor))}
+        batch = {name: tensor.numpy() for name, tensor in zip(self._batches.layout.fields, next(self._accessor))}
         self._batches.load_state({**self._batches.state(), **self._after()._asdict()})
         return batch
 
@@ -79,7 +67,7 @@ class BatchesAhead:
         """Where the batch after the current one begins."""
         epoch, packs = self._batches.position
         packs += self._batches.packs_per_update
-        return Position(epoch + 1, 0) if packs >= self._batches.training_packs else Position(epoch, packs)
+        return Position(epoch + 1, 0) if packs >= len(self._batches.packs) else Position(epoch, packs)
 
     def load_state(self, state: Dict[str, Any]) -> None:
         self._stop()

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from ipu_packed_bert.config import Config
-from ipu_packed_bert.engine.base import build_model
+from ipu_packed_bert.engine.base import build_network
 from ipu_packed_bert.engine.ipu.sdk import poptorch
-from ipu_packed_bert.model.packed import PackedBertForPreTraining
+from ipu_packed_bert.model.bert import VocabularyProduct
+from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
-from ipu_packed_bert.placement import Placement, place
+from ipu_packed_bert.placement import Placement
+from ipu_packed_bert.tasks.task import Task
 
 
 class SerialisedProduct(nn.Module):
@@ -38,25 +40,24 @@ def checkpoint(module: nn.Module, inputs: Tuple, output: torch.Tensor) -> torch.
     return poptorch.recomputationCheckpoint(output)
 
 
-def adapt(network: PackedBertForPreTraining, config: Config, *, depth: int) -> None:
-    """Put into a network what the device needs differently, in place; names, shapes and values of its weights stay.
-
-    depth: sequences that a pack of the data set has room for; where the configuration leaves it open, only the data set
-    knows it.
-    """
+def adapt(network: PackedBert, config: Config, task: Task) -> None:
+    """Put into a network what the device needs differently, in place; names, shapes and values of its weights stay."""
+    depth = task.max_sequences_per_pack
     if config.engine.mask == "product":
         mask_in_product(network, sequences=depth, columns=config.mask_columns(depth))
-    slots = config.data.max_sequence_length
-    network.masked_lm_slots = OneHotSlots(slots)
-    network.next_sentence_slots = OneHotSlots(slots)
-    if config.placement.embedding_serialization_factor > 1:
-        network.cls.predictions.product = SerialisedProduct(config.placement.embedding_serialization_factor)
+    factor = config.placement.embedding_serialization_factor
+    for module in list(network.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, GatherSlots):
+                setattr(module, name, OneHotSlots(task.max_sequence_length))
+            elif isinstance(child, VocabularyProduct) and factor > 1:
+                setattr(module, name, SerialisedProduct(factor))
     if config.engine.recompute_layers:
         for layer in network.bert.encoder.layer:
             layer.register_forward_hook(checkpoint)
 
 
-def begin_blocks(network: PackedBertForPreTraining, placement: Placement) -> None:
+def begin_blocks(network: PackedBert, placement: Placement) -> None:
     """Mark in a network where the blocks of `placement` begin, in place."""
     for block in placement.blocks:
         poptorch.BeginBlock(network.get_submodule(block.module), block.name, ipu_id=block.ipu)
@@ -65,23 +66,22 @@ def begin_blocks(network: PackedBertForPreTraining, placement: Placement) -> Non
 class Program(nn.Module):
     """What PopTorch compiles: the network, with its loss named as the one that gradients come from."""
 
-    def __init__(self, network: PackedBertForPreTraining):
+    def __init__(self, network: PackedBert):
         super().__init__()
         self.network = network
 
     def forward(self, *fields) -> Tuple[torch.Tensor, ...]:
-        """The fields of `BATCH_FIELDS` of a micro-batch, in their order."""
-        output = self.network(*fields)
-        # The loss is a sum of two, so it must be named; it is a scalar already.
-        loss = poptorch.identity_loss(output.loss, reduction="none")
-        return loss, output.mlm_loss, output.nsp_loss, output.mlm_correct, output.nsp_correct
+        """The task's fields of a micro-batch, in their order."""
+        loss, *sums = self.network(*fields)
+        # The loss may be a sum of several, so it must be named; it is a scalar already.
+        return (poptorch.identity_loss(loss, reduction="none"), *sums)
 
 
-def build_program(config: Config, *, depth: int) -> Program:
-    """The network as PopTorch gets it, with its initial weights; `depth` as in :func:`adapt`."""
-    network = build_model(config, attention="eager")
-    adapt(network, config, depth=depth)
-    begin_blocks(network, place(config))
+def build_program(config: Config, task: Task, placement: Placement) -> Program:
+    """The network as PopTorch gets it, with its initial weights."""
+    network = build_network(task, config.run.seed, attention="eager")
+    adapt(network, config, task)
+    begin_blocks(network, placement)
     if config.engine.half_weights:
         network.half()
     return Program(network)

@@ -230,15 +230,16 @@ def test_update_of_lamb_costs_forty_to_sixty_worker_cycles_for_two_parameters():
 def test_the_default_arrangements_are_what_the_ipu_engine_runs(mask, arrangement):
     """engine/ipu/ adapts the network for the device; the traced default must be that graph, operator by operator, in order."""
     from ipu_packed_bert.config import DataConfig, EngineConfig, PlacementConfig
+    from ipu_packed_bert.tasks.pretraining import Pretraining
     from tests.fakes.sdk import installed
     model = replace(MODEL, num_layers=2)
-    config = Config(model=model, data=DataConfig(max_sequence_length=SHAPE.slots),
+    config = Config(model=model, data=DataConfig(max_sequence_length=SHAPE.slots, max_sequences_per_pack=SHAPE.depth),
                     engine=EngineConfig(recompute_layers=False, mask=mask), placement=PlacementConfig(layers_per_ipu=(2,)))
     assert engine_arrangement(config) == arrangement and (EngineConfig().mask == mask) == (arrangement == PACKED)
 
     def adapted():
         network = PackedBertForPreTraining(model, LossConfig())
-        engine.program.adapt(network, config, depth=SHAPE.depth)
+        engine.program.adapt(network, config, Pretraining(config))
         return network
     with installed() as (engine, _):
         ran = capture(adapted, batch_shapes(SHAPE), 2)

@@ -11,11 +11,10 @@ import yaml
 
 from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
 from ipu_packed_bert.config import ModelConfig, config_from_tree
-from ipu_packed_bert.finetuning.config import SQUAD, FinetuneConfig
-from ipu_packed_bert.finetuning.classification import read_texts
-from ipu_packed_bert.finetuning.squad import read_squad
 from ipu_packed_bert.hugging_face import Weights, read_folder
 from ipu_packed_bert.identity import agree, vocabulary_of_run
+from ipu_packed_bert.tasks import task_class
+from ipu_packed_bert.tasks.settings import FinetuneConfig
 from pack_data.text.corpus import Document
 from pack_data.text.wordpiece import Vocabulary, load_vocabulary, train_vocabulary
 
@@ -94,19 +93,8 @@ def _from_nothing(config: FinetuneConfig) -> Start:
     if sizes.vocabulary:
         vocabulary, source = load_vocabulary(sizes.vocabulary), sizes.vocabulary
     else:
-        vocabulary = train_vocabulary([Document("texts", tuple(training_texts(config)))], sizes.vocabulary_size)
+        vocabulary = train_vocabulary([Document("texts", tuple(task_class(config.data.task).texts(config)))], sizes.vocabulary_size)
         source = "the training texts"
     model = ModelConfig(vocabulary_size=len(vocabulary), hidden_size=sizes.hidden_size, num_layers=sizes.num_layers, num_heads=sizes.num_heads,
                         intermediate_size=sizes.intermediate_size, max_position_embeddings=max(8, config.data.max_sequence_length))
     return Start(model, {}, vocabulary, None, f"from scratch, vocabulary of {len(vocabulary):,} from {source}")
-
-
-def training_texts(config: FinetuneConfig) -> List[str]:
-    """All that is read in training, each text once."""
-    path = Path(str(config.data.training))
-    if config.data.task == SQUAD:
-        questions = read_squad(path)
-        texts = [question.paragraph for question in questions] + [question.text for question in questions]
-    else:
-        texts = [part for text in read_texts(path, config.data.task, config.classification) for part in text.parts]
-    return list(dict.fromkeys(texts))

@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ipu_packed_bert.finetuning.config import FinetuneConfig
+from ipu_packed_bert.tasks.settings import FinetuneConfig
 
 _SUFFIXES = (".gz", ".xz")
 

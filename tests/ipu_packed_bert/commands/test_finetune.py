@@ -13,14 +13,17 @@ import yaml
 
 from ipu_packed_bert import finetune
 from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+from ipu_packed_bert.commands import export
 from ipu_packed_bert.commands.export import import_folder
-from ipu_packed_bert.finetuning.metrics import score_answers
-from ipu_packed_bert.finetuning.packing import Schedule
-from ipu_packed_bert.finetuning.run import prepare
-from ipu_packed_bert.finetuning.trainer import FineTuner
+from ipu_packed_bert.runs import prepare
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.loader import GlobalBatches, in_order
 from ipu_packed_bert.runlog import read_log
+from ipu_packed_bert.tasks.examples import ExamplePacks, pack_inputs
+from ipu_packed_bert.tasks.scores import score_answers
+from ipu_packed_bert.tasks.settings import load_config
 from pack_data.command import run_main
-from tests.fine_tuning_files import VOCABULARY, tiny_checkpoint, tiny_config, tiny_squad, tiny_table
+from tests.fine_tuning_files import KINDS, VOCABULARY, tiny_checkpoint, tiny_config, tiny_squad, tiny_table, training_file
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
 
@@ -36,10 +39,18 @@ def command(*arguments):
 
 def written(folder, checkpoint, task="squad", **sections):
     """A configuration file for data in the folder."""
-    training = tiny_squad(folder / "train.json") if task == "squad" else tiny_table(folder / "train.csv", task)
+    training = training_file(folder, task)
     config = tiny_config(checkpoint, training, task=task, **sections)
     (folder / "tiny.yml").write_text(config.to_yaml())
     return folder / "tiny.yml"
+
+
+def outputs_of(made):
+    return made.task.predict(made.engine, made.batches.held_out()).outputs
+
+
+def evaluations(run):
+    return read_log(run / "evaluation.jsonl")
 
 
 def weights_of(run):
@@ -50,17 +61,20 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     config = written(tmp_path, checkpoint, run={"evaluate_every": 2})
     assert command("--config", config, "--out", tmp_path / "run") == 0
     out = capsys.readouterr().out
-    assert "initialised, not in the checkpoint: qa_outputs" in out and "evaluated exact" in out
+    assert "initialised, not in the checkpoint: qa_outputs" in out and "held out after step 2: exact" in out
     records = read_log(tmp_path / "run" / "log.jsonl")
     assert [record["step"] for record in records] == list(range(1, len(records) + 1))
-    assert sum(record["sequences"] for record in records if record["epoch"] == 1) == sum(record["sequences"] for record in records if record["epoch"] == 2)
-    assert all(record["sequences"] >= record["rows"] for record in records) and any(record["sequences"] > record["rows"] for record in records)
+    epoch = [record["sequences"] for record in records[:len(records) // 2]]
+    assert sum(epoch) == sum(record["sequences"] for record in records[len(records) // 2:]) == json.loads(
+        (tmp_path / "run" / "environment.json").read_text())["data"]["sequences"]
+    assert all(record["sequences"] >= record["packs"] for record in records) and any(record["sequences"] > record["packs"] for record in records)
+    assert [record["step"] for record in evaluations(tmp_path / "run")] == sorted({*range(2, len(records), 2), len(records)})
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
     assert list(predictions) == [f"q{number}" for number in range(20)]
     content = json.loads((tmp_path / "train.json").read_text())
     answers = {entry["id"]: [each["text"] for each in entry["answers"]]
                for article in content["data"] for paragraph in article["paragraphs"] for entry in paragraph["qas"]}
-    scores = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    scores = evaluations(tmp_path / "run")[-1]
     assert {name: scores[name] for name in ("exact", "f1")} == {name: score_answers(predictions, answers)[name] for name in ("exact", "f1")}
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["seed"] == 3 and environment["data"]["algorithm"] == "spfhp"
@@ -90,9 +104,9 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
 
 def test_it_learns(tmp_path, checkpoint):
     """The first word of a text says its class: learnt in packs to more than the third that guessing gives."""
-    config = written(tmp_path, checkpoint, "single_label", run={"epochs": 20, "export": False}, batch={"micro_batch": 8})
+    config = written(tmp_path, checkpoint, "single_label", run={"epochs": 40, "export": False}, batch={"micro_batch": 8})
     assert command("--config", config, "--out", tmp_path / "run") == 0
-    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["accuracy"] > 55.0
+    assert evaluations(tmp_path / "run")[-1]["accuracy"] > 55.0
     labels = [each["prediction"] for each in json.loads((tmp_path / "run" / "predictions.json").read_text())]
     assert len(labels) == 40 and set(labels) <= {"0", "1", "2"}
 
@@ -102,15 +116,16 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
     """Bit for bit, dropout included, also where the signal comes while it evaluates."""
     config = written(tmp_path, checkpoint, model={"hidden_dropout": 0.2}, data={"packer": packer}, run={"export": False, "evaluate_every": 3})
     assert command("--config", config, "--out", tmp_path / "whole") == 0
-    update = Schedule.update
+    following, made = GlobalBatches.__next__, []
 
-    def interrupted(schedule, step, micro_batch):
-        if step == 2:
+    def interrupted(batches):
+        made.append(1)
+        if len(made) == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return update(schedule, step, micro_batch)
+        return following(batches)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Schedule, "update", interrupted)
+        patched.setattr(GlobalBatches, "__next__", interrupted)
         assert command("--config", config, "--out", tmp_path / "stopped") == 130
     assert len(read_log(tmp_path / "stopped" / "log.jsonl")) == 3 and not (tmp_path / "stopped" / "predictions.json").exists()
     with open(tmp_path / "stopped" / "log.jsonl", "a") as log:
@@ -125,20 +140,20 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
 
 def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, capsys, monkeypatch):
     config = written(tmp_path, checkpoint, run={"export": False, "checkpoint_every": 1, "evaluate_every": 1})
-    step = FineTuner.step
+    step = HostEngine.step
 
-    def breaking(tuner, batches, rate):
-        update = step(tuner, batches, rate)
-        if rate == tuner.learning_rate(2):
+    def breaking(engine, batch, rate):
+        update = step(engine, batch, rate)
+        if engine.optimizer.param_groups[0]["step"] == 3:
             with torch.no_grad():
-                next(tuner.network.parameters())[0, 0] = float("nan")
+                next(engine.model.parameters())[0, 0] = float("nan")
         return update
 
     with monkeypatch.context() as patched:
-        patched.setattr(FineTuner, "step", breaking)
+        patched.setattr(HostEngine, "step", breaking)
         assert command("--config", config, "--out", tmp_path / "run", "--set", "optimizer.warmup_fraction=0.0") == 3
     error = capsys.readouterr().err
-    assert error.startswith("error: update 3: model bert.") and error.count("\n") == 1
+    assert error.startswith("error: update 3: the held-out loss after it is nan") and error.count("\n") == 1
     assert load_checkpoint(newest_checkpoint(tmp_path / "run" / "checkpoints")).step == 2
     assert command("--resume", tmp_path / "run") == 0
 
@@ -162,7 +177,7 @@ def test_every_start(tmp_path, checkpoint, form):
     made = prepare(tiny_config(None if form == "from scratch" else start, training, task="single_label",
                                model={"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16, "vocabulary_size": 128}))
     name = "bert.encoder.layer.0.attention.self.query.weight"
-    found = made.tuner.network.state_dict()[name]
+    found = made.engine.state()["model"][name]
     if form == "from scratch":
         assert len(made.start.vocabulary) > 30 and "from scratch" in made.start.description and not made.fresh
     else:
@@ -171,19 +186,19 @@ def test_every_start(tmp_path, checkpoint, form):
         assert torch.equal(found, read_folder(start if form == "no pooler" else checkpoint).weights[name])
         assert made.start.vocabulary.tokens == VOCABULARY.tokens
         assert ("bert.pooler.dense.weight" in made.fresh) == (form == "no pooler") and "classifier.weight" in made.fresh
-    assert len(made.tuner.predict(made.evaluation)) == 40
+    assert len(outputs_of(made)) == 40
 
 
-@pytest.mark.parametrize("task", ["squad", "single_label", "multi_label", "regression"])
+@pytest.mark.parametrize("task", KINDS)
 def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task):
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     config = written(tmp_path, checkpoint, task)
     assert command("--config", config, "--out", tmp_path / "run") == 0
-    made = prepare(finetune.load_config(tmp_path / "run" / "config.yml"))
-    made.tuner.load_state(load_checkpoint(newest_checkpoint(tmp_path / "run" / "checkpoints")).engine)
-    outputs = made.tuner.predict(made.evaluation)
+    made = prepare(load_config(tmp_path / "run" / "config.yml"))
+    made.engine.load_state(load_checkpoint(newest_checkpoint(tmp_path / "run" / "checkpoints")).engine)
+    outputs = outputs_of(made)
     theirs = getattr(transformers, made.task.architecture).from_pretrained(str(tmp_path / "run" / "model")).eval()
-    inputs, starts = made.evaluation.inputs, np.cumsum(made.evaluation.inputs.lengths)
+    inputs, starts = made.task.evaluation, np.cumsum(made.task.evaluation.lengths)
     for number in range(0, len(inputs), 7):
         tokens = slice(int(starts[number] - inputs.lengths[number]), int(starts[number]))
         with torch.no_grad():
@@ -191,12 +206,16 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
                            token_type_ids=torch.from_numpy(inputs.segment_ids[tokens].astype(np.int64))[None])
         expected = torch.stack([found.start_logits[0], found.end_logits[0]], dim=1) if task == "squad" else found.logits[0]
         assert float((torch.from_numpy(outputs[number]) - expected).abs().max()) < 1e-4
+    # `export` writes the same folder, from what the run has kept.
+    assert run_main(export.main, [str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
+    for name in ("config.json", "model.safetensors", "vocab.txt"):
+        assert (tmp_path / "exported" / name).read_bytes() == (tmp_path / "run" / "model" / name).read_bytes()
     # Ours evaluates it too, without training, and from another table only what that asks for.
-    again = finetune.load_config(config, ["data.training=null", f"model.checkpoint={tmp_path / 'run' / 'model'}"])
+    again = load_config(config, ["data.training=null", f"model.checkpoint={tmp_path / 'run' / 'model'}"])
     (tmp_path / "again.yml").write_text(again.to_yaml())
     assert command("--config", tmp_path / "again.yml", "--out", tmp_path / "again") == 0
     assert (tmp_path / "again" / "predictions.json").read_bytes() == (tmp_path / "run" / "predictions.json").read_bytes()
-    scores = [json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("run", "again")]
+    scores = [evaluations(tmp_path / name)[-1] for name in ("run", "again")]
     metrics = set(scores[0]) - {"step", "seconds"}
     assert len(metrics) > 2 and all(scores[0][name] == scores[1][name] for name in metrics)
 
@@ -206,7 +225,7 @@ def test_files_without_labels_are_answered_and_not_scored(tmp_path, checkpoint):
     (tmp_path / "new.csv").write_text("text\nriver stone\ncastle\n")
     assert command("--config", config, "--out", tmp_path / "run", "--data-dir", tmp_path, "--set", "data.evaluation=new.csv") == 0
     assert len(json.loads((tmp_path / "run" / "predictions.json").read_text())) == 2
-    assert "accuracy" not in json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert "accuracy" not in evaluations(tmp_path / "run")[-1]
 
 
 def test_paragraphs_of_the_training_file_are_left_out(tmp_path, checkpoint):
@@ -227,6 +246,8 @@ def test_paragraphs_of_the_training_file_are_left_out(tmp_path, checkpoint):
     ("model.vocabulary=nothing.txt", "nothing.txt: no such vocabulary"),
     ("data.packer=best", "data.packer is 'best'; must be one of none, greedy"),
     ("run.epochs=6e-3", "run.epochs is"),
+    ("engine.kind=ipu", "engine.kind is ipu; fine-tuning runs on the host engine so far: --engine host"),
+    ("engine.attention=fast", "engine.attention is 'fast'; must be one of auto, eager, sdpa, varlen"),
 ])
 def test_mistakes_are_one_line_and_exit_2(tmp_path, checkpoint, capsys, override, message):
     config = written(tmp_path, checkpoint)
@@ -240,7 +261,7 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path, checkpoint, capsys, override
 def test_missing_weights_say_how_to_get_them(monkeypatch, tmp_path):
     from importlib import metadata
 
-    from ipu_packed_bert.finetuning.start import PACKAGE
+    from ipu_packed_bert.start import PACKAGE
 
     def missing(name):
         raise metadata.PackageNotFoundError(name)
@@ -255,7 +276,7 @@ def test_trained_weights_give_the_same_answers_packed_and_unpacked(tmp_path):
     from importlib import metadata
     from pydoc_data.topics import topics
 
-    from ipu_packed_bert.finetuning.start import PACKAGE
+    from ipu_packed_bert.start import PACKAGE
 
     try:
         metadata.distribution(PACKAGE)
@@ -267,11 +288,13 @@ def test_trained_weights_give_the_same_answers_packed_and_unpacked(tmp_path):
         {"context": text, "qas": [{"id": str(number), "question": " ".join(text.split()[3:9]) + "?"}]} for number, text in enumerate(paragraphs)]}]}))
     config = tiny_config(None, tiny_squad(tmp_path / "train.json"), evaluation=tmp_path / "real.json",
                          data={"max_sequence_length": 192, "packer": "optimal"}, model={"checkpoint": PACKAGE})
-    made = [prepare(config, unpacked=unpacked) for unpacked in (False, True)]
-    assert len(paragraphs) == 10 and made[0].evaluation.packing.packing_factor > 1.5
-    outputs = [each.tuner.predict(each.evaluation) for each in made]
+    made = prepare(config)
+    task = made.task
+    alone = ExamplePacks(task.evaluation, pack_inputs(task.evaluation, max_sequence_length=192, packer="none", max_sequences_per_pack=1))
+    assert len(paragraphs) == 10 and task.evaluation_packs.packing.packing_factor > 1.5
+    outputs = [task.predict(made.engine, in_order(packs, made.batches.layout)).outputs for packs in (task.evaluation_packs, alone)]
     assert max(float(np.abs(first - second).max()) for first, second in zip(*outputs)) < 1e-5
-    answers = [each.task.evaluate(output).files["predictions.json"] for each, output in zip(made, outputs)]
+    answers = [task.score(output).files["predictions.json"] for output in outputs]
     assert answers[0] == answers[1] and len(set(answers[0].values())) > 6
 
 

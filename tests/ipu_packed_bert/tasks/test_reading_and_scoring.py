@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from ipu_packed_bert.config import ConfigError
-from ipu_packed_bert.finetuning import classification, metrics, squad
-from ipu_packed_bert.finetuning.config import ClassificationConfig, SquadConfig, config_from_tree
-from ipu_packed_bert.finetuning.files import locate
-from ipu_packed_bert.finetuning.tokens import Tokenizer
+from ipu_packed_bert.tasks import classification, squad
+from ipu_packed_bert.tasks import scores as metrics
+from ipu_packed_bert.tasks.files import locate
+from ipu_packed_bert.tasks.settings import ClassificationConfig, SquadConfig, config_from_tree
+from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.text.wordpiece import Vocabulary
 from tests.fine_tuning_files import VOCABULARY, tiny_squad, tiny_table
 

@@ -1,0 +1,79 @@
+"""Fine-tune a BERT on packs: python -m ipu_packed_bert.finetune --config configs/finetune_squad_packed.yml"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Optional, Sequence
+
+from ipu_packed_bert.configurations import config_file
+from ipu_packed_bert.processes import refuse_torchrun
+from ipu_packed_bert.tasks.settings import load_config
+from pack_data.command import ArgumentParser
+
+if TYPE_CHECKING:
+    from ipu_packed_bert.runs import Prepared
+
+CONFIG = "config.yml"  # in a run's folder
+
+
+def describe(prepared: Prepared) -> None:
+    """What would run, printed."""
+    config, task, batches = prepared.config, prepared.task, prepared.batches
+    print(f"start     {prepared.start.description}")
+    if prepared.fresh:
+        print(f"          initialised, not in the checkpoint: {', '.join(prepared.fresh)}")
+    for note in task.notes:
+        print(f"data      {note}")
+    for what, packs in (("training", task.training_packs), ("evaluation", task.evaluation_packs)):
+        if packs is not None:
+            packing = packs.packing
+            print(f"packing   {what}: {packing.sequences:,} sequences in {packing.packs:,} rows of {packing.max_sequence_length} "
+                  f"({packing.algorithm}), {packing.packing_factor:.3f} in a row, {packing.efficiency:.1%} of the slots are tokens")
+    if prepared.steps:
+        rows, factor = batches.packs_per_update, batches.packs.packing.packing_factor
+        print(f"updates   {prepared.steps:,}, {batches.updates_per_epoch:,} an epoch, of {rows:,} rows or about {rows * factor:,.0f} sequences "
+              f"({batches.micro_batches_per_update:,} micro-batches of {config.batch.micro_batch})")
+    print(f"engine    {prepared.engine.description}", flush=True)
+
+
+def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    parser = ArgumentParser(prog="python -m ipu_packed_bert.finetune", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", metavar="FILE|NAME",
+                      help="a run's settings: a file, or the name of one that comes with the program, such as finetune_squad_packed")
+    what.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint; a finished one is evaluated again")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="folder in which the data files of the configuration lie")
+    parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
+    parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides",
+                        help="override one setting, any number of times: --set data.packer=none")
+    parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
+    args = parser.parse_args(argv)
+    if args.resume and args.out:
+        parser.error("--out names a new run; --resume continues in the run's own folder")
+    if args.engine:
+        args.overrides.append(f"engine.kind={args.engine}")
+    return args
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    args = parse(argv)
+    refuse_torchrun()
+    config = load_config(Path(args.resume, CONFIG) if args.resume else config_file(args.config), args.overrides)
+    former = load_config(Path(args.resume, CONFIG)) if args.resume else None
+
+    # torch loads from here on: a wrong configuration is refused without it.
+    from ipu_packed_bert.runlog import refuse_a_run_in
+    from ipu_packed_bert.runs import fine_tune, prepare
+    from ipu_packed_bert.tasks.files import located
+
+    if not args.resume:
+        refuse_a_run_in(args.out)
+    # With the files' full names, so that the run can be resumed without --data-dir.
+    prepared = prepare(located(config, args.data_dir), former=former)
+    describe(prepared)
+    with contextlib.closing(prepared.engine), contextlib.closing(prepared.batches):
+        if prepared.steps:
+            prepared.engine.compile(prepared.batches.first())
+        return fine_tune(prepared, args.resume or args.out, resume=bool(args.resume), progress=args.progress)

@@ -1,0 +1,19 @@
+"""Tasks: what is trained on packs, one file each.
+
+    task          the contract between a task and what trains it; examples: what tasks with files of examples share
+    pretraining   questions   classification   tokens
+
+Beside them what they read and score with: settings, files, tokenizer, squad (its files, windows and answers), scores.
+"""
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from ipu_packed_bert.tasks.settings import TASKS
+
+
+def task_class(name: str) -> Any:
+    """The class of a task that learns from files, by the configuration's name for it; it is loaded when it is asked for."""
+    module, _, kind = TASKS[name].partition(".")
+    return getattr(import_module(f"ipu_packed_bert.tasks.{module}"), kind)

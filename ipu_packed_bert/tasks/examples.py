@@ -1,0 +1,210 @@
+"""Tasks that learn from files of examples: their sequences in memory, packed by the packers and the pack layout of `pack_data`."""
+from __future__ import annotations
+
+import abc
+import math
+import time
+import zlib
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipu_packed_bert.config import ModelConfig
+from ipu_packed_bert.loader import Batch, Packs
+from ipu_packed_bert.tasks.settings import FinetuneConfig
+from ipu_packed_bert.tasks.task import Counts, Evaluation, Metric, Task
+from ipu_packed_bert.tasks.tokenizer import Tokenizer
+from pack_data.building.assignment import assign
+from pack_data.histogram import LengthHistogram
+from pack_data.packers import get_packer
+from pack_data.packing import Packing
+from pack_data.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble, decode, disassemble, smallest_type
+from pack_data.sequences import Sequences
+
+_EVALUATION_SEED = 0  # runs with other seeds are scored on the same examples
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """n sequences of a task.
+
+    lengths [n]; input_ids, segment_ids and `slots` flat, one sequence after another; slot_targets: name -> place in the
+    sequence [n]; targets: name -> anything else that is learnt [n, ...].
+    """
+
+    lengths: np.ndarray
+    input_ids: np.ndarray
+    segment_ids: np.ndarray
+    slot_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
+    targets: Mapping[str, np.ndarray] = field(default_factory=dict)
+    slots: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        columns = {"cls_positions": np.zeros(len(self), np.int64), **self.slot_targets,
+                   "sequence_numbers": np.arange(1, len(self) + 1, dtype=np.int64)}
+        return Sequences.of_tokens(self.lengths, {"input_ids": self.input_ids, "segment_ids": self.segment_ids, **self.slots}, columns)
+
+
+class ExamplePacks(Packs):
+    """The sequences in packs, dealt out anew in each epoch: every epoch has other packs of the same lengths.
+
+    depth: places for sequences in a row, at least as many as the deepest pack has; None: these.
+    Raises ValueError where a sequence is too long.
+    """
+
+    def __init__(self, inputs: Inputs, packing: Packing, *, seed: int = 0, depth: Optional[int] = None):
+        self.inputs, self.packing, self.seed = inputs, packing, seed
+        self.digest = zlib.crc32(inputs.input_ids.tobytes())
+        self.schema = self._schema(max(1, packing.largest_depth, depth or 1))
+        self._epoch: Tuple[int, np.ndarray] = (-1, np.zeros(0, self.schema.record_dtype))
+
+    def __len__(self) -> int:
+        return self.packing.packs
+
+    def order(self, epoch: int) -> np.ndarray:
+        return np.arange(len(self))  # they are shuffled as they are dealt out
+
+    def again(self) -> Callable[[], Packs]:
+        return partial(ExamplePacks, self.inputs, self.packing, seed=self.seed, depth=self.schema.max_sequences_per_pack)
+
+    def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
+        return self._decoded(self._records(numbers, epoch))
+
+    def alone(self, numbers: np.ndarray, epoch: int) -> Batch:
+        """The sequences of these packs, each alone in its row: what packing is compared with."""
+        sequences = disassemble(self.schema, self._records(numbers, epoch))
+        rows = len(sequences)
+        return self._decoded(assemble(self.schema, sequences, np.arange(rows), np.zeros(rows, np.int64), rows))
+
+    def _records(self, numbers: np.ndarray, epoch: int) -> np.ndarray:
+        if self._epoch[0] != epoch:
+            place = assign(self.inputs.lengths, self.packing, (self.seed, epoch))
+            self._epoch = (epoch, assemble(self.schema, self.inputs.sequences, place.pack, place.slot, len(self)))
+        return self._epoch[1][numbers]
+
+    def _decoded(self, records: np.ndarray) -> Batch:
+        batch = decode(self.schema, records)
+        for name, values in self.inputs.targets.items():
+            # A sequence that is not there gets the first one's target; it weighs nothing.
+            batch[name] = values[np.maximum(batch["sequence_numbers"], 1) - 1]
+        return batch
+
+    def _schema(self, depth: int) -> PackSchema:
+        slots, inputs = self.packing.max_sequence_length, self.inputs
+        return PackSchema.of_tokens(slots, depth, (
+            StoredColumn("input_ids", SLOT, smallest_type(int(inputs.input_ids.max(initial=0)))),
+            StoredColumn("segment_ids", SLOT, "|u1"),
+            *(StoredColumn(name, SLOT, smallest_type(int(values.max(initial=0)))) for name, values in inputs.slots.items()),
+            *(StoredColumn(name, SEQUENCE, smallest_type(slots), slot_index=True) for name in ("cls_positions", *inputs.slot_targets)),
+            StoredColumn("sequence_numbers", SEQUENCE, smallest_type(len(inputs)))))
+
+
+def pack_inputs(inputs: Inputs, *, max_sequence_length: int, packer: str, max_sequences_per_pack: Optional[int]) -> Packing:
+    """One packing, which serves every epoch."""
+    histogram = LengthHistogram.from_lengths(inputs.lengths, max_sequence_length)
+    packing = get_packer(packer)(histogram, max_sequences_per_pack=max_sequences_per_pack)
+    packing.check(histogram)
+    return packing
+
+
+class Scored(NamedTuple):
+    """What a task makes of the network's outputs."""
+
+    metrics: Dict[str, Any]  # empty where the file has no labels
+    files: Dict[str, Any]  # plain values by file name, predictions.json among them
+
+
+class Predicted(NamedTuple):
+    """What the network predicts for each sequence, in their order: [length, ...] of its slots, or [...] of itself."""
+
+    outputs: Optional[List[np.ndarray]]  # None where not all batches came
+    counts: Counts
+    seconds: float
+
+
+class ExampleTask(Task):
+    """A task that learns from one file and is scored on another: `training` and `evaluation`, None without a file.
+
+    Fields of a batch besides those of the slots: cls_positions (slot of each sequence's [CLS]) and sequence_numbers (which
+    sequence of the data, from 1; 0 where the row has none) [B, D], then the targets and `scale`.
+    """
+
+    counts = {"sequences": "sequence_numbers"}
+    scales = {"scale": "sequences"}
+    outputs: Tuple[str, ...] = ("loss", "correct")
+    metrics: Tuple[Metric, ...] = (Metric("loss", "loss", "sequences", "scale"), Metric("accuracy", "correct", "sequences"))
+    losses = ("loss",)
+    of_slots: bool  # whether predictions are of slots [B, S, ...] or of sequences [B, D, ...]
+
+    training: Optional[Inputs] = None
+    evaluation: Optional[Inputs] = None
+
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig):
+        self.notes: List[str] = []  # what a user should know about the data, one line each
+        self.config, self.tokenizer, self.model = config, tokenizer, model
+        self.max_sequence_length = config.data.max_sequence_length
+        self.training_packs: Optional[ExamplePacks] = None
+        self.evaluation_packs: Optional[ExamplePacks] = None
+
+    def pack(self) -> None:
+        """Pack both files, with as many places for sequences in both: one shape serves training and evaluation."""
+        data, run = self.config.data, self.config.run
+        packings = [None if inputs is None else pack_inputs(
+            inputs, max_sequence_length=data.max_sequence_length, packer=data.packer,
+            max_sequences_per_pack=data.max_sequences_per_pack) for inputs in (self.training, self.evaluation)]
+        depth = self.max_sequences_per_pack = max([1] + [packing.largest_depth for packing in packings if packing is not None])
+        if packings[0] is not None:
+            self.training_packs = ExamplePacks(self.training, packings[0], seed=run.seed, depth=depth)
+        if packings[1] is not None:
+            self.evaluation_packs = ExamplePacks(self.evaluation, packings[1], depth=depth)
+
+    @staticmethod
+    @abc.abstractmethod
+    def texts(config: FinetuneConfig) -> List[str]:
+        """All that is read in training, each text once: what a vocabulary is learnt from."""
+
+    @abc.abstractmethod
+    def score(self, outputs: Sequence[np.ndarray]) -> Scored:
+        """What comes of `Predicted.outputs`."""
+
+    def evaluate(self, engine: Any, batches: Iterable[Batch]) -> Optional[Evaluation]:
+        """The network's outputs for every sequence of `evaluation`, what is made of them, and its score."""
+        outputs, counts, seconds = self.predict(engine, batches)
+        if outputs is None:
+            return None
+        if not all(np.isfinite(each).all() for each in outputs):
+            return Evaluation(counts, {"loss": math.nan}, seconds, math.nan)
+        metrics, files = self.score(outputs)
+        return Evaluation(counts, metrics, seconds, files=files)
+
+    def predict(self, engine: Any, batches: Iterable[Batch]) -> Predicted:
+        found: Dict[int, np.ndarray] = {}
+        parts, start = [], time.perf_counter()
+        for batch in batches:
+            found.update(self.outputs_of(engine.predict(batch), batch))
+            parts.append(self.count(batch))
+        seconds = time.perf_counter() - start
+        whole = self.evaluation is not None and len(found) == len(self.evaluation)
+        counts = {name: sum(part[name] for part in parts) for name in ("packs", "tokens", *self.counts)}
+        return Predicted([found[number] for number in range(len(found))] if whole else None, counts, seconds)
+
+    def outputs_of(self, predictions: np.ndarray, batch: Batch) -> Iterator[Tuple[int, np.ndarray]]:
+        """The number (from 0) and the outputs of each sequence of a batch: its slots of [B, S, ..], or its place of [B, D, ..]."""
+        for row, place in zip(*np.nonzero(batch["sequence_numbers"])):
+            own = batch["input_mask"][row] == place + 1 if self.of_slots else place
+            yield int(batch["sequence_numbers"][row, place]) - 1, predictions[row, own]
+
+    def drawn(self, examples: Sequence[Any], what: str) -> List[Any]:
+        """As many of them at random, in their order, as the configuration wants for `training` or `evaluation`."""
+        data = self.config.data
+        number, seed = (data.training_examples, data.seed) if what == "training" else (data.evaluation_examples, _EVALUATION_SEED)
+        if number is None or number >= len(examples):
+            return list(examples)
+        chosen = np.sort(np.random.default_rng(seed).choice(len(examples), number, replace=False))
+        return [examples[each] for each in chosen]

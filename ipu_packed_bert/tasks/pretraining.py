@@ -1,0 +1,50 @@
+"""Pre-training: masked tokens and, where configured, the next sentence."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional, Tuple
+
+from ipu_packed_bert.config import Config
+from ipu_packed_bert.data import check_schema
+from ipu_packed_bert.placement import Part
+from ipu_packed_bert.tasks.task import Metric, Task
+from pack_data.packs import FIELDS, PackSchema
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Pretraining(Task):
+    """The task of `config` on packs of `schema`; without one the depth is the configuration's.
+
+    Raises ConfigError where the two contradict each other.
+    """
+
+    name = "pretraining"
+    fields = FIELDS + ("mlm_scale", "nsp_scale")
+    outputs = ("loss", "mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct")
+    counts = {"sequences": "next_sentence_weights", "masked_tokens": "masked_lm_weights"}
+    losses = ("mlm_loss", "nsp_loss")
+
+    def __init__(self, config: Config, schema: Optional[PackSchema] = None):
+        if schema is not None:
+            check_schema(config, schema)
+        self._loss = config.loss
+        self.model = config.model
+        self.max_sequence_length = config.data.max_sequence_length
+        self.max_sequences_per_pack = schema.max_sequences_per_pack if schema is not None else config.data.max_sequences_per_pack
+        masked = "masked_tokens" if config.loss.normalisation == "token" else "sequences"
+        self.scales = {"mlm_scale": masked, "nsp_scale": "sequences"}
+        self.metrics = (
+            Metric("mlm_loss", "mlm_loss", masked, "mlm_scale"), Metric("nsp_loss", "nsp_loss", "sequences", "nsp_scale"),
+            Metric("mlm_accuracy", "mlm_correct", "masked_tokens"), Metric("nsp_accuracy", "nsp_correct", "sequences"))
+        self.architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
+
+    @property
+    def heads(self) -> Tuple[Part, ...]:
+        next_sentence = (Part("pooler", "bert.pooler"), Part("NSP head", "cls.seq_relationship"))
+        return (Part("MLM head", "cls.predictions"),) + (next_sentence if self._loss.next_sentence else ())
+
+    def network(self, attention: str) -> "torch.nn.Module":
+        from ipu_packed_bert.model.packed import PackedBertForPreTraining
+
+        return PackedBertForPreTraining(self.model, self._loss, attention=attention)

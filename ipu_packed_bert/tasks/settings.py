@@ -1,0 +1,236 @@
+"""The configuration of a fine-tuning run: its sections, their defaults, what they must fulfil together, and its batch arithmetic.
+
+Engine and single settings are those of pre-training (`ipu_packed_bert.config`, `ipu_packed_bert.settings`).  Loads no torch.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+import yaml
+
+from ipu_packed_bert.config import EngineConfig
+from ipu_packed_bert.settings import FILE, Reader, as_tree, load_yaml, setting
+from pack_data.packers import PACKERS, packs_at_depth
+
+SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = "squad", "single_label", "multi_label", "regression", "tokens"
+# The module and class of each task; loaded when it is asked for, as they need torch.
+TASKS = {
+    SQUAD: "questions.QuestionsTask", SINGLE_LABEL: "classification.ClassificationTask",
+    MULTI_LABEL: "classification.ClassificationTask", REGRESSION: "classification.ClassificationTask", TOKENS: "tokens.TokensTask"}
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is learnt from what, and how it is packed.  Paths are looked for in --data-dir first, where one is given."""
+
+    task: str = setting(SQUAD, choices=tuple(TASKS))
+    training: Optional[str] = setting(None, "null: no training, only evaluation")
+    evaluation: Optional[str] = setting(None, "null: none")
+    training_examples: Optional[int] = setting(None, "questions or texts drawn at random; null: all", minimum=1)
+    evaluation_examples: Optional[int] = setting(None, "the same ones for every seed; null: all", minimum=1)
+    max_sequence_length: int = setting(384, "slots per pack, S", minimum=8)
+    packer: str = setting("optimal", choices=PACKERS)
+    max_sequences_per_pack: Optional[int] = setting(None, "packing depth, D; null: unlimited", minimum=1)
+    seed: int = setting(5, "of the training examples drawn", minimum=0, maximum=2 ** 31 - 1)
+
+
+@dataclass(frozen=True)
+class SquadConfig:
+    """Questions and paragraphs, as BERT cuts them into windows and reads answers out of them."""
+
+    max_query_length: int = setting(64, "tokens of a question; what is longer is cut", minimum=1)
+    stride: int = setting(128, "tokens from one window's start to the next one's", minimum=1)
+    max_answer_length: int = setting(30, "tokens", minimum=1)
+    n_best: int = setting(20, "answers kept for each question", minimum=1)
+    null_answers: bool = setting(False, "version 2: a question may have no answer")
+    null_score_threshold: float = setting(0.0, "no answer where its score is better by more than this")
+    drop_seen_paragraphs: bool = setting(False, "do not evaluate on paragraphs of the training file")
+
+
+@dataclass(frozen=True)
+class ClassificationConfig:
+    """Which columns of a CSV, TSV or JSONL file hold what."""
+
+    text_column: str = setting("text")
+    second_text_column: Optional[str] = setting(None, "for pairs of texts")
+    label_column: str = setting("label")
+    label_separator: str = setting("|", "between the labels of one text, multi_label")
+    threshold: float = setting(0.5, "probability from which a label is given, multi_label", above=0.0, below=1.0)
+
+
+@dataclass(frozen=True)
+class TokensConfig:
+    """Which columns of a JSONL file hold the words of a sentence and their labels; other files have a word and its label a line."""
+
+    words_column: str = setting("words")
+    labels_column: str = setting("labels")
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """Where the weights come from; the sizes apply only when training from scratch."""
+
+    checkpoint: Optional[str] = setting(None, "Hugging Face folder, a run of ours, an installed package; null: from scratch")
+    vocabulary: Optional[str] = setting(None, "vocab.txt; null: the checkpoint's, or one trained on the texts")
+    hidden_dropout: Optional[float] = setting(None, "null: the checkpoint's", minimum=0.0, below=1.0)
+    attention_dropout: Optional[float] = setting(None, "null: the checkpoint's", minimum=0.0, below=1.0)
+    vocabulary_size: int = setting(4096, "when training one", minimum=128)
+    hidden_size: int = setting(256, minimum=1)
+    num_layers: int = setting(4, minimum=1)
+    num_heads: int = setting(4, minimum=1)
+    intermediate_size: int = setting(1024, minimum=1)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimiser.  Packing changes nothing here: an update holds about as many sequences packed as unpacked."""
+
+    name: str = setting("adamw", choices=("lamb", "adamw"))
+    learning_rate: float = setting(5.0e-5, "the peak, reached after the warm-up", above=0.0)
+    warmup_fraction: float = setting(0.1, minimum=0.0, maximum=1.0)
+    schedule_steps: Optional[int] = setting(None, "updates until the rate is 0; null: those of run.epochs", minimum=1)
+    beta1: float = setting(0.9, minimum=0.0, below=1.0)
+    beta2: float = setting(0.999, minimum=0.0, below=1.0)
+    eps: float = setting(1.0e-6, above=0.0)
+    weight_decay: float = setting(0.01, minimum=0.0)
+    bias_correction: bool = setting(True)
+    max_weight_norm: float = setting(65500.0, "LAMB", minimum=0.0)
+    max_gradient_norm: Optional[float] = setting(1.0, "of the whole update; null: not clipped", above=0.0)
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """An update in sequences, which is what the learning depends on; a forward pass in rows, which is what memory depends on."""
+
+    sequences_per_update: int = setting(32, "about: whole packs", minimum=1)
+    micro_batch: int = setting(4, "rows in one forward pass, at most", minimum=1)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long, how often written down, and from which seed."""
+
+    epochs: int = setting(2, minimum=1)
+    seed: int = setting(5, "new heads, dropout, order of the packs", minimum=0, maximum=2 ** 31 - 1)
+    log_every: int = setting(1, "updates between points in TensorBoard; log.jsonl has every update", minimum=1)
+    evaluate_every: int = setting(0, "updates; 0: only at the end", minimum=0)
+    checkpoint_every: int = setting(0, "updates; 0: only at the end", minimum=0)
+    keep_checkpoints: int = setting(1, minimum=1)
+    export: bool = setting(True, "write the model as a Hugging Face folder")
+
+
+SECTIONS = {
+    "data": DataConfig, "squad": SquadConfig, "classification": ClassificationConfig, "tokens": TokensConfig, "model": StartConfig,
+    "optimizer": OptimizerConfig, "batch": BatchConfig, "engine": EngineConfig, "run": RunConfig,
+}
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """A whole, checked configuration."""
+
+    data: DataConfig = DataConfig()
+    squad: SquadConfig = SquadConfig()
+    classification: ClassificationConfig = ClassificationConfig()
+    tokens: TokensConfig = TokensConfig()
+    model: StartConfig = StartConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch: BatchConfig = BatchConfig()
+    engine: EngineConfig = EngineConfig()
+    run: RunConfig = RunConfig()
+    path: str = field(default="config", compare=False)                     # where it came from, for messages
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending: names the run folder."""
+        return Path(self.path).stem
+
+    @property
+    def packed(self) -> bool:
+        """Whether a pack may hold more than one sequence."""
+        return self.data.packer != "none" and self.data.max_sequences_per_pack != 1
+
+    def with_micro_batch(self, packing_factor: float) -> FinetuneConfig:
+        """The same with the micro-batch that divides an update evenly: as many rows as were given, or fewer.
+
+        The packs that hold `batch.sequences_per_update` sequences on average are shared among as few micro-batches as they
+        need, so that an update holds hardly more packs than wanted.
+        """
+        wanted = max(1, round(self.batch.sequences_per_update / packing_factor))
+        micro_batch = math.ceil(wanted / math.ceil(wanted / self.batch.micro_batch))
+        return dataclasses.replace(self, batch=dataclasses.replace(self.batch, micro_batch=micro_batch))
+
+    def micro_batches_per_update(self, packing_factor: float) -> int:
+        wanted = max(1, round(self.batch.sequences_per_update / packing_factor))
+        return math.ceil(wanted / self.batch.micro_batch)
+
+    def packs_per_update(self, packing_factor: float) -> int:
+        """Rows of one update, the same for all."""
+        return self.micro_batches_per_update(packing_factor) * self.batch.micro_batch
+
+    def betas(self, packing_factor: float) -> Tuple[float, float]:
+        """(beta1, beta2), whatever the packing."""
+        return self.optimizer.beta1, self.optimizer.beta2
+
+    @property
+    def schedule_steps(self) -> int:
+        """Updates until the learning rate has fallen to 0; stated once the data are known (`with_schedule`)."""
+        return self.optimizer.schedule_steps or 1
+
+    def with_schedule(self, updates_per_epoch: int) -> FinetuneConfig:
+        """The same, with the length of the schedule stated, so that a run resumed with more epochs keeps it."""
+        steps = self.optimizer.schedule_steps or self.run.epochs * updates_per_epoch
+        return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=steps))
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Nested plain values; :func:`load_config` of them gives an equal configuration."""
+        return as_tree({section: getattr(self, section) for section in SECTIONS})
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.as_dict(), sort_keys=False, default_flow_style=False)
+
+
+def load_config(path: Union[str, Path], overrides: Sequence[str] = ()) -> FinetuneConfig:
+    """Read, override (`section.key=value`, the value in YAML) and check a file; ConfigError with every problem found."""
+    return config_from_tree(load_yaml(path), str(path), overrides)
+
+
+def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> FinetuneConfig:
+    """As :func:`load_config`, from what YAML read."""
+    reader = Reader(SECTIONS, path)
+    reader.read(tree, FILE)
+    for override in overrides:
+        reader.override(override)
+    config = FinetuneConfig(path=path, **reader.sections())
+    reader.check(rules(config))
+    reader.refuse_problems()
+    return config
+
+
+def rules(config: FinetuneConfig) -> List[Tuple[str, Any, str]]:
+    """What settings must fulfil together: (those it is about, whether it is broken, what is wrong)."""
+    data, squad, model = config.data, config.squad, config.model
+    depth = "null (unlimited)" if data.max_sequences_per_pack is None else data.max_sequences_per_pack
+    return [
+        ("data.packer data.max_sequences_per_pack", not packs_at_depth(data.packer, data.max_sequences_per_pack),
+         f"data.max_sequences_per_pack is {depth}; too deep for data.packer {data.packer}"),
+        ("data.training data.evaluation", data.training is None and data.evaluation is None,
+         "data.training and data.evaluation are null; name a file in at least one of them"),
+        ("data.training model.checkpoint", data.training is None and model.checkpoint is None,
+         "data.training is null; needs model.checkpoint, else there is nothing to evaluate"),
+        ("data.training run.evaluate_every data.evaluation", bool(config.run.evaluate_every) and data.evaluation is None,
+         f"run.evaluate_every is {config.run.evaluate_every}; needs data.evaluation"),
+        ("data.task squad.max_query_length data.max_sequence_length",
+         data.task == SQUAD and squad.max_query_length + 4 > data.max_sequence_length,
+         f"squad.max_query_length is {squad.max_query_length}; must be at most data.max_sequence_length, "
+         f"{data.max_sequence_length}, minus 4: three special tokens and one of the paragraph"),
+        ("data.evaluation squad.drop_seen_paragraphs data.training", squad.drop_seen_paragraphs and data.training is None,
+         "squad.drop_seen_paragraphs is true; needs data.training, whose paragraphs they are"),
+        ("model.hidden_size model.num_heads", model.hidden_size % model.num_heads != 0,
+         f"model.hidden_size is {model.hidden_size}; must be a multiple of model.num_heads, {model.num_heads}"),
+        ("engine.kind", config.engine.kind == "ipu", "engine.kind is ipu; fine-tuning runs on the host engine so far: --engine host"),
+    ]

@@ -1,0 +1,138 @@
+"""The contract of a task: what engines, loader and training loop know of it.  They know no task by name.
+
+Loads without torch.
+"""
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
+
+from ipu_packed_bert.config import ModelConfig
+from ipu_packed_bert.loader import Batch, Layout
+from ipu_packed_bert.placement import Part
+
+if TYPE_CHECKING:
+    import torch
+
+Counts = Dict[str, int]
+Metrics = Dict[str, float]
+
+
+class Metric(NamedTuple):
+    """A mean over an update: a sum that the network returns, divided by a count of the batch."""
+
+    name: str  # as it is logged
+    sum: str  # output of the network
+    count: str  # name in Task.counts
+    scale: Optional[str] = None  # the field by which the network has multiplied its sum
+
+
+class Evaluation(NamedTuple):
+    """What came of evaluating."""
+
+    counts: Counts
+    metrics: Mapping[str, Any]
+    seconds: float
+    loss: float = 0.0  # not finite where the network's outputs are not
+    files: Mapping[str, Any] = {}  # plain values by file name
+
+
+class Task(abc.ABC):
+    """What is trained on packs.
+
+    A batch has constant shapes: S slots, D = max_sequences_per_pack places for sequences, as many rows in every update.
+    An empty pack is all zeros; it weighs nothing and is not counted.
+    """
+
+    name: str  # of the configuration's task
+    architecture: str  # Hugging Face's class of the exported network
+    fields: Tuple[str, ...]  # of a batch, in the order in which the network takes them
+    outputs: Tuple[str, ...]  # what the network returns, `loss` first
+    counts: Mapping[str, str]  # name -> the field whose entries above 0 are counted, `sequences` among them
+    scales: Mapping[str, str]  # field -> count: its value is the micro-batches of an update divided by the update's count
+    metrics: Tuple[Metric, ...]
+    losses: Tuple[str, ...]  # the metrics that add up to the loss
+    model: ModelConfig
+    max_sequence_length: int
+    max_sequences_per_pack: Optional[int]  # None where only a data set that is not there yet knows it
+
+    @property
+    @abc.abstractmethod
+    def heads(self) -> Tuple[Part, ...]:
+        """The parts of the network that follow the encoder, in the order of the forward pass."""
+
+    @abc.abstractmethod
+    def network(self, attention: str) -> "torch.nn.Module":
+        """A `model.packed.PackedBert` with initial weights from torch's generator.
+
+        Its forward takes `fields` and returns `outputs` by name, sums over the rows of a micro-batch; the loss is such that
+        its mean over the micro-batches of an update is the mean over the update.
+        """
+
+    def evaluate(self, engine: Any, batches: Iterable[Batch]) -> Optional[Evaluation]:
+        """The metrics of several batches, as if they were one; None where there are no batches, or not all of them.
+
+        engine: an `engine.base.Engine` of this task.
+        """
+        parts, seconds = [], 0.0
+        for batch in batches:
+            result = engine.evaluate(batch)
+            parts.append((self.count(batch), result.metrics))
+            seconds += result.seconds
+        if not parts:
+            return None
+        counts, metrics = self.merged(parts)
+        return Evaluation(counts, metrics, seconds, metrics["loss"])
+
+    def export_settings(self) -> Dict[str, Any]:
+        """Further keys of the exported config.json."""
+        return {}
+
+    # ---- what follows from these ----------------------------------------------------------------------------------------
+
+    def check(self, batch: Batch) -> None:
+        """Raises ValueError where the batch lacks a field."""
+        missing = [name for name in self.fields if name not in batch]
+        if missing:
+            raise ValueError(f"the batch has no {', '.join(missing)}; it needs all of {', '.join(self.fields)}")
+
+    def count(self, batch: Batch) -> Counts:
+        """What a batch really holds: packs and tokens, and `counts`."""
+        real = batch["input_mask"] > 0
+        return {"packs": int(real.any(axis=1).sum()), "tokens": int(real.sum()),
+                **{name: int((batch[field] > 0).sum()) for name, field in self.counts.items()}}
+
+    def layout(self, config: Any, packing_factor: float) -> Layout:
+        """The shape of the global batches of a configuration."""
+        return Layout(self.carried, {field: self.counts[count] for field, count in self.scales.items()},
+                      config.micro_batches_per_update(packing_factor), config.packs_per_update(packing_factor))
+
+    def means(self, sums: Mapping[str, float], counts: Counts, scaled: Mapping[str, float]) -> Metrics:
+        """The metrics of a batch.
+
+        scaled: by scale field, the number that divides a sum multiplied by it.
+        """
+        found: Metrics = {}
+        for metric in self.metrics:
+            divisor = max(1, counts[metric.count]) if metric.scale is None else scaled[metric.scale]
+            found[metric.name] = sums[metric.sum] / divisor if divisor else 0.0
+        return self.with_loss(found)
+
+    def merged(self, parts: Iterable[Tuple[Counts, Mapping[str, float]]]) -> Tuple[Counts, Metrics]:
+        """Counts and metrics of several batches, as if they were one."""
+        totals: Counts = {name: 0 for name in ("packs", "tokens", *self.counts)}
+        sums: Metrics = {metric.name: 0.0 for metric in self.metrics}
+        for counts, metrics in parts:
+            totals = {name: total + counts[name] for name, total in totals.items()}
+            for metric in self.metrics:
+                sums[metric.name] += metrics[metric.name] * counts[metric.count]
+        return totals, self.with_loss({metric.name: sums[metric.name] / max(1, totals[metric.count]) for metric in self.metrics})
+
+    def with_loss(self, metrics: Metrics) -> Metrics:
+        """The metrics after the loss that they add up to."""
+        return {"loss": sum(metrics[name] for name in self.losses), **metrics}
+
+    @property
+    def carried(self) -> Tuple[str, ...]:
+        """`fields`, and what counting needs besides."""
+        return tuple(dict.fromkeys((*self.fields, *self.counts.values())))

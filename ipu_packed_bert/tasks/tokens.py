@@ -1,0 +1,199 @@
+"""Token classification: words with a label each, such as the names in a sentence.
+
+A word's label stands at its first token; the other tokens have none.
+Letters as in `model/bert.py`: B rows, S slots; C classes.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from ipu_packed_bert.config import ModelConfig
+from ipu_packed_bert.model.bert import initialise
+from ipu_packed_bert.model.loss import correct, cross_entropy
+from ipu_packed_bert.model.packed import PackedBert
+from ipu_packed_bert.placement import Part
+from ipu_packed_bert.tasks.classification import label_settings
+from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, Scored
+from ipu_packed_bert.tasks.files import read_table, read_text
+from ipu_packed_bert.tasks.settings import FinetuneConfig, TokensConfig
+from ipu_packed_bert.tasks.task import Metric
+from ipu_packed_bert.tasks.tokenizer import Tokenizer
+
+
+class TokensOutput(NamedTuple):
+    """Scalars over a micro-batch."""
+
+    loss: torch.Tensor  # sum over its labelled tokens, times the scale
+    correct: torch.Tensor  # labelled tokens whose class is right
+
+
+class PackedBertForTokenClassification(PackedBert):
+    """Names of weights as in Hugging Face's BertForTokenClassification.  labels [B, S]: 1 + class, 0 without one."""
+
+    def __init__(self, model: ModelConfig, *, classes: int, attention: str = "eager"):
+        super().__init__(model, attention=attention, pooler=False)
+        self.dropout = nn.Dropout(model.hidden_dropout)
+        self.classifier = nn.Linear(model.hidden_size, classes)
+        initialise(self, model.initializer_range)
+
+    def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, *_) -> torch.Tensor:
+        """[B, S, C], at least float32."""
+        logits_BSC = self.classifier(self.dropout(self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)))
+        return logits_BSC if logits_BSC.dtype == torch.float64 else logits_BSC.float()
+
+    def forward(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, labels_BS, scale_B) -> TokensOutput:
+        logits_BSC = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
+        used_BS = (labels_BS > 0).to(logits_BSC.dtype)
+        class_BS = (labels_BS - 1).clamp(min=0)
+        loss = ((cross_entropy(logits_BSC, class_BS) * used_BS).sum(1) * scale_B).sum()
+        return TokensOutput(loss, (correct(logits_BSC, class_BS).to(used_BS.dtype) * used_BS).sum())
+
+
+class Sentence(NamedTuple):
+    words: Tuple[str, ...]
+    labels: Optional[Tuple[str, ...]]  # one a word; None where the file doesn't tell
+    where: str
+
+
+class TokensTask(ExampleTask):
+    """labels: those of the checkpoint, where there is no training file to take them from."""
+
+    name = "tokens"
+    architecture = "BertForTokenClassification"
+    fields = ("input_ids", "input_mask", "segment_ids", "positions", "labels", "scale")
+    counts = {"sequences": "sequence_numbers", "labelled_tokens": "labels"}
+    scales = {"scale": "labelled_tokens"}
+    metrics = (Metric("loss", "loss", "labelled_tokens", "scale"), Metric("accuracy", "correct", "labelled_tokens"))
+    heads = (Part("classifier", "classifier"),)
+    of_slots = True
+
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, labels: Optional[Sequence[str]] = None):
+        super().__init__(config, tokenizer, model)
+        data = config.data
+        if data.training is not None:
+            training = read_sentences(Path(data.training), config.tokens)
+            if training[0].labels is None:
+                raise ValueError(f"{data.training}: has no labels; name their column with --set tokens.labels_column=...")
+            labels = sorted({label for sentence in training for label in sentence.labels or ()})
+            self.training = self._inputs(self.drawn(training, "training"), labels, "training")
+        elif labels is None:
+            raise ValueError(f"{config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint that was trained on them")
+        self.labels = list(labels)
+        if data.evaluation is not None:
+            self._sentences = self.drawn(read_sentences(Path(data.evaluation), config.tokens), "evaluation")
+            self.evaluation = self._inputs(self._sentences, self.labels, "evaluation")
+        self.pack()
+
+    @staticmethod
+    def texts(config: FinetuneConfig) -> List[str]:
+        found = read_sentences(Path(str(config.data.training)), config.tokens)
+        return list(dict.fromkeys(" ".join(sentence.words) for sentence in found))
+
+    def _inputs(self, sentences: Sequence[Sentence], labels: Sequence[str], what: str) -> Inputs:
+        """[CLS] words [SEP]; what is too long loses its end.  `first_slots[what]`: where each word begins, -1 if it was cut."""
+        index = {label: number for number, label in enumerate(labels, start=1)}
+        pieces = iter(self.tokenizer.encode([word for sentence in sentences for word in sentence.words]))
+        ids: List[np.ndarray] = []
+        slots: List[np.ndarray] = []
+        firsts: List[List[int]] = []
+        for sentence in sentences:
+            tokens = [next(pieces).ids for _ in sentence.words]
+            row, _ = self.tokenizer.joined([np.concatenate(tokens)[:self.max_sequence_length - 2]])
+            starts = np.cumsum([1] + [len(each) for each in tokens[:-1]])
+            firsts.append([int(start) if len(each) and start < len(row) - 1 else -1 for start, each in zip(starts, tokens)])
+            of_slots = np.zeros(len(row), np.int32)
+            for first, label in zip(firsts[-1], sentence.labels or ()):
+                if label not in index:
+                    raise ValueError(f"{sentence.where}: label {label!r} is none of the {len(index)} of the training file")
+                if first >= 0:
+                    of_slots[first] = index[label]
+            ids.append(row)
+            slots.append(of_slots)
+        lengths = np.array([len(row) for row in ids], np.int64)
+        cut = sum(first < 0 for each in firsts for first in each)
+        self.notes.append(f"{what}: {len(sentences):,} sentences of {lengths.mean():.0f} tokens" + (
+            f"; {cut:,} words beyond {self.max_sequence_length} tokens, or without one, have no answer" if cut else ""))
+        if what == "evaluation":
+            self._firsts = firsts
+        flat = np.concatenate(ids)
+        return Inputs(lengths, flat, np.zeros(len(flat), np.int32), slots={"labels": np.concatenate(slots)})
+
+    def network(self, attention: str) -> torch.nn.Module:
+        return PackedBertForTokenClassification(self.model, classes=len(self.labels), attention=attention)
+
+    def score(self, outputs: Sequence[np.ndarray]) -> Scored:
+        found = [[self.labels[int(logits[first].argmax())] if first >= 0 else None for first in firsts]
+                 for logits, firsts in zip(outputs, self._firsts)]
+        files = {"predictions.json": [{"words": list(sentence.words), "labels": labels} for sentence, labels in zip(self._sentences, found)]}
+        wanted = [sentence.labels for sentence in self._sentences]
+        return Scored(word_scores(found, wanted) if wanted[0] is not None else {}, files)
+
+    def export_settings(self) -> Dict[str, Any]:
+        return label_settings(self.labels)
+
+
+def read_sentences(path: Path, columns: TokensConfig) -> List[Sentence]:
+    """JSONL with a list of words and one of labels; or, in any other file, a word and its label a line, sentences apart by an
+    empty line, as in the CoNLL files.  All sentences have labels, or none."""
+    suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".xz")]
+    sentences: List[Sentence] = []
+    if suffixes and suffixes[-1] in (".jsonl", ".json"):
+        for record in read_table(path):
+            where = f"{path} line {record.line}"
+            words, labels = (record.values.get(name) for name in (columns.words_column, columns.labels_column))
+            if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+                raise ValueError(f"{where}: {columns.words_column} is {words!r:.80}; must be a list of words; name it with --set tokens.words_column=...")
+            if labels is not None and (not isinstance(labels, list) or len(labels) != len(words)):
+                raise ValueError(f"{where}: {columns.labels_column} must be a list of {len(words)} labels, one a word")
+            sentences.append(Sentence(tuple(words), None if labels is None else tuple(map(str, labels)), where))
+    else:
+        rows: List[List[str]] = []
+        lines = read_text(path).split("\n")
+        for number, line in enumerate(lines + [""], start=1):
+            cells = line.split()
+            if cells and not line.startswith("-DOCSTART-"):
+                rows.append(cells)
+            elif rows:
+                labelled = all(len(cells) > 1 for cells in rows)
+                sentences.append(Sentence(tuple(cells[0] for cells in rows), tuple(cells[-1] for cells in rows) if labelled else None,
+                                          f"{path} line {number - len(rows)}"))
+                rows = []
+    if not sentences:
+        raise ValueError(f"{path}: holds no sentence")
+    for sentence in sentences:
+        if (sentence.labels is None) != (sentences[0].labels is None):
+            raise ValueError(f"{sentence.where}: some sentences have labels and some have none; label all of them, or none")
+    return sentences
+
+
+def word_scores(found: Sequence[Sequence[Optional[str]]], wanted: Sequence[Any]) -> Dict[str, Any]:
+    """Percent of the words that are right; where labels are B-X, I-X and O, also F1 of whole spans; a word without an answer is wrong."""
+    pairs = [(mine, theirs) for first, second in zip(found, wanted) for mine, theirs in zip(first, second)]
+    scores: Dict[str, Any] = {"accuracy": 100.0 * sum(mine == theirs for mine, theirs in pairs) / len(pairs), "words": len(pairs)}
+    if any(theirs.startswith(("B-", "I-")) for _, theirs in pairs):
+        both = either = 0
+        for first, second in zip(found, wanted):
+            mine, theirs = spans(first), spans(second)
+            both += len(mine & theirs)
+            either += len(mine) + len(theirs)
+        scores["f1"] = 100.0 * 2.0 * both / either if either else 100.0
+    return scores
+
+
+def spans(labels: Sequence[Optional[str]]) -> Set[Tuple[int, int, str]]:
+    """(first word, one after the last, kind) of what B-X I-X I-X ... mark; an I-X that continues nothing begins a span."""
+    found: Set[Tuple[int, int, str]] = set()
+    begun: Optional[Tuple[int, str]] = None
+    for number, label in enumerate([*labels, "O"]):
+        mark, _, kind = (label or "O").partition("-")
+        if begun is not None and not (mark == "I" and kind == begun[1]):
+            found.add((begun[0], number, begun[1]))
+            begun = None
+        if begun is None and mark in ("B", "I"):
+            begun = (number, kind)
+    return found
