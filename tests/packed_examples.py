@@ -42,7 +42,7 @@ def random_sequences(rng, *, lengths: Sequence[int], vocabulary: int, share=0.15
 def lay_out(packs: Sequence[Sequence[int]], sequences, *, slots, depth, predictions) -> Dict[str, np.ndarray]:
     """int32 fields, one row for each pack (an empty one is all zeros); a pack lists the sequences in their order."""
     widths = {
-        **{name: slots for name in ("input_ids", "input_mask", "segment_ids", "positions")},
+        **dict.fromkeys(("input_ids", "input_mask", "segment_ids", "positions"), slots),
         **{"masked_lm_" + name: predictions for name in ("positions", "ids", "weights")},
         **{"next_sentence_" + name: depth for name in ("positions", "labels", "weights")},
     }

@@ -33,8 +33,8 @@ def checkout(tmp_path_factory):
 def command(checkout, *arguments, status=0):
     """Runs ``python ARGUMENTS`` there; returns its standard output, or the one line of its error where status is 2."""
     environment = {**{key: value for key, value in os.environ.items() if key != "PYTHONPATH"}, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run((sys.executable,) + arguments, cwd=str(checkout), env=environment, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True)
+    done = subprocess.run((sys.executable,) + arguments, cwd=str(checkout), env=environment, capture_output=True,
+                          universal_newlines=True)
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     if status == 2:

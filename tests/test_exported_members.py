@@ -34,7 +34,7 @@ def test_the_public_names_are_these_and_all_there(package):
             importlib.import_module(f"{package}.{name}")
             assert not isinstance(getattr(module, name), ModuleType)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        module.nothing
+        _ = module.nothing
 
 
 @pytest.mark.parametrize("package", PUBLIC)

@@ -16,7 +16,7 @@ def without(module, target, arguments, *, script=False):
     how = "run_path" if script else "run_module"
     code = (f"import runpy, sys; sys.modules[{module!r}] = None; sys.argv = [{target!r}, *{list(map(str, arguments))!r}]; "
             f"runpy.{how}({target!r}, run_name='__main__')")
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, universal_newlines=True)
 
 
 @pytest.fixture(scope="module")

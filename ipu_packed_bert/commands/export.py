@@ -92,7 +92,7 @@ def import_folder(folder: Path, run: Path) -> "Loaded":
     config = config_from_tree({
         "data": {"vocabulary": str(run / VOCABULARY), "max_sequence_length": slots,
                  "max_predictions_per_sequence": None},
-        "model": {name: value for name, value in vars(pretrained.model).items()},
+        "model": dict(vars(pretrained.model).items()),
         "placement": {"layers_per_ipu": [pretrained.model.num_layers]}}, str(folder))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)

@@ -156,8 +156,9 @@ class Stages:
         path = self.work / PLAN
         continued = path.exists() and json.loads(path.read_text()) == plan
         if not options.append and not options.overwrite and not continued:
-            # A list, not a generator: every side is looked at before one is found to be missing.
-            if all([is_built(side, plan, list(given.values())) for side in self.sides]):  # noqa: C419
+            # Every side is looked at before one is found to be missing.
+            there = [is_built(side, plan, list(given.values())) for side in self.sides]
+            if all(there):
                 return None
         self._check_room()
         if not continued:

@@ -884,7 +884,7 @@ class PoplarExecutor:
 
         shared, values = self._device_optimizer["shared"], self._values
         weights = {name: tensor.detach().requires_grad_(name in self._moments) for name, tensor in self._device.items()}
-        reduced = {name: 0.0 for name in self._moments}
+        reduced = dict.fromkeys(self._moments, 0.0)
         for replica, times in enumerate(rows):
             sums = {name: _torch.zeros(weights[name].shape, dtype=shared["accum_type"]) for name in self._moments}
             for time, micro_batch in enumerate(times):

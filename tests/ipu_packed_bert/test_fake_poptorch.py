@@ -96,7 +96,7 @@ def test_a_wrong_option_name_fails():
     with pytest.raises(AttributeError):
         options.deviceIterationz = 3
     with pytest.raises(AttributeError):
-        options.Precision.setPartialType
+        _ = options.Precision.setPartialType
     with pytest.raises(RuntimeError, match="unknown backend option"):
         options._Popart.set("disableGradAccumulationTensorStream", True)
     with pytest.raises(RuntimeError, match="takes bool"):
@@ -338,7 +338,7 @@ def loss_of(tensor):
     ("if on a value", lambda m, x: loss_of(m.weight * x) if x.sum() > 0 else loss_of(m.weight)),
     ("tril", lambda m, x: loss_of(torch.tril(x * m.weight))),
     ("bfloat16", lambda m, x: loss_of((x * m.weight).to(torch.bfloat16))),
-    ("captured tensor", lambda m, x, t=torch.ones(3): loss_of(x * m.weight * t)),
+    ("captured tensor", lambda m, x, t=torch.ones(3): loss_of(x * m.weight * t)),  # noqa: B008
     ("literal tensor", lambda m, x: loss_of(x * m.weight * torch.tensor([1.0, 2.0, 3.0]))),
 ])
 def test_what_cannot_be_lowered_is_refused(name, forward):

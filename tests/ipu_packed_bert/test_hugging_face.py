@@ -47,7 +47,10 @@ def reference():
     return transformers.BertForPreTraining(config).train()
 
 
-def ours(theirs, loss=LossConfig()):
+BOTH_HEADS = LossConfig()
+
+
+def ours(theirs, loss=BOTH_HEADS):
     network = PackedBertForPreTraining(MODEL, loss)
     network.load_state_dict({name: value for name, value in theirs.state_dict().items() if name not in TIED})
     return network

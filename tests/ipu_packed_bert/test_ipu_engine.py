@@ -97,7 +97,7 @@ def assert_same_weights(found, expected, tolerance=1e-6):
 
 
 LAYOUTS = {
-    "one IPU": dict(),
+    "one IPU": {},
     "one IPU, 4 replicas": dict(replicas=4, accumulation=2),
     "pipeline of 2": dict(layers_per_ipu=(1, 1), accumulation=5),
     "pipeline of 4, 2 replicas": dict(layers_per_ipu=(0, 1, 1, 1), replicas=2, accumulation=9, micro_batch=1),
@@ -225,7 +225,7 @@ def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
     adapted.load_state_dict(plain.state_dict())
     fields = [torch.from_numpy(make_batch(config)[name]) for name in BATCH_FIELDS]
     outputs = [network(*fields) for network in (plain, adapted)]
-    for network, output in zip((plain, adapted), outputs):
+    for _network, output in zip((plain, adapted), outputs):
         output.loss.backward()
     assert all(abs((a - b).item()) <= 1e-12 * max(1.0, abs(a.item())) for a, b in zip(*outputs))
     gradients = [[p.grad for name, p in network.named_parameters() if not name.endswith("key.bias")]
@@ -549,9 +549,8 @@ def test_too_old_a_poptorch(monkeypatch):
     from tests.fakes import poptorch as stand_in
 
     monkeypatch.setattr(stand_in, "__version__", "2.6.0")
-    with pytest.raises(ImportError, match="too old"):
-        with installed():
-            pass
+    with pytest.raises(ImportError, match="too old"), installed():
+        pass
 
 
 @pytest.mark.parametrize("fault, complaint", [
@@ -760,7 +759,7 @@ def test_a_run_compiles_once_and_continues_on_the_host(tmp_path, capsys):
     config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
     settings = ["--set", "engine.kind=auto", "--set", "engine.half_weights=false", "--set", "model.hidden_dropout=0",
                 "--set", "engine.gradient_accumulator_type=float32"]
-    with installed(ipus=1) as sdk:
+    with installed(ipus=1):
         assert command("--config", config, "--out", str(tmp_path / "ipu"), *settings) == 0
         assert sorted(machine.compilations) == ["inference", "training"]
         assert machine.attached == 0

@@ -47,7 +47,7 @@ def test_an_epoch_shows_every_pack_once(store):
     orders = []
     for epoch in range(3):
         seen = []
-        for number in range(batches.updates_per_epoch):
+        for _number in range(batches.updates_per_epoch):
             assert batches.position.epoch == epoch
             seen += packs_in(next(batches))
         assert Counter(seen) == everything

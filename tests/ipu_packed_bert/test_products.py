@@ -50,7 +50,7 @@ def test_losses_and_gradients_are_those_of_the_additive_mask(depth):
     mask_in_product(product, sequences=depth, columns=config.mask_columns(depth))
     product.load_state_dict(plain.state_dict())
     outputs = [network(*fields.values()) for network in (plain, product)]
-    for network, output in zip((plain, product), outputs):
+    for _network, output in zip((plain, product), outputs):
         output.loss.backward()
     for expected, found in zip(*outputs):
         assert abs((found - expected).item()) <= 1e-12 * max(1.0, abs(expected.item()))

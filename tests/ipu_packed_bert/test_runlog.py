@@ -167,23 +167,23 @@ def test_one_process_at_a_time_writes_a_run(tmp_path):
     config, folder = Config(), str(tmp_path / "run")
     with open_run_folder(folder, config, first_step=0, environment={"seed": 1}):
         for first_step in (0, 3):                           # a second new run, and one that is resumed
-            with pytest.raises(ValueError, match="another process writes this run"):
-                with open_run_folder(folder, config, first_step=first_step, environment={"seed": 2}):
-                    pass
+            with pytest.raises(ValueError, match="another process writes this run"), \
+                    open_run_folder(folder, config, first_step=first_step, environment={"seed": 2}):
+                pass
     assert json.loads((tmp_path / "run" / "environment.json").read_text()) == {"seed": 1}
     (tmp_path / "run" / LOG).write_text("")                 # the first wrote its run and ended before the second took the lock
-    with pytest.raises(ValueError, match="holds a run already"):
-        with open_run_folder(folder, config, first_step=0, environment={"seed": 2}):
-            pass
+    with pytest.raises(ValueError, match="holds a run already"), \
+            open_run_folder(folder, config, first_step=0, environment={"seed": 2}):
+        pass
 
 
 def test_a_run_that_another_process_continued_is_not_continued_from_before(tmp_path):
     save_checkpoint(tmp_path / CHECKPOINTS, Checkpoint(3, {}, {}, ""), keep=1)
     saved = saved_in(tmp_path)
     save_checkpoint(tmp_path / CHECKPOINTS, Checkpoint(6, {}, {}, ""), keep=1)
-    with pytest.raises(ValueError, match="another process continued this run meanwhile"):
-        with open_run_folder(str(tmp_path), Config(), first_step=3, saved=saved, environment={}):
-            pass
+    with pytest.raises(ValueError, match="another process continued this run meanwhile"), \
+            open_run_folder(str(tmp_path), Config(), first_step=3, saved=saved, environment={}):
+        pass
     with open_run_folder(str(tmp_path), Config(), first_step=6, saved=saved_in(tmp_path), environment={}):
         pass
 

@@ -94,7 +94,7 @@ def test_best_pack_value_is_that_of_the_best_of_all_packs(priced, slots, depth):
                 best = max(best, sum(price for _, price in chosen))
         if size * min([length for length, _ in priced], default=slots + 1) > slots:
             break
-    assert best_pack_value([l for l, _ in priced], [p for _, p in priced], slots, depth) == best
+    assert best_pack_value([length for length, _ in priced], [price for _, price in priced], slots, depth) == best
 
 
 def test_a_proof_by_hand():

@@ -319,7 +319,7 @@ def test_the_experiment_finds_packed_and_unpacked_alike(tmp_path, capsys):
     rows = [json.loads(line) for line in (tmp_path / "out" / "cells.jsonl").read_text().splitlines()]
     assert len(rows) == 9 and (tmp_path / "out" / "start" / "config.json").exists()
     final = {(row["variant"], row["seed"]): row["rows"][-1] for row in rows}
-    for name, metric in (("squad", "f1"), ("banking77", "accuracy")):
+    for name, _metric in (("squad", "f1"), ("banking77", "accuracy")):
         for seed in (1, 2):
             packed, unpacked = final[f"{name}_packed", seed], final[f"{name}_unpacked", seed]
             assert packed["sequences"] == unpacked["sequences"] and packed["tokens"] == unpacked["tokens"] and packed["rows"] < unpacked["rows"]

@@ -2,6 +2,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,7 +201,7 @@ def test_a_new_run_starts_from_the_weights_of_another(tiny, undisturbed, tmp_pat
 
 
 def test_without_ipus_each_override_is_printed(tiny, tmp_path, capsys):
-    settings = yaml.safe_load(open(tiny))
+    settings = yaml.safe_load(Path(tiny).read_text())
     settings["engine"]["kind"] = "auto"
     settings["without_ipus"] = {"run": {"steps": 2, "checkpoint_every": 3}, "batch": {"gradient_accumulation": 4}}
     path = tmp_path / "pod.yml"

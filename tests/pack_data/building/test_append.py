@@ -80,34 +80,37 @@ def test_stopped_while_appending(grown, monkeypatch):
     class Stopped(BaseException):
         pass
 
-    replace, expected = os.replace, None
-    for last in (5, 3, 2, 1, 0):            # stopped that many renames before the end: recipe, vocabulary, lengths, manifest
-        calls = [0]
+    class Renames:
+        """os.replace that counts, and stops the program at one of them."""
 
-        def counted(*paths):
-            calls[0] += 1
-            if total and calls[0] == total - last:
+        def __init__(self, stop_at=0):
+            self.made, self.stop_at, self.replace = 0, stop_at, os.replace
+
+        def __call__(self, *paths):
+            self.made += 1
+            if self.made == self.stop_at:
                 raise Stopped
-            replace(*paths)
+            self.replace(*paths)
 
+    expected, total = None, 0
+    for last in (5, 3, 2, 1, 0):            # stopped that many renames before the end: recipe, vocabulary, lengths, manifest
         if expected is None:
             # How many renames an undisturbed run makes, on a copy.
             copy = data.with_name("copy")
             copy.mkdir()
             for path in data.iterdir():
                 (copy / path.name).write_bytes(path.read_bytes())
-            total = 0
+            renames = Renames()
             with monkeypatch.context() as patch:
-                patch.setattr(os, "replace", counted)
+                patch.setattr(os, "replace", renames)
                 build_small(corpus, copy, append=True).close()
-            total, expected = calls[0], {path.name: path.read_bytes() for path in copy.iterdir()}
+            total, expected = renames.made, {path.name: path.read_bytes() for path in copy.iterdir()}
         fresh = data.with_name(f"stopped{last}")
         fresh.mkdir()
         for path in data.iterdir():
             (fresh / path.name).write_bytes(path.read_bytes())
-        calls[0] = 0
         with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", counted)
+            patch.setattr(os, "replace", Renames(total - last))
             with pytest.raises(Stopped):
                 build_small(corpus, fresh, append=True)
         build_small(corpus, fresh, append=True).close()

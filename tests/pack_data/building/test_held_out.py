@@ -217,7 +217,7 @@ def test_appending_documents_of_one_side(corpus, tmp_path, side):
     build_small(grown, out, append=True).close()
     after = [read_manifest(folder) for folder in (out, held_out_folder(out))]
     assert [now.sequences > former.sequences for former, now in zip(before, after)] == [not side, side]
-    assert all(["new.txt" in [name for name, _ in now.made_with["sources"]] for now in after])
+    assert all("new.txt" in [name for name, _ in now.made_with["sources"]] for now in after)
     verify(out), verify(held_out_folder(out))
     files = both(out)
     build_small(grown, out, append=True).close()

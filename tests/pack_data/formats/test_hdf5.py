@@ -1,4 +1,6 @@
 """HDF5: NVIDIA's unpacked examples, with fixed and variable rows, and packed rows without masked_lm_weights."""
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -103,7 +105,7 @@ def test_foreign_data_sets_come_along_row_by_row(tmp_path):
 
 
 def test_files_that_are_not_what_they_should_be(tmp_path):
-    (tmp_path / "cut.hdf5").write_bytes(open(write_nvidia(tmp_path / "a.hdf5", [mlperf_row(example(), S, P)]), "rb").read()[:900])
+    (tmp_path / "cut.hdf5").write_bytes(Path(write_nvidia(tmp_path / "a.hdf5", [mlperf_row(example(), S, P)])).read_bytes()[:900])
     with pytest.raises(ValueError, match="cut.hdf5: HDF5 cannot open it"):
         open_source(tmp_path / "cut.hdf5")
     with h5py.File(tmp_path / "less.hdf5", "w") as file:
@@ -123,9 +125,9 @@ def test_a_damaged_block_costs_its_rows_only(tmp_path):
     path = write_nvidia(tmp_path / "a.hdf5", [mlperf_row(each, S, P) for each in examples])
     with h5py.File(path, "r") as file:
         block = file["input_ids"].id.get_chunk_info_by_coord((4, 0))
-    raw = bytearray(open(path, "rb").read())
+    raw = bytearray(Path(path).read_bytes())
     raw[block.byte_offset + block.size // 2] ^= 0x55
-    open(path, "wb").write(raw)
+    Path(path).write_bytes(raw)
     with pytest.raises(ValueError, match="a.hdf5: record 4: HDF5 cannot read it"):
         values(path)
     source = open_source(path, skip_bad=2)
@@ -139,12 +141,12 @@ def test_damage_anywhere_never_gives_a_traceback_or_a_false_order(tmp_path_facto
     rng = np.random.default_rng(seed)
     examples = random_examples(rng, 6, S, P)
     path = write_nvidia(tmp_path_factory.mktemp("damage") / "a.hdf5", [mlperf_row(each, S, P) for each in examples])
-    raw = bytearray(open(path, "rb").read())
+    raw = bytearray(Path(path).read_bytes())
     if rng.integers(2):
         raw = raw[:int(rng.integers(8, len(raw)))]
     else:
         raw[int(rng.integers(8, len(raw)))] ^= 1 << int(rng.integers(8))
-    open(path, "wb").write(raw)
+    Path(path).write_bytes(raw)
     numbers = []
     try:
         for record in open_source(path, skip_bad=6).read():

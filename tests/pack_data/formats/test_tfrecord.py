@@ -1,6 +1,7 @@
 """TFRecord: frames and checksums, the three formats kept in them, and what damage does."""
 import gzip
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_frames_round_trip(tmp_path_factory, messages, zipped):
     path = str(tmp_path_factory.mktemp("frames") / ("a.tfrecord.gz" if zipped else "a.tfrecord"))
     assert tfrecord.write_frames(path, messages) == len(messages)
     assert [data for _, data in tfrecord.read_frames(path, BadRecords())] == messages
-    raw = open(path, "rb").read()
+    raw = Path(path).read_bytes()
     assert (gzip.decompress(raw) if zipped else raw) == b"".join(frame(message) for message in messages)
 
 
@@ -271,7 +272,7 @@ def test_foreign_features_come_along_with_their_types(tmp_path):
     second, = open_source(again).read()
     for name, expected in foreign.items():
         assert list(second.foreign[name]) == expected
-    assert feature_kinds(unframe(open(again, "rb").read())[0])["score"] == 2
+    assert feature_kinds(unframe(Path(again).read_bytes())[0])["score"] == 2
 
 
 def test_a_row_too_short_for_an_example_says_what_to_do(tmp_path):
