@@ -1,13 +1,13 @@
 """python -m pack_data.build: text in, a packed data set out.
 
-    documents, dealt out to parts -> examples -> histogram -> packing -> assignment -> sorted by shard -> shards -> manifest
+    documents in parts -> examples -> histogram -> packing -> assignment -> sorted by shard -> shards -> manifest
 
-Every stage works on parts of a few megabytes and notes what is done in a folder beside the data set (OUT.building). So
-memory does not grow with the corpus, a build that was killed continues where it was, and the bytes do not depend on the
-number of workers. The data set that was in OUT stays readable until the new manifest takes its place.
+Every stage works on parts of a few megabytes and notes what is done in a folder beside the data set, OUT.building. So
+memory does not grow with the corpus, a build that was killed continues, and the bytes do not depend on the number of
+workers. A former data set in OUT stays readable until the new manifest replaces its own.
 
-With --held-out the documents are split first, and the rest is done for both sides; they appear together. The stages are
-in pack_data/building.
+With --held-out the documents are split first, and every stage is done for both sides; the two data sets appear together.
+The stages are in pack_data/building.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["BuildOptions", "Built", "build", "build_and_report"]
 
 
 def build(options: BuildOptions, progress: Optional[bool] = None) -> PackStore:
-    """Builds the data set, or continues a build that was killed, and opens it. ValueError, one line, for what cannot be.
+    """Builds the data set, or continues a build that was killed, and opens it. ValueError for a user's mistake.
 
     progress: whether to show bars on stderr; None: where that is a terminal.
     """
@@ -40,7 +40,7 @@ def build(options: BuildOptions, progress: Optional[bool] = None) -> PackStore:
 
 
 def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> Built:
-    """`build`, with what there is to tell about it."""
+    """As `build`; also returns the packing and the seconds of each stage."""
     try:
         import fcntl  # noqa: F401
     except ImportError:
@@ -67,7 +67,7 @@ def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> 
 
 def _parser() -> ArgumentParser:
     default = BuildOptions(out="")
-    parser = ArgumentParser(prog="python -m pack_data.build", description="Packs text into a data set for pre-training.")
+    parser = ArgumentParser(prog="python -m pack_data.build", description="Packs text into a data set.")
     add = parser.add_argument
     add("--out", required=True, metavar="DIR",
         help="folder of the data set; one that is there stays readable until the new one is complete")

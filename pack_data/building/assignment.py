@@ -11,7 +11,7 @@ from pack_data.packs import smallest_type
 
 
 class Assignment(NamedTuple):
-    """Sequence i is number slot[i], from 0, of pack pack[i].  Both are integers [sequences] of the smallest sufficient type."""
+    """Sequence i is number slot[i], from 0, of pack pack[i]. Both are integers [sequences] of the smallest type."""
 
     pack: np.ndarray
     slot: np.ndarray
@@ -34,8 +34,8 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
     _check_lengths(lengths, packing)
     rng = np.random.default_rng(seed)
 
-    # All places, numbered pack * deepest + slot, sorted by the length that each place is for. An entry is one slot of one
-    # strategy; it stands for `repeat` packs with consecutive numbers from `base` on.
+    # All places, numbered pack * deepest + slot, sorted by the length that each place is for. An entry is one slot of
+    # one strategy; it stands for `repeat` packs with consecutive numbers from `base` on.
     place_type = np.int32 if packs * deepest < 1 << 31 else np.int64
     slot_of: np.ndarray = np.concatenate([np.arange(depth) for depth in depths.tolist()] or [np.zeros(0, np.int64)])
     length_of = np.fromiter(chain.from_iterable(packing.strategies), np.int64, len(slot_of))

@@ -65,7 +65,7 @@ def _meant(options: Dict[str, Any]) -> Dict[str, Any]:
     return {**options, "max_predictions_per_sequence": predictions}
 
 
-# ---- appending ----------------------------------------------------------------------------------------------------------
+# ---- appending ------------------------------------------------------------------------------------------------------
 
 
 def with_former_options(options: BuildOptions) -> BuildOptions:

@@ -81,6 +81,7 @@ class BuildInput(abc.ABC):
     def files(self) -> Files:
         """What goes in."""
 
+    @abc.abstractmethod
     def leave_out(self, names: Set[str]) -> None:
         """Files of these names are in the data set already."""
 
@@ -181,9 +182,9 @@ class TextInput(BuildInput):
             yield from read_text(self.work, part)
 
     def _spread_text(self) -> Mapping[str, Any]:
-        """Deals the documents out, unless that is done. Returns {"parts": how many each side has, "skipped": bad lines}.
+        """Deals the documents out, unless that is done. Returns "parts", how many each side has, and "skipped" lines.
 
-        The second segment of an example comes from the same part, so a part is to be a fair sample of the corpus, whose
+        The second segment of an example comes from the same part. So a part must be a fair sample of the corpus, whose
         files are often sorted by kind or age.
         """
         done = self.work / "text.json"
@@ -280,6 +281,9 @@ class SyntheticInput(BuildInput):
     def files(self) -> Files:
         return [[f"synthetic {self.options.synthetic}", ""]]
 
+    def leave_out(self, names: Set[str]) -> None:
+        assert not names, "there are no files"
+
     def need(self) -> DiskNeed:
         return DiskNeed(0.0, self.options.sequences * self._histogram.mean_length)
 
@@ -302,8 +306,8 @@ class SyntheticInput(BuildInput):
 def one_sided(options: BuildOptions, side: Side, count: int) -> str:
     """The words of the refusal where a side would have no documents."""
     return (f"{options.corpus}: --held-out {options.held_out:g} puts none of its {count:,} documents with text on the "
-            f"{side.name} side (a document is held out where the hash of its text, as a fraction, is below that number); "
-            "choose another number or give more documents")
+            f"{side.name} side (a document is held out where the hash of its text, as a fraction, is below that "
+            "number); choose another number or give more documents")
 
 
 def _refuse_held_out(options: BuildOptions, option: str) -> None:

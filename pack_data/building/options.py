@@ -35,7 +35,7 @@ class BuildOptions:
     sequences: int = 1_000_000                       # how many, with `synthetic`
     source: Union[str, Path, None] = None            # sequences made elsewhere (pack_data.formats), instead of a corpus
     source_format: str = "auto"
-    columns: Tuple[str, ...] = ()                    # Parquet, Arrow: the columns of the sequences; none: all of integers
+    columns: Tuple[str, ...] = ()                    # Parquet, Arrow: columns of the sequences; none: all of integers
     skip_bad: int = 0
     held_out: float = 0.0                            # share of the documents in a second data set, OUT-held-out
     overwrite: bool = False                          # replace a data set in `out` that was made otherwise
@@ -56,7 +56,7 @@ class BuildOptions:
                               self.short_sequence_probability, self.masked_lm_probability, self.seed)
 
     def deciding(self) -> Dict[str, Any]:
-        """The options that decide the bytes, for the manifest. Files are not among them: it has their content's sha256."""
+        """The options that decide the bytes, for the manifest, which has the sha256 of files instead of their names."""
         left_out = {"out", "overwrite", "append", "workers", "dask", "corpus", "vocabulary", "recipe", "source"}
         if self.synthetic is None:
             left_out |= {"synthetic", "sequences"}

@@ -1,7 +1,7 @@
 """Where the work of a build runs: in this process, in worker processes, or on a Dask cluster.
 
-Every task is a value handed to a plain function that reads and writes files and returns a small result. Tasks may run
-anywhere, in any order, and twice: each writes its files whole and under names of its own.
+A task is a value. A function takes it, reads and writes files, and returns a small result. Tasks may run anywhere, in
+any order, and twice: each writes whole files under names of its own.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TaskRunner(abc.ABC):
 
     @abc.abstractmethod
     def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
-        """Results as they come, in no promised order. Tasks are drawn as there is room for them, not all at once."""
+        """The results, in no promised order. Tasks are drawn when there is room for them, not all at once."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -33,7 +33,7 @@ class TaskRunner(abc.ABC):
 
 
 def open_runner(workers: Optional[int], dask: Optional[str]) -> TaskRunner:
-    """dask: the address of a cluster; else `workers` processes (None: one a core), one of which is this process."""
+    """dask: the address of a cluster. Otherwise `workers` processes, None for one a core; 1 is this process alone."""
     if dask is not None:
         return DaskRunner(dask)
     workers = available_cores() if workers is None else workers
@@ -51,8 +51,7 @@ class SerialRunner(TaskRunner):
 
 
 def _follow_parent(parent: int) -> None:
-    """Leaves Ctrl-C to the parent, and ends a worker whose parent was killed: it would wait for tasks for ever, or write
-    beside the build that continues."""
+    """Leaves Ctrl-C to the parent, and ends a worker whose parent was killed, which would wait for tasks for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
@@ -64,14 +63,15 @@ def _follow_parent(parent: int) -> None:
 
 
 class ProcessRunner(TaskRunner):
-    """Worker processes of this machine, started afresh (not forked: the caller may hold threads, of torch for one)."""
+    """Worker processes of this machine. They are spawned, not forked, because the caller may have threads."""
 
     def __init__(self, workers: int) -> None:
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 
         self.workers = workers
-        self._pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_follow_parent, initargs=(os.getpid(),))
+        self._pool = ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=_follow_parent, initargs=(os.getpid(),))
 
     def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         from concurrent.futures import FIRST_COMPLETED, wait
@@ -91,7 +91,8 @@ class ProcessRunner(TaskRunner):
                 for future in done:
                     yield future.result()
         except BrokenProcessPool:
-            raise ValueError("a worker process was killed (out of memory?); run the same command again, it continues; --workers 1 needs least memory") from None
+            raise ValueError("a worker process was killed (out of memory?); run the same command again, it continues; "
+                             "--workers 1 needs least memory") from None
         finally:
             for future in waiting:
                 future.cancel()
@@ -101,7 +102,7 @@ class ProcessRunner(TaskRunner):
 
 
 class DaskRunner(TaskRunner):
-    """A cluster given by its scheduler's address, or `local:N` for one of N workers on this machine.
+    """A Dask cluster, by the address of its scheduler, or `local:N` for N workers on this machine.
 
     The workers must see the folder of the data set under the same path. A task whose worker dies is given to another.
     """
@@ -112,7 +113,8 @@ class DaskRunner(TaskRunner):
         if address.startswith("local:"):
             if not address[len("local:"):].isdigit() or int(address[len("local:"):]) < 1:
                 raise ValueError(f"--dask {address}: local:N needs a number of workers N of at least 1")
-            self._cluster = distributed.LocalCluster(n_workers=int(address[len("local:"):]), threads_per_worker=1, dashboard_address=None)
+            self._cluster = distributed.LocalCluster(
+                n_workers=int(address[len("local:"):]), threads_per_worker=1, dashboard_address=None)
             address = self._cluster.scheduler_address
         self.client = distributed.Client(address)
 

@@ -26,7 +26,10 @@ def place(lines: Iterable[str]) -> float:
 
 
 def split(documents: Iterable[Document], held_out: float) -> Iterator[Tuple[Document, bool]]:
-    """Each document, and whether it is held out: its place is below `held_out`. What continues a document is where that is."""
+    """Each document, and whether it is held out, which is where its place is below `held_out`.
+
+    The rest of a document that was cut is on the side of its beginning.
+    """
     side = False
     for document in documents:
         if held_out and not document.continues:
@@ -35,9 +38,9 @@ def split(documents: Iterable[Document], held_out: float) -> Iterator[Tuple[Docu
 
 
 def overlap(training: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bool:
-    """Whether documents of a file may be in both data sets, by the `made_with` of their manifests.
+    """Whether a document may be in both data sets, by the `made_with` of their manifests.
 
-    Each says which files went in, by sha256, and which documents of them: those with a place from a to b.
+    A manifest says which files went in, by sha256, and which of their documents: those with a place from a to b.
     """
     def files(made_with: Mapping[str, Any]) -> set:
         return {sha256 for _, sha256 in made_with.get("sources", ()) if sha256}

@@ -1,7 +1,7 @@
-"""What `pack_data.build --from` needs of a source: its sequences in numbered parts, and the columns they have.
+"""Sequences made elsewhere, for `pack_data.build --from`: numbered parts of them, and their columns.
 
-A part is spilled with the widest types, as nobody knows the largest id before the last record; the packs then get the
-smallest ones that hold what was read.
+The largest id is known only after the last record. So the parts have the widest types, and the packs the smallest types
+that hold what was read.
 """
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from pack_data.sequences import Sequences
 
 PART = 1 << 15  # sequences
 _IDS = ("input_ids", "masked_lm_ids")
-_TAKEN = ("lengths", "prediction_counts", "pack_in_shard", "slot")  # what the build calls its own columns
+_TAKEN = ("lengths", "prediction_counts", "pack_in_shard", "slot")  # names of the build's own columns
 
 
 @dataclass(frozen=True)
 class SourceTask:
+    """A part of a source, already read."""
+
     work: str
     part: int
     sequences: Sequences
@@ -29,28 +31,30 @@ class SourceTask:
 
 
 def parts_schema(source: Source, max_sequence_length: int, max_predictions: int) -> PackSchema:
-    """The columns of a source, from its first record, as wide as they may need to be.  ValueError where it has none."""
+    """The columns of a source, from its first record, with the widest types. ValueError where it has no record."""
     first = next(source.examples(), None)
     if first is None:
         raise ValueError(f"{source.path}: has no record; nothing to pack")
     extra = [StoredColumn(name, SEQUENCE, "<i4") for name in integer_columns(first)]
     for name in [column.name for column in extra] + (list(first.value) if source.unpacked_kind == "tokens" else []):
         if name in _TAKEN:
-            raise ValueError(f"{first.origin.path}: a column may not be called {name}, the build has one of that name; rename it")
+            raise ValueError(f"{first.origin.path}: a column may not be called {name}, the build has one of that name; "
+                             "rename it")
     if source.unpacked_kind == "tokens":
-        return PackSchema.of_tokens(max_sequence_length, 1, [StoredColumn(name, SLOT, "<i4") for name in first.value] + extra)
+        columns = [StoredColumn(name, SLOT, "<i4") for name in first.value]
+        return PackSchema.of_tokens(max_sequence_length, 1, columns + extra)
     return PackSchema.bert(max_sequence_length, 1, max_predictions, vocabulary_size=1 << 31, extra=extra)
 
 
 def tasks(source: Source, work: Path, schema: PackSchema, missing: Callable[[int], bool]) -> Iterator[SourceTask]:
-    """The parts that are not there yet.  Every record is read, also of those that are: a part is a run of records."""
+    """The parts that are missing. Every record is read, those of other parts too, because parts count records."""
     for part, sequences in enumerate(source.blocks(PART, schema.max_sequence_length)):
         if missing(part):
             yield SourceTask(str(work.resolve()), part, sequences, schema)
 
 
 def make_source_part(task: SourceTask) -> Dict[str, Any]:
-    """Spills a part and notes the smallest and largest value of each column."""
+    """Writes a part and notes the smallest and largest value of each column."""
     columns = {SLOT: task.sequences.tokens, SEQUENCE: task.sequences.scalars, PREDICTION: task.sequences.predictions}
     ranges = {}
     for column in task.schema.columns:
@@ -61,16 +65,19 @@ def make_source_part(task: SourceTask) -> Dict[str, Any]:
 
 
 def narrowed(schema: PackSchema, notes: Sequence[Mapping[str, Any]]) -> PackSchema:
-    """The same columns with the smallest types that hold what all parts have.  Token ids share one."""
+    """The same columns with the smallest types that hold the values of all parts. All token ids have one type."""
     ranges = _ranges(notes)
 
     def dtype(column: StoredColumn) -> str:
-        low, high = _together(ranges, _IDS) if column.name in _IDS and schema.kind == BERT else ranges.get(column.name, (0, 0))
+        low, high = ranges.get(column.name, (0, 0))
+        if column.name in _IDS and schema.kind == BERT:
+            low, high = _together(ranges, _IDS)
         if low >= 0:
             return smallest_type(high)
-        return next(name for name, bits in (("|i1", 7), ("<i2", 15), ("<i4", 31)) if low >= -(1 << bits) and high < 1 << bits)
+        signed = (("|i1", 7), ("<i2", 15), ("<i4", 31))
+        return next(name for name, bits in signed if low >= -(1 << bits) and high < 1 << bits)
 
-    # Columns of places and labels have their types from the shape of the pack.
+    # The types of positions and labels follow from the shape of the pack.
     own = {"first_segment_lengths", "next_sentence_labels", "masked_lm_positions"} if schema.kind == BERT else set()
     return replace(schema, columns=tuple(
         column if column.name in own else replace(column, dtype=dtype(column)) for column in schema.columns))

@@ -81,11 +81,11 @@ class Stages:
         self.out = Path(options.out)
         self.example_options = options.example_options()
         self.seconds: Dict[str, float] = {}
-        places: List[Tuple[Optional[str], Path, Path]] = [(sides.TRAINING if options.held_out else None, work, self.out)]
+        places: List[Tuple[Optional[str], Path, Path]] = [(None, work, self.out)]
         if options.held_out:
             held_out = sides.held_out_folder(self.out)
             check_out(held_out)
-            places.append((sides.HELD_OUT, work / HELD_OUT_WORK, held_out))
+            places = [(sides.TRAINING, work, self.out), (sides.HELD_OUT, work / HELD_OUT_WORK, held_out)]
         self.sides = [Side(name, folder, out, read_manifest(out) if options.append else None)
                       for name, folder, out in places]
         self.input = open_input(options, self.sides, progress)
@@ -122,7 +122,8 @@ class Stages:
                 self._assignment(side, parts_schema, packing)
             shards = self._shards(side, parts_schema, schema, packing)
             with self._timed("commit"):
-                packings.append(self._make_ready(side, schema, packing, shards, self._made_with(side, sources), vocabulary))
+                made_with = self._made_with(side, sources)
+                packings.append(self._make_ready(side, schema, packing, shards, made_with, vocabulary))
             fixed = schema  # packs of the held-out side have the shape of the training side's
         with self._timed("commit"):
             announce(self.work, [Replacement(side.work, side.out) for side in self.sides])
@@ -130,7 +131,7 @@ class Stages:
             store = PackStore.open(self.out)
         return Built(store, packings[0], self.seconds)
 
-    # ---- the plan: what is built, and whether a former build of the same was stopped ------------------------------------
+    # ---- the plan: what is built, and whether a former build of the same was stopped ----------------------------------
 
     def _plan(self) -> Optional[Files]:
         """Empties the work folder unless it belongs to this very build. Returns the files that go in and are new.
@@ -191,7 +192,7 @@ class Stages:
         return {**before, "sources": before["sources"] + sources, "parts": before["parts"] + made["parts"],
                 "documents": before["documents"] + made["documents"], **account}
 
-    # ---- examples --------------------------------------------------------------------------------------------------------
+    # ---- examples -----------------------------------------------------------------------------------------------------
 
     def _examples(self, schema: PackSchema, vocabulary_size: int) -> None:
         """The sequences of every side, spilled, with a note for each part."""
@@ -213,11 +214,14 @@ class Stages:
                     path.unlink()                  # so that nothing stays behind
             if empty and len(empty) < len(self.sides):
                 raise ValueError(one_sided(self.options, empty[0], read))
-            raise ValueError(f"{self.options.corpus}: the corpus is empty: no text in {read} documents; nothing to pack")
+            what = self.options.source or self.options.corpus
+            raise ValueError(f"{what}: the corpus is empty: no text in {read} documents; nothing to pack")
 
-    # ---- lengths to packing and assignment -------------------------------------------------------------------------------
+    # ---- lengths to packing and assignment ----------------------------------------------------------------------------
 
-    def _packing(self, side: Side, parts_schema: PackSchema, fixed: Optional[PackSchema]) -> Tuple[Packing, PackSchema]:
+    def _packing(
+        self, side: Side, parts_schema: PackSchema, fixed: Optional[PackSchema],
+    ) -> Tuple[Packing, PackSchema]:
         """The recipe, solved once, and the schema of its packs; both stay in the work folder.
 
         fixed: the schema that the packs must have: that of the data set to append to, or of the training side.
@@ -268,9 +272,10 @@ class Stages:
         save_array(side.work / "pack.npy", assignment.pack)
         save_array(done, assignment.slot)
 
-    # ---- sequences to packs ----------------------------------------------------------------------------------------------
+    # ---- sequences to packs -------------------------------------------------------------------------------------------
 
     def _shards(self, side: Side, parts_schema: PackSchema, schema: PackSchema, packing: Packing) -> List[Note]:
+        """Sorts the parts by shard and gathers the shards; returns their notes."""
         work, notes, per_shard = side.work, side.notes, max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
         count, first_shard = -(-packing.packs // per_shard), len(side.former.shards) if side.former else 0
         totals = [RunningTotals(*note["totals"]) for note in notes]
@@ -289,15 +294,15 @@ class Stages:
             return min(per_shard, packing.packs - number * per_shard)
 
         def shard_task(number: int) -> ShardTask:
-            between = tuple(
-                (totals[part], RunningTotals(*runs[part, number].tolist()), RunningTotals(*runs[part, number + 1].tolist()))
-                for part in range(len(notes)))
+            ends = [[RunningTotals(*run) for run in runs[part, number:number + 2].tolist()] for part in range(len(notes))]
+            between = tuple((totals[part], begin, end) for part, (begin, end) in enumerate(ends))
             return ShardTask(str(work.resolve()), str(side.ready.resolve()), number, first_shard + number,
                              packs_of(number), between, parts_schema, schema, per_shard)
 
         with self._timed("writing"), progress_bar(
                 packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
-            done = {note["number"] for note in read_notes(work, "shard-*.json") if (side.ready / note["file"]).exists()}
+            finished = read_notes(work, "shard-*.json")
+            done = {note["number"] for note in finished if (side.ready / note["file"]).exists()}
             bar.update(sum(packs_of(number) for number in done))
             missing = (shard_task(number) for number in range(count) if number not in done)
             for note in self.runner.map(make_shard, missing):

@@ -1,10 +1,10 @@
-"""The three kinds of work that a build hands to workers. Each task names its files and needs nothing else.
+"""The three kinds of work that a build hands to workers. A task holds all that the work needs, files by name.
 
     examples   text-00007.jsonl (or drawn lengths)  -> examples-00007.bin    in the order of the text
-    sort       examples-00007.bin + assignment      -> sorted-00007.bin      by shard, each sequence knows pack and slot
+    sort       examples-00007.bin + assignment      -> sorted-00007.bin      by shard, with pack and slot of each sequence
     shard      its slice of every sorted-*.bin      -> packs-00003-*.npy     whole packs
 
-A task is done when its small .json (or .npy) file exists; that file is written after the data and by rename.
+A task is done when its note exists, a small .json or .npy file, which is written by rename after the data.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def text_name(part: int) -> str:
 
 
 def read_text(work: Path, part: int) -> Iterator[Document]:
-    """The documents that were dealt to a part: one JSON list of paragraphs a line."""
+    """The documents of a part; each is a JSON list of paragraphs on a line."""
     with open(work / text_name(part), encoding="utf-8") as lines:
         for line in lines:
             yield Document("", json.loads(line))
@@ -68,23 +68,27 @@ def count_lengths(sequences: Sequences) -> List[List[int]]:
     masked = np.zeros(len(counts), dtype=np.int64)
     np.maximum.at(masked, sequences.lengths, sequences.prediction_counts)
     lengths = np.flatnonzero(counts)
-    return np.stack([lengths, counts[lengths], masked[lengths]], axis=1).tolist()
+    found: List[List[int]] = np.stack([lengths, counts[lengths], masked[lengths]], axis=1).tolist()
+    return found
 
 
 def save_examples(work: Path, part: int, sequences: Sequences, schema: PackSchema, **about: Any) -> Dict[str, Any]:
-    """Writes a block of sequences as part `part`, and then the note that it is there."""
+    """Writes a block of sequences as part `part`, then its note. Returns the note, with `about` in it."""
     name = examples_name(part)
     SpillFormat.of(schema).write(work / f"{name}.bin", sequences)
-    note = {"part": part, "totals": list(totals_of(sequences)), "digest": digest(sequences), "lengths": count_lengths(sequences), **about}
+    note = {"part": part, "totals": list(totals_of(sequences)), "digest": digest(sequences),
+            "lengths": count_lengths(sequences), **about}
     write_json(work / f"{name}.json", note)
     return note
 
 
 @dataclass(frozen=True)
 class ExamplesTask:
+    """Part `part` of a corpus."""
+
     work: str
     part: int
-    stream: int                     # of random numbers: the part's number counted over all that was ever appended
+    stream: int                     # of random numbers: the part's number, counted on over all that was appended
     lower_case: bool
     options: ExampleOptions
     schema: PackSchema
@@ -96,16 +100,17 @@ def _vocabulary(path: str, lower_case: bool) -> Vocabulary:
 
 
 def make_part(task: ExamplesTask) -> Dict[str, Any]:
-    """Documents to examples, spilled; the text is removed when that is noted."""
+    """Makes the examples of the documents and writes them; then removes the text."""
     work, note = Path(task.work), Path(task.work) / f"{examples_name(task.part)}.json"
     text = work / text_name(task.part)
-    if not note.exists():           # a cluster may run a task again although it had ended
-        documents = list(read_text(work, task.part))
-        sequences = examples_of(documents, _vocabulary(str(work / "vocab.txt"), task.lower_case), task.options, task.stream)
+    if not note.exists():           # a cluster may run a finished task again
+        documents, vocabulary = list(read_text(work, task.part)), _vocabulary(str(work / "vocab.txt"), task.lower_case)
+        sequences = examples_of(documents, vocabulary, task.options, task.stream)
         save_examples(work, task.part, sequences, task.schema, documents=len(documents))
     if text.exists():
         text.unlink()
-    return json.loads(note.read_text())
+    found: Dict[str, Any] = json.loads(note.read_text())
+    return found
 
 
 @dataclass(frozen=True)
@@ -123,14 +128,16 @@ class SyntheticTask:
 
 
 def make_synthetic_part(task: SyntheticTask) -> Dict[str, Any]:
-    """Drawn lengths to sequences with as many masked tokens as text would have, spilled."""
+    """Draws lengths and makes sequences of them, with as many masked tokens as text would have; writes them."""
     rng = np.random.default_rng([task.options.seed, task.stream])
     weights = np.array(task.weights, dtype=np.float64)
     lengths = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(task.count), side="right")
     lengths = np.minimum(lengths, len(weights) - 1)
-    counts = np.minimum(masked_count(lengths, task.options.max_predictions_per_sequence, task.options.masked_lm_probability), lengths)
+    options = task.options
+    counts = masked_count(lengths, options.max_predictions_per_sequence, options.masked_lm_probability)
+    counts = np.minimum(counts, lengths)
     tokens, masked = int(lengths.sum()), int(counts.sum())
-    # Masked tokens at even distances: only their number matters here.
+    # Masked tokens stand at even distances: only their number matters.
     place = np.arange(masked) - np.repeat(np.cumsum(counts) - counts, counts)
     sequences = Sequences(
         lengths, {"input_ids": rng.integers(1, task.vocabulary_size, tokens, dtype=np.uint32)},
@@ -142,10 +149,12 @@ def make_synthetic_part(task: SyntheticTask) -> Dict[str, Any]:
 
 @dataclass(frozen=True)
 class SortTask:
+    """A part whose sequences have their places."""
+
     work: str
     part: int
     totals: RunningTotals
-    first: int                      # number of the part's first sequence in the whole
+    first: int                      # number of the part's first sequence among all
     schema: PackSchema
     packs_per_shard: int
     shards: int
@@ -158,10 +167,10 @@ def _sorted_format(schema: PackSchema, packs_per_shard: int) -> SpillFormat:
 
 
 def sort_part(task: SortTask) -> int:
-    """Sorts a part by shard; its index has the running totals where each shard's run begins, int64 [shards + 1, 3]."""
+    """Sorts a part by shard. Its index, int64 [shards + 1, 3], has the running totals where each shard begins."""
     work = Path(task.work)
     source, index_file = work / f"{examples_name(task.part)}.bin", work / f"{sorted_name(task.part)}.npy"
-    if index_file.exists():         # a cluster may run a task again although it had ended
+    if index_file.exists():         # a cluster may run a finished task again
         return task.part
     sequences = SpillFormat.of(task.schema).read_all(source, task.totals)
     own = slice(task.first, task.first + task.totals.sequences)
@@ -182,34 +191,37 @@ def sort_part(task: SortTask) -> int:
 
 @dataclass(frozen=True)
 class ShardTask:
+    """A shard to be gathered from all parts."""
+
     work: str
-    folder: str
+    folder: str                     # where the packs are written
     number: int
-    shard: int                      # its number in the data set, which may hold others from before
+    shard: int                      # its number in the data set, which may have shards already
     packs: int
-    # For each part: its totals and the running totals where this shard's run begins and ends.
+    # For each part: its totals, and the running totals where this shard begins and ends.
     runs: Tuple[Tuple[RunningTotals, RunningTotals, RunningTotals], ...]
-    parts_schema: PackSchema        # of the sorted files; a source's ids are wider there
+    parts_schema: PackSchema        # of the sorted files; ids from foreign files have a wider type there
     schema: PackSchema              # of the packs
     packs_per_shard: int
 
 
 def make_shard(task: ShardTask) -> Dict[str, Any]:
-    """Gathers the sequences of a shard and writes its packs, then the note with its checksum."""
+    """Gathers the sequences of a shard, writes its packs, then its note with the checksum."""
     work = Path(task.work)
     spill = _sorted_format(task.parts_schema, task.packs_per_shard)
-    blocks = [spill.read(work / f"{sorted_name(part)}.bin", *run) for part, run in enumerate(task.runs) if run[1] != run[2]]
+    blocks = [spill.read(work / f"{sorted_name(part)}.bin", *run)
+              for part, run in enumerate(task.runs) if run[1] != run[2]]
     sequences = Sequences.concatenate(blocks)
     pack, slot = sequences.scalars.pop("pack_in_shard"), sequences.scalars.pop("slot")
     records = assemble(task.schema, sequences, pack, slot, task.packs)
     entry = write_shard(Path(task.folder), task.shard, records)
     save_array(work / f"{shard_name(task.number)}.npy", lengths_of(task.schema, records))
-    note = {"number": task.number, "file": entry.file, "bytes": entry.bytes, "sha256": entry.sha256, "packs": entry.packs,
-            "digest": digest(sequences), "sequences": len(sequences)}
+    note = {"number": task.number, "file": entry.file, "bytes": entry.bytes, "sha256": entry.sha256,
+            "packs": entry.packs, "digest": digest(sequences), "sequences": len(sequences)}
     write_json(work / f"{shard_name(task.number)}.json", note)
     return note
 
 
-def read_notes(work: Path, pattern: str) -> Sequence[Dict[str, Any]]:
+def read_notes(work: Path, pattern: str) -> List[Dict[str, Any]]:
     """The notes of finished tasks, in order of their names."""
     return [json.loads(path.read_text()) for path in sorted(work.glob(pattern))]

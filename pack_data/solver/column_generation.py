@@ -1,14 +1,15 @@
 """The cutting-stock linear programme over a length histogram with a limit on sequences per pack, by column generation.
 
     minimise    sum_j x_j                              x_j >= 0: packs made with strategy j
-    subject to  sum_j a_lj x_j >= n_l  for every l     a_lj: slots for length l in strategy j; n_l: sequences of length l
+    subject to  sum_j a_lj x_j >= n_l  for every l     a_lj: slots for length l in strategy j
+                                                       n_l: sequences of length l
 
-and "a slot for length l may hold the next shorter length" columns of cost 0, so that only maximal packs are needed.  The
-prices (duals) of the rows are then non-decreasing in l.  A strategy improves the programme if its prices add up to more
-than 1; the best ones come out of a knapsack over (sequences, tokens), solved for all lengths at once by `PackTables`.
-Gilmore and Gomory, "A linear programming approach to the cutting-stock problem" (1961); prices smoothed towards the best
-ones so far as in Pessoa, Sadykov, Uchoa and Vanderbeck, "Automation and combination of linear-programming based
-stabilization techniques in column generation" (2018).
+A slot for length l may also hold the next shorter length, by columns of cost 0, so that only maximal packs are needed.
+The prices (duals) of the rows are then non-decreasing in l. A strategy improves the programme if its prices add up to
+more than 1. The best ones are solutions of a knapsack over (sequences, tokens), which `PackTables` solves for all
+lengths at once. Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem" (1961). Prices
+are smoothed towards the best ones so far: Pessoa, Sadykov, Uchoa and Vanderbeck, "Automation and combination of
+linear-programming based stabilization techniques in column generation" (2018).
 """
 from __future__ import annotations
 
@@ -20,25 +21,28 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 
-_TOLERANCE = 1e-9  # relative; the linear programmes are solved to about 1e-9 themselves
+_TOLERANCE = 1e-9  # relative; HiGHS solves the linear programmes to about 1e-9
 _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a block stays in the cache
-_CALL = 3000  # elements that NumPy handles in the time of a call
-_DEEP = 64  # sequences; deeper packs would need a table for each number of them
+_CALL = 3000  # elements that NumPy handles in the time of one call
+_DEEP = 64  # sequences in a pack; deeper packs would need too many tables, one for each number of sequences
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
-FULL_ROWS = 4200  # seconds where lengths are scarce, a minute or more where tokens are; beyond, only the coarse programme
-_FEW, _MANY = 40, 1000  # sequences of a length, on average; lengths
-_INTERIOR_ROWS = 150  # from here on the interior-point method, with its crossover to a vertex, is the faster one
-_CANDIDATES = 512  # strategies sought a round
+# Rows up to which the full programme is solved. It takes seconds if lengths are scarce, a minute or more if tokens are.
+FULL_ROWS = 4200
+_FEW, _MANY = 40, 1000  # mean number of sequences of a length; number of lengths
+_INTERIOR_ROWS = 150  # rows from which the interior-point method, with crossover to a vertex, is faster
+_CANDIDATES = 512  # strategies sought in a round
 
 
-Progress = Callable[[float, float], None]  # told the value and the bound after every programme solved
+Progress = Callable[[float, float], None]  # called with value and bound after every programme solved
 
 
 class PackTables:
-    """Most valuable packs of up to k sequences, by max-plus products: value_(i + j)(c) = max_s value_i(s) + value_j(c - s).
+    """Most valuable packs of up to k sequences, by max-plus products.
 
-    A slot may stay empty, so value_k is non-decreasing in k and in the capacity c.  With few different prices one sequence is
-    added at a time (i = 1), because value_1 then has few steps s that matter; with many, numbers of sequences are doubled.
+        value_(i + j)(c) = max over s of value_i(s) + value_j(c - s)         c: tokens in the pack, the capacity
+
+    A slot may stay empty, so value_k is non-decreasing in k and in c. With few different prices one sequence is added
+    at a time (i = 1), because value_1 has few steps s. With many, the number of sequences is doubled each time.
     lengths int [m] ascending; prices float64 [m] by length, non-decreasing.
     """
 
@@ -83,7 +87,8 @@ class PackTables:
         table = np.empty(len(a))
         for start in range(0, len(a), rows_of(len(a))):
             stop = min(len(a), start + rows_of(len(a)))
-            share = stop if b is not a else stop // 2 + 1  # of two equal factors the first may have the smaller share
+            # of two equal factors the first may have the smaller share
+            share = stop if b is not a else stop // 2 + 1
             (windows[start:stop, :share] + a[:share]).max(axis=1, out=table[start:stop])
         return table
 
@@ -168,7 +173,8 @@ class Pool:
     def solve(self, weights: np.ndarray) -> _Master:
         """The full programme over these strategies; float weights [lengths].
 
-        Lengths for which no strategy has a slot can only go to the next longer one that has: they share its row and its price.
+        A length for which no strategy has a slot goes into slots of the next longer one that has: it shares that row
+        and its price.
         """
         rows = np.unique(self._row[self.strategies])
         rows = rows[rows > 0] - 1
@@ -181,27 +187,27 @@ class Pool:
         rows = self._row[strategies].ravel()
         columns = np.repeat(np.arange(len(strategies)), strategies.shape[1])
         used = rows > 0
-        return coo_matrix(
-            (np.ones(int(used.sum())), (rows[used] - 1, columns[used])), shape=(len(self.lengths), len(strategies))).tocsc()
+        shape = len(self.lengths), len(strategies)
+        return coo_matrix((np.ones(int(used.sum())), (rows[used] - 1, columns[used])), shape=shape).tocsc()
 
 
 @dataclass(frozen=True)
 class Relaxation:
-    """The linear programme's outcome."""
+    """The solution of the linear programme."""
 
     value: float  # of the strategies found: an upper bound of the programme's optimum
     bound: float  # of the prices: a lower bound of it (up to rounding; the certificate makes it exact)
     prices: np.ndarray  # float64 [lengths], non-decreasing, no pack worth more than 1 (up to rounding)
     strategies: np.ndarray  # int64 [n, depth]: the strategies in use, longest first, 0 = empty slot
     packs: np.ndarray  # float64 [n]: packs made with each
-    exact: bool  # whether they have a slot for every sequence, or fit as a whole only (see `Programme.solve_coarse`)
+    exact: bool  # whether they have a slot for every sequence; else they fit in total only (`Programme.solve_coarse`)
 
 
 def first_prices(lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int) -> List[np.ndarray]:
-    """Prices [lengths] that are good before anything is solved.
+    """Good prices [lengths], known before any programme is solved.
 
-    By tokens, and by tokens with every length above S - t priced as a whole pack and none below t (Martello and Toth's
-    bound L2, 1990), at the best t; by sequences; and mixtures of tokens and sequences.
+    They are: tokens / S; tokens / S with 1 for every length above S - t and 0 for every length below t, at the best t
+    (Martello and Toth's bound L2, 1990); 1 / depth for each sequence; and mixtures of the first and the last.
     """
     S = max_sequence_length
     tokens = lengths / S
@@ -218,7 +224,7 @@ def first_prices(lengths: np.ndarray, counts: np.ndarray, max_sequence_length: i
 
 
 def _hats(lengths: np.ndarray, knots: np.ndarray) -> csc_matrix:
-    """Sparse [knots, lengths]: piecewise linear interpolation between the lengths at the indices `knots`, from first to last."""
+    """Sparse [knots, lengths]: piecewise linear interpolation between the lengths at the ascending indices `knots`."""
     m, k = len(lengths), len(knots)
     right = np.clip(np.searchsorted(knots, np.arange(m), side="right"), 1, k - 1)
     low, high = lengths[knots[right - 1]], lengths[knots[right]]
@@ -234,7 +240,7 @@ def _solve_master(slots: csc_matrix, wanted: np.ndarray) -> _Master:
     k, n = slots.shape
     shorter = diags([np.ones(k - 1), -np.ones(k - 1)], [0, -1], shape=(k, k - 1)).tocsc()  # a slot of row l + 1 holds l
     cost = np.concatenate([np.ones(n), np.zeros(k - 1)])
-    scale = max(1.0, float(wanted.mean()))  # keeps the solver's absolute tolerances meaningful for millions of sequences
+    scale = max(1.0, float(wanted.mean()))  # the solver's tolerances are absolute
     for method in ("highs-ipm", "highs-ds") if k > _INTERIOR_ROWS else ("highs-ds",):
         result = linprog(cost, A_ub=-hstack([slots, shorter]).tocsc(), b_ub=-wanted / scale, method=method)
         if result.status == 0:
@@ -248,8 +254,8 @@ def _solve_master(slots: csc_matrix, wanted: np.ndarray) -> _Master:
 class Programme:
     """The programme over `lengths` (ascending, all with counts > 0), packs of S slots and at most `depth` sequences.
 
-    Deep packs are expensive to find and rarely needed: strategies grow deeper than a mean pack only once shallower ones do
-    not improve any more, while the bound holds for the full depth all the time.
+    Deep packs take long to find and are rarely needed. So strategies deeper than a mean pack are sought only when
+    shallower ones no longer improve the programme. The bound always holds for the full depth.
     """
 
     def __init__(self, lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int) -> None:
@@ -275,7 +281,7 @@ class Programme:
     def _packs(self, tables: PackTables, reach: int) -> np.ndarray:
         """Best packs of at most `reach` sequences that contain given lengths."""
         lengths, S = self.lengths, self.S
-        if len(lengths) > _CANDIDATES and reach > 1:  # the lengths with the best packs, and others in turn
+        if len(lengths) > _CANDIDATES and reach > 1:  # the lengths with the best packs, and other lengths in turn
             value = tables.value(1, lengths) + tables.value(reach - 1, S - lengths)
             best = lengths[np.argsort(-value, kind="stable")[:_CANDIDATES // 2]]
             lengths = np.union1d(best, lengths[self._turn % self._stride::self._stride])
@@ -283,7 +289,7 @@ class Programme:
         return np.hstack([lengths[:, None], tables.packs(reach - 1, S - lengths)])
 
     def price(self, prices: np.ndarray, reach: int) -> np.ndarray:
-        """Improves the bound with these prices; best packs of at most `reach` sequences that contain given lengths."""
+        """Improves the bound with these prices, and returns best packs of at most `reach` sequences."""
         return self._packs(self._bound(prices), reach)
 
     def improve(self, prices: np.ndarray) -> int:
@@ -300,7 +306,7 @@ class Programme:
         return self.pool.add(candidates[self.pool.worth(prices, candidates) > 1 + _TOLERANCE])
 
     def forget(self, prices: np.ndarray, used: np.ndarray, limit: int) -> None:
-        """Keeps the strategies in use and those that these prices like best, about `limit`."""
+        """Keeps the strategies in use and those worth most at these prices, about `limit` in all."""
         if len(self.pool.strategies) > limit:
             worth = self.pool.worth(prices, self.pool.strategies)
             self.pool.keep(used | (worth >= np.partition(worth, -limit)[-limit]))
@@ -316,7 +322,7 @@ class Programme:
             prices = hats.T @ master.prices
             used = master.packs > 0
             result = self.pool.strategies[used], master.packs[used]
-            spare = np.ceil(self.bound - 1e-6) - self.bound  # packs that rounding up leaves anyway
+            spare = np.ceil(self.bound - 1e-6) - self.bound  # what rounding up to whole packs adds
             if master.value - self.bound <= max(1e-5 * master.value, 0.2 * spare):
                 break
             self.forget(prices, used, 3 * len(self.lengths))
@@ -325,15 +331,16 @@ class Programme:
         return Relaxation(master.value, self.bound, self.prices, *result, exact=False)
 
     def solve_coarse(self, progress: Progress, rounds: int = 60) -> Relaxation:
-        """Prices that are piecewise linear in the length, between knots that are set where that is felt most.
+        """Solves for prices that are piecewise linear in the length, between knots.
 
-        Such prices bound the full programme all the same.  Its optimal prices mostly have a handful of kinks only, so few
-        rows give the full bound, or nearly; the strategies supply each stretch between knots with the right mass of slots at
-        the right mean length, but not each length.
+        Such prices give a bound of the full programme. Its optimal prices mostly have few kinks, so few knots give
+        nearly the full bound. The strategies have, between two knots, the right number of slots and the right mean
+        length, but not the right number for each length. Knots are added where the two differ most.
         """
         lengths, weights, m = self.lengths, self.weights, len(self.lengths)
         first = lengths[:8]
-        special = np.concatenate([first, self.S // 2 + np.arange(2), self.S // 3 + np.arange(2), self.S - first, self.S - first + 1])
+        special = np.concatenate([
+            first, self.S // 2 + np.arange(2), self.S // 3 + np.arange(2), self.S - first, self.S - first + 1])
         special = np.clip(np.searchsorted(lengths, special), 0, m - 1)
         knots = np.unique(np.concatenate([np.linspace(0, m - 1, min(m, 24)).round().astype(np.int64), special]))
         settled, settled_bound = 0, self.bound
@@ -359,7 +366,7 @@ class Programme:
         return Relaxation(master.value, self.bound, self.prices, *result, exact=len(knots) == m)
 
     def _new_knots(self, knots: np.ndarray, excess: np.ndarray, most: int = 24) -> np.ndarray:
-        """Where between the knots the slots fit the sequences least: float excess [lengths], slots - sequences."""
+        """New knots where slots and sequences differ most; float excess [lengths]: slots - sequences."""
         lengths = self.lengths.astype(float)
         number = np.concatenate([[0.0], np.cumsum(excess)])
         mass = np.concatenate([[0.0], np.cumsum(excess * lengths)])
@@ -379,20 +386,21 @@ class Programme:
 
 def relax(
     lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int, *,
-    seeds: Optional[np.ndarray] = None, good_enough: float = 0.0, incumbent: float = np.inf, rounds: int = 60, exact: bool = False,
-    progress: Progress = lambda value, bound: None,
+    seeds: Optional[np.ndarray] = None, good_enough: float = 0.0, incumbent: float = np.inf, rounds: int = 60,
+    exact: bool = False, progress: Progress = lambda value, bound: None,
 ) -> Relaxation:
     """Solves the linear programme over `lengths` (ascending, all with counts > 0), packs of S slots, `depth` sequences.
 
-    seeds: strategies to start from, int [n, any].  Stops at the optimum; as soon as the value is at most `good_enough`, or the
-    bound shows that a packing of `incumbent` packs is optimal; and, some rounds later, once no whole pack is left to gain.
-    Where there are very many lengths, only the coarse programme is solved unless `exact` asks for the full one.
+    seeds: strategies to start from, int [n, any]. Stops at the optimum; when the value is at most `good_enough`; when
+    the bound shows that a packing of `incumbent` packs is optimal; and, after some rounds, when no whole pack can be
+    saved. With more than FULL_ROWS lengths only the coarse programme is solved, unless `exact` asks for the full one.
     """
     m = len(lengths)
     programme = Programme(lengths, counts, max_sequence_length, depth)
     pool, weights = programme.pool, programme.weights
     if np.ceil(programme.bound - 1e-6) >= incumbent:
-        return Relaxation(incumbent, programme.bound, programme.prices, np.zeros((0, 1), np.int64), np.zeros(0), exact=True)
+        nothing = np.zeros((0, 1), np.int64), np.zeros(0)
+        return Relaxation(incumbent, programme.bound, programme.prices, *nothing, exact=True)
     if seeds is not None:
         pool.add(seeds)
     if m > FULL_ROWS and not exact:
@@ -401,16 +409,16 @@ def relax(
         known = programme.bound
         for rows in _COARSE_ROWS:
             if 2 * rows < m:
-                coarse = programme.solve_on(np.unique(np.linspace(0, m - 1, rows).round().astype(np.int64)), progress)
+                knots = np.unique(np.linspace(0, m - 1, rows).round().astype(np.int64))
+                coarse = programme.solve_on(knots, progress)
                 if not exact and programme.bound == known and (weights.sum() < _FEW * m or m > _MANY):
-                    # The bound known in advance stands: tokens, not lengths, are scarce.  The full programme then closes the
-                    # last thousandth very slowly, the more lengths the slower, and with few sequences of each its detail would
-                    # be rounded away.
+                    # The first bound was not improved, so tokens are scarce, not lengths. The full programme would then
+                    # need very long for the last thousandth, and with few sequences of a length rounding would undo it.
                     return coarse
         pool.keep(pool.worth(programme.prices, pool.strategies) > 1 - 1e-3)
         pool.add(lengths[-1:, None])
-        # Prices that are all but right leave a choice of strategies; noise takes from all over it.  Where tokens alone are
-        # scarce every length matters; otherwise a few lengths do in the end, and each one more is a row more.
+        # Many strategies are equally good at nearly optimal prices; noise on the prices finds different ones. That
+        # helps where tokens are scarce: then every length matters. Otherwise few lengths do, and each adds a row.
         random = np.random.default_rng(0)
         for _ in range(5 if programme.bound == known or m <= _CANDIDATES else 0):
             pool.add(programme.price(programme.prices * (1 + 1e-6 * random.random(m)), programme.reach))

@@ -26,12 +26,12 @@ def solve_reference(strategies: np.ndarray, weights: np.ndarray, counts: np.ndar
         np.add.at(matrix, (lengths, np.arange(len(strategies))), 1.0)
     matrix *= weights[:, None]
     with progress_bar(None, "nnls, dense: about 20 s at 512", shown=None if len(counts) > 256 else False):
-        # SciPy 1.12 to 1.14 give up after 3 x columns steps where older and newer versions do not
+        # SciPy 1.12 to 1.14 stop after 3 x columns steps, older and newer versions do not
         return nnls(matrix[1:], (weights * counts)[1:], maxiter=100 * len(strategies))[0]
 
 
 def solve_fast(strategies: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The same minimum from sparse columns: interior point, then a vertex among the mixtures with the same counts."""
+    """The same minimum from sparse columns: an interior point, then a vertex with the same counts."""
     scale = float((weights * counts).max())
     inner, price = _interior_point(strategies, weights, counts / scale)
     return scale * _vertex(strategies, inner, price, len(counts))
@@ -70,7 +70,9 @@ def _interior_point(
         falling = dv < 0
         return min(1.0, float(np.min(-v[falling] / dv[falling], initial=np.inf)))
 
-    def direction(factor: Any, primal: np.ndarray, dual: np.ndarray, x: np.ndarray, s: np.ndarray, target: np.ndarray) -> Tuple[np.ndarray, ...]:
+    def direction(
+        factor: Any, primal: np.ndarray, dual: np.ndarray, x: np.ndarray, s: np.ndarray, target: np.ndarray,
+    ) -> Tuple[np.ndarray, ...]:
         dr = cho_solve(factor, primal - times((target + x * dual) / s), check_finite=False)
         ds = -dual - transposed(dr)
         return (target - x * ds) / s, dr, ds
@@ -88,7 +90,7 @@ def _interior_point(
                 break
             try:
                 factor = cho_factor(gram(x / s), overwrite_a=True, check_finite=False)
-            except LinAlgError:  # x / s spans more digits than a float has: this is as near to the minimum as it gets
+            except LinAlgError:  # x / s spans more digits than a float has: no step improves x any more
                 break
             solve = partial(direction, factor, primal, dual, x, s)
             dx, dr, ds = solve(-x * s)
@@ -102,7 +104,7 @@ def _interior_point(
 
 
 def _vertex(strategies: np.ndarray, inner: np.ndarray, price: np.ndarray, size: int) -> np.ndarray:
-    """A mixture with the counts of `inner`, hence the same residual, that uses at most S strategies.
+    """A mixture of at most S strategies with the counts of `inner`, and so with the same residual.
 
     Only strategies whose amount is above their price can be part of a minimum, where one of the two is zero.
     """
@@ -117,10 +119,11 @@ def _vertex(strategies: np.ndarray, inner: np.ndarray, price: np.ndarray, size: 
     matrix = csc_matrix((np.ones(there.sum()), (rows[there] - 1, columns[there])), (size - 1, len(used)))
     counts = matrix @ inner[used]
     scale = 1e3 / counts.max()  # HiGHS works with absolute tolerances of 1e-7
-    # Presolve looks for dominated columns among the tens of thousands, and took up to 60 times as long as the solve.
+    # Without presolve, which looks for dominated columns and took up to 60 times as long as the solve.
     found = linprog(
-        1e3 * price[used], A_eq=matrix, b_eq=scale * counts, bounds=(0, None), method="highs-ds", options={"presolve": False})
-    if found.status != 0:  # only the number of strategies is at stake: the interior mixture has the same residual
+        1e3 * price[used], A_eq=matrix, b_eq=scale * counts, bounds=(0, None), method="highs-ds",
+        options={"presolve": False})
+    if found.status != 0:  # the interior mixture has the same residual, with more strategies
         return inner
     mixture = np.zeros(len(inner))
     mixture[used] = np.maximum(found.x, 0.0) / scale

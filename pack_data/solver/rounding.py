@@ -1,4 +1,4 @@
-"""From a fractional packing to whole packs: round down, pack what remains by the same means, and so on."""
+"""Whole packs from a fractional packing: round down, solve again for the sequences that are left, and repeat."""
 from __future__ import annotations
 
 from typing import Callable, Dict, List, Optional, Tuple
@@ -13,10 +13,10 @@ Packs = List[Tuple[Tuple[int, ...], int]]  # (lengths of a pack, packs like it)
 
 
 def fill(strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray) -> Tuple[Packs, np.ndarray]:
-    """Puts sequences into slots: each into a slot of its length or, where none is free, the next longer one.
+    """Puts each sequence into a free slot of its length or, if there is none, of the next longer length.
 
-    strategies int [n, depth] slot lengths (0 = no slot), repeats int [n], counts int [S + 1] sequences to place.
-    Returns the packs made, slots that found no sequence left out, and the counts of what found no slot.
+    strategies int [n, depth]: slot lengths, 0 = no slot; repeats int [n]; counts int [S + 1]: sequences to place.
+    Returns the packs, without slots that stayed empty, and the counts of the sequences without a slot.
     """
     left = counts.copy()
     used = repeats > 0
@@ -56,11 +56,11 @@ def fill(strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray) -> Tup
 def follow(
     strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray, prices: np.ndarray, least: float,
 ) -> Tuple[Packs, np.ndarray]:
-    """Makes packs after the model of strategies that fit the sequences as a whole, not length by length.
+    """Makes packs like these strategies, where the strategies fit the sequences in total but not length by length.
 
-    Each slot but the last takes the sequences nearest to it, by rank, short ones in one slot with long ones in the next; the
-    last takes what brings the pack to the total of its model.  Only packs worth `least` are made; prices [S + 1] by length.
-    Returns them and the counts of what is left.
+    Each slot but the last takes the sequences nearest to it in rank; short ones in one slot meet long ones in the next.
+    The last slot takes the length that gives the pack the total of its strategy. Only packs worth at least `least` are
+    made; prices [S + 1] by length. Returns them and the counts of the sequences left.
     """
     S = len(counts) - 1
     left = counts.copy()
@@ -96,7 +96,7 @@ def follow(
 
 
 def _nearest(counts: np.ndarray, length: int, wanted: int) -> List[Tuple[int, int]]:
-    """(length, sequences) of the `wanted` sequences nearest in rank to the middle of those of this length, ascending."""
+    """The `wanted` sequences nearest in rank to the middle of those of this length: (length, how many), ascending."""
     below = np.cumsum(counts)
     middle = (int(below[length - 1]) + int(below[length])) // 2
     start = max(0, min(middle - wanted // 2, int(below[-1]) - wanted))
@@ -109,7 +109,7 @@ def _nearest(counts: np.ndarray, length: int, wanted: int) -> List[Tuple[int, in
 
 
 def _merge(runs: List[List[Tuple[int, int]]], total: int) -> Packs:
-    """Runs of lengths, one list for each slot of `total` equal packs, as packs; a run that ends early leaves its slot empty."""
+    """Packs from runs of lengths, a list of runs for each slot of `total` packs; a short list leaves its slot empty."""
     if all(len(run) == 1 and run[0][1] == total for run in runs):
         return [(tuple(run[0][0] for run in runs), total)] if runs else []
     ends = {0, total}
@@ -135,7 +135,7 @@ def whole_packs(
     relaxation: Relaxation, counts: np.ndarray, max_sequences_per_pack: int, target: int,
     progress: Callable[[int], None] = lambda left: None,
 ) -> Packs:
-    """Packs `counts` int [S + 1] along a fractional packing of it; stops as soon as `target` packs do."""
+    """Packs `counts` int [S + 1] by a fractional packing of them; stops as soon as `target` packs are enough."""
     S = len(counts) - 1
     left, made, total = counts, [], 0
     best: Optional[Packs] = None
@@ -149,8 +149,8 @@ def whole_packs(
         prices = np.zeros(S + 1)
         prices[lengths] = relaxation.prices
         slack = (target + 0.5 - total - relaxation.bound) / max(1.0, relaxation.bound)
-        packs, left = follow(
-            relaxation.strategies, np.floor(relaxation.packs + 1e-6).astype(np.int64), left, prices, 1 - max(1e-9, 0.2 * slack))
+        repeats = np.floor(relaxation.packs + 1e-6).astype(np.int64)
+        packs, left = follow(relaxation.strategies, repeats, left, prices, 1 - max(1e-9, 0.2 * slack))
         made += packs
         placed = sum(count for _, count in packs)
         total += placed
@@ -161,7 +161,7 @@ def whole_packs(
         relaxation = relax(
             lengths, left[lengths], S, depth_of(lengths), seeds=_on(lengths, relaxation.strategies, S),
             good_enough=target - total, rounds=12,
-            exact=placed < 0.1 * relaxation.bound)  # where little follows the model, its detail is what is left
+            exact=placed < 0.1 * relaxation.bound)  # few packs could be made: now the single lengths matter
 
     take = np.floor(relaxation.packs + 1e-6).astype(np.int64)
     while True:
@@ -170,7 +170,8 @@ def whole_packs(
         made = made + packs
         total += sum(count for _, count in packs)
         progress(int(left.sum()))
-        rest = fit_decreasing(LengthHistogram(left), max_sequences_per_pack, lambda free: np.argsort(free, kind="stable"))
+        rest = fit_decreasing(
+            LengthHistogram(left), max_sequences_per_pack, lambda free: np.argsort(free, kind="stable"))
         complete = total + sum(count for _, count in rest)
         if best is None or complete < best_total:
             best, best_total = made + rest, complete
@@ -178,9 +179,9 @@ def whole_packs(
             return best
         lengths = np.flatnonzero(left)
         relaxation = relax(
-            lengths, left[lengths], S, depth_of(lengths), seeds=_on(lengths, pool, S), good_enough=target - total, rounds=8,
-            exact=True)
-        if total + np.ceil(relaxation.bound - 1e-6) >= best_total:  # what was packed so far has already cost the difference
+            lengths, left[lengths], S, depth_of(lengths), seeds=_on(lengths, pool, S), good_enough=target - total,
+            rounds=8, exact=True)
+        if total + np.ceil(relaxation.bound - 1e-6) >= best_total:  # no better packing is left
             return best
         take = _round(relaxation, left)
 
@@ -193,14 +194,15 @@ def _on(lengths: np.ndarray, strategies: np.ndarray, max_sequence_length: int) -
 
 
 def _round(relaxation: Relaxation, counts: np.ndarray) -> np.ndarray:
-    """Whole packs to make of a fractional packing: rounded down, and about half of the rest where that is too little."""
+    """int [n], packs to make of each strategy: rounded down; if that is under half of them, some are rounded up."""
     packs = relaxation.packs
     take = np.floor(packs + 1e-6).astype(np.int64)
     fraction = packs - take
     wanted = max(1, int(0.5 * packs.sum()))
-    left = counts - np.bincount(
-        relaxation.strategies.ravel(), np.repeat(take, relaxation.strategies.shape[1]), minlength=len(counts)).astype(np.int64)
-    left[0] = 0  # of empty slots there are always enough
+    used = np.bincount(
+        relaxation.strategies.ravel(), np.repeat(take, relaxation.strategies.shape[1]), minlength=len(counts))
+    left = counts - used.astype(np.int64)
+    left[0] = 0  # empty slots, which need no sequences
     total = int(take.sum())
     for index in np.argsort(-fraction, kind="stable").tolist():
         if total >= wanted:
@@ -211,6 +213,6 @@ def _round(relaxation: Relaxation, counts: np.ndarray) -> np.ndarray:
             left = left - needed
             take[index] += 1
             total += 1
-    if not total:  # a strategy with more slots of a length than there are sequences; `fill` puts shorter ones there
+    if not total:  # every strategy has more slots of a length than there are sequences; `fill` puts shorter ones there
         take[int(np.argmax(fraction))] = 1
     return take
