@@ -6,8 +6,8 @@ Every stage works on parts of a few megabytes and notes what is done in a folder
 memory does not grow with the corpus, a build that was killed continues, and the bytes do not depend on the number of
 workers. A former data set in OUT stays readable until the new manifest replaces its own.
 
-With --held-out the documents are split first, and every stage is done for both sides; the two data sets appear together.
-The stages are in pack_data/building.
+With --held-out the documents are split first, and every stage is done for both sides; the two data sets appear
+together. The stages are in pack_data/building.
 """
 from __future__ import annotations
 

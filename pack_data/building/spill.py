@@ -1,8 +1,8 @@
-"""Sequences on their way to packs: files of columns without a header, whose parts can be read without the rest.
+"""Files of sequences between examples and packs: columns without a header, any run of which can be read alone.
 
 A file holds one block of sequences (pack_data.sequences.Sequences), column after column. Where a run of sequences lies
-in each column follows from three running totals: sequences, tokens, masked tokens. So a shard is gathered from every
-file with one contiguous read a column, and nothing depends on how large the corpus is.
+in each column follows from three running totals: sequences, tokens, masked tokens. So a shard takes one contiguous read
+of each column of each file, however large the corpus is.
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SpillFormat:
     columns: Tuple[StoredColumn, ...]
 
     @classmethod
-    def of(cls, schema: PackSchema, *more: StoredColumn) -> "SpillFormat":
+    def of(cls, schema: PackSchema, *more: StoredColumn) -> SpillFormat:
         return cls(smallest_type(schema.max_sequence_length), schema.columns + more)
 
     def _parts(self) -> Iterator[Tuple[str, str, int, np.dtype]]:

@@ -131,7 +131,7 @@ class Stages:
             store = PackStore.open(self.out)
         return Built(store, packings[0], self.seconds)
 
-    # ---- the plan: what is built, and whether a former build of the same was stopped ----------------------------------
+    # ---- the plan: what is built, and whether a former build of the same was stopped --------------------------------
 
     def _plan(self) -> Optional[Files]:
         """Empties the work folder unless it belongs to this very build. Returns the files that go in and are new.
@@ -192,7 +192,7 @@ class Stages:
         return {**before, "sources": before["sources"] + sources, "parts": before["parts"] + made["parts"],
                 "documents": before["documents"] + made["documents"], **account}
 
-    # ---- examples -----------------------------------------------------------------------------------------------------
+    # ---- examples ---------------------------------------------------------------------------------------------------
 
     def _examples(self, schema: PackSchema, vocabulary_size: int) -> None:
         """The sequences of every side, spilled, with a note for each part."""
@@ -217,7 +217,7 @@ class Stages:
             what = self.options.source or self.options.corpus
             raise ValueError(f"{what}: the corpus is empty: no text in {read} documents; nothing to pack")
 
-    # ---- lengths to packing and assignment ----------------------------------------------------------------------------
+    # ---- lengths to packing and assignment --------------------------------------------------------------------------
 
     def _packing(
         self, side: Side, parts_schema: PackSchema, fixed: Optional[PackSchema],
@@ -272,7 +272,7 @@ class Stages:
         save_array(side.work / "pack.npy", assignment.pack)
         save_array(done, assignment.slot)
 
-    # ---- sequences to packs -------------------------------------------------------------------------------------------
+    # ---- sequences to packs -----------------------------------------------------------------------------------------
 
     def _shards(self, side: Side, parts_schema: PackSchema, schema: PackSchema, packing: Packing) -> List[Note]:
         """Sorts the parts by shard and gathers the shards; returns their notes."""
@@ -294,8 +294,9 @@ class Stages:
             return min(per_shard, packing.packs - number * per_shard)
 
         def shard_task(number: int) -> ShardTask:
-            ends = [[RunningTotals(*run) for run in runs[part, number:number + 2].tolist()] for part in range(len(notes))]
-            between = tuple((totals[part], begin, end) for part, (begin, end) in enumerate(ends))
+            between = tuple(
+                (totals[part], RunningTotals(*begin), RunningTotals(*end))
+                for part, (begin, end) in enumerate(runs[:, number:number + 2].tolist()))
             return ShardTask(str(work.resolve()), str(side.ready.resolve()), number, first_shard + number,
                              packs_of(number), between, parts_schema, schema, per_shard)
 

@@ -1,9 +1,9 @@
-"""Several data sets put in the place of their former ones together, whenever the program is stopped.
+"""Replaces several data sets together, even if the program is stopped.
 
-A build leaves finished files in the folder `ready` of each work folder and touches nothing else. Then one small file,
-commit.json, says what goes where; its rename is the moment of the change. `complete` makes the change, and makes it
-again from the start if it was stopped: so before that moment every data set is the former one, and after it every one
-is the new one as soon as any build looks at the folder.
+A build writes finished files into the folder `ready` of each work folder. Then it writes commit.json, which says what
+goes where; the rename of that file is the moment of the change. `complete` moves the files. If it is stopped, the next
+build of the same data set begins with it again. So before that moment every data set is the former one, and after it
+every one becomes the new one.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMIT, READY = "commit.json", "ready"
 
 
 class Replacement(NamedTuple):
-    """A data set that waits: its finished files are in `work`/ready, they belong into the folder `out`."""
+    """A finished data set: its files are in `work`/ready and go into the folder `out`."""
 
     work: Path
     out: Path
@@ -39,7 +39,7 @@ def announce(work: Path, targets: Sequence[Replacement]) -> None:
 
 
 def complete(work: Path) -> bool:
-    """Does what commit.json in `work` says, as far as it is not done yet; False where there is none."""
+    """Does what commit.json in `work` says and is not done yet. False if there is no commit.json."""
     note = work / COMMIT
     if not note.exists():
         return False
@@ -64,7 +64,7 @@ def complete(work: Path) -> bool:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Renames, or copies where `target` is on another file system; a file that was moved before is not there any more."""
+    """Renames, or copies to another file system. Does nothing if the file was moved before."""
     if not source.exists():
         return
     try:

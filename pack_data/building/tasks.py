@@ -1,8 +1,8 @@
 """The three kinds of work that a build hands to workers. A task holds all that the work needs, files by name.
 
-    examples   text-00007.jsonl (or drawn lengths)  -> examples-00007.bin    in the order of the text
-    sort       examples-00007.bin + assignment      -> sorted-00007.bin      by shard, with pack and slot of each sequence
-    shard      its slice of every sorted-*.bin      -> packs-00003-*.npy     whole packs
+    examples   text-00007.jsonl (or drawn lengths) -> examples-00007.bin   in the order of the text
+    sort       examples-00007.bin + assignment     -> sorted-00007.bin     by shard, with pack and slot of each sequence
+    shard      its slice of every sorted-*.bin     -> packs-00003-*.npy    whole packs
 
 A task is done when its note exists, a small .json or .npy file, which is written by rename after the data.
 """

@@ -32,8 +32,8 @@ def check_out(out: Path) -> None:
 def work_folder(out: Path) -> Iterator[Path]:
     """The work folder of a build of `out`; removed when the build is done.
 
-    A change that a former build had begun is completed first. ValueError where another build holds the folder, and where
-    it holds what no build made.
+    A change that a former build had begun is completed first. ValueError if another build holds the folder, or if the
+    folder has files that no build made.
     """
     work = out.with_name(f"{out.name}.building")
     try:
