@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from ipu_packed_bert.padding_free.windows import attention_reach, text_config
+from ipu_packed_bert.padding_free.windows import attention_of, ignored_reach, too_long
 from pack_data.batching.collators import Example, collate, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import BatchSampler
@@ -40,11 +40,6 @@ def same_example(position_ids: torch.Tensor) -> torch.Tensor:
     return same.tril().unsqueeze(1)
 
 
-def attention_of(model: Any) -> str:
-    """The attention implementation a Hugging Face model was loaded with: "eager", "sdpa", "flash_attention_2", ..."""
-    return getattr(model.config, "_attn_implementation", None) or "eager"
-
-
 def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     """The arguments with which `model` keeps the examples of a batch of `pack_data.batching` apart.
 
@@ -57,23 +52,19 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     Transformers can also find the boundaries in position_ids, but only without a key cache, and it does not warn.
     So the mask is passed.  All layers use this one mask, in place of a mask with the layer's own window or chunks.
     Raises ValueError where that changes the result: an example is longer than a window or chunk.  A flash attention
-    kernel applies the window itself.
+    kernel applies windows itself.
     """
     tensors = {name: torch.as_tensor(values) for name, values in batch.items()}
     if "cumulative_lengths" not in tensors:
         return tensors
     boundaries, longest = tensors.pop("cumulative_lengths"), int(tensors.pop("max_length"))
+    reach = ignored_reach(model)
+    if reach is not None and longest > reach.tokens:
+        raise too_long(model, reach, f"an example has {longest} tokens", "shorten the examples")
     kind = attention_of(model)
     if "flash" in kind:
         kernel = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
         return {**tensors, **kernel, "max_length_q": longest, "max_length_k": longest}
-    reach = attention_reach(text_config(model))
-    if reach is not None and longest > reach.tokens:
-        raise ValueError(
-            f"{type(model).__name__}: an example has {longest} tokens, {reach.setting} is {reach.tokens}, and the mask "
-            "of a padding-free batch has no window; shorten the examples, load the model with "
-            'attn_implementation="flash_attention_2", or use a padding way'
-        )
     mask = same_example(tensors["position_ids"])
     if kind == "eager":
         # Half of the type's least number: scores are added to it, and the sum must stay finite.

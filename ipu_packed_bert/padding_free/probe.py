@@ -6,9 +6,9 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from ipu_packed_bert.padding_free.collators import Inputs, attention_of, inputs_for
+from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
 from ipu_packed_bert.padding_free.update import without_labels
-from ipu_packed_bert.padding_free.windows import attention_reach, text_config
+from ipu_packed_bert.padding_free.windows import ignored_reach, text_config, too_long
 from pack_data.batching.collators import padding_free_batch
 
 Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
@@ -48,18 +48,14 @@ def check_window(model: Any, longest: Optional[int] = None) -> None:
 
     longest: tokens of the longest example; by default the most that the model takes.
     """
-    config = text_config(model)
-    reach = attention_reach(config)
-    if reach is None or "flash" in attention_of(model):
+    reach = ignored_reach(model)
+    if reach is None:
         return
-    most = longest if longest is not None else getattr(config, "max_position_embeddings", None)
+    most = longest if longest is not None else getattr(text_config(model), "max_position_embeddings", None)
     if most is None or most > reach.tokens:
-        raise ValueError(
-            f"{type(model).__name__}: examples may have {'any number of' if most is None else most} tokens, "
-            f"{reach.setting} is {reach.tokens}, and the mask of a padding-free batch has no window; if yours have at "
-            f"most {reach.tokens}, say so with longest=N, else load the model with "
-            'attn_implementation="flash_attention_2" or use a padding way, such as RandomSampling+Padding'
-        )
+        length = "any number of" if most is None else most
+        advice = f"if yours have at most {reach.tokens}, say so with longest=N"
+        raise too_long(model, reach, f"examples may have {length} tokens", advice)
 
 
 def check_no_leak(
@@ -85,7 +81,7 @@ def check_no_leak(
     name = type(model).__name__
     way_out = "use a padding way for it, such as RandomSampling+Padding"
     config = text_config(model)
-    reach = attention_reach(config)
+    reach = ignored_reach(model)
     limits = (longest, reach and reach.tokens, getattr(config, "max_position_embeddings", None))
     length = min([_LENGTH] + [limit for limit in limits if limit])
     draw = torch.Generator().manual_seed(seed)

@@ -17,13 +17,37 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
 
 
-def attention_reach(config: Any) -> Optional[Reach]:
+def attention_of(model: Any) -> str:
+    """The attention implementation a Hugging Face model was loaded with: "eager", "sdpa", "flash_attention_2", ..."""
+    return getattr(model.config, "_attn_implementation", None) or "eager"
+
+
+def ignored_reach(model: Any) -> Optional[Reach]:
+    """The smallest window or chunk that a padding-free batch ignores; None where there is none.
+
+    All layers get one mask, without windows or chunks.  Flash attention gets no mask, and its kernel applies windows.
+    """
+    return attention_reach(text_config(model), windows="flash" not in attention_of(model))
+
+
+def too_long(model: Any, reach: Reach, what: str, way_out: str) -> ValueError:
+    """The error for examples that exceed `reach`.  what: their length; way_out: the first thing to do about it."""
+    other = (
+        'load the model with attn_implementation="flash_attention_2" or ' if reach.setting == "sliding_window" else ""
+    )
+    return ValueError(
+        f"{type(model).__name__}: {what}, {reach.setting} is {reach.tokens}, and the mask of a padding-free batch has no "
+        f"windows or chunks; {way_out}, or else {other}use a padding way, such as RandomSampling+Padding"
+    )
+
+
+def attention_reach(config: Any, *, windows: bool = True) -> Optional[Reach]:
     """The smallest window or chunk of all layers; None where every layer attends to all earlier tokens.
 
-    For an example of at most so many tokens, windows and chunks make no difference.
+    For an example of at most so many tokens, windows and chunks make no difference.  windows: whether windows count.
     """
     used = {
-        "sliding_window": _has_layers(config, "sliding") and _windows_are_on(config),
+        "sliding_window": windows and _has_layers(config, "sliding") and _windows_are_on(config),
         "attention_chunk_size": _has_layers(config, "chunk"),
     }
     sizes = {setting: getattr(config, setting, None) for setting, in_use in used.items() if in_use}

@@ -22,7 +22,7 @@ def test_examples_up_to_the_window_are_right_and_longer_ones_refused(kind, monke
         PaddingFreeCollator(model)(long)
     assert "\n" not in str(caught.value)
     # What the refusal prevents: the one mask of all layers has no window.
-    monkeypatch.setattr(collators, "attention_reach", lambda config: None)
+    monkeypatch.setattr(collators, "ignored_reach", lambda model: None)
     assert packed_error(model, long) > 1e-2
 
 
@@ -41,11 +41,16 @@ def test_a_window_as_long_as_the_model_is_none():
     check_no_leak(a_windowed_model("mistral", sliding_window=SIZE["max_position_embeddings"]))
 
 
-def test_flash_kernels_know_the_window():
+def test_flash_kernels_apply_windows_but_no_chunks():
     model = a_windowed_model("mistral")
     model.config._attn_implementation = "flash_attention_2"
     assert PaddingFreeCollator(model)(some_examples(1, [12, 2]))["max_length_q"] == 12
     probe.check_window(model)
+    chunked = a_windowed_model("llama4")
+    chunked.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="attention_chunk_size is 5") as caught:
+        PaddingFreeCollator(chunked)(some_examples(1, [12, 2]))
+    assert "flash" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
