@@ -3,8 +3,8 @@
 factor: how many times longer everything on chip takes than the formulas say.
 layout: cycles per byte of rearrangements whose atom size is not published, from 0.44 (8-byte atoms) to 5.148 (2-byte).
 
-They are fitted to the throughputs D1 to D6 and to the paper's overhead at depth 2, and to nothing else. Standard errors:
-10 % for a published throughput (the same task differs by 13 % between frameworks), 0.25 points for the overhead.
+They are fitted to the throughputs D1 to D6 and to the paper's overhead at depth 2, and to nothing else. Standard
+errors: 10 % for a published throughput (a task differs by 13 % between frameworks), 0.25 points for the overhead.
 """
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Where a tensor's elements lie, and what it costs to rearrange them.
 
-A product writes its result in groups of 16 columns. Permutes and reshapes are views; they cost nothing until an operation
-needs the elements in another order. How much that costs depends on how many bytes stay together (8, 4 or 2), by a factor
-of ten, and which case Poplar has for attention scores and masks is not published. So a rearrangement is counted in
-bytes, and cycles per byte is the model's layout parameter: its lower bound is 8-byte atoms, its upper bound 2-byte atoms.
+A product writes its result in groups of 16 columns. Permutes and reshapes are views; they cost nothing until an
+operation needs the elements in another order. How much that costs depends on how many bytes stay together (8, 4 or 2),
+by a factor of ten, and which case Poplar has for attention scores and masks is not published. So a rearrangement is
+counted in bytes, and cycles per byte is the model's layout parameter: its lower bound is 8-byte atoms, its upper bound
+2-byte atoms.
 """
 from __future__ import annotations
 

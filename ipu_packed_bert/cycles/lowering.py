@@ -186,7 +186,7 @@ class Lowering:
             return MLM if self._vocabulary and largest >= self._vocabulary else LOSS
         return ENCODER
 
-    # One operation ---------------------------------------------------------------------------------------------------
+    # One operation --------------------------------------------------------------------------------------------------
 
     def operation(self, operation: Operation) -> Cost:
         """Cost of one call; records the layout of its result."""
@@ -250,7 +250,7 @@ class Lowering:
     def _on_tile(self, value: Value) -> int:
         return self.target.per_tile(value.elements)
 
-    # Dropout: one vertex makes the mask and applies it ----------------------------------------------------------------------
+    # Dropout: one vertex makes the mask and applies it --------------------------------------------------------------
 
     def _in_dropout(self, operation: Operation) -> Cost:
         name, _ = short_name(operation.operator)
@@ -263,7 +263,7 @@ class Lowering:
         size = element_bytes(value.dtype)
         return step(self.target, vertices_cycles=vertices.dropout(self._on_tile(value), size))
 
-    # Elementwise -----------------------------------------------------------------------------------------------------
+    # Elementwise ----------------------------------------------------------------------------------------------------
 
     def _binary(self, operation: Operation) -> Cost:
         name, _ = short_name(operation.operator)
@@ -399,7 +399,7 @@ class Lowering:
         value = self._output(operation)
         return step(self.target, vertices_cycles=vertices.fill(self._on_tile(value), element_bytes(value.dtype)))
 
-    # Reductions ------------------------------------------------------------------------------------------------------
+    # Reductions -----------------------------------------------------------------------------------------------------
 
     def _rows(self, value: Value, index: int) -> Tuple[int, int, int, int]:
         """(rows, columns, rows on the tile, columns on the tile) of a tensor seen as a matrix."""
@@ -453,7 +453,7 @@ class Lowering:
                                exchange_bytes=outputs * parts * 8)
         return cost
 
-    # Softmax, LayerNorm and the losses: as PopART lowers them ---------------------------------------------------------
+    # Softmax, LayerNorm and the losses: as PopART lowers them -------------------------------------------------------
 
     def _steps(self, *cycles: float) -> Cost:
         return total(step(self.target, vertices_cycles=c) for c in cycles)
@@ -542,7 +542,7 @@ class Lowering:
                 + self._row_reduction(*shape, size) * 2.0
                 + self._steps(*[vertices.binary(n, "add", kind)] * 4))
 
-    # Gathers ---------------------------------------------------------------------------------------------------------
+    # Gathers --------------------------------------------------------------------------------------------------------
 
     def _gather(self, table_rows: int, columns: int, indices: int, size: int, *, gradient: bool) -> Cost:
         """The cheapest split of the table over rows and columns."""
@@ -603,7 +603,7 @@ class Lowering:
 
     _op_index = _op_index_select
 
-    # Products --------------------------------------------------------------------------------------------------------
+    # Products -------------------------------------------------------------------------------------------------------
 
     def _product(self, matrices: int, rows: int, inner: int, columns: int, dtype: str, rearranged: Rearranged,
                  parts: int = 1) -> Tuple[Cost, int]:
@@ -689,7 +689,7 @@ class Lowering:
         return self._batched(operation, left, right) + self._combine(
             operation, "add", kind_of(out.dtype), (operation.outputs[0], added), out)
 
-    # The optimiser: lists of tensors, each list one multi-tensor operation ---------------------------------------------
+    # The optimiser: lists of tensors, each list one multi-tensor operation ------------------------------------------
 
     def _foreach(self, operation: Operation, name: str) -> Cost:
         first = operation.arguments[0]

@@ -130,7 +130,7 @@ def amp_vertex(rows: np.ndarray, inner_groups: np.ndarray, column_groups: np.nda
 
 
 def partial_reduction(outputs: np.ndarray, inner_split: np.ndarray, *, partial_bytes: int = HALF) -> np.ndarray:
-    """Tile cycles of summing `inner_split` partials, each tile summing an equal share of `outputs`; 0 without a split."""
+    """Tile cycles of summing `inner_split` partials, each tile an equal share of `outputs`; 0 without a split."""
     width, frame = (8, 9) if partial_bytes == HALF else (4, 8)
     share = np.ceil(outputs / inner_split)
     vectors = np.ceil(np.ceil(share / width) / 6)
@@ -150,8 +150,8 @@ def transform(elements: float, *, element_bytes: int, aligned: bool, target: Tar
 def _splits(parts: int, limit: int, *, even: bool = False, largest: bool = False) -> List[int]:
     """The smallest split for every distinct share ceil(parts / split).
 
-    even: also the smallest even one. largest: also the largest one, since more tiles sum partials faster. Both may leave
-    tiles idle, as with a padded operand; without that a larger product could cost less than a smaller one.
+    even: also the smallest even one. largest: also the largest one, since more tiles sum partials faster. Both may
+    leave tiles idle, as with a padded operand; without that a larger product could cost less than a smaller one.
     """
     chosen = set()
     seen = set()

@@ -10,8 +10,8 @@ from typing import Dict, NamedTuple, Tuple
 
 from ipu_packed_bert.cycles.arrangement import ADDITIVE, UNPACKED, Arrangement
 
-# The graph of the PopART and MLPerf code of the paper's time: every layer builds the mask from the sequence numbers, and
-# one-hot products select slots. The PyTorch code builds the mask once and passes it from layer to layer.
+# The graph of the PopART and MLPerf code of the paper's time: every layer builds the mask from the sequence numbers,
+# and one-hot products select slots. The PyTorch code builds the mask once and passes it from layer to layer.
 POPART = Arrangement(mask="layer", mask_form="arithmetic", cls="one_hot", mlm="one_hot")
 PYTORCH = ADDITIVE
 
@@ -53,8 +53,8 @@ POINTS: Tuple[Point, ...] = (
           "Graphcore performance results, SDK 3.1"),
 )
 
-# D9: Table 1 of the paper, overhead in percent by packing depth. The model is fitted to depth 2; its values at the other
-# depths are that one plus the cost of deeper heads.
+# D9: Table 1 of the paper, overhead in percent by packing depth. The model is fitted to depth 2; its values at the
+# other depths are that one plus the cost of deeper heads.
 PAPER_OVERHEAD: Dict[int, float] = {2: 4.283, 3: 4.287, 4: 4.294, 8: 4.481, 16: 4.477}
 FITTED_DEPTH = 2
 PAPER_CONFIG = "packed_phase2_pod16.yml"  # BERT-large, 512, as in the paper's sections 4.1 and 4.2

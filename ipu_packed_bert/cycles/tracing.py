@@ -1,8 +1,8 @@
 """The training graph: every ATen operator of forward, backward and update, with its shapes.
 
-The training step runs once on fake tensors (shapes and types without memory) while a dispatch mode records each operator
-that reaches the device. That is what make_fx captures, and also the module each operator belongs to, in the backward
-pass too. Tracing imports torch; what reads the resulting `Graph` does not need it.
+The training step runs once on fake tensors (shapes and types without memory) while a dispatch mode records each
+operator that reaches the device. That is what make_fx captures, and also the module each operator belongs to, in the
+backward pass too. Tracing imports torch; what reads the resulting `Graph` does not need it.
 
 Encoder layers are alike: three are traced and compared, and all of them only where the three differ.
 """

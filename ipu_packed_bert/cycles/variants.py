@@ -1,7 +1,7 @@
 """The network with its packed parts written in other ways; every variant computes the same numbers.
 
-Modules of `PackedBertForPreTraining` are replaced from outside, as an engine does it. tests/ipu_packed_bert/cycles proves
-the equality, and that the arrangement `arrangement.PACKED` is the graph that the IPU engine makes.
+Modules of `PackedBertForPreTraining` are replaced from outside, as an engine does it. tests/ipu_packed_bert/cycles
+proves the equality, and that the arrangement `arrangement.PACKED` is the graph that the IPU engine makes.
 Letters as in the model: B rows, S slots, N heads, A width of a head, H hidden size, K gathered slots.
 """
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Source, unless a function says otherwise: poplibs' performance estimators, SDK 3.4 line (popops, popnn, poprand),
 restated. Every function returns TILE cycles; `n` is the number of elements on the fullest tile, `w` = ceil(n / 6) that
 of its busiest worker, and a worker instruction takes 6 tile cycles because six workers take turns.
-A multi-vertex costs frame + 6 * (overhead + loop(w)); where the estimators give a worker's cycles they are times 6 here.
+A multi-vertex costs frame + 6 * (overhead + loop(w)); where the estimators give a worker's cycles, the functions here
+give six times as many.
 """
 from __future__ import annotations
 

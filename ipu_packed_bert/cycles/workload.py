@@ -24,7 +24,7 @@ class MicroBatchShape(NamedTuple):
 
 
 def shape_of(config: Any, *, depth: Optional[int] = None) -> MicroBatchShape:
-    """The micro-batch of a configuration: P = max_predictions_per_sequence + D in packs, the bare number without packing.
+    """The micro-batch of a configuration. P is max_predictions_per_sequence + D, without packing the bare number.
 
     depth: instead of the configured one. Raises ValueError where it is unlimited.
     """
@@ -135,7 +135,7 @@ class Machine:
 
     @property
     def unknown(self) -> Dict[str, int]:
-        """Operators without an estimator in the pipelines so far: how often the graph that has most of them has each."""
+        """Operators without an estimator in the pipelines so far, with the most calls that one graph has of each."""
         found: Dict[str, int] = {}
         for pipeline in self._pipelines.values():
             for operator, times in pipeline.unknown.items():

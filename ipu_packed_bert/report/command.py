@@ -126,7 +126,7 @@ class OverheadReport:
         depth = self.args.depth or config.data.max_sequences_per_pack
         return depth if depth and depth > 1 else 3
 
-    # Tables ------------------------------------------------------------------------------------------------------------
+    # Tables ---------------------------------------------------------------------------------------------------------
 
     def table1(self) -> None:
         histogram, config = self.histogram(), self.main_config
@@ -272,7 +272,7 @@ class OverheadReport:
         elif packed[1] is not None or unpacked[1] is not None:
             raise ValueError(f"{packed[0]} and {unpacked[0]} belong together; give both")
 
-    # What was asked for ----------------------------------------------------------------------------------------------
+    # What was asked for ---------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         args = self.args

@@ -57,13 +57,13 @@ GRAPHS: Tuple[Tuple[str, Arrangement], ...] = (
 
 
 # What the numbers rest on; printed below every table that holds them.
-FITTED = (f"The overhead of the paper's graph at depth {FITTED_DEPTH} is fitted; the other depths repeat it, plus what "
-          "deeper heads cost.")
+FITTED = (f"The overhead of the paper's graph at depth {FITTED_DEPTH} is fitted; the other depths repeat it, "
+          "plus what deeper heads cost.")
 PRODUCT_MASK = (
-    "Low to high move one parameter, the layout's atoms. Not in it: whether joining query and key to the mask's columns "
-    "rearranges them, and",
-    "slices of their gradients. Counting both, BERT-large at 512 and depth 3 with its mask in the product costs between "
-    "1.0 and 2.8 %.")
+    "Low to high move one parameter, the layout's atoms. Not in it: whether joining query and key to the "
+    "mask's columns rearranges them, and",
+    "slices of their gradients. Counting both, BERT-large at 512 and depth 3 with its mask in the "
+    "product costs between 1.0 and 2.8 %.")
 
 
 class Interval(NamedTuple):
@@ -154,11 +154,12 @@ def table1(comparison: ModelledOverhead, packings: Packings, rows: Sequence[Pack
                 {"depth": "1", "algorithm": "SORT", "efficiency": percent(sort.efficiency), "packing_factor": sort.speedup,
                  "overhead": f"{sort.shapes} engines"}, PAPER_ROWS["sort", 1]))
     notes = [
-        "EFF and p are computed from the histogram; OH is extra cycles of a micro-batch against unpacked BERT of the same "
-        "length;",
-        "low: every rearrangement in 8-byte atoms, high: in 2-byte atoms; realised speed-up = p / (1 + OH), as in the paper.",
-        f"First the graph that this project's IPU engine makes (engine.mask: {comparison.config.engine.mask}), then the "
-        "paper's own (PopART: mask",
+        "EFF and p are computed from the histogram; OH is extra cycles of a micro-batch against unpacked "
+        "BERT of the same length;",
+        "low: every rearrangement in 8-byte atoms, high: in 2-byte atoms; realised speed-up = p / (1 + OH), "
+        "as in the paper.",
+        "First the graph that this project's IPU engine makes (engine.mask: "
+        f"{comparison.config.engine.mask}), then the paper's own (PopART: mask",
         f"made in every layer), then what the paper measured. {FITTED}"]
     if comparison.arrangement.mask == "product":
         notes += PRODUCT_MASK
@@ -196,7 +197,10 @@ def _beside_paper(line: Dict[str, Any], paper: Optional[Tuple[Any, Any, Any, Any
 
 
 def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[PackingKey]) -> Table:
-    """Table 1's overheads for each of `GRAPHS` in the rows that the paper measured; its figures only beside its own graph."""
+    """Table 1's overheads for each of `GRAPHS`, in the rows that the paper measured.
+
+    The paper's figures stand beside its own graph only.
+    """
     lines: List[Dict[str, Any]] = []
     for name, arrangement in GRAPHS:
         compared = ModelledOverhead(comparison.machine, comparison.config, comparison.calibration, packed=arrangement)
@@ -218,8 +222,8 @@ def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[Pack
             ReportColumn("overhead", "OH %", MODEL, ".3f"), ReportColumn("overhead_upper", "OH % high", MODEL, ".3f"),
             ReportColumn("realised", "speed-up", MODEL, ".3f"), ReportColumn("paper_overhead", "OH %", PAPER, ".3f"),
             ReportColumn("paper_realised", "speed-up", PAPER, ".3f")), lines,
-        ("The two parameters are fitted on the paper's graph and on published throughputs; this project's graphs are "
-         "predicted.", FITTED)
+        ("The two parameters are fitted on the paper's graph and on published throughputs; this project's "
+         "graphs are predicted.", FITTED)
         + PRODUCT_MASK)
 
 
@@ -235,10 +239,10 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
         "decomposition", f"Where the overhead at depth {depth} comes from, percent of the unpacked micro-batch's cycles",
         (ReportColumn("part", "part", CONFIGURED), ReportColumn("lower", "low %", MODEL, ".3f"), ReportColumn("calibrated", "calibrated %", MODEL, ".3f"),
          ReportColumn("upper", "high %", MODEL, ".3f")), rows,
-        (f"{SCORES}: what its columns for the mask cost (engine.mask: product), beside joining them to query and key (mask "
-         "application).",
-         "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; the atom size "
-         "is the unknown.",
+        (f"{SCORES}: what its columns for the mask cost (engine.mask: product), beside joining them to query "
+         "and key (mask application).",
+         "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; "
+         "the atom size is the unknown.",
          "A pipeline cycle is what the slowest IPU takes: the first IPU's heads hide behind the encoder.")
         + (PRODUCT_MASK if comparison.arrangement.mask == "product" else ()))
 
@@ -248,16 +252,16 @@ def _interval(interval: Interval) -> Dict[str, Optional[float]]:
 
 
 TABLE2_NOTES = (
-    "First the graph of this project's engine, then the paper's own (PopART: mask made in every layer), then what the paper "
-    "measured.",
-    "Speed-up is the quotient of throughputs over whole updates, as in the paper; OH = p / speed-up - 1, the paper's from "
-    "its rounded columns.",
-    "At 384 the paper's graph comes out above the paper's range. No smooth law in the length gives 4.29 % at 512 (Table 1) "
-    "and at most 1.2 %",
-    "at 384: Table 1 counts the kernel's cycles, Table 2 throughputs of the whole, and the two contradict each other. Host "
-    "traffic does not",
-    "explain it: the overhead is per row, and a packed row carries as many bytes as an unpacked one. Nothing was tuned to "
-    "it.")
+    "First the graph of this project's engine, then the paper's own (PopART: mask made in every layer), "
+    "then what the paper measured.",
+    "Speed-up is the quotient of throughputs over whole updates, as in the paper; OH = p / speed-up - 1, "
+    "the paper's from its rounded columns.",
+    "At 384 the paper's graph comes out above the paper's range. No smooth law in the length gives 4.29 "
+    "% at 512 (Table 1) and at most 1.2 %",
+    "at 384: Table 1 counts the kernel's cycles, Table 2 throughputs of the whole, and the two "
+    "contradict each other. Host traffic does not",
+    "explain it: the overhead is per row, and a packed row carries as many bytes as an unpacked one. "
+    "Nothing was tuned to it.")
 
 
 def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibration) -> Table:
@@ -316,15 +320,17 @@ def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
             "upper": pipeline.ipu_cycles(ipu, calibration.upper), "mark": "slowest" if ipu.number == slowest else ""})
     step = pipeline.step(accumulation, parameters)
     notes = [
-        f"pipeline cycle {step.pipeline_cycle:,.0f} cycles, weight update {step.update:,.0f}, step of {accumulation} accumulations "
-        f"{step.cycles:,.0f} cycles = {step.seconds:.3f} s ({pipeline.target.name}, {MODEL})"]
+        f"pipeline cycle {step.pipeline_cycle:,.0f} cycles, weight update {step.update:,.0f}, step of "
+        f"{accumulation} accumulations {step.cycles:,.0f} cycles = {step.seconds:.3f} s "
+        f"({pipeline.target.name}, {MODEL})"]
     if run.too_large is None:
         rates = [pipeline.sequences_per_second(accumulation, run.packing_factor, p)
                  for p in (calibration.upper, parameters, calibration.lower)]
         replicas, ipus = pipeline.placement.replicas, len(pipeline.ipus)
         notes.append(
-            f"{_count(replicas, 'replica')} x {_count(ipus, 'IPU')} = {_count(replicas * ipus, 'IPU')}: {rates[1]:,.0f} sequences/s, "
-            f"{rates[0]:,.0f} to {rates[2]:,.0f} ({MODEL}; {run.packing_factor:.3f} sequences a pack, {run.factor_source})")
+            f"{_count(replicas, 'replica')} x {_count(ipus, 'IPU')} = {_count(replicas * ipus, 'IPU')}: "
+            f"{rates[1]:,.0f} sequences/s, {rates[0]:,.0f} to {rates[2]:,.0f} ({MODEL}; {run.packing_factor:.3f} "
+            f"sequences a pack, {run.factor_source})")
     else:
         notes.append(run.too_large)
     if pipeline.unknown:
@@ -334,7 +340,8 @@ def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
     columns += [ReportColumn(key, title, MODEL, ",.0f") for key, title in (
         ("matmul", "matmul"), ("vertices", "other compute"), ("layout", "layout"), ("exchange", "exchange"), ("sync", "sync"),
         ("cycles", "cycles"), ("lower", "low"), ("upper", "high"), ("copies", "copy phase"))]
-    return Table("breakdown", f"{run.name} on {pipeline.target.name}: cycles of each IPU for one micro-batch of {pipeline.micro_batch}",
+    return Table("breakdown", f"{run.name} on {pipeline.target.name}: cycles of each IPU for one micro-batch of "
+                              f"{pipeline.micro_batch}",
                  tuple(columns) + (ReportColumn("mark", "", MODEL),), rows, tuple(notes))
 
 
@@ -374,8 +381,8 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
             ReportColumn("rate_upper", "at most", MODEL, ",.0f"), ReportColumn("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
             ReportColumn("rate_ratio", "seq/s ratio", MODEL, ".4f")),
         rows, ("Rates are of all replicas of the configuration; ratios are against the first line.",
-               "A configuration of depth 1 is counted as canonical BERT: a padding mask, [CLS] at slot 0, the same positions in "
-               "every row.")
+               "A configuration of depth 1 is counted as canonical BERT: a padding mask, [CLS] at slot 0, the same "
+               "positions in every row.")
         + tuple(run.too_large for run in runs if run.too_large))
 
 
@@ -434,12 +441,16 @@ def points(observations: Observations, calibration: Calibration, paper_graph: Mo
             ReportColumn("upper", "at most", MODEL, ",.4g"), ReportColumn("error", "error %", MODEL, "+.1f"), ReportColumn("left_out", "left out %", MODEL, "+.1f"),
             ReportColumn("trivial", "31 % of peak", COMPUTED, ",.4g"), ReportColumn("trivial_error", "error %", COMPUTED, "+.1f"), ReportColumn("use", "use", CONFIGURED)),
         rows, (
-            f"rms error over D1 to D6: fitted {percent(rms['fitted']):.1f} %, each point left out of its own fit {percent(rms['left_out']):.1f} %, "
-            f"31 % of peak {percent(rms['trivial']):.1f} % (which was itself chosen on these points).",
-            f"rms error of the ratios: model {percent(of_ratios[0]):.1f} %, 31 % of peak {percent(of_ratios[1]):.1f} %; of "
-            f"{pairs} pairs of D1 to D6 the model says {right} times which makes better use of the peak, where the trivial model calls all equal.",
-            "left out: the error when the parameters are fitted without this point; depth 2 left out: fitted on throughputs alone.",
-            f"D7: the same task differs by {percent(FRAMEWORK_SPREAD):.0f} % between frameworks; D10 is Table 2 (--table 2).",
+            f"rms error over D1 to D6: fitted {percent(rms['fitted']):.1f} %, each point left out of its own fit "
+            f"{percent(rms['left_out']):.1f} %, 31 % of peak {percent(rms['trivial']):.1f} % (which was itself "
+            "chosen on these points).",
+            f"rms error of the ratios: model {percent(of_ratios[0]):.1f} %, 31 % of peak "
+            f"{percent(of_ratios[1]):.1f} %; of {pairs} pairs of D1 to D6 the model says {right} times which "
+            "makes better use of the peak, where the trivial model calls all equal.",
+            "left out: the error when the parameters are fitted without this point; depth 2 left out: fitted on "
+            "throughputs alone.",
+            f"D7: the same task differs by {percent(FRAMEWORK_SPREAD):.0f} % between frameworks; D10 is Table 2 "
+            "(--table 2).",
             f"D9: {FITTED}") + PRODUCT_MASK)
 
 
@@ -485,8 +496,10 @@ def arrangements(machine: Machine, config: Config, calibration: Calibration, dep
             ReportColumn("overhead_calibrated", "OH %", MODEL, ".3f"), ReportColumn("overhead_upper", "OH % high", MODEL, ".3f"),
             ReportColumn("pipeline", "pipeline OH %", MODEL, ".3f"), ReportColumn("realised", "speed-up", MODEL, ".3f"),
             ReportColumn("gain", "gain %", MODEL, "+.2f")),
-        rows, (f"speed-up at p = {packing_factor:.3f}; gain is in realised speed-up over the arrangement that engine/ipu/ runs by default.",
-               "Lines that name no mask have it in the query/key product: codes of the sequence numbers beside query and key add it.")
+        rows, (f"speed-up at p = {packing_factor:.3f}; gain is in realised speed-up over the arrangement that "
+               "engine/ipu/ runs by default.",
+               "Lines that name no mask have it in the query/key product: codes of the sequence numbers beside "
+               "query and key add it.")
         + PRODUCT_MASK)
 
 
@@ -502,7 +515,8 @@ def measured(found: MeasuredOverhead, packing_factor: Optional[float]) -> Table:
     beside = [row for (packer, limit), row in PAPER_ROWS.items() if packer in ("spfhp", "nnlshp") and limit == depth]
     if found.packed.length == 512 and beside:
         rows[0].update(paper_overhead=beside[-1][2], paper_realised=beside[-1][3])
-    notes = ["OH: extra time of a pack relative to an unpacked row; compare runs with equal accumulation and waiting data."]
+    notes = ["OH: extra time of a pack relative to an unpacked row; compare runs with equal accumulation and "
+             "waiting data."]
     if source != HARDWARE:
         notes.append("These are not cycles of IPU hardware." if source == PROFILE else "These are seconds of this host, not IPU cycles.")
     return Table("measured", "Measured: packed against unpacked", (
@@ -521,4 +535,5 @@ def scaling(found: Sequence[ScalingPoint], packing_factor: float, histogram_name
         "scaling", f"Figure 5: theoretical speed-up over padding, {histogram_name}",
         (ReportColumn("devices", "devices", CONFIGURED, "d"), ReportColumn("packing", "packing", COMPUTED, ".3f"))
         + tuple(ReportColumn(f"batch_{b}", f"un-padding, {b}/device", COMPUTED, ".3f") for b in batches), rows,
-        ("Un-padding waits for the device that drew the longest sequences (simulated); packing takes equally long everywhere.",))
+        ("Un-padding waits for the device that drew the longest sequences (simulated); packing takes equally "
+         "long everywhere.",))

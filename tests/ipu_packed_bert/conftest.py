@@ -1,4 +1,4 @@
-"""A machine for the cycle model's tests: plans and traces are made once and shared through a folder of this test run."""
+"""A modelled machine for the tests; plans and traces are made once and shared through a folder of this test run."""
 from pathlib import Path
 
 import pytest

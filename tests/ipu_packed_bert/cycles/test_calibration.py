@@ -40,7 +40,7 @@ def test_two_parameters_fitted_on_the_named_points_only():
 
 def test_parameters_are_physical():
     parameters = calibration.load().parameters
-    # Rearranging costs something between 8-byte and 2-byte atoms, and formulas meant for this chip need no large factor.
+    # Rearranging costs something between 8-byte and 2-byte atoms; formulas for this chip need no large factor.
     assert REARRANGE_BYTE[8] < parameters.layout < REARRANGE_BYTE[2]
     assert 0.8 < parameters.factor < 1.3
     assert calibration.load().lower.layout == REARRANGE_BYTE[8] and calibration.load().upper.layout == REARRANGE_BYTE[2]

@@ -228,7 +228,7 @@ def test_update_of_lamb_costs_forty_to_sixty_worker_cycles_for_two_parameters():
 
 @pytest.mark.parametrize("mask, arrangement", [("product", PACKED), ("additive", ADDITIVE)])
 def test_the_default_arrangements_are_what_the_ipu_engine_runs(mask, arrangement):
-    """engine/ipu/ adapts the network for the device; the traced default must be that graph, operator by operator, in order."""
+    """engine/ipu/ adapts the network for the device; the traced default is that graph, operator by operator."""
     from ipu_packed_bert.config import DataConfig, EngineConfig, PlacementConfig
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from tests.fakes.sdk import installed
@@ -249,7 +249,7 @@ def test_the_default_arrangements_are_what_the_ipu_engine_runs(mask, arrangement
 
 
 def test_the_product_mask_is_accounted_for():
-    """Made once from the numbers alone; applied by joining it to query and key; the wider product in a line of its own."""
+    """Made once from the numbers alone; applied by joining it to query and key; the wider product has its own line."""
     costs = {}
     for arrangement in (PACKED, ADDITIVE):
         lowered = lower(trace(arrangement=arrangement))

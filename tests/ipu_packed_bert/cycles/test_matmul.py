@@ -1,7 +1,7 @@
 """The matmul planner against reference values, and its laws.
 
-Reference: BERT-large, 1024 tokens, memory proportion 0.2, half partials, in thousands of cycles (forward, backward data,
-weight update), from an independent implementation of the poplibs estimators, SDK 3.4 line.
+Reference: BERT-large, 1024 tokens, memory proportion 0.2, half partials, in thousands of cycles (forward, backward
+data, weight update), from an independent implementation of the poplibs estimators, SDK 3.4 line.
 """
 import json
 from dataclasses import replace
@@ -51,7 +51,8 @@ def test_sums_of_a_layer():
 
 
 def test_the_plan_that_the_reference_names():
-    # FF1 forward: m=7, k=8, n=26 on 1456 tiles; vertex 64.5, inputs 4.5, weights 8.8, partials 11.8, reduction 8.7 thousand.
+    # FF1 forward: m=7, k=8, n=26 on 1456 tiles; in thousands: vertex 64.5, inputs 4.5, weights 8.8, partials 11.8,
+    # reduction 8.7.
     plan = three_passes(REFERENCE["up"][0])[0]
     assert (plan.row_split, plan.inner_split, plan.column_split, plan.serial_split, plan.tiles) == (7, 8, 26, 1, 1456)
     parts = (plan.vertex_cycles, plan.input_exchange_cycles, plan.weight_exchange_cycles, plan.partial_exchange_cycles,

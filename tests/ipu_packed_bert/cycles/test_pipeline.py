@@ -63,7 +63,7 @@ def test_accumulation_fill_and_drain(machine, load):
     one, two = (pipeline.step(g, PLAIN) for g in (192, 193))
     assert two.cycles - one.cycles == pytest.approx(pipeline.pipeline_cycle(PLAIN))
     assert one.cycles == pytest.approx(200 * one.pipeline_cycle + one.update)      # 192 + 9 - 1
-    # Loading and storing 8 bytes a parameter, a quarter each on 4 replicas, at 5 GB/s is about 70 ms for 88 M parameters.
+    # Loading and storing 8 bytes per parameter, a quarter on each of 4 replicas, at 5 GB/s: 70 ms for 88 M of them.
     assert 0.05 < MK2.seconds(one.update) < 0.12
 
 

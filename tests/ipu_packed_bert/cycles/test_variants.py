@@ -81,7 +81,7 @@ def test_the_mask_matters(reference):
 
 
 def test_unpacked_forms_equal_the_model_on_unpacked_rows(reference):
-    """One sequence a row and no padding: row mask, fixed positions and the first slot give the same as the packed forms."""
+    """One sequence a row, no padding: row mask, fixed positions and the first slot equal the packed forms."""
     fields = list(batch())
     fields[1] = torch.ones_like(fields[1])
     fields[3] = torch.arange(24, dtype=torch.int32).repeat(2, 1)

@@ -91,7 +91,7 @@ def test_more_elements_never_cost_less(estimate):
 
 
 def test_exchange_payload_and_fragments():
-    # 11,398 bytes of mask: 2,850 cycles; shared by a pair of tiles half of that; pieces of 32 bytes hide behind the payload.
+    # 11,398 bytes of mask: 2,850 cycles; half of that in a pair of tiles; 32-byte pieces hide behind the payload.
     assert exchange.receive(11_398, MK2) == pytest.approx(2850, rel=1e-3)
     assert exchange.receive(11_398, MK2, shared_by_pair=True) == pytest.approx(1425, rel=1e-3)
     assert exchange.scattered(11_398, 32, MK2) == exchange.receive(11_398, MK2)

@@ -98,7 +98,7 @@ def test_the_papers_graph_holds_the_papers_numbers(graphs):
 
 
 def test_the_papers_measurements_stand_beside_the_papers_graph_only(table1, graphs):
-    """Table 1 counts it for every row that the paper measured, as the table of all graphs does; nobody measured this project's."""
+    """Table 1 counts that graph in every row that the paper measured, as the table of all graphs does."""
     theirs = {row["depth"]: row for row in graphs.rows if row["graph"] == paper.GRAPHS[2][0]}
     assert all((row.get("paper_overhead") is not None) == (row["graph"] == paper.GRAPHS[2][0]) for row in graphs.rows)
     checked = 0
@@ -213,7 +213,7 @@ def test_csv_and_json_hold_the_same_numbers(table1):
 
 
 def test_the_engines_mask_is_the_better_arrangement(machine, load, comparison):
-    """Inside the query/key product it costs a third of the additive one's overhead, whatever the unknown layout costs."""
+    """In the query/key product it costs a third of the additive one's overhead, whatever the unknown layout costs."""
     product, additive = comparison.overhead(3), paper.ModelledOverhead(
         machine, load("packed_phase2_pod16.yml", "engine.mask=additive"), calibration.load()).overhead(3)
     assert product.upper < additive.lower and product.calibrated < 0.35 * additive.calibrated

@@ -12,7 +12,7 @@ def wikipedia():
 
 
 def test_one_device_saves_what_the_mean_says(wikipedia):
-    """A single device with many sequences: padded work over mean work, a little above 2.001 because attention is quadratic."""
+    """One device, many sequences: padded work over mean work, just above 2.001 since attention is quadratic."""
     lengths = np.flatnonzero(wikipedia)
     mean = np.average(scaling.work(lengths, hidden_size=1024), weights=wikipedia[lengths])
     expected = scaling.work(np.array(512), hidden_size=1024) / mean
