@@ -39,7 +39,7 @@ COMMANDS: Dict[str, Command] = {
         "ipu_packed_bert.commands.plan",
         "what a configuration would run and where, and whether it fits; no device needed",
     ),
-    "finetune": Command("ipu_packed_bert.finetune", "fine-tunes a trained BERT on packs: questions, texts"),
+    "finetune": Command("ipu_packed_bert.commands.finetune", "fine-tunes a trained BERT on packs: questions, texts"),
     "export": Command("ipu_packed_bert.commands.export", "a run to a Hugging Face folder, and such a folder to a run"),
     "adjust": Command("ipu_packed_bert.commands.adjust", "turns the configuration of an unpacked run into packed ones"),
     "benchmark": Command(
