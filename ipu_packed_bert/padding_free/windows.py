@@ -32,12 +32,11 @@ def ignored_reach(model: Any) -> Optional[Reach]:
 
 def too_long(model: Any, reach: Reach, what: str, way_out: str) -> ValueError:
     """The error for examples that exceed `reach`.  what: their length; way_out: the first thing to do about it."""
-    other = (
-        'load the model with attn_implementation="flash_attention_2" or ' if reach.setting == "sliding_window" else ""
-    )
+    flash = 'load the model with attn_implementation="flash_attention_2" or '
+    other = flash if reach.setting == "sliding_window" else ""
     return ValueError(
-        f"{type(model).__name__}: {what}, {reach.setting} is {reach.tokens}, and the mask of a padding-free batch has no "
-        f"windows or chunks; {way_out}, or else {other}use a padding way, such as RandomSampling+Padding"
+        f"{type(model).__name__}: {what}, {reach.setting} is {reach.tokens}, and the mask of a padding-free batch has "
+        f"no windows or chunks; {way_out}, or else {other}use a padding way, such as RandomSampling+Padding"
     )
 
 
