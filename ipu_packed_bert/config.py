@@ -27,6 +27,7 @@ from ipu_packed_bert.settings import (
     broken_rules,
     keys_of,
     load_yaml,
+    peek,
     plain,
     problems_message,
     setting,
@@ -34,6 +35,16 @@ from ipu_packed_bert.settings import (
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import default_predictions
 from pack_data.building.sides import held_out_folder
+
+
+PRETRAINING = "pretraining"
+
+
+@dataclass(frozen=True)
+class PretrainingConfig:
+    """What is learnt."""
+
+    name: str = setting(PRETRAINING, choices=(PRETRAINING,))
 
 
 @dataclass(frozen=True)
@@ -188,6 +199,7 @@ class Change(NamedTuple):
 class Config:
     """A whole, checked configuration."""
 
+    task: PretrainingConfig = PretrainingConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
@@ -364,8 +376,9 @@ _GONE = {
 }
 
 SECTIONS = {
-    "data": DataConfig, "model": ModelConfig, "loss": LossConfig, "optimizer": OptimizerConfig,
-    "batch": BatchConfig, "engine": EngineConfig, "placement": PlacementConfig, "run": RunConfig,
+    "task": PretrainingConfig, "data": DataConfig, "model": ModelConfig, "loss": LossConfig,
+    "optimizer": OptimizerConfig, "batch": BatchConfig, "engine": EngineConfig, "placement": PlacementConfig,
+    "run": RunConfig,
 }
 
 
@@ -386,6 +399,10 @@ def load_config(path: Union[str, Path], overrides: Sequence[str] = ()) -> Config
 
 def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Config:
     """As :func:`load_config`, from what YAML read."""
+    name = peek("task.name", tree, overrides) or PRETRAINING
+    if name != PRETRAINING:
+        raise ConfigError(f"{path}: task.name is {name}; this is a configuration of fine-tuning: "
+                          "python -m ipu_packed_bert.finetune")
     reader = Reader(SECTIONS, path, gone=_GONE)
     small = reader.block("without_ipus")
     if isinstance(tree, Mapping):

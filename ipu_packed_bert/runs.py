@@ -51,7 +51,7 @@ def prepare(config: FinetuneConfig, *, former: Optional[FinetuneConfig] = None) 
         raise ValueError("run.export is true; that needs the package safetensors: pip install safetensors, or --set run.export=false")
 
     start = find_start(config)
-    task = task_class(config.data.task)(config, Tokenizer(start.vocabulary), start.model, start.labels)
+    task = task_class(config.task.name)(config, Tokenizer(start.vocabulary), start.model, start.labels)
     packs = task.training_packs or task.evaluation_packs
     factor = packs.packing.packing_factor
     config = config.with_micro_batch(factor)

@@ -13,6 +13,7 @@ What several settings must fulfil together, and defaults that follow from other 
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -80,6 +81,18 @@ def setting(default: Any, meaning: str = "", **rule: Any) -> Any:
 def keys_of(sections: Sections) -> List[str]:
     """Every setting's full name, section.key."""
     return [f"{section}.{each.name}" for section, kind in sections.items() for each in dataclasses.fields(kind)]
+
+
+def peek(key: str, tree: Any, overrides: Sequence[str]) -> Any:
+    """The value of one setting before its sections are known, None where it is not stated; nothing is checked."""
+    section, _, name = key.partition(".")
+    settings = tree.get(section) if isinstance(tree, Mapping) else None
+    value = settings.get(name) if isinstance(settings, Mapping) else None
+    for override in overrides:
+        if override.partition("=")[0].strip() == key:
+            with contextlib.suppress(yaml.YAMLError):  # the reader complains about it
+                value = yaml.safe_load(override.partition("=")[2])
+    return value
 
 
 class Reader:

@@ -10,9 +10,10 @@ from typing import List, NamedTuple, Optional
 import yaml
 
 from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
-from ipu_packed_bert.config import ModelConfig, config_from_tree
+from ipu_packed_bert.config import PRETRAINING, ModelConfig, config_from_tree
 from ipu_packed_bert.hugging_face import Weights, read_folder
 from ipu_packed_bert.identity import agree, vocabulary_of_run
+from ipu_packed_bert.settings import peek
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 from pack_data.text.corpus import Document
@@ -53,7 +54,7 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
     if (folder / "checkpoints").is_dir():
         checkpoint = load_checkpoint(newest_checkpoint(folder / "checkpoints"))
         tree = yaml.safe_load(checkpoint.config)
-        if "squad" in tree:
+        if peek("task.name", tree, ()) not in (None, PRETRAINING):
             raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / 'model'}")
         run = config_from_tree(tree, str(folder))
         path = Path(given or run.data.vocabulary or Path(run.data.directory, "vocab.txt"))
@@ -93,7 +94,7 @@ def _from_nothing(config: FinetuneConfig) -> Start:
     if sizes.vocabulary:
         vocabulary, source = load_vocabulary(sizes.vocabulary), sizes.vocabulary
     else:
-        vocabulary = train_vocabulary([Document("texts", tuple(task_class(config.data.task).texts(config)))], sizes.vocabulary_size)
+        vocabulary = train_vocabulary([Document("texts", tuple(task_class(config.task.name).texts(config)))], sizes.vocabulary_size)
         source = "the training texts"
     model = ModelConfig(vocabulary_size=len(vocabulary), hidden_size=sizes.hidden_size, num_layers=sizes.num_layers, num_heads=sizes.num_heads,
                         intermediate_size=sizes.intermediate_size, max_position_embeddings=max(8, config.data.max_sequence_length))

@@ -96,12 +96,13 @@ def training_file(folder: Path, kind: str, **options: Any) -> Path:
     return tiny_sentences(folder / "train.txt", **options) if kind == "tokens" else tiny_table(folder / "train.csv", kind, **options)
 
 
-def tiny_config(checkpoint: Optional[Path], training: Path, *, task: str = "squad", evaluation: Optional[Path] = None,
+def tiny_config(checkpoint: Optional[Path], training: Path, *, task: str = "squad", of_task: Optional[Dict[str, Any]] = None, evaluation: Optional[Path] = None,
                 **sections: Dict[str, Any]) -> FinetuneConfig:
     """Any setting may be given by its section: tiny_config(..., batch={"micro_batch": 1})."""
     tree: Dict[str, Dict[str, Any]] = {
-        "data": {"task": task, "training": str(training), "evaluation": str(evaluation or training), "max_sequence_length": SLOTS, "packer": "spfhp"},
-        "squad": {"max_query_length": 8, "stride": 16, "max_answer_length": 5},
+        "data": {"training": str(training), "evaluation": str(evaluation or training), "max_sequence_length": SLOTS, "packer": "spfhp"},
+        "task": {"name": task, **({"max_query_length": 8, "stride": 16, "max_answer_length": 5} if task == "squad" else {}),
+                 **(of_task or {})},
         "model": {"checkpoint": None if checkpoint is None else str(checkpoint), "hidden_dropout": 0.0, "attention_dropout": 0.0},
         "optimizer": {"learning_rate": 1.0e-2},
         "batch": {"sequences_per_update": 8, "micro_batch": 3},

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
 
 import yaml
 
-from ipu_packed_bert.config import Config, ModelConfig, config_from_tree
+from ipu_packed_bert.config import PRETRAINING, Config, ModelConfig, config_from_tree
+from ipu_packed_bert.settings import peek
 from pack_data.command import ArgumentParser, typed
 from pack_data.files import write_atomically
 from pack_data.text.wordpiece import Vocabulary, load_vocabulary
@@ -44,7 +45,7 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
 
     checkpoint = load_checkpoint(newest_checkpoint(run / CHECKPOINTS))
     tree = yaml.safe_load(checkpoint.config)
-    if "task" in tree["data"]:
+    if peek("task.name", tree, ()) not in (None, PRETRAINING):
         return _export_fine_tuned(run, folder, checkpoint, vocabulary)
     config = config_from_tree(tree, str(run))
     architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"

@@ -53,11 +53,11 @@ START, START_SEED = "squad_start", 5
 # unpacked runs would look worse than anyone runs them.
 TASKS: Dict[str, Dict[str, Dict[str, Any]]] = {
     "squad": {
-        "data": {"task": "squad", "training": "squad/dev_half_v2.json.xz", "evaluation": "squad/xquad_en.json.xz", "max_sequence_length": 384},
-        "squad": {"drop_seen_paragraphs": True}},
+        "data": {"training": "squad/dev_half_v2.json.xz", "evaluation": "squad/xquad_en.json.xz", "max_sequence_length": 384},
+        "task": {"name": "squad", "drop_seen_paragraphs": True}},
     "banking77": {
-        "data": {"task": "single_label", "training": "banking77/train.csv.xz", "evaluation": "banking77/test.csv.xz", "max_sequence_length": 64},
-        "classification": {"text_column": "text", "label_column": "category"}},
+        "data": {"training": "banking77/train.csv.xz", "evaluation": "banking77/test.csv.xz", "max_sequence_length": 64},
+        "task": {"name": "single_label", "text_column": "text", "label_column": "category"}},
 }
 METRICS = {"squad": {"f1": "F1", "exact": "EM"}, "banking77": {"accuracy": "accuracy"}}  # the first one is compared
 WORDS = {"squad": "SQuAD at 384", "banking77": "BANKING77 at 64"}

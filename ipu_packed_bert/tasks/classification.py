@@ -82,13 +82,13 @@ class ClassificationTask(ExampleTask):
 
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, labels: Optional[Sequence[str]] = None):
         super().__init__(config, tokenizer, model)
-        data, self._columns = config.data, config.classification
-        self.kind = self.name = data.task
+        data, self._columns = config.data, config.of_task(ClassificationConfig)
+        self.kind = self.name = config.task.name
         files = {what: name for what, name in (("training", data.training), ("evaluation", data.evaluation)) if name is not None}
         texts = {what: read_texts(Path(name), self.kind, self._columns) for what, name in files.items()}
         if "training" in texts:
             if texts["training"][0].labels is None:
-                raise ValueError(f"{data.training}: has no column {self._columns.label_column!r}; name it with --set classification.label_column=...")
+                raise ValueError(f"{data.training}: has no column {self._columns.label_column!r}; name it with --set task.label_column=...")
             labels = label_names(texts["training"])
         elif labels is None and self.kind != REGRESSION:
             raise ValueError(f"{config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint that was trained on them")
@@ -108,7 +108,7 @@ class ClassificationTask(ExampleTask):
 
     @staticmethod
     def texts(config: FinetuneConfig) -> List[str]:
-        found = read_texts(Path(str(config.data.training)), config.data.task, config.classification)
+        found = read_texts(Path(str(config.data.training)), config.task.name, config.of_task(ClassificationConfig))
         return list(dict.fromkeys(part for text in found for part in text.parts))
 
     def network(self, attention: str) -> torch.nn.Module:

@@ -18,7 +18,7 @@ from ipu_packed_bert.placement import Part
 from ipu_packed_bert.tasks import squad
 from ipu_packed_bert.tasks.examples import ExampleTask, Scored
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
-from ipu_packed_bert.tasks.settings import FinetuneConfig
+from ipu_packed_bert.tasks.settings import FinetuneConfig, SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 
 
@@ -84,7 +84,7 @@ class QuestionsTask(ExampleTask):
 
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, labels: Any = None):
         super().__init__(config, tokenizer, model)
-        data, self._squad = config.data, config.squad
+        data, self._squad = config.data, config.of_task(SquadConfig)
         seen = set()
         if data.training is not None:
             questions = self._read(data.training)

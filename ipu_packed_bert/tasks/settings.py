@@ -8,12 +8,12 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 import yaml
 
-from ipu_packed_bert.config import EngineConfig
-from ipu_packed_bert.settings import FILE, Reader, as_tree, load_yaml, setting
+from ipu_packed_bert.config import PRETRAINING, EngineConfig
+from ipu_packed_bert.settings import FILE, ConfigError, Reader, as_tree, load_yaml, peek, setting
 from pack_data.packers import PACKERS, packs_at_depth
 
 SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = "squad", "single_label", "multi_label", "regression", "tokens"
@@ -22,26 +22,21 @@ TASKS = {
     SQUAD: "questions.QuestionsTask", SINGLE_LABEL: "classification.ClassificationTask",
     MULTI_LABEL: "classification.ClassificationTask", REGRESSION: "classification.ClassificationTask", TOKENS: "tokens.TokensTask"}
 
-
-@dataclass(frozen=True)
-class DataConfig:
-    """What is learnt from what, and how it is packed.  Paths are looked for in --data-dir first, where one is given."""
-
-    task: str = setting(SQUAD, choices=tuple(TASKS))
-    training: Optional[str] = setting(None, "null: no training, only evaluation")
-    evaluation: Optional[str] = setting(None, "null: none")
-    training_examples: Optional[int] = setting(None, "questions or texts drawn at random; null: all", minimum=1)
-    evaluation_examples: Optional[int] = setting(None, "the same ones for every seed; null: all", minimum=1)
-    max_sequence_length: int = setting(384, "slots per pack, S", minimum=8)
-    packer: str = setting("optimal", choices=PACKERS)
-    max_sequences_per_pack: Optional[int] = setting(None, "packing depth, D; null: unlimited", minimum=1)
-    seed: int = setting(5, "of the training examples drawn", minimum=0, maximum=2 ** 31 - 1)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class SquadConfig:
+class TaskConfig:
+    """What is learnt; each task adds its own settings."""
+
+    name: str = setting(SQUAD, choices=tuple(TASKS))
+
+
+@dataclass(frozen=True)
+class SquadConfig(TaskConfig):
     """Questions and paragraphs, as BERT cuts them into windows and reads answers out of them."""
 
+    name: str = setting(SQUAD, choices=tuple(TASKS))
     max_query_length: int = setting(64, "tokens of a question; what is longer is cut", minimum=1)
     stride: int = setting(128, "tokens from one window's start to the next one's", minimum=1)
     max_answer_length: int = setting(30, "tokens", minimum=1)
@@ -52,9 +47,10 @@ class SquadConfig:
 
 
 @dataclass(frozen=True)
-class ClassificationConfig:
+class ClassificationConfig(TaskConfig):
     """Which columns of a CSV, TSV or JSONL file hold what."""
 
+    name: str = setting(SINGLE_LABEL, choices=tuple(TASKS))
     text_column: str = setting("text")
     second_text_column: Optional[str] = setting(None, "for pairs of texts")
     label_column: str = setting("label")
@@ -63,11 +59,31 @@ class ClassificationConfig:
 
 
 @dataclass(frozen=True)
-class TokensConfig:
+class TokensConfig(TaskConfig):
     """Which columns of a JSONL file hold the words of a sentence and their labels; other files have a word and its label a line."""
 
+    name: str = setting(TOKENS, choices=tuple(TASKS))
     words_column: str = setting("words")
     labels_column: str = setting("labels")
+
+
+# The settings of each task, all of them in the section `task`.
+_SETTINGS = {SQUAD: SquadConfig, SINGLE_LABEL: ClassificationConfig, MULTI_LABEL: ClassificationConfig,
+             REGRESSION: ClassificationConfig, TOKENS: TokensConfig}
+
+
+@dataclass(frozen=True)
+class FinetuneData:
+    """What is learnt from what, and how it is packed.  Paths are looked for in --data-dir first, where one is given."""
+
+    training: Optional[str] = setting(None, "null: no training, only evaluation")
+    evaluation: Optional[str] = setting(None, "null: none")
+    training_examples: Optional[int] = setting(None, "questions or texts drawn at random; null: all", minimum=1)
+    evaluation_examples: Optional[int] = setting(None, "the same ones for every seed; null: all", minimum=1)
+    max_sequence_length: int = setting(384, "slots per pack, S", minimum=8)
+    packer: str = setting("optimal", choices=PACKERS)
+    max_sequences_per_pack: Optional[int] = setting(None, "packing depth, D; null: unlimited", minimum=1)
+    seed: int = setting(5, "of the training examples drawn", minimum=0, maximum=2 ** 31 - 1)
 
 
 @dataclass(frozen=True)
@@ -86,7 +102,7 @@ class StartConfig:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class FinetuneOptimizer:
     """The optimiser.  Packing changes nothing here: an update holds about as many sequences packed as unpacked."""
 
     name: str = setting("adamw", choices=("lamb", "adamw"))
@@ -103,7 +119,7 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class BatchConfig:
+class FinetuneBatch:
     """An update in sequences, which is what the learning depends on; a forward pass in rows, which is what memory depends on."""
 
     sequences_per_update: int = setting(32, "about: whole packs", minimum=1)
@@ -111,7 +127,7 @@ class BatchConfig:
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class FinetuneRun:
     """How long, how often written down, and from which seed."""
 
     epochs: int = setting(2, minimum=1)
@@ -123,26 +139,33 @@ class RunConfig:
     export: bool = setting(True, "write the model as a Hugging Face folder")
 
 
-SECTIONS = {
-    "data": DataConfig, "squad": SquadConfig, "classification": ClassificationConfig, "tokens": TokensConfig, "model": StartConfig,
-    "optimizer": OptimizerConfig, "batch": BatchConfig, "engine": EngineConfig, "run": RunConfig,
+_SECTIONS = {
+    "data": FinetuneData, "model": StartConfig, "optimizer": FinetuneOptimizer, "batch": FinetuneBatch, "engine": EngineConfig,
+    "run": FinetuneRun,
 }
+
+# Settings of former versions, and what to do instead.
+_MOVED = "a task's settings stand in the section task"
+_GONE = {"data.task": "it is task.name", "squad": _MOVED, "classification": _MOVED, "tokens": _MOVED}
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """A whole, checked configuration."""
+    """A whole, checked configuration; the class of `task` is that of its name."""
 
-    data: DataConfig = DataConfig()
-    squad: SquadConfig = SquadConfig()
-    classification: ClassificationConfig = ClassificationConfig()
-    tokens: TokensConfig = TokensConfig()
+    task: TaskConfig = SquadConfig()
+    data: FinetuneData = FinetuneData()
     model: StartConfig = StartConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    batch: BatchConfig = BatchConfig()
+    optimizer: FinetuneOptimizer = FinetuneOptimizer()
+    batch: FinetuneBatch = FinetuneBatch()
     engine: EngineConfig = EngineConfig()
-    run: RunConfig = RunConfig()
+    run: FinetuneRun = FinetuneRun()
     path: str = field(default="config", compare=False)                     # where it came from, for messages
+
+    def of_task(self, kind: Type[T]) -> T:
+        """The settings of the task, which are of this class."""
+        assert isinstance(self.task, kind)
+        return self.task
 
     @property
     def name(self) -> str:
@@ -188,7 +211,7 @@ class FinetuneConfig:
 
     def as_dict(self) -> Dict[str, Any]:
         """Nested plain values; :func:`load_config` of them gives an equal configuration."""
-        return as_tree({section: getattr(self, section) for section in SECTIONS})
+        return as_tree({section: getattr(self, section) for section in ("task", *_SECTIONS)})
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.as_dict(), sort_keys=False, default_flow_style=False)
@@ -201,7 +224,12 @@ def load_config(path: Union[str, Path], overrides: Sequence[str] = ()) -> Finetu
 
 def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> FinetuneConfig:
     """As :func:`load_config`, from what YAML read."""
-    reader = Reader(SECTIONS, path)
+    name = peek("task.name", tree, overrides) or SQUAD
+    if name == PRETRAINING:
+        raise ConfigError(f"{path}: task.name is {name}; this is a configuration of pre-training: run_pretraining.py")
+    # An unknown name is refused by the rule of the setting; its other settings are then those of no task.
+    task = _SETTINGS.get(name, TaskConfig) if isinstance(name, str) else TaskConfig
+    reader = Reader({"task": task, **_SECTIONS}, path, gone=_GONE)
     reader.read(tree, FILE)
     for override in overrides:
         reader.override(override)
@@ -213,7 +241,8 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Fin
 
 def rules(config: FinetuneConfig) -> List[Tuple[str, Any, str]]:
     """What settings must fulfil together: (those it is about, whether it is broken, what is wrong)."""
-    data, squad, model = config.data, config.squad, config.model
+    data, model = config.data, config.model
+    squad = config.task if isinstance(config.task, SquadConfig) else None
     depth = "null (unlimited)" if data.max_sequences_per_pack is None else data.max_sequences_per_pack
     return [
         ("data.packer data.max_sequences_per_pack", not packs_at_depth(data.packer, data.max_sequences_per_pack),
@@ -224,12 +253,13 @@ def rules(config: FinetuneConfig) -> List[Tuple[str, Any, str]]:
          "data.training is null; needs model.checkpoint, else there is nothing to evaluate"),
         ("data.training run.evaluate_every data.evaluation", bool(config.run.evaluate_every) and data.evaluation is None,
          f"run.evaluate_every is {config.run.evaluate_every}; needs data.evaluation"),
-        ("data.task squad.max_query_length data.max_sequence_length",
-         data.task == SQUAD and squad.max_query_length + 4 > data.max_sequence_length,
-         f"squad.max_query_length is {squad.max_query_length}; must be at most data.max_sequence_length, "
+        ("task.name task.max_query_length data.max_sequence_length",
+         squad is not None and squad.max_query_length + 4 > data.max_sequence_length,
+         f"task.max_query_length is {squad and squad.max_query_length}; must be at most data.max_sequence_length, "
          f"{data.max_sequence_length}, minus 4: three special tokens and one of the paragraph"),
-        ("data.evaluation squad.drop_seen_paragraphs data.training", squad.drop_seen_paragraphs and data.training is None,
-         "squad.drop_seen_paragraphs is true; needs data.training, whose paragraphs they are"),
+        ("data.evaluation task.drop_seen_paragraphs data.training",
+         squad is not None and squad.drop_seen_paragraphs and data.training is None,
+         "task.drop_seen_paragraphs is true; needs data.training, whose paragraphs they are"),
         ("model.hidden_size model.num_heads", model.hidden_size % model.num_heads != 0,
          f"model.hidden_size is {model.hidden_size}; must be a multiple of model.num_heads, {model.num_heads}"),
         ("engine.kind", config.engine.kind == "ipu", "engine.kind is ipu; fine-tuning runs on the host engine so far: --engine host"),

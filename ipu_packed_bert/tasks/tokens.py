@@ -76,22 +76,22 @@ class TokensTask(ExampleTask):
         super().__init__(config, tokenizer, model)
         data = config.data
         if data.training is not None:
-            training = read_sentences(Path(data.training), config.tokens)
+            training = read_sentences(Path(data.training), config.of_task(TokensConfig))
             if training[0].labels is None:
-                raise ValueError(f"{data.training}: has no labels; name their column with --set tokens.labels_column=...")
+                raise ValueError(f"{data.training}: has no labels; name their column with --set task.labels_column=...")
             labels = sorted({label for sentence in training for label in sentence.labels or ()})
             self.training = self._inputs(self.drawn(training, "training"), labels, "training")
         elif labels is None:
             raise ValueError(f"{config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint that was trained on them")
         self.labels = list(labels)
         if data.evaluation is not None:
-            self._sentences = self.drawn(read_sentences(Path(data.evaluation), config.tokens), "evaluation")
+            self._sentences = self.drawn(read_sentences(Path(data.evaluation), config.of_task(TokensConfig)), "evaluation")
             self.evaluation = self._inputs(self._sentences, self.labels, "evaluation")
         self.pack()
 
     @staticmethod
     def texts(config: FinetuneConfig) -> List[str]:
-        found = read_sentences(Path(str(config.data.training)), config.tokens)
+        found = read_sentences(Path(str(config.data.training)), config.of_task(TokensConfig))
         return list(dict.fromkeys(" ".join(sentence.words) for sentence in found))
 
     def _inputs(self, sentences: Sequence[Sentence], labels: Sequence[str], what: str) -> Inputs:
@@ -147,7 +147,7 @@ def read_sentences(path: Path, columns: TokensConfig) -> List[Sentence]:
             where = f"{path} line {record.line}"
             words, labels = (record.values.get(name) for name in (columns.words_column, columns.labels_column))
             if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-                raise ValueError(f"{where}: {columns.words_column} is {words!r:.80}; must be a list of words; name it with --set tokens.words_column=...")
+                raise ValueError(f"{where}: {columns.words_column} is {words!r:.80}; must be a list of words; name it with --set task.words_column=...")
             if labels is not None and (not isinstance(labels, list) or len(labels) != len(words)):
                 raise ValueError(f"{where}: {columns.labels_column} must be a list of {len(words)} labels, one a word")
             sentences.append(Sentence(tuple(words), None if labels is None else tuple(map(str, labels)), where))

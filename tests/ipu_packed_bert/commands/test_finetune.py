@@ -234,7 +234,7 @@ def test_paragraphs_of_the_training_file_are_left_out(tmp_path, checkpoint):
     content["data"][0]["paragraphs"][3]["context"] = "castle " + content["data"][0]["paragraphs"][3]["context"]
     content["data"][0]["paragraphs"][3]["qas"][0].update(answers=[{"text": "castle", "answer_start": 0}])
     (tmp_path / "dev.json").write_text(json.dumps(content))
-    made = prepare(tiny_config(checkpoint, training, evaluation=tmp_path / "dev.json", squad={"drop_seen_paragraphs": True}))
+    made = prepare(tiny_config(checkpoint, training, evaluation=tmp_path / "dev.json", of_task={"drop_seen_paragraphs": True}))
     assert [question.id for question in made.task.windows.questions] == ["q3"]
     assert any("11 questions on paragraphs of the training file are left out" in note for note in made.task.notes)
 

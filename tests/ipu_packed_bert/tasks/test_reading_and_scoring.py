@@ -12,6 +12,7 @@ from ipu_packed_bert.config import ConfigError
 from ipu_packed_bert.tasks import classification, squad
 from ipu_packed_bert.tasks import scores as metrics
 from ipu_packed_bert.tasks.files import locate
+from ipu_packed_bert.config import config_from_tree as pretraining_config
 from ipu_packed_bert.tasks.settings import ClassificationConfig, SquadConfig, config_from_tree
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.text.wordpiece import Vocabulary
@@ -337,15 +338,40 @@ def test_predictions_of_every_kind():
 
 
 def test_every_problem_of_a_configuration_in_one_message():
-    tree = {"data": {"training": "a.json", "packer": "nnlshp", "max_sequences_per_pack": 5, "task": "squat"}, "optimiser": {},
+    tree = {"data": {"training": "a.json", "packer": "nnlshp", "max_sequences_per_pack": 5}, "task": {"name": "squat"}, "optimiser": {},
             "batch": {"micro_bach": 2}, "run": {"epochs": 0}}
     with pytest.raises(ConfigError) as raised:
         config_from_tree(tree, "mine.yml", ["model.hidden_size=65", "nonsense"])
     message = str(raised.value)
-    for part in ("mine.yml: 7 problems", "data.task is 'squat'; must be one of squad", "optimiser is not a setting; did you mean optimizer?",
+    for part in ("mine.yml: 7 problems", "task.name is 'squat'; must be one of squad", "optimiser is not a setting; did you mean optimizer?",
                  "batch.micro_bach is not a setting; did you mean batch.micro_batch?", "run.epochs is 0; must be at least 1",
                  "--set nonsense", "model.hidden_size is 65; must be a multiple", "data.max_sequences_per_pack is 5; too deep"):
         assert part in message
+
+
+@pytest.mark.parametrize("name, own, others", [
+    ("squad", "stride", "text_column"), ("regression", "text_column", "stride"), ("tokens", "words_column", "label_column")])
+def test_the_section_task_holds_the_settings_of_its_task(name, own, others):
+    config = config_from_tree({"task": {"name": name}, "data": {"training": "a.json"}}, "mine.yml")
+    assert config.task.name == name and own in config.as_dict()["task"] and others not in config.as_dict()["task"]
+    assert config_from_tree({"data": {"training": "a.json"}}, "mine.yml", [f"task.name={name}"]).task == config.task
+    with pytest.raises(ConfigError, match=f"task.{others} is not a setting"):
+        config_from_tree({"task": {"name": name, others: "x"}, "data": {"training": "a.json"}}, "mine.yml")
+
+
+def test_settings_of_former_versions_are_answered_with_where_they_are_now():
+    tree = {"squad": {"stride": 3}, "data": {"task": "squad", "training": "a.json"}}
+    with pytest.raises(ConfigError) as raised:
+        config_from_tree(tree, "mine.yml")
+    assert "squad is no setting any more; a task's settings stand in the section task" in str(raised.value)
+    assert "data.task is no setting any more; it is task.name" in str(raised.value)
+
+
+def test_a_configuration_of_the_other_kind_is_named_as_such():
+    with pytest.raises(ConfigError, match="a configuration of pre-training: run_pretraining.py"):
+        config_from_tree({"task": {"name": "pretraining"}}, "mine.yml")
+    with pytest.raises(ConfigError, match="a configuration of fine-tuning: python -m ipu_packed_bert.finetune"):
+        pretraining_config({"task": {"name": "squad"}}, "mine.yml")
 
 
 def test_overrides_win_and_a_configuration_reads_back():
