@@ -424,8 +424,8 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
         _derive_small(small, reader)
     kept = {key: small.values[key] for key in keys_of(SECTIONS)
             if key in small.values and reader.origins.get(key) != OVERRIDE}
-    config = Config(without_ipus=tuple(kept.items()), path=path, **reader.sections())
-    config = dataclasses.replace(config, origins=dict(reader.origins))
+    sections = reader.sections()
+    config = Config(without_ipus=tuple(kept.items()), path=path, origins=dict(reader.origins), **sections)
     crossed = cross_check(config, reader.broken)
     reader.problems += crossed
     if kept:

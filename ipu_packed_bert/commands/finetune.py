@@ -48,6 +48,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides",
                         help="override one setting, any number of times: --set data.packer=none")
+    parser.add_argument("--show-config", action="store_true", help="print every setting and where it comes from, and stop")
     parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
     args = parser.parse_args(argv)
     if args.resume and args.out:
@@ -61,6 +62,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parse(argv)
     refuse_torchrun()
     config = load_config(Path(args.resume, CONFIG) if args.resume else config_file(args.config), args.overrides)
+    if args.show_config:
+        print(config.annotated(), end="")
+        return 0
     former = load_config(Path(args.resume, CONFIG)) if args.resume else None
 
     # torch loads from here on: a wrong configuration is refused without it.

@@ -8,12 +8,12 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 import yaml
 
 from ipu_packed_bert.config import PRETRAINING, EngineConfig
-from ipu_packed_bert.settings import FILE, ConfigError, Reader, as_tree, load_yaml, peek, setting
+from ipu_packed_bert.settings import FILE, ConfigError, Reader, annotated, as_tree, load_yaml, peek, setting
 from pack_data.packers import PACKERS, packs_at_depth
 
 SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = "squad", "single_label", "multi_label", "regression", "tokens"
@@ -161,6 +161,7 @@ class FinetuneConfig:
     engine: EngineConfig = EngineConfig()
     run: FinetuneRun = FinetuneRun()
     path: str = field(default="config", compare=False)                     # where it came from, for messages
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
 
     def of_task(self, kind: Type[T]) -> T:
         """The settings of the task, which are of this class."""
@@ -209,12 +210,21 @@ class FinetuneConfig:
         steps = self.optimizer.schedule_steps or self.run.epochs * updates_per_epoch
         return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=steps))
 
+    @property
+    def sections(self) -> Dict[str, Any]:
+        """The dataclass of each section."""
+        return {section: getattr(self, section) for section in ("task", *_SECTIONS)}
+
     def as_dict(self) -> Dict[str, Any]:
         """Nested plain values; :func:`load_config` of them gives an equal configuration."""
-        return as_tree({section: getattr(self, section) for section in ("task", *_SECTIONS)})
+        return as_tree(self.sections)
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.as_dict(), sort_keys=False, default_flow_style=False)
+
+    def annotated(self) -> str:
+        """As :meth:`to_yaml`, with origin and meaning of each setting behind its value."""
+        return annotated(self.sections, self.origins)
 
 
 def load_config(path: Union[str, Path], overrides: Sequence[str] = ()) -> FinetuneConfig:
@@ -233,7 +243,8 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Fin
     reader.read(tree, FILE)
     for override in overrides:
         reader.override(override)
-    config = FinetuneConfig(path=path, **reader.sections())
+    sections = reader.sections()
+    config = FinetuneConfig(path=path, origins=dict(reader.origins), **sections)
     reader.check(rules(config))
     reader.refuse_problems()
     return config

@@ -4,15 +4,18 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import re
 
 import numpy as np
 import pytest
+import yaml
 
+from ipu_packed_bert.commands import finetune
 from ipu_packed_bert.config import ConfigError
+from ipu_packed_bert.config import config_from_tree as pretraining_config
 from ipu_packed_bert.tasks import classification, squad
 from ipu_packed_bert.tasks import scores as metrics
 from ipu_packed_bert.tasks.files import locate
-from ipu_packed_bert.config import config_from_tree as pretraining_config
 from ipu_packed_bert.tasks.settings import ClassificationConfig, SquadConfig, config_from_tree
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.text.wordpiece import Vocabulary
@@ -357,6 +360,15 @@ def test_the_section_task_holds_the_settings_of_its_task(name, own, others):
     assert config_from_tree({"data": {"training": "a.json"}}, "mine.yml", [f"task.name={name}"]).task == config.task
     with pytest.raises(ConfigError, match=f"task.{others} is not a setting"):
         config_from_tree({"task": {"name": name, others: "x"}, "data": {"training": "a.json"}}, "mine.yml")
+
+
+def test_show_config_prints_every_setting_and_its_origin(tmp_path, capsys):
+    (tmp_path / "a.yml").write_text("task: {name: tokens}\ndata: {training: a.txt}\n")
+    assert finetune.main(["--config", str(tmp_path / "a.yml"), "--show-config", "--set", "run.seed=9"]) == 0
+    text = capsys.readouterr().out
+    config = config_from_tree(yaml.safe_load(text), "shown")
+    assert config.task.name == "tokens" and config.run.seed == 9
+    assert "  name: tokens                               # file\n" in text and re.search(r"seed: 9 +# --set; ", text)
 
 
 def test_settings_of_former_versions_are_answered_with_where_they_are_now():
