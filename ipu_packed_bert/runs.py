@@ -52,7 +52,7 @@ def prepare(config: FinetuneConfig, *, former: Optional[FinetuneConfig] = None) 
 
     start = find_start(config)
     task = task_class(config.task.name)(config, Tokenizer(start.vocabulary), start.model, start.labels)
-    packs = task.training_packs or task.evaluation_packs
+    packs = task.packs
     factor = packs.packing.packing_factor
     config = config.with_micro_batch(factor)
     batches = GlobalBatches(packs, task.layout(config, factor), held_out=task.evaluation_packs)
@@ -84,12 +84,13 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
     `resume` goes on in the folder `out`, where a finished run is evaluated again.
     """
     config, start, task, engine, batches, steps, _ = prepared
-    first_step, saved = 0, ()
+    first_step = 0
+    saved: Tuple[Tuple[str, int], ...] = ()
     if resume:
         saved = saved_in(str(out))
         first_step = _go_on(prepared, str(out), load_checkpoint(newest_checkpoint(Path(str(out), CHECKPOINTS))))
-    packing = batches.packs.packing
-    data = {"digest": f"{batches.packs.digest:016x}", "packs": packing.packs, "sequences": packing.sequences,
+    packing = task.packs.packing
+    data = {"digest": f"{task.packs.digest:016x}", "packs": packing.packs, "sequences": packing.sequences,
             "algorithm": packing.algorithm, "vocabulary_sha256": start.vocabulary.sha256}
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(open_run_folder(out, config, first_step=first_step, saved=saved, environment=environment(
@@ -106,7 +107,9 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
                         evaluate_every=(config.run.evaluate_every or steps) if task.evaluation else 0, vocabulary=start.vocabulary.sha256)
         finished = outcome.stopped_by is None
         if finished and log.evaluated != outcome.step and task.evaluation is not None:
-            log.evaluation(outcome.step, task.evaluate(engine, batches.held_out()))
+            found = task.evaluate(engine, batches.held_out())
+            if found is not None:
+                log.evaluation(outcome.step, found)
         log.close()
         resume_command = f"{typed('finetune', 'python -m ipu_packed_bert.finetune')} --resume {folder}"
         if (folder / LOG).stat().st_size:

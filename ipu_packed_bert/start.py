@@ -94,7 +94,7 @@ def _from_nothing(config: FinetuneConfig) -> Start:
     if sizes.vocabulary:
         vocabulary, source = load_vocabulary(sizes.vocabulary), sizes.vocabulary
     else:
-        vocabulary = train_vocabulary([Document("texts", tuple(task_class(config.task.name).texts(config)))], sizes.vocabulary_size)
+        vocabulary = train_vocabulary([Document("texts", task_class(config.task.name).texts(config))], sizes.vocabulary_size)
         source = "the training texts"
     model = ModelConfig(vocabulary_size=len(vocabulary), hidden_size=sizes.hidden_size, num_layers=sizes.num_layers, num_heads=sizes.num_heads,
                         intermediate_size=sizes.intermediate_size, max_position_embeddings=max(8, config.data.max_sequence_length))

@@ -31,7 +31,7 @@ def describe(prepared: Prepared) -> None:
             print(f"packing   {what}: {packing.sequences:,} sequences in {packing.packs:,} rows of {packing.max_sequence_length} "
                   f"({packing.algorithm}), {packing.packing_factor:.3f} in a row, {packing.efficiency:.1%} of the slots are tokens")
     if prepared.steps:
-        rows, factor = batches.packs_per_update, batches.packs.packing.packing_factor
+        rows, factor = batches.packs_per_update, task.packs.packing.packing_factor
         print(f"updates   {prepared.steps:,}, {batches.updates_per_epoch:,} an epoch, of {rows:,} rows or about {rows * factor:,.0f} sequences "
               f"({batches.micro_batches_per_update:,} micro-batches of {config.batch.micro_batch})")
     print(f"engine    {prepared.engine.description}", flush=True)

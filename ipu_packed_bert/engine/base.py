@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ipu_packed_bert.loader import Batch, GlobalBatches
+from ipu_packed_bert.model.packed import PackedBert
 from ipu_packed_bert.tasks.task import Task
 
 
@@ -38,7 +39,7 @@ def micro_batches(task: Task, batch: Batch, micro_batch: int) -> int:
     return packs // micro_batch
 
 
-def build_network(task: Task, seed: int, *, attention: str = "eager") -> torch.nn.Module:
+def build_network(task: Task, seed: int, *, attention: str = "eager") -> PackedBert:
     """The task's network with its initial weights, drawn from `run.seed`: the same on every engine."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

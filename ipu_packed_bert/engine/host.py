@@ -188,7 +188,7 @@ class HostEngine(Engine):
     def _result(self, totals: torch.Tensor, batch: Batch, start: float) -> StepResult:
         number = micro_batches(self.task, batch, self._config.batch.micro_batch)
         sums = dict(zip(self.task.outputs, totals.tolist()))
-        means = self.task.means(sums, self.task.count(batch), {scale: number for scale in self.task.scales})
+        means = self.task.means(sums, self.task.count(batch), dict.fromkeys(self.task.scales, number))
         self._wait()
         # The mean of the losses that the gradients come from; rounded apart, its parts need not add up to it.
         return StepResult({**means, "loss": sums["loss"] / number}, time.perf_counter() - start)

@@ -142,23 +142,27 @@ def fine_tune(config: FinetuneConfig, metrics: Sequence[str], *, unpacked: bool,
     prepared = prepare(config)
     task, engine, steps = prepared.task, prepared.engine, prepared.steps
     alone = Alone(prepared)
-    curve = Curve(set(np.linspace(steps / POINTS, steps, POINTS).round().astype(int).tolist()))
+    curve: Any = Curve(set(np.linspace(steps / POINTS, steps, POINTS).round().astype(int).tolist()))
     with closing(prepared.batches) as batches:
-        chosen = alone if unpacked else batches
+        chosen: Any = alone if unpacked else batches
         if train(prepared.config, engine, chosen, curve, None, steps=steps, evaluate_every=0).stopped_by:
             raise KeyboardInterrupt
         predicted = task.predict(engine, chosen.held_out())
-    found = task.score(predicted.outputs)
+    outputs, packs = predicted.outputs, task.evaluation_packs
+    assert outputs is not None and packs is not None  # nothing ends an evaluation here
+    found = task.score(outputs)
     rows = curve.rows
     rows[-1].update({
         **{name: found.metrics[name] for name in metrics}, "rows": curve.packs, "tokens": curve.tokens,
         "packing_factor": curve.sequences / curve.packs, "training_rate": curve.rate,
-        "evaluation_sequences": len(predicted.outputs), "evaluation_seconds": round(predicted.seconds, 4),
-        "evaluation_packing_factor": 1.0 if unpacked else task.evaluation_packs.packing.packing_factor})
+        "evaluation_sequences": len(outputs), "evaluation_seconds": round(predicted.seconds, 4),
+        "evaluation_packing_factor": 1.0 if unpacked else packs.packing.packing_factor})
     if out is not None:
         export(prepared, out)
     if both:
-        rows[-1].update(other_inference(task, predicted.outputs, found, task.predict(engine, alone.held_out()).outputs))
+        others = task.predict(engine, alone.held_out()).outputs
+        assert others is not None
+        rows[-1].update(other_inference(task, outputs, found, others))
     return rows
 
 
@@ -201,7 +205,8 @@ class Curve:
     def __init__(self, marks: Set[int]):
         self.rows: List[Row] = []
         self.packs = self.sequences = self.tokens = 0
-        self._marks, self._losses = marks, []
+        self._marks = marks
+        self._losses: List[float] = []
         self._seconds = self._counted = 0.0
 
     def step(self, step: int, learning_rate: float, counts: Any, result: Any) -> None:

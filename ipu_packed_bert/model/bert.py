@@ -11,6 +11,7 @@ a head (H / N), I intermediate size, V vocabulary, P slots for masked tokens, D 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -165,7 +166,7 @@ class BertModel(nn.Module):
         super().__init__()
         self.embeddings = BertEmbeddings(model)
         self.encoder = BertEncoder(model, attention)
-        self.pooler = BertPooler(model) if pooler else None
+        self.pooler: Any = BertPooler(model) if pooler else None  # of the heads that look at [CLS]
 
     def forward(self, input_ids_BS, segment_ids_BS, positions_BS, mask_B1SS) -> torch.Tensor:
         return self.encoder(self.embeddings(input_ids_BS, segment_ids_BS, positions_BS), mask_B1SS)

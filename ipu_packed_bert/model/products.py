@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ipu_packed_bert.model.packed import PackedBertForPreTraining
+from ipu_packed_bert.model.packed import PackedBert
 
 WEIGHT = 32.0  # of a digit; 32 x 32 = 1024 hides a slot
 
@@ -86,7 +86,7 @@ class OneHotSlots(nn.Module):
         return torch.matmul(chosen_BKS, hidden_BSH)
 
 
-def mask_in_product(network: PackedBertForPreTraining, *, sequences: int, columns: int) -> None:
+def mask_in_product(network: PackedBert, *, sequences: int, columns: int) -> None:
     """Replace the additive mask of a network with eager attention, in place."""
     network.attention_mask = SequenceCodes(sequences, columns)
     layers: Any = network.bert.encoder.layer

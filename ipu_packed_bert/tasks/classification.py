@@ -111,12 +111,12 @@ class ClassificationTask(ExampleTask):
         found = read_texts(Path(str(config.data.training)), config.task.name, config.of_task(ClassificationConfig))
         return list(dict.fromkeys(part for text in found for part in text.parts))
 
-    def network(self, attention: str) -> torch.nn.Module:
+    def network(self, attention: str) -> PackedBert:
         return PackedBertForSequenceClassification(self.model, classes=max(1, len(self.labels)), kind=self.kind, attention=attention)
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         logits, threshold = np.stack(outputs), self._columns.threshold
-        metrics = score(logits, self.evaluation.targets["labels"], self.kind, threshold) if self._labelled else {}
+        metrics = score(logits, self.evaluation.targets["labels"], self.kind, threshold) if self._labelled and self.evaluation is not None else {}
         return Scored(metrics, {"predictions.json": predict(logits, self.kind, self.labels, threshold)})
 
     def export_settings(self) -> Dict[str, Any]:
@@ -235,8 +235,9 @@ def predict(logits: np.ndarray, kind: str, names: Sequence[str], threshold: floa
     logits = logits.astype(np.float64)
     if kind == MULTI_LABEL:
         probabilities = 1.0 / (1.0 + np.exp(-logits))
-        return [{"prediction": [names[each] for each in np.flatnonzero(row > threshold)],
-                 "probabilities": {names[each]: float(row[each]) for each in np.flatnonzero(row > threshold)}} for row in probabilities]
+        chosen = [np.flatnonzero(row > threshold).tolist() for row in probabilities]
+        return [{"prediction": [names[each] for each in numbers], "probabilities": {names[each]: float(row[each]) for each in numbers}}
+                for numbers, row in zip(chosen, probabilities)]
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = weights / weights.sum(axis=1, keepdims=True)
     return [{"prediction": names[int(row.argmax())], "probability": float(row.max())} for row in probabilities]
@@ -249,7 +250,7 @@ def score(logits: np.ndarray, labels: np.ndarray, kind: str, threshold: float) -
         return {"pearson": pearson(found, wanted), "spearman": spearman(found, wanted),
                 "mean_squared_error": float(((found - wanted) ** 2).mean()), "texts": len(labels)}
     if kind == MULTI_LABEL:
-        given, wanted = 1.0 / (1.0 + np.exp(-logits.astype(np.float64))) > threshold, labels > 0
-        return {"micro_f1": 100.0 * micro_f1(given, wanted), "all_right": 100.0 * float((given == wanted).all(axis=1).mean()),
+        given, asked = 1.0 / (1.0 + np.exp(-logits.astype(np.float64))) > threshold, labels > 0
+        return {"micro_f1": 100.0 * micro_f1(given, asked), "all_right": 100.0 * float((given == asked).all(axis=1).mean()),
                 "texts": len(labels)}
     return {"accuracy": 100.0 * accuracy(logits.argmax(axis=1), labels), "texts": len(labels)}

@@ -155,14 +155,25 @@ class ExampleTask(Task):
     def pack(self) -> None:
         """Pack both files, with as many places for sequences in both: one shape serves training and evaluation."""
         data, run = self.config.data, self.config.run
-        packings = [None if inputs is None else pack_inputs(
-            inputs, max_sequence_length=data.max_sequence_length, packer=data.packer,
-            max_sequences_per_pack=data.max_sequences_per_pack) for inputs in (self.training, self.evaluation)]
-        depth = self.max_sequences_per_pack = max([1] + [packing.largest_depth for packing in packings if packing is not None])
-        if packings[0] is not None:
-            self.training_packs = ExamplePacks(self.training, packings[0], seed=run.seed, depth=depth)
-        if packings[1] is not None:
-            self.evaluation_packs = ExamplePacks(self.evaluation, packings[1], depth=depth)
+
+        def packed(inputs: Inputs) -> Packing:
+            return pack_inputs(inputs, max_sequence_length=data.max_sequence_length, packer=data.packer,
+                               max_sequences_per_pack=data.max_sequences_per_pack)
+
+        training = None if self.training is None else (self.training, packed(self.training))
+        evaluation = None if self.evaluation is None else (self.evaluation, packed(self.evaluation))
+        depth = self.max_sequences_per_pack = max([1] + [each[1].largest_depth for each in (training, evaluation) if each])
+        if training:
+            self.training_packs = ExamplePacks(*training, seed=run.seed, depth=depth)
+        if evaluation:
+            self.evaluation_packs = ExamplePacks(*evaluation, depth=depth)
+
+    @property
+    def packs(self) -> ExamplePacks:
+        """What is learnt from, or what is scored where nothing is learnt."""
+        found = self.evaluation_packs if self.training_packs is None else self.training_packs
+        assert found is not None  # a configuration names at least one file
+        return found
 
     @staticmethod
     @abc.abstractmethod

@@ -9,7 +9,7 @@ import json
 import lzma
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 
@@ -28,7 +28,8 @@ def locate(name: str, data_dir: Optional[Path]) -> Path:
 
 def read_text(path: Path) -> str:
     """The whole file, unpacked by its ending; a byte order mark is dropped."""
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    openers: Dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    opener = openers.get(path.suffix, open)
     try:
         with opener(path, "rb") as file:
             return file.read().decode("utf-8-sig")
@@ -48,7 +49,7 @@ def read_json(path: Path) -> Any:
 def located(config: FinetuneConfig, data_dir: Optional[Path]) -> FinetuneConfig:
     """The configuration with the places of its files, looked for in `data_dir` first."""
     names = {name: getattr(config.data, name) for name in ("training", "evaluation")}
-    found = {name: str(locate(value, data_dir).resolve()) for name, value in names.items() if value is not None}
+    found: Dict[str, Any] = {name: str(locate(value, data_dir).resolve()) for name, value in names.items() if value is not None}
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **found))
 
 
@@ -68,7 +69,7 @@ def read_table(path: Path) -> List[Record]:
     if kind not in (".csv", ".tsv"):
         raise ValueError(f"{path}: its name must end in .csv, .tsv or .jsonl (then .gz or .xz)")
     # A quote in a TSV file is a character like any other, as in the GLUE files.
-    options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+    options: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
     reader = csv.reader(io.StringIO(text, newline=""), **options)
     records: List[Record] = []
     try:

@@ -10,7 +10,7 @@ from ipu_packed_bert.tasks.task import Metric, Task
 from pack_data.packs import FIELDS, PackSchema
 
 if TYPE_CHECKING:
-    import torch
+    from ipu_packed_bert.model.packed import PackedBertForPreTraining
 
 
 class Pretraining(Task):
@@ -44,7 +44,7 @@ class Pretraining(Task):
         next_sentence = (Part("pooler", "bert.pooler"), Part("NSP head", "cls.seq_relationship"))
         return (Part("MLM head", "cls.predictions"),) + (next_sentence if self._loss.next_sentence else ())
 
-    def network(self, attention: str) -> "torch.nn.Module":
+    def network(self, attention: str) -> "PackedBertForPreTraining":
         from ipu_packed_bert.model.packed import PackedBertForPreTraining
 
         return PackedBertForPreTraining(self.model, self._loss, attention=attention)

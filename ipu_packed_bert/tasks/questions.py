@@ -129,7 +129,7 @@ class QuestionsTask(ExampleTask):
         questions = squad.read_squad(Path(str(config.data.training)))
         return list(dict.fromkeys([question.paragraph for question in questions] + [question.text for question in questions]))
 
-    def network(self, attention: str) -> torch.nn.Module:
+    def network(self, attention: str) -> PackedBert:
         return PackedBertForQuestionAnswering(self.model, attention=attention)
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:

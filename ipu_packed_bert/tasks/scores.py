@@ -4,7 +4,7 @@ from __future__ import annotations
 import collections
 import re
 import string
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -116,7 +116,9 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return (ends - (counts - 1) / 2.0)[group]
 
 
-def percent(metrics: Mapping[str, object]) -> List[str]:
+def percent(metrics: Mapping[str, Any]) -> List[str]:
     """Metrics as people read them: `f1 61.25`."""
-    return ["{} {}".format(name, "{:,}".format(value) if isinstance(value, int) else "none" if value is None else "{:.2f}".format(value))
-            for name, value in metrics.items()]
+    def text(value: Any) -> str:
+        return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+
+    return [f"{name} {text(value)}" for name, value in metrics.items()]

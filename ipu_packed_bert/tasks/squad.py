@@ -73,7 +73,7 @@ class Window(NamedTuple):
 
     question: int
     first: int  # token of the paragraph
-    count: int
+    tokens: int
     offset: int  # slot of the first of them
 
 
@@ -109,8 +109,10 @@ def make_windows(questions: Sequence[Question], tokenizer: Tokenizer, squad: Squ
             windows.append(Window(number, first, count, offset))
             ids.append(row)
             segments.append(kinds)
-            inside = answer is not None and first <= answer[0] and answer[1] < first + count
-            targets.append((answer[0] - first + offset, answer[1] - first + offset) if inside else (0, 0))
+            if answer is not None and first <= answer[0] and answer[1] < first + count:
+                targets.append((answer[0] - first + offset, answer[1] - first + offset))
+            else:
+                targets.append((0, 0))
     starts_ends = np.array(targets, np.int64).reshape(-1, 2)
     inputs = Inputs(np.array([len(row) for row in ids], np.int64), np.concatenate(ids), np.concatenate(segments),
                     {"start_positions": starts_ends[:, 0], "end_positions": starts_ends[:, 1]})
@@ -149,9 +151,9 @@ def max_context(windows: Sequence[Window], tokens: int) -> np.ndarray:
     place = np.arange(tokens)
     scores = np.full((len(windows), tokens), -np.inf)
     for number, window in enumerate(windows):
-        inside = slice(window.first, window.first + window.count)
+        inside = slice(window.first, window.first + window.tokens)
         left = place[inside] - window.first
-        scores[number, inside] = np.minimum(left, window.count - 1 - left) + 0.01 * window.count
+        scores[number, inside] = np.minimum(left, window.tokens - 1 - left) + 0.01 * window.tokens
     return np.argmax(scores, axis=0) == np.arange(len(windows))[:, None]
 
 
@@ -212,15 +214,15 @@ def _best_spans(window: Window, counts: np.ndarray, logits: np.ndarray, squad: S
     A span's first token is one that counts here (so a span seen in several windows is scored once), its last one is in the
     window too, and it is not longer than allowed.
     """
-    inside = slice(window.offset, window.offset + window.count)
+    inside = slice(window.offset, window.offset + window.tokens)
     starts, ends = logits[inside, 0], logits[inside, 1]
-    length = min(squad.max_answer_length, window.count)
+    length = min(squad.max_answer_length, window.tokens)
     if not length:
         return []
     # Row i, column k: the span of tokens i..i + k.
     padded = np.concatenate([ends, np.full(length - 1, -np.inf)])
     scores = starts[:, None] + np.lib.stride_tricks.sliding_window_view(padded, length)
-    scores[~counts[window.first:window.first + window.count]] = -np.inf
+    scores[~counts[window.first:window.first + window.tokens]] = -np.inf
     # Different spans may have one text, of which the best counts: some more than asked for.
     order = np.argsort(-scores, axis=None, kind="stable")[:4 * squad.n_best]
     return [(float(scores.flat[each]), window.first + int(each) // length, window.first + int(each) // length + int(each) % length)

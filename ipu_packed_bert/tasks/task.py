@@ -12,7 +12,7 @@ from ipu_packed_bert.loader import Batch, Layout
 from ipu_packed_bert.placement import Part
 
 if TYPE_CHECKING:
-    import torch
+    from ipu_packed_bert.model.packed import PackedBert
 
 Counts = Dict[str, int]
 Metrics = Dict[str, float]
@@ -23,7 +23,7 @@ class Metric(NamedTuple):
 
     name: str  # as it is logged
     sum: str  # output of the network
-    count: str  # name in Task.counts
+    per: str  # name in Task.counts
     scale: Optional[str] = None  # the field by which the network has multiplied its sum
 
 
@@ -62,8 +62,8 @@ class Task(abc.ABC):
         """The parts of the network that follow the encoder, in the order of the forward pass."""
 
     @abc.abstractmethod
-    def network(self, attention: str) -> "torch.nn.Module":
-        """A `model.packed.PackedBert` with initial weights from torch's generator.
+    def network(self, attention: str) -> "PackedBert":
+        """The network with initial weights from torch's generator.
 
         Its forward takes `fields` and returns `outputs` by name, sums over the rows of a micro-batch; the loss is such that
         its mean over the micro-batches of an update is the mean over the update.
@@ -114,19 +114,19 @@ class Task(abc.ABC):
         """
         found: Metrics = {}
         for metric in self.metrics:
-            divisor = max(1, counts[metric.count]) if metric.scale is None else scaled[metric.scale]
+            divisor = max(1, counts[metric.per]) if metric.scale is None else scaled[metric.scale]
             found[metric.name] = sums[metric.sum] / divisor if divisor else 0.0
         return self.with_loss(found)
 
     def merged(self, parts: Iterable[Tuple[Counts, Mapping[str, float]]]) -> Tuple[Counts, Metrics]:
         """Counts and metrics of several batches, as if they were one."""
-        totals: Counts = {name: 0 for name in ("packs", "tokens", *self.counts)}
+        totals: Counts = dict.fromkeys(("packs", "tokens", *self.counts), 0)
         sums: Metrics = {metric.name: 0.0 for metric in self.metrics}
         for counts, metrics in parts:
             totals = {name: total + counts[name] for name, total in totals.items()}
             for metric in self.metrics:
-                sums[metric.name] += metrics[metric.name] * counts[metric.count]
-        return totals, self.with_loss({metric.name: sums[metric.name] / max(1, totals[metric.count]) for metric in self.metrics})
+                sums[metric.name] += metrics[metric.name] * counts[metric.per]
+        return totals, self.with_loss({metric.name: sums[metric.name] / max(1, totals[metric.per]) for metric in self.metrics})
 
     def with_loss(self, metrics: Metrics) -> Metrics:
         """The metrics after the loss that they add up to."""

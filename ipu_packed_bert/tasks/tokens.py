@@ -123,7 +123,7 @@ class TokensTask(ExampleTask):
         flat = np.concatenate(ids)
         return Inputs(lengths, flat, np.zeros(len(flat), np.int32), slots={"labels": np.concatenate(slots)})
 
-    def network(self, attention: str) -> torch.nn.Module:
+    def network(self, attention: str) -> PackedBert:
         return PackedBertForTokenClassification(self.model, classes=len(self.labels), attention=attention)
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:

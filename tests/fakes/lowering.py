@@ -122,8 +122,6 @@ def wide_types(operators):
     found = []
     for operator in operators:
         tensors = operator.inputs + operator.outputs
-        if any(t.dtype == torch.float64 for t in tensors):
-            found.append(operator)
-        elif any(t.dtype == torch.int64 for t in tensors) and operator.name not in INDEXING:
+        if any(t.dtype == torch.float64 for t in tensors) or any(t.dtype == torch.int64 for t in tensors) and operator.name not in INDEXING:
             found.append(operator)
     return found

@@ -16,7 +16,6 @@ from ipu_packed_bert.config import (
 from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.model.packed import BATCH_FIELDS
-from ipu_packed_bert.placement import place
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.packs import PackSchema
 from pack_data.store import PackStore
@@ -592,7 +591,7 @@ def test_auto_without_hardware_takes_the_ipu_model():
 
 def test_fewer_ipus_than_asked_for():
     config = make_config(replicas=4, accumulation=2)
-    with installed(ipus=2) as sdk:
+    with installed(ipus=2):
         assert choose_engine(change(config, engine={"kind": "auto"})).kind == "ipu_model"
         with pytest.raises(ValueError, match="no IPU is attached"):
             choose_engine(config)

@@ -77,7 +77,7 @@ def test_held_out_packs_come_in_order_in_batches_of_the_shape_of_training(store,
 def test_the_last_batch_is_filled_with_empty_packs(store):
     batches = opened(store, "batch.gradient_accumulation=20")
     rest = len(store) % batches.packs_per_update
-    assert 0 < rest and batches.updates_per_epoch > 1
+    assert rest > 0 and batches.updates_per_epoch > 1
     for _ in range(batches.updates_per_epoch):
         batch = next(batches)
     assert all(len(batch[name]) == batches.packs_per_update for name in batch)

@@ -11,7 +11,6 @@ import torch
 from ipu_packed_bert.config import ConfigError, load_config
 from ipu_packed_bert.data import described
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.placement import place
 from ipu_packed_bert.plan import FULLEST_PUBLISHED, IPU_BYTES, MIB, lines, micro_batch_that_fits, parameters, plan, print_plan
 from pack_data.store import PackStore
 from tests.pretraining import global_batches, placed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 from torch import nn
@@ -42,8 +42,9 @@ def checkpoint(module: nn.Module, inputs: Tuple, output: torch.Tensor) -> torch.
 
 def adapt(network: PackedBert, config: Config, task: Task) -> None:
     """Put into a network what the device needs differently, in place; names, shapes and values of its weights stay."""
-    depth = task.max_sequences_per_pack
     if config.engine.mask == "product":
+        depth = task.max_sequences_per_pack
+        assert depth is not None  # the data set is there
         mask_in_product(network, sequences=depth, columns=config.mask_columns(depth))
     factor = config.placement.embedding_serialization_factor
     for module in list(network.modules()):
@@ -53,7 +54,8 @@ def adapt(network: PackedBert, config: Config, task: Task) -> None:
             elif isinstance(child, VocabularyProduct) and factor > 1:
                 setattr(module, name, SerialisedProduct(factor))
     if config.engine.recompute_layers:
-        for layer in network.bert.encoder.layer:
+        layers: Any = network.bert.encoder.layer
+        for layer in layers:
             layer.register_forward_hook(checkpoint)
 
 

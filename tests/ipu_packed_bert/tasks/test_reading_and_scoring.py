@@ -135,7 +135,7 @@ def test_windows_by_hand():
     assert (found.inputs.slot_targets["start_positions"].tolist(), found.inputs.slot_targets["end_positions"].tolist()) == ([7], [8])
     # With room for 4 and a stride of 2: 0-3, 2-5, 4-7; the answer (2, 3) is whole in the first and the second.
     found = make([question(paragraph, "castle bridge")], 10, max_query_length=3, stride=2)
-    assert [(window.first, window.count) for window in found.windows] == [(0, 4), (2, 4), (4, 4)]
+    assert [(window.first, window.tokens) for window in found.windows] == [(0, 4), (2, 4), (4, 4)]
     assert found.inputs.slot_targets["start_positions"].tolist() == [7, 5, 0]
     assert found.inputs.slot_targets["end_positions"].tolist() == [8, 6, 0]
     # Half of an answer is none: [CLS].
@@ -166,16 +166,16 @@ def brute_force(windows, logits, options):
     best = (-np.inf, "")
     for number, window in enumerate(windows.windows):
         spans = windows.paragraphs[windows.questions[window.question].paragraph].spans
-        for first in range(window.first, window.first + window.count):
+        for first in range(window.first, window.first + window.tokens):
             scores = []
             for other in windows.windows:
-                if other.first <= first < other.first + other.count:
-                    scores.append(min(first - other.first, other.first + other.count - 1 - first) + 0.01 * other.count)
+                if other.first <= first < other.first + other.tokens:
+                    scores.append(min(first - other.first, other.first + other.tokens - 1 - first) + 0.01 * other.tokens)
                 else:
                     scores.append(-1)
             if int(np.argmax(scores)) != number:
                 continue
-            for last in range(first, min(first + options.max_answer_length, window.first + window.count)):
+            for last in range(first, min(first + options.max_answer_length, window.first + window.tokens)):
                 score = logits[number][first - window.first + window.offset, 0] + logits[number][last - window.first + window.offset, 1]
                 best = max(best, (score, windows.questions[0].paragraph[spans[first, 0]:spans[last, 1]]))
     return best
