@@ -21,7 +21,7 @@ from ipu_packed_bert.settings import (
     FILE,
     OVERRIDE,
     ConfigError,
-    Reader,
+    SettingsReader,
     annotated,
     as_tree,
     broken_rules,
@@ -32,10 +32,9 @@ from ipu_packed_bert.settings import (
     problems_message,
     setting,
 )
+from pack_data.building.sides import held_out_folder
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import default_predictions
-from pack_data.building.sides import held_out_folder
-
 
 PRETRAINING = "pretraining"
 
@@ -403,7 +402,7 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
     if name != PRETRAINING:
         raise ConfigError(f"{path}: task.name is {name}; this is a configuration of fine-tuning: "
                           "python -m ipu_packed_bert.finetune")
-    reader = Reader(SECTIONS, path, gone=_GONE)
+    reader = SettingsReader(SECTIONS, path, gone=_GONE)
     small = reader.block("without_ipus")
     if isinstance(tree, Mapping):
         small.read(tree.get("without_ipus"), FILE)
@@ -436,7 +435,7 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
     return config
 
 
-def _derive(reader: Reader) -> None:
+def _derive(reader: SettingsReader) -> None:
     """Defaults that follow from other settings."""
     if reader.value("data.vocabulary") is None:                            # one is trained: its size is stated once
         sizes = ("model.vocabulary_size", "data.vocabulary_size")
@@ -451,7 +450,7 @@ def _derive(reader: Reader) -> None:
         reader.derive("placement.layers_per_ipu", (reader.value("model.num_layers"),), "model.num_layers")
 
 
-def _derive_small(small: Reader, whole: Reader) -> None:
+def _derive_small(small: SettingsReader, whole: SettingsReader) -> None:
     """Defaults of a `without_ipus` block: as many rows as its vocabulary has tokens, and one replica of one IPU."""
     if small.stated("data.vocabulary_size"):
         small.derive("model.vocabulary_size", small.value("data.vocabulary_size"), "data.vocabulary_size")

@@ -51,7 +51,10 @@ class Placement(NamedTuple):
 
 
 def place(placement: PlacementConfig, heads: Sequence[Part]) -> Placement:
-    """The placement that a checked configuration asks for; `heads`: the parts of the task's network after the encoder."""
+    """The placement that a checked configuration asks for.
+
+    heads: the parts of the task's network after the encoder.
+    """
     blocks = [Block("embeddings", "bert.embeddings", 0)]
     layer = 0
     for ipu, layers in enumerate(placement.layers_per_ipu):

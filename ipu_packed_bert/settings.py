@@ -4,7 +4,7 @@ A section is a frozen dataclass; each of its fields is a :func:`setting` that st
 What several settings must fulfil together, and defaults that follow from other settings, are the caller's: see
 `ipu_packed_bert.config`.  Loads neither torch nor poptorch.
 
-    reader = Reader({"batch": Batch, "run": Run}, "configs/a.yml")
+    reader = SettingsReader({"batch": Batch, "run": Run}, "configs/a.yml")
     reader.read(load_yaml("configs/a.yml"), FILE)
     reader.override("batch.micro_batch=4")
     sections = reader.sections()             # {"batch": Batch(...), "run": Run(...)}
@@ -95,7 +95,7 @@ def peek(key: str, tree: Any, overrides: Sequence[str]) -> Any:
     return value
 
 
-class Reader:
+class SettingsReader:
     """Values of settings from several sources in turn, a later source before an earlier one.
 
     A problem is noted and the reading goes on; :meth:`refuse_problems` raises all of them.
@@ -113,10 +113,10 @@ class Reader:
         self.broken: Set[str] = set() if broken is None else broken
         self._types = {section: get_type_hints(kind) for section, kind in sections.items()}
 
-    def block(self, name: str) -> Reader:
+    def block(self, name: str) -> SettingsReader:
         """A reader of the same settings in a block of their own, such as `without_ipus`; it shares the problems."""
         self._blocks.append(name)
-        return Reader(self._sections, self.path, prefix=f"{name}.", problems=self.problems, broken=self.broken,
+        return SettingsReader(self._sections, self.path, prefix=f"{name}.", problems=self.problems, broken=self.broken,
                       gone=self._gone)
 
     def read(self, tree: Any, origin: str) -> None:

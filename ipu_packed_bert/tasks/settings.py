@@ -1,6 +1,7 @@
-"""The configuration of a fine-tuning run: its sections, their defaults, what they must fulfil together, and its batch arithmetic.
+"""The configuration of a fine-tuning run: sections, defaults, rules between settings, and batch arithmetic.
 
-Engine and single settings are those of pre-training (`ipu_packed_bert.config`, `ipu_packed_bert.settings`).  Loads no torch.
+The section `engine` and the reader are those of pre-training (`ipu_packed_bert.config`, `ipu_packed_bert.settings`).
+Loads no torch.
 """
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Ty
 import yaml
 
 from ipu_packed_bert.config import PRETRAINING, EngineConfig
-from ipu_packed_bert.settings import FILE, ConfigError, Reader, annotated, as_tree, load_yaml, peek, setting
+from ipu_packed_bert.settings import FILE, ConfigError, SettingsReader, annotated, as_tree, load_yaml, peek, setting
 from pack_data.packers import PACKERS, packs_at_depth
 
 SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = "squad", "single_label", "multi_label", "regression", "tokens"
@@ -60,7 +61,7 @@ class ClassificationConfig(TaskConfig):
 
 @dataclass(frozen=True)
 class TokensConfig(TaskConfig):
-    """Which columns of a JSONL file hold the words of a sentence and their labels; other files have a word and its label a line."""
+    """The columns of a JSONL file with a sentence's words and their labels; other files have a word and a label a line."""
 
     name: str = setting(TOKENS, choices=tuple(TASKS))
     words_column: str = setting("words")
@@ -90,7 +91,8 @@ class FinetuneData:
 class StartConfig:
     """Where the weights come from; the sizes apply only when training from scratch."""
 
-    checkpoint: Optional[str] = setting(None, "Hugging Face folder, a run of ours, an installed package; null: from scratch")
+    checkpoint: Optional[str] = setting(
+        None, "Hugging Face folder, a run of ours, an installed package; null: from scratch")
     vocabulary: Optional[str] = setting(None, "vocab.txt; null: the checkpoint's, or one trained on the texts")
     hidden_dropout: Optional[float] = setting(None, "null: the checkpoint's", minimum=0.0, below=1.0)
     attention_dropout: Optional[float] = setting(None, "null: the checkpoint's", minimum=0.0, below=1.0)
@@ -120,7 +122,7 @@ class FinetuneOptimizer:
 
 @dataclass(frozen=True)
 class FinetuneBatch:
-    """An update in sequences, which is what the learning depends on; a forward pass in rows, which is what memory depends on."""
+    """An update in sequences, on which learning depends; a forward pass in rows, on which memory depends."""
 
     sequences_per_update: int = setting(32, "about: whole packs", minimum=1)
     micro_batch: int = setting(4, "rows in one forward pass, at most", minimum=1)
@@ -181,8 +183,8 @@ class FinetuneConfig:
     def with_micro_batch(self, packing_factor: float) -> FinetuneConfig:
         """The same with the micro-batch that divides an update evenly: as many rows as were given, or fewer.
 
-        The packs that hold `batch.sequences_per_update` sequences on average are shared among as few micro-batches as they
-        need, so that an update holds hardly more packs than wanted.
+        The packs that hold `batch.sequences_per_update` sequences on average are shared among as few micro-batches as
+        they need, so that an update holds hardly more packs than wanted.
         """
         wanted = max(1, round(self.batch.sequences_per_update / packing_factor))
         micro_batch = math.ceil(wanted / math.ceil(wanted / self.batch.micro_batch))
@@ -228,7 +230,7 @@ class FinetuneConfig:
 
 
 def load_config(path: Union[str, Path], overrides: Sequence[str] = ()) -> FinetuneConfig:
-    """Read, override (`section.key=value`, the value in YAML) and check a file; ConfigError with every problem found."""
+    """Read, override (`section.key=value`, in YAML) and check a file; ConfigError with every problem found."""
     return config_from_tree(load_yaml(path), str(path), overrides)
 
 
@@ -239,7 +241,7 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Fin
         raise ConfigError(f"{path}: task.name is {name}; this is a configuration of pre-training: run_pretraining.py")
     # An unknown name is refused by the rule of the setting; its other settings are then those of no task.
     task = _SETTINGS.get(name, TaskConfig) if isinstance(name, str) else TaskConfig
-    reader = Reader({"task": task, **_SECTIONS}, path, gone=_GONE)
+    reader = SettingsReader({"task": task, **_SECTIONS}, path, gone=_GONE)
     reader.read(tree, FILE)
     for override in overrides:
         reader.override(override)
@@ -273,5 +275,6 @@ def rules(config: FinetuneConfig) -> List[Tuple[str, Any, str]]:
          "task.drop_seen_paragraphs is true; needs data.training, whose paragraphs they are"),
         ("model.hidden_size model.num_heads", model.hidden_size % model.num_heads != 0,
          f"model.hidden_size is {model.hidden_size}; must be a multiple of model.num_heads, {model.num_heads}"),
-        ("engine.kind", config.engine.kind == "ipu", "engine.kind is ipu; fine-tuning runs on the host engine so far: --engine host"),
+        ("engine.kind", config.engine.kind == "ipu",
+         "engine.kind is ipu; fine-tuning runs on the host engine so far: --engine host"),
     ]

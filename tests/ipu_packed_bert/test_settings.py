@@ -16,7 +16,7 @@ from ipu_packed_bert.settings import (
     DEFAULT,
     FILE,
     ConfigError,
-    Reader,
+    SettingsReader,
     annotated,
     as_tree,
     keys_of,
@@ -48,7 +48,7 @@ SECTIONS = {"tree": Tree, "owner": Owner}
 
 
 def reader(tree=None, *overrides):
-    found = Reader(SECTIONS, "a.yml")
+    found = SettingsReader(SECTIONS, "a.yml")
     found.read(tree, FILE)
     for override in overrides:
         found.override(override)
@@ -192,7 +192,7 @@ def test_a_new_engine_setting_is_one_line():
     for path in paths:
         tree = load_yaml(path)
         tree.pop("without_ipus", None)
-        found = Reader(sections, str(path))
+        found = SettingsReader(sections, str(path))
         found.read(tree, FILE)
         assert not found.problems and found.sections()["engine"].fresh == 3
     assert "fresh: 3 " in annotated(found.sections(), found.origins)
