@@ -177,12 +177,14 @@ def learning_rate(step: int, config: Config) -> float:
 
 
 def schedule_change(step: int, before: Any, after: Any, *, steps_before: int, steps_after: int) -> str:
-    """What another schedule changes for a run that has made `step` updates, in one line; empty where it changes nothing.
+    """What another schedule changes for a run that has made `step` updates, in one line; empty for nothing.
 
     `before` and `after` are the optimizer sections, the others their schedules' lengths.
     """
     rates = scheduled_rate(step, before, steps=steps_before), scheduled_rate(step, after, steps=steps_after)
     if steps_before == steps_after and rates[0] == rates[1]:
         return ""
-    return (f"{steps_after:,} updates long, it was {steps_before:,}: update {step + 1:,} has a learning rate of"
-            f" {rates[1]:.3g}, it would have been {rates[0]:.3g}")
+    return (
+        f"{steps_after:,} updates long, it was {steps_before:,}: update {step + 1:,} has a learning rate of"
+        f" {rates[1]:.3g}, it would have been {rates[0]:.3g}"
+    )

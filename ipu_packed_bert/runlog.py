@@ -1,4 +1,5 @@
-"""What a run writes down: log.jsonl, evaluation.jsonl, TensorBoard events, environment.json, and the line people watch."""
+"""What a run writes down: its logs, TensorBoard events, environment.json, and the line people watch."""
+
 from __future__ import annotations
 
 import contextlib
@@ -30,11 +31,15 @@ CHECKPOINTS = "checkpoints"
 # Steps over which the watched line averages its rates.
 _RECENT = 20
 
+_PADDING_AVOIDED = (
+    "padding avoided: of the padding that the same sequences have in rows of one, the share that their packs do without"
+)
+
 _COUNTS = ("packs", "sequences", "tokens")  # of a batch, in every record
 
 
 def padding_avoided(packs: int, sequences: int, tokens: int, max_sequence_length: int) -> float:
-    """Fraction of the padding of the same sequences unpacked, one in a row, that their packs do without; 0 if there is none."""
+    """Fraction of the padding of the same sequences, one in a row, that their packs do without; 0 if there is none."""
     unpacked = sequences * max_sequence_length - tokens
     packed = packs * max_sequence_length - tokens
     return 1.0 - packed / unpacked if unpacked else 0.0
@@ -49,8 +54,12 @@ class Totals(NamedTuple):
     seconds: float = 0.0
 
     def plus(self, counts: Counts, seconds: float) -> Totals:
-        return Totals(self.packs + counts["packs"], self.sequences + counts["sequences"], self.tokens + counts["tokens"],
-                      self.seconds + seconds)
+        return Totals(
+            self.packs + counts["packs"],
+            self.sequences + counts["sequences"],
+            self.tokens + counts["tokens"],
+            self.seconds + seconds,
+        )
 
     @property
     def sequences_per_second(self) -> float:
@@ -72,8 +81,17 @@ class RunLog(Log):
     were made after the checkpoint, and lost with it, are taken out first.
     """
 
-    def __init__(self, folder: Path, *, steps: int, first_step: int = 0, max_sequence_length: int, log_every: int = 1,
-                 progress: Optional[bool] = None, stream: Any = None):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        steps: int,
+        first_step: int = 0,
+        max_sequence_length: int,
+        log_every: int = 1,
+        progress: Optional[bool] = None,
+        stream: Any = None,
+    ):
         self._folder = Path(folder)
         self.evaluated: Optional[int] = None  # the update after which it was evaluated last
         self._steps = steps
@@ -86,24 +104,36 @@ class RunLog(Log):
         self._totals = Totals()
         for name in (LOG, EVALUATIONS):
             forget_after(self._folder / name, first_step)
-        self._log = open(self._folder / LOG, "a", encoding="utf-8")
-        self._evaluations = open(self._folder / EVALUATIONS, "a", encoding="utf-8")
+        self._log = open(self._folder / LOG, "a", encoding="utf-8")  # noqa: SIM115 - until close()
+        self._evaluations = open(self._folder / EVALUATIONS, "a", encoding="utf-8")  # noqa: SIM115 - until close()
         self._bar = None
         self._board = _tensorboard(self._folder, first_step, self._say)
         if sys.stderr.isatty() if progress is None else progress:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=steps, initial=first_step, file=sys.stderr, unit="step", dynamic_ncols=True,
-                             bar_format="{percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}")
+            self._bar = tqdm(
+                total=steps,
+                initial=first_step,
+                file=sys.stderr,
+                unit="step",
+                dynamic_ncols=True,
+                bar_format="{percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}",
+            )
 
     def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
-        record = {"step": step, **result.metrics, "learning_rate": learning_rate, **{name: counts[name] for name in _COUNTS},
-                  "seconds": result.seconds, "cycles": result.cycles}
+        record = {
+            "step": step,
+            **result.metrics,
+            "learning_rate": learning_rate,
+            **{name: counts[name] for name in _COUNTS},
+            "seconds": result.seconds,
+            "cycles": result.cycles,
+        }
         append_record(self._log, record)
         self._recent.append((counts, result.seconds))
-        # The first step of a process warms up caches and allocators: it counts for the rates only if it is the only one.
+        # The first step of a process warms up caches and allocators: it counts for the rates only where it is alone.
         if self._first is None:
-            self._say("padding avoided: of the padding that the same sequences have in rows of one, the share that their packs do without")
+            self._say(_PADDING_AVOIDED)
             self._first = (counts, result.seconds)
         else:
             self._totals = self._totals.plus(counts, result.seconds)
@@ -112,12 +142,21 @@ class RunLog(Log):
             recent = recent.plus(*each)
         avoided = padding_avoided(recent.packs, recent.sequences, recent.tokens, self._max_sequence_length)
         if step % self._log_every == 0:
-            self._draw(step, {
-                **{tag(name): value for name, value in result.metrics.items()}, "learning_rate": learning_rate,
-                "rate/sequences_per_second": recent.sequences_per_second, "rate/tokens_per_second": recent.tokens_per_second,
-                "packing/sequences_per_pack": recent.packing_factor, "packing/padding_avoided": avoided})
-        line = (f"{in_words(result.metrics)}  {recent.sequences_per_second:,.1f} seq/s  {recent.tokens_per_second:,.0f} tok/s  "
-                f"padding avoided {avoided:.2%}")
+            self._draw(
+                step,
+                {
+                    **{tag(name): value for name, value in result.metrics.items()},
+                    "learning_rate": learning_rate,
+                    "rate/sequences_per_second": recent.sequences_per_second,
+                    "rate/tokens_per_second": recent.tokens_per_second,
+                    "packing/sequences_per_pack": recent.packing_factor,
+                    "packing/padding_avoided": avoided,
+                },
+            )
+        line = (
+            f"{in_words(result.metrics)}  {recent.sequences_per_second:,.1f} seq/s"
+            f"  {recent.tokens_per_second:,.0f} tok/s  padding avoided {avoided:.2%}"
+        )
         if self._bar is not None:
             self._bar.set_postfix_str(line, refresh=False)
             self._bar.update(1)
@@ -129,8 +168,10 @@ class RunLog(Log):
         self.evaluated = step
         for name, content in found.files.items():
             write_atomically(self._folder / name, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
-        append_record(self._evaluations, {
-            "step": step, **found.metrics, **{name: found.counts[name] for name in _COUNTS}, "seconds": found.seconds})
+        append_record(
+            self._evaluations,
+            {"step": step, **found.metrics, **{name: found.counts[name] for name in _COUNTS}, "seconds": found.seconds},
+        )
         self._draw(step, {f"evaluation/{name}": value for name, value in found.metrics.items()})
         self._say(f"held out after step {step}: {in_words(found.metrics)}  ({found.counts['sequences']:,} sequences)")
 
@@ -175,41 +216,52 @@ def in_words(metrics: Mapping[str, Any]) -> str:
     predictions are written as they are: `exact 55.10  f1 61.25  questions 240`.
     """
     if "loss" not in metrics:
-        words = (f"{name} {'none' if value is None else f'{value:,}' if isinstance(value, int) else f'{value:.2f}'}"
-                 for name, value in metrics.items())
+        words = (
+            f"{name} {'none' if value is None else f'{value:,}' if isinstance(value, int) else f'{value:.2f}'}"
+            for name, value in metrics.items()
+        )
         return "  ".join(words) or "no labels in the file"
     groups: Dict[str, List[str]] = {}
     for name, value in metrics.items():
         what, _, kind = name.rpartition("_")
-        groups.setdefault(what or kind, []).append("none" if value is None else f"{value:.1%}" if kind == "accuracy" else f"{value:.3f}")
+        groups.setdefault(what or kind, []).append(
+            "none" if value is None else f"{value:.1%}" if kind == "accuracy" else f"{value:.3f}"
+        )
     return "  ".join(" ".join([what, *values]) for what, values in groups.items())
 
 
 def refuse_a_run_in(folder: Optional[str]) -> None:
     """Raise ValueError if a new run would overwrite one."""
     if folder is not None and Path(folder, LOG).exists():
-        raise ValueError("{}: holds a run already; continue it with --resume {}, or give another --out".format(folder, folder))
+        raise ValueError(f"{folder}: holds a run already; continue it with --resume {folder}, or give another --out")
 
 
 @contextlib.contextmanager
-def open_run_folder(folder: Optional[str], config: Any, *, first_step: int, environment: Dict[str, Any],
-                    saved: Tuple[Tuple[str, int], ...] = ()) -> Iterator[Path]:
-    """The folder of a run with its config.yml and environment.json, locked while entered; None: a new one, ``runs/NAME-TIME``.
+def open_run_folder(
+    folder: Optional[str],
+    config: Any,
+    *,
+    first_step: int,
+    environment: Dict[str, Any],
+    saved: Tuple[Tuple[str, int], ...] = (),
+) -> Iterator[Path]:
+    """The folder of a run with its config.yml and environment.json, locked while entered.
 
-    ``first_step`` above 0 means that the run is resumed: its environment goes beside the first one, and ``saved`` is what
-    :func:`saved_in` said before the checkpoint was read.
+    ``folder`` None makes a new one, ``runs/NAME-TIME``.
+    ``first_step`` above 0 means that the run is resumed: its environment goes beside the first one, and ``saved`` is
+    what :func:`saved_in` said before the checkpoint was read.
     Raises ValueError, before anything is written, where another process writes the run, or wrote it in the meantime.
     """
     path = _new_folder(config.name) if folder is None else Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    with locked(path / LOCK, "{}: another process writes this run; wait for it, or give another --out".format(path)):
+    with locked(path / LOCK, f"{path}: another process writes this run; wait for it, or give another --out"):
         # Between the first look at the folder and the lock, another process may have come and gone.
         if not first_step:
             refuse_a_run_in(str(path))
         elif saved_in(path) != saved:
-            raise ValueError("{}: another process continued this run meanwhile; resume it again".format(path))
+            raise ValueError(f"{path}: another process continued this run meanwhile; resume it again")
         write_atomically(path / CONFIG, config.to_yaml().encode())
-        name = "environment-from-step-{}.json".format(first_step) if first_step else ENVIRONMENT
+        name = f"environment-from-step-{first_step}.json" if first_step else ENVIRONMENT
         write_atomically(path / name, (json.dumps(environment, indent=1) + "\n").encode())
         yield path
 
@@ -221,7 +273,7 @@ def saved_in(folder: Union[str, Path]) -> Tuple[Tuple[str, int], ...]:
 
 def _new_folder(name: str) -> Path:
     """``runs/NAME-TIME``, made by this call."""
-    first = path = Path("runs", "{}-{}".format(name, time.strftime("%Y%m%d-%H%M%S")))
+    first = path = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     number = 1
     while True:
         try:
@@ -229,10 +281,12 @@ def _new_folder(name: str) -> Path:
             return path
         except FileExistsError:  # a run begun within the same second
             number += 1
-            path = first.with_name("{}-{}".format(first.name, number))
+            path = first.with_name(f"{first.name}-{number}")
 
 
-def print_summary(folder: Path, totals: Totals, outcome: Outcome, *, steps: int, max_sequence_length: int, resume: str, go_on: str) -> None:
+def print_summary(
+    folder: Path, totals: Totals, outcome: Outcome, *, steps: int, max_sequence_length: int, resume: str, go_on: str
+) -> None:
     """What a run came to, where it lies and the command that resumes it, or goes on after its last step."""
     records = read_log(folder / LOG)
     first, last = records[0], records[-1]
@@ -248,13 +302,18 @@ def print_summary(folder: Path, totals: Totals, outcome: Outcome, *, steps: int,
     rows.append(("continue", go_on) if outcome.step == steps else ("resume", resume))
     print()
     if outcome.stopped_by:
-        print(f"stopped   by {signal.Signals(outcome.stopped_by).name} after update {outcome.step:,} of {steps:,}; saved")
+        print(
+            f"stopped   by {signal.Signals(outcome.stopped_by).name} after update {outcome.step:,} of {steps:,}; saved"
+        )
     for label, text in rows:
         print(f"{label:<9} {text}")
 
 
 def read_log(path: Path) -> List[Dict[str, Any]]:
-    """The records of a log; a last line that a kill cut short is left out.  ValueError for any other line that is no record."""
+    """The records of a log; a last line that a kill cut short is left out.
+
+    Raises ValueError for any other line that is no record.
+    """
     if not Path(path).exists():
         return []
     lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -263,7 +322,9 @@ def read_log(path: Path) -> List[Dict[str, Any]]:
         try:
             records.append(json.loads(line))
         except ValueError as error:
-            raise ValueError("{}, line {}: not JSON ({}); the line was changed after the run, remove it".format(path, number, error)) from None
+            raise ValueError(
+                f"{path}, line {number}: not JSON ({error}); the line was changed after the run, remove it"
+            ) from None
     return records
 
 
@@ -277,8 +338,13 @@ def forget_after(path: Path, step: int) -> None:
 
 def data_of(manifest: Manifest) -> Dict[str, Any]:
     """What environment.json says about a data set."""
-    return {"digest": f"{manifest.digest:016x}", "packs": manifest.packs, "sequences": manifest.sequences,
-            "algorithm": manifest.algorithm, "vocabulary_sha256": manifest.vocabulary_sha256}
+    return {
+        "digest": f"{manifest.digest:016x}",
+        "packs": manifest.packs,
+        "sequences": manifest.sequences,
+        "algorithm": manifest.algorithm,
+        "vocabulary_sha256": manifest.vocabulary_sha256,
+    }
 
 
 def environment(*, device: str, seed: int, data: Mapping[str, Any], command: List[str]) -> Dict[str, Any]:
@@ -288,18 +354,34 @@ def environment(*, device: str, seed: int, data: Mapping[str, Any], command: Lis
     if poptorch is not None:
         versions["poptorch"] = poptorch.__version__
     return {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": command, "seed": seed, "device": device,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": command,
+        "seed": seed,
+        "device": device,
         "data": dict(data),
-        "versions": versions, "commit": _commit(), "platform": platform.platform(), "host": platform.node(),
-        "cpus": os.cpu_count(), "torch_threads": torch.get_num_threads(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+        "versions": versions,
+        "commit": _commit(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "cpus": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
 
 
 def _commit() -> Optional[str]:
     """Commit of the checkout this file is in, with "+" if files differ from it; None outside a checkout."""
+
     def git(*arguments: str) -> str:
-        return subprocess.run(("git", "-C", str(Path(__file__).resolve().parent)) + arguments, check=True, timeout=20,
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True).stdout.strip()
+        return subprocess.run(
+            ("git", "-C", str(Path(__file__).resolve().parent)) + arguments,
+            check=True,
+            timeout=20,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ).stdout.strip()
+
     try:
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
@@ -307,10 +389,14 @@ def _commit() -> Optional[str]:
 
 
 def append_record(file: Any, record: Dict[str, Any]) -> None:
-    """One line of a log; a number that is infinite or none is null there, as JSON has no word for it."""
-    finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()}
+    """One line of a log; a value that is infinite or not a number is null there, as JSON has no word for it."""
+    finite = {name: None if _not_finite(value) else value for name, value in record.items()}
     file.write(json.dumps(finite) + "\n")
     file.flush()
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _tensorboard(folder: Path, first_step: int, say: Any) -> Any:

@@ -1,4 +1,5 @@
 """The training loop: next batch, step, record, maybe evaluate, maybe save."""
+
 from __future__ import annotations
 
 import abc
@@ -10,7 +11,8 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional
 
 import torch
 
-from ipu_packed_bert.checkpoint import Checkpoint, checkpoints as saved, save_checkpoint
+from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
+from ipu_packed_bert.checkpoint import checkpoints as saved
 from ipu_packed_bert.engine.base import Engine, StepResult
 from ipu_packed_bert.loader import Batch, GlobalBatches
 from ipu_packed_bert.optim import learning_rate
@@ -52,15 +54,26 @@ class Outcome(NamedTuple):
         return 128 + self.stopped_by if self.stopped_by else 0
 
 
-def train(config: Any, engine: Engine, batches: GlobalBatches, log: Log, checkpoints: Optional[Path], *, steps: Optional[int] = None,
-          evaluate_every: Optional[int] = None, first_step: int = 0, vocabulary: str = "") -> Outcome:
+def train(
+    config: Any,
+    engine: Engine,
+    batches: GlobalBatches,
+    log: Log,
+    checkpoints: Optional[Path],
+    *,
+    steps: Optional[int] = None,
+    evaluate_every: Optional[int] = None,
+    first_step: int = 0,
+    vocabulary: str = "",
+) -> Outcome:
     """Make the updates after ``first_step`` up to ``steps``; ``checkpoints`` None saves none.
 
-    ``config`` is that of any task; ``steps`` and ``evaluate_every`` are those of its section ``run`` where they are not given.
-    ``vocabulary`` is the sha256 that checkpoints record, empty where it is not known.
+    ``config`` is that of any task; ``steps`` and ``evaluate_every`` are those of its section ``run`` where they are not
+    given. ``vocabulary`` is the sha256 that checkpoints record, empty where it is not known.
 
-    Ctrl-C and SIGTERM let the update or the evaluation's batch under way finish, save a checkpoint and return; a second Ctrl-C stops at once.
-    Raises NotFinite where a loss, or the weights of a checkpoint that is due, are no longer finite; those are not saved.
+    Ctrl-C and SIGTERM let the update or the evaluation's batch under way finish, save a checkpoint and return; a second
+    Ctrl-C stops at once. Raises NotFinite where a loss, or the weights of a checkpoint that is due, are no longer
+    finite; those are not saved.
     """
     run, task = config.run, engine.task
     steps = run.steps if steps is None else steps
@@ -86,8 +99,11 @@ def train(config: Any, engine: Engine, batches: GlobalBatches, log: Log, checkpo
                 # The update may have broken the weights although its loss, taken before, is finite.
                 state = engine.state()
                 check_state(state, step, checkpoints)
-                save_checkpoint(checkpoints, Checkpoint(step, state, batches.state(), config.to_yaml(), vocabulary),
-                                keep=run.keep_checkpoints)
+                save_checkpoint(
+                    checkpoints,
+                    Checkpoint(step, state, batches.state(), config.to_yaml(), vocabulary),
+                    keep=run.keep_checkpoints,
+                )
             if interruption.signal:
                 break
     return Outcome(step, interruption.signal if step < steps else None)
@@ -96,14 +112,14 @@ def train(config: Any, engine: Engine, batches: GlobalBatches, log: Log, checkpo
 def check_loss(loss: float, what: str, folder: Optional[Path]) -> None:
     """Raises NotFinite for a loss that is infinite or no number; ``folder``: the run's checkpoints."""
     if not math.isfinite(loss):
-        raise NotFinite("{} is {}; {}".format(what, loss, _way_out(folder)))
+        raise NotFinite(f"{what} is {loss}; {_way_out(folder)}")
 
 
 def check_state(state: Dict[str, Any], step: int, folder: Path) -> None:
     """Raises NotFinite if a tensor of an engine's state has a value that is infinite or no number."""
     broken = _first_not_finite(state)
     if broken:
-        raise NotFinite("update {}: {} is no longer finite after it, so it is not saved; {}".format(step, broken, _way_out(folder)))
+        raise NotFinite(f"update {step}: {broken} is no longer finite after it, so it is not saved; {_way_out(folder)}")
 
 
 def _first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
@@ -120,8 +136,14 @@ def _first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
 def _way_out(folder: Optional[Path]) -> str:
     found = saved(folder) if folder is not None else []
     if not found:
-        return "nothing was saved before; begin again with a lower optimizer.learning_rate, and run.checkpoint_every above 0"
-    return "the newest checkpoint is {}, which is finite; --resume continues it, with a lower optimizer.learning_rate".format(found[-1])
+        return (
+            "nothing was saved before; begin again with a lower optimizer.learning_rate and with run.checkpoint_every"
+            " above 0"
+        )
+    return (
+        f"the newest checkpoint is {found[-1]}, which is finite; --resume continues it, with a lower"
+        " optimizer.learning_rate"
+    )
 
 
 class Interruption:
@@ -131,7 +153,7 @@ class Interruption:
         self.signal: Optional[int] = None
         self._former: dict = {}
 
-    def __enter__(self) -> "Interruption":
+    def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():  # Python handles signals in no other
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._former[number] = signal.signal(number, self._received)

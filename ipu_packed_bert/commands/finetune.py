@@ -1,4 +1,5 @@
 """Fine-tune a BERT on packs: python -m ipu_packed_bert.finetune --config configs/finetune_squad_packed.yml"""
+
 from __future__ import annotations
 
 import argparse
@@ -28,27 +29,50 @@ def describe(prepared: Prepared) -> None:
     for what, packs in (("training", task.training_packs), ("evaluation", task.evaluation_packs)):
         if packs is not None:
             packing = packs.packing
-            print(f"packing   {what}: {packing.sequences:,} sequences in {packing.packs:,} rows of {packing.max_sequence_length} "
-                  f"({packing.algorithm}), {packing.packing_factor:.3f} in a row, {packing.efficiency:.1%} of the slots are tokens")
+            print(
+                f"packing   {what}: {packing.sequences:,} sequences in {packing.packs:,} rows of"
+                f" {packing.max_sequence_length} ({packing.algorithm}), {packing.packing_factor:.3f} in a row,"
+                f" {packing.efficiency:.1%} of the slots are tokens"
+            )
     if prepared.steps:
         rows, factor = batches.packs_per_update, task.packs.packing.packing_factor
-        print(f"updates   {prepared.steps:,}, {batches.updates_per_epoch:,} an epoch, of {rows:,} rows or about {rows * factor:,.0f} sequences "
-              f"({batches.micro_batches_per_update:,} micro-batches of {config.batch.micro_batch})")
+        print(
+            f"updates   {prepared.steps:,}, {batches.updates_per_epoch:,} an epoch, of {rows:,} rows or about"
+            f" {rows * factor:,.0f} sequences ({batches.micro_batches_per_update:,} micro-batches of"
+            f" {config.batch.micro_batch})"
+        )
     print(f"engine    {prepared.engine.description}", flush=True)
 
 
 def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = ArgumentParser(prog="python -m ipu_packed_bert.finetune", description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", metavar="FILE|NAME",
-                      help="a run's settings: a file, or the name of one that comes with the program, such as finetune_squad_packed")
-    what.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint; a finished one is evaluated again")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="folder in which the data files of the configuration lie")
+    what.add_argument(
+        "--config",
+        metavar="FILE|NAME",
+        help="a run's settings: a file, or the name of one that comes with the program, such as finetune_squad_packed",
+    )
+    what.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="continue the run in this folder from its newest checkpoint; a finished one is evaluated again",
+    )
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="folder in which the data files of the configuration lie"
+    )
     parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
     parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
-    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides",
-                        help="override one setting, any number of times: --set data.packer=none")
-    parser.add_argument("--show-config", action="store_true", help="print every setting and where it comes from, and stop")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="a.b=c",
+        dest="overrides",
+        help="override one setting, any number of times: --set data.packer=none",
+    )
+    parser.add_argument(
+        "--show-config", action="store_true", help="print every setting and where it comes from, and stop"
+    )
     parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
     args = parser.parse_args(argv)
     if args.resume and args.out:
