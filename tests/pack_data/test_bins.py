@@ -25,6 +25,7 @@ def test_the_seed_decides_who_meets_whom_and_nothing_else():
     one, again, other = (pack(lengths, max_sequence_length=64, seed=seed) for seed in (0, 0, 1))
     assert np.array_equal(one.pack, again.pack) and np.array_equal(one.slot, again.slot)
     assert not np.array_equal(one.pack, other.pack) and one.packing == other.packing
+    assert np.array_equal(pack(lengths, max_sequence_length=64).pack, one.pack)
 
 
 def test_the_example_of_the_documentation():

@@ -24,5 +24,9 @@ def test_least_widths_let_lines_be_printed_one_by_one():
     assert text_table([]) == []
 
 
+def test_the_first_column_stands_flush_left_unless_told_otherwise():
+    assert text_table([("a", "b"), ("long", "name")]) == ["a        b", "long  name"]
+
+
 def test_an_account():
     assert account("Packs", [("made", "12", "of 3"), ("empty", "0", "")]) == "Packs\n-----\n  made   12  of 3\n  empty   0"

@@ -37,4 +37,4 @@ def test_what_cannot_be_a_factor(value):
         planned_factor(512, "spfhp", 3, given=value)
     with pytest.raises(argparse.ArgumentTypeError, match="at least one sequence"):
         parse_factor(str(value))
-    assert parse_factor("1.9") == 1.9
+    assert parse_factor("1.9") == 1.9 and parse_factor("1") == planned_factor(512, "spfhp", 3, given=1.0).value == 1.0
