@@ -29,16 +29,49 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 ROOT = Path(__file__).resolve().parents[1]
 
 CORE = (
-    "pack_data/histogram/__init__.py", "pack_data/packing.py", "pack_data/certificate/__init__.py", "pack_data/packs.py", "pack_data/sequences.py",
-    "pack_data/building/assignment.py", "pack_data/balance.py", "pack_data/store.py", "pack_data/text/examples.py", "pack_data/text/wordpiece.py",
-    "pack_data/solver/rounding.py", "pack_data/fit_decreasing.py", "pack_data/greedy.py", "pack_data/sort.py",
-    "pack_data/verify.py", "ipu_packed_bert/loader.py", "ipu_packed_bert/model/packed.py", "ipu_packed_bert/model/loss.py",
-    "ipu_packed_bert/model/varlen.py", "ipu_packed_bert/optim.py", "ipu_packed_bert/placement.py", "ipu_packed_bert/train.py",
-    "ipu_packed_bert/config.py", "ipu_packed_bert/checkpoint.py", "ipu_packed_bert/padding_free/update.py", "ipu_packed_bert/tasks/squad.py",
+    "pack_data/histogram/__init__.py",
+    "pack_data/packing.py",
+    "pack_data/certificate/__init__.py",
+    "pack_data/packs.py",
+    "pack_data/sequences.py",
+    "pack_data/store.py",
+    "pack_data/verify.py",
+    "pack_data/bins.py",
+    "pack_data/greedy.py",
+    "pack_data/sort.py",
+    "pack_data/fit_decreasing.py",
+    "pack_data/building/assignment.py",
+    "pack_data/solver/rounding.py",
+    "pack_data/text/examples.py",
+    "pack_data/text/wordpiece.py",
+    "ipu_packed_bert/checkpoint.py",
+    "ipu_packed_bert/config.py",
+    "ipu_packed_bert/identity.py",
+    "ipu_packed_bert/loader.py",
+    "ipu_packed_bert/optim.py",
+    "ipu_packed_bert/placement.py",
+    "ipu_packed_bert/train.py",
+    "ipu_packed_bert/model/loss.py",
+    "ipu_packed_bert/model/packed.py",
+    "ipu_packed_bert/model/varlen.py",
+    "ipu_packed_bert/padding_free/update.py",
+    "ipu_packed_bert/tasks/squad.py",
+    "ipu_packed_bert/tasks/task.py",
 )
 
-# (file, changed line) -> why no test can notice it.
-EQUIVALENT: Dict[Tuple[str, str], str] = {}
+# File, beginning of the changed line -> why no test can notice it.
+EQUIVALENT: Dict[Tuple[str, str], str] = {
+    ("pack_data/packing.py", "def _bar("): "the width of a drawn bar",
+    ("pack_data/building/assignment.py", "_BLOCK ="): "lengths handled at a time; the result does not depend on it",
+    ("pack_data/building/assignment.py", "buckets = rng.integers("): "how many buckets a shuffle takes: another random order, as good as this one",
+    ("pack_data/sequences.py", "_BLOCK ="): "values handled at a time; the result does not depend on it",
+    ("pack_data/text/wordpiece.py", "for start in range(0, len(sentences),"): "sentences encoded at a time; the result does not depend on it",
+    ("pack_data/text/wordpiece.py", "TRAINING_CHARACTERS ="): "32 million characters: no test trains on so many",
+    ("pack_data/greedy.py", "_CHUNK ="): "sequences looked at together; the result does not depend on it",
+    ("pack_data/fit_decreasing.py", "one_free, one_seats, count, strategy = S, D,"): "too many new packs stay empty, and are left out of the packing",
+    ("pack_data/solver/rounding.py", "packs, left = follow("): "how much is fixed before the programme is solved again; every result is held against its bound",
+    ("pack_data/solver/rounding.py", "middle ="): "which sequences of about one length are tried first; every result is held against its bound",
+}
 
 _OPERATORS = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "//"),
@@ -253,7 +286,8 @@ def main() -> int:
         chosen: List[Mutant] = []
         for number, path in enumerate(args.modules):
             source = (folder / path).read_bytes()
-            found = [mutant for mutant in mutants_of(path, source) if (path, mutant.changed_line(source)) not in EQUIVALENT]
+            equivalent = tuple(line for file, line in EQUIVALENT if file == path)
+            found = [mutant for mutant in mutants_of(path, source) if not mutant.changed_line(source).startswith(equivalent)]
             share = (number + 1) * args.count // len(args.modules) - number * args.count // len(args.modules)
             chosen += random.Random(f"{args.seed} {path}").sample(found, min(share, len(found)))
         tried = try_all(chosen, folder, args.results)
@@ -265,7 +299,8 @@ def main() -> int:
     survivors = [record for record in tried if not record["noticed_by"]]
     print(f"\n{len(tried)} changes, {len(survivors)} went unnoticed")
     for record in survivors:
-        print(f"\n{record['file']}:{record['line']}\n  - {record['before']}\n  + {record['after']}\n  tests: {' '.join(sum(record['tests'], [])) or 'none'}")
+        tests = " ".join(sum(record["tests"], [])) or "none"
+        print(f"\n{record['file']}:{record['line']}\n  - {record['before']}\n  + {record['after']}\n  tests: {tests}")
     return 1 if survivors else 0
 
 

@@ -57,7 +57,7 @@ ipu_packed_bert.experiments
 ipu_packed_bert.commands
 ipu_packed_bert
 profiling run_pretraining
-"""
+"""  # noqa: E501
 LINES = {name: number for number, line in enumerate(ARROW.splitlines()) for name in line.split()}
 # Words of a device, an SDK or a schedule; the network knows none of them.
 DEVICE_WORDS = ("ipu", "poptorch", "cuda", "micro_batch", "replica")

@@ -99,7 +99,7 @@ def best(rows: List[Row]) -> List[str]:
     return [min(side, key=lambda name: float(final(rows, name, "mlm_loss")[0])) for side in BEST]
 
 
-# ---- equivalence ------------------------------------------------------------------------------------------------------------
+# ---- equivalence -----------------------------------------------------------------------------------------------------
 
 
 class Equivalence(NamedTuple):
@@ -157,7 +157,7 @@ def lag(sequences: np.ndarray, losses: np.ndarray, reached: float) -> float:
     return float(1.0 - np.interp(-reached, -falling, sequences) / sequences[-1])  # negative: np.interp wants rising abscissae
 
 
-# ---- what is shown ------------------------------------------------------------------------------------------------------------
+# ---- what is shown ---------------------------------------------------------------------------------------------------
 
 
 def report(rows: List[Row], names: Sequence[str]) -> str:

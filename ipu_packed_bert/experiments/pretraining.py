@@ -86,7 +86,7 @@ class Laboratory:
         around = range(max(2, size.accumulation - 4), size.accumulation + 5)
         self.accumulation = min(around, key=lambda number: (-(-number // factor) * factor / number, abs(number - size.accumulation)))
 
-    # ---- data -----------------------------------------------------------------------------------------------------------
+    # ---- data --------------------------------------------------------------------------------------------------------
 
     def store(self, name: str) -> PackStore:
         """`unpacked`, `packed` (optimal, depth 3), `greedy` (in order of arrival), all of the same sequences; `held_out`."""
@@ -113,7 +113,7 @@ class Laboratory:
             chosen["vocabulary"] = self.folder / "unpacked" / "vocab.txt"
         build(BuildOptions(out=self.folder / name, **chosen), self._progress).close()
 
-    # ---- runs -----------------------------------------------------------------------------------------------------------
+    # ---- runs --------------------------------------------------------------------------------------------------------
 
     def config(self, store: str, *, seed: int, steps: int, adjustment: str = "accumulation", rate: float = 1.0, next_sentence: bool = True) -> Config:
         """`rate` multiplies the learning rate of the size; no dropout, so that seeds differ in the order of the data only."""
@@ -254,7 +254,7 @@ def _train(config: Config, engine: HostEngine, batches: Any, log: Log, checkpoin
         raise KeyboardInterrupt
 
 
-# ---- scales ---------------------------------------------------------------------------------------------------------------
+# ---- scales ----------------------------------------------------------------------------------------------------------
 
 
 def update_scales(batch: Batch, micro_batch: int) -> Batch:

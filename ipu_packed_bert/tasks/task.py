@@ -88,7 +88,7 @@ class Task(abc.ABC):
         """Further keys of the exported config.json."""
         return {}
 
-    # ---- what follows from these ----------------------------------------------------------------------------------------
+    # ---- what follows from these -------------------------------------------------------------------------------------
 
     def check(self, batch: Batch) -> None:
         """Raises ValueError where the batch lacks a field."""

@@ -18,7 +18,7 @@ from tests.pack_data_strategies import histograms
 depths = st.sampled_from([1, 2, 3, 4, 8, None])
 
 
-# ---- what is known of the linear programme -------------------------------------------------------------------------------
+# ---- what is known of the linear programme ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name, depth, optimum", [
     # Optima of the full programme, computed with HiGHS over all maximal packs or to convergence.
@@ -96,7 +96,7 @@ def test_long_packs_of_few_sequences():
     assert prove(packing).lower_bound == packing.lower_bound and packing.gap <= 2
 
 
-# ---- the command ---------------------------------------------------------------------------------------------------------
+# ---- the command -----------------------------------------------------------------------------------------------------
 
 def test_the_command_writes_a_recipe_and_says_what_it_proved(tmp_path, capsys):
     table, recipe = tmp_path / "lengths.csv", tmp_path / "recipe.json"

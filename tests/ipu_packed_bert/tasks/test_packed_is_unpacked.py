@@ -60,7 +60,7 @@ def gradients_of(engine):
     return found
 
 
-# ---- the softmax of a sequence ------------------------------------------------------------------------------------------------
+# ---- the softmax of a sequence ---------------------------------------------------------------------------------------
 
 
 MASK = torch.tensor([[1, 1, 2, 2, 2, 3, 0, 0]], dtype=torch.int32)
@@ -109,7 +109,7 @@ def test_other_sequences_tokens_have_no_effect(checkpoint, tmp_path, attention, 
     assert float(np.abs(before[other] - after[other]).max()) > 1e-6
 
 
-# ---- packs and updates ----------------------------------------------------------------------------------------------------------
+# ---- packs and updates -----------------------------------------------------------------------------------------------
 
 
 def random_inputs(number, seed=0):
@@ -278,7 +278,7 @@ def test_an_update_is_clipped_as_a_whole(checkpoint, tmp_path):
     assert torch.nn.functional.cosine_similarity(moments[0], moments[1], dim=0).item() == pytest.approx(1.0)
 
 
-# ---- the contract -------------------------------------------------------------------------------------------------------------------
+# ---- the contract ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)

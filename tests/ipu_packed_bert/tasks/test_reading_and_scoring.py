@@ -21,7 +21,7 @@ from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.text.wordpiece import Vocabulary
 from tests.fine_tuning_files import VOCABULARY, tiny_squad, tiny_table
 
-# ---- exact match and F1 ------------------------------------------------------------------------------------------------------
+# ---- exact match and F1 ----------------------------------------------------------------------------------------------
 
 
 def test_normalised_as_squad_does():
@@ -95,7 +95,7 @@ def test_classification_metrics():
     assert metrics.pearson(first, np.zeros(40)) is None
 
 
-# ---- windows -------------------------------------------------------------------------------------------------------------------
+# ---- windows ---------------------------------------------------------------------------------------------------------
 
 
 def test_cut_by_hand():
@@ -229,7 +229,7 @@ def test_answers_are_in_the_order_of_the_questions():
     json.dumps(files)
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def test_squad_files_of_both_versions_and_packed(tmp_path):
@@ -337,7 +337,7 @@ def test_predictions_of_every_kind():
     assert classification.predict(logits[:, :1], "regression", [], 0.5) == [{"prediction": 2.0}, {"prediction": -1.0}]
 
 
-# ---- configuration ---------------------------------------------------------------------------------------------------------------
+# ---- configuration ---------------------------------------------------------------------------------------------------
 
 
 def test_every_problem_of_a_configuration_in_one_message():
@@ -392,7 +392,7 @@ def test_overrides_win_and_a_configuration_reads_back():
     assert config_from_tree(config.as_dict(), "again.yml") == config
 
 
-# ---- the files of --data-dir -------------------------------------------------------------------------------------------------------
+# ---- the files of --data-dir -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name, answerable, windows", [("dev_half_v2.json.xz", 2910, 3050), ("xquad_en.json.xz", 1190, 1232)])
