@@ -88,4 +88,4 @@ test-wheel: .venv/ready
 	.venv/bin/python -m pytest -n 0 tests/test_wheel.py --packed-bert .venv-wheel/bin/packed-bert
 
 clean:
-	rm -rf .venv .venv-sdk .venv-wheel build *.egg-info .pytest_cache .hypothesis
+	rm -rf .venv .venv-sdk .venv-wheel build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage*
