@@ -13,6 +13,7 @@ from typing import Dict, Iterator, NamedTuple, Tuple
 
 import numpy as np
 
+from pack_data.files import replacing
 from pack_data.packs import PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 from pack_data.sequences import Sequences
 
@@ -49,18 +50,13 @@ class SpillFormat:
                 if column.axis == axis:
                     yield axis, column.name, total, np.dtype(column.dtype)
 
-    def bytes(self, totals: RunningTotals) -> int:
-        return sum(totals[counted] * dtype.itemsize for _, _, counted, dtype in self._parts())
-
     def write(self, path: Path, sequences: Sequences) -> None:
         """The whole file under its name, or none."""
         columns = {"": {"lengths": sequences.lengths, "prediction_counts": sequences.prediction_counts},
                    SEQUENCE: sequences.scalars, SLOT: sequences.tokens, PREDICTION: sequences.predictions}
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        with open(temporary, "wb") as out:
+        with replacing(path) as temporary, open(temporary, "wb") as out:
             for axis, name, _, dtype in self._parts():
                 out.write(np.ascontiguousarray(columns[axis][name].astype(dtype, copy=False)).data)
-        os.replace(temporary, path)
 
     def read(self, path: Path, totals: RunningTotals, start: RunningTotals, end: RunningTotals) -> Sequences:
         """The sequences between two running totals of a file with these totals."""

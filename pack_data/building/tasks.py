@@ -9,7 +9,6 @@ A task is done when its note exists, a small .json or .npy file, which is writte
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 import numpy as np
 
 from pack_data.building.spill import RunningTotals, SpillFormat, totals_of
-from pack_data.files import write_atomically
+from pack_data.files import replacing, write_atomically
 from pack_data.packs import SEQUENCE, PackSchema, StoredColumn, assemble, smallest_type
 from pack_data.sequences import Sequences, digest
 from pack_data.store import lengths_of, write_shard
@@ -56,10 +55,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def save_array(path: Path, values: np.ndarray) -> None:
     """The whole .npy file or none."""
-    temporary = path.with_name(f"{path.stem}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as out:
+    with replacing(path) as temporary, open(temporary, "wb") as out:
         np.save(out, values)
-    os.replace(temporary, path)
 
 
 def count_lengths(sequences: Sequences) -> List[List[int]]:
