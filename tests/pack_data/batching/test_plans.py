@@ -140,3 +140,10 @@ def test_optimal_packing_spreads_the_attention_work():
     }
     assert balance["OptimalPacking+PosID"] < 1.03
     assert balance["OptimalPacking+PosID"] < balance["RandomPacking+PosID"] < balance["RandomSampling+Padding"]
+
+
+def test_optimal_packing_gives_ranks_equally_many_rows_whatever_their_work():
+    """One row of a long example and five rows of 32 short ones, 1,024 units of work and 32 each: three rows a rank."""
+    plan = get_way("OptimalPacking+PosID").plan([MSL] + [1] * 5 * MSL, BatchOptions(3, MSL, ranks=2))
+    assert plan.steps == 1
+    assert [len(batch) for batch in batches(plan)] == [3, 3]
