@@ -26,8 +26,8 @@ def pack(
 
     order: the lengths in the order of arrival (array-like, whole numbers), which must add up to the histogram; without
     it, the sequences of the histogram arrive in a random order drawn from the seed.
-    Time and memory grow with the sequences, unlike those of the histogram packers: about 30 bytes for each sequence, and
-    200 for each strategy, of which a random order makes nearly as many as packs.
+    Time and memory grow with the number of sequences, unlike those of the histogram packers: about 30 bytes a sequence,
+    and 200 bytes a strategy; a random order makes nearly as many strategies as packs.
     """
     start = time.perf_counter()
     if order is None:
@@ -69,7 +69,7 @@ def _pack_starts(lengths: np.ndarray, S: int, D: int) -> np.ndarray:
 def _count_strategies(lengths: np.ndarray, starts: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int]]:
     """The packs as (lengths, how many), longest length first; each depth apart, in memory for one depth at a time."""
     depths = np.diff(starts)
-    # Sorts the lengths inside each pack: the pack's number is the high part of the key, which leaves the packs in place.
+    # Sorts the lengths inside each pack; the high part of a key is the pack's number, so packs keep their order.
     keys = np.repeat(np.arange(len(depths), dtype=np.int64) * (S + 1), depths) + (S - lengths)
     keys.sort()
     ordered = (S - keys % (S + 1)).astype(np.int32)

@@ -1,8 +1,8 @@
 """Non-negative least squares histogram-packing (paper section 3.1.2): `python -m pack_data.nnlshp`.
 
-Of all strategies of at most 3 lengths that fill a pack exactly, find the mixture x >= 0 whose counts A x come nearest to
-the histogram b, with a small weight on short lengths, which may serve as padding; round; give what is left over a pack
-each.  What the mixture uses too often was padding, and is taken out again.
+Of all strategies of at most 3 lengths that fill a pack exactly, find the mixture x >= 0 whose counts A x come nearest
+to the histogram b. Short lengths have a small weight, because they may serve as padding. Round the mixture; give each
+sequence that is left a pack of its own; take out again what the mixture uses too often, which was padding.
 
 The paper's 28 s and its memory go into a dense solve. The default solver here reaches the same minimum from the sparse
 columns (solver/nonnegative.py).
@@ -34,14 +34,14 @@ def pack(
 ) -> Packing:
     """Packs with strategies of at most 3 sequences.
 
-    rounds: 1 solves once and rounds to nearest, as the paper; more solve again for what is left (the MLPerf variant: 20).
-    solver: "fast", or "reference", the dense scipy.optimize.nnls.  Both reach the least residual; which of the many
-    mixtures that have it differs, so pack counts agree to about three digits.
+    rounds: 1 solves once and rounds to nearest, as the paper; more solve again for what is left (MLPerf's variant: 20).
+    solver: "fast", or "reference", the dense scipy.optimize.nnls. Both reach the least residual, but with different
+    mixtures, so pack counts agree to about three digits.
     """
     if max_sequences_per_pack is None or max_sequences_per_pack > DEEPEST:
+        depth = "any number" if max_sequences_per_pack is None else max_sequences_per_pack
         raise ValueError(
-            f"nnlshp packs at most {DEEPEST} sequences together, not "
-            f"{'any number' if max_sequences_per_pack is None else max_sequences_per_pack}; for deeper packs use optimal or spfhp")
+            f"nnlshp packs at most {DEEPEST} sequences together, not {depth}; for deeper packs use optimal or spfhp")
     if histogram.max_sequence_length > LONGEST:
         raise ValueError(
             f"nnlshp lists S^2 / 12 strategies, too many for max_sequence_length {histogram.max_sequence_length} "
@@ -69,7 +69,7 @@ def pack(
 
 
 def strategies_filling(S: int, depth: int) -> np.ndarray:
-    """int32 [strategies, 3]: every way to fill S slots exactly with at most `depth` lengths, longest first, then zeros."""
+    """int32 [strategies, 3]: every way to fill S slots with at most `depth` lengths, longest first, then zeros."""
     blocks = [np.array([[S, 0, 0]])]
     # third length 0: the pairs; third length 1 and more: the triples; a row's lengths never ascend
     for third in range(0 if depth >= 2 else 1, S // 3 + 1 if depth >= 3 else 1):

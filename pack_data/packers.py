@@ -1,4 +1,4 @@
-"""The packers by name.  Each is a module of this package with a function `pack(histogram, *, max_sequences_per_pack, ...)`."""
+"""The packers by name. Each is a module of this package with `pack(histogram, *, max_sequences_per_pack, ...)`."""
 from __future__ import annotations
 
 import importlib
@@ -8,7 +8,7 @@ from pack_data.packing import Packing
 
 PACKERS: Tuple[str, ...] = ("none", "greedy", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp", "optimal")
 
-# NNLSHP lists every strategy that fills a pack exactly, S^(depth-1) of them: the paper ran out of memory beyond depth 3.
+# NNLSHP lists every strategy that fills a pack exactly, about S^(depth - 1) of them, too many beyond depth 3.
 _DEEPEST = {"nnlshp": 3}
 
 

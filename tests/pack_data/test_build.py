@@ -102,7 +102,7 @@ def test_a_depth_the_data_does_not_use_and_an_unlimited_one(corpus, tmp_path):
 
 
 def test_few_predictions_widen_the_pack_by_what_the_data_needs(corpus, tmp_path):
-    """M = 3 is below 0.15 S - 1, so a pack may hold more than M + D masked tokens: P comes from the packs that are made."""
+    """M = 3 is below 0.15 S - 1, so a pack may hold more than M + D masked tokens: P comes from the packs."""
     with build_small(corpus, tmp_path / "data", max_predictions_per_sequence=3, max_sequences_per_pack=8, packer="best_fit") as store:
         masked = store.lengths()["prediction_counts"].sum(axis=1)
         assert store.schema.max_predictions_per_pack >= max(3 + 8, masked.max())

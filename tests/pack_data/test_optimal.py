@@ -68,7 +68,7 @@ def test_degenerate_sets(lengths, S, depth):
 
 
 def test_more_lengths_than_the_full_programme_takes(monkeypatch):
-    # Coarse prices bound, packs follow the model of coarse strategies: everything placed, the bound proved, a small gap.
+    # Bound and packs come from the coarse programme: everything is placed, the bound is proved, the gap is small.
     for module in (column_generation, optimal):
         monkeypatch.setattr(module, "FULL_ROWS", 100)
     histogram = synthetic_histogram("lognormal:mean=60,max=512,n=20000,seed=1")
@@ -88,7 +88,7 @@ def test_packs_of_thousands_of_sequences():
 
 
 def test_long_packs_of_few_sequences():
-    # S = 8192 and a depth that binds for the short ones: the bound comes out of coarse prices and is proved at full length.
+    # S = 8192, and a depth that limits the short ones: the bound comes from coarse prices and is proved for all lengths.
     histogram = synthetic_histogram("lognormal:mean=1500,max=8192,n=800,seed=2")
     packing = optimal.pack(histogram, max_sequences_per_pack=8)
     packing.check(histogram)

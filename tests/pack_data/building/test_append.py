@@ -56,7 +56,7 @@ def test_only_what_is_new_is_packed_and_the_proof_is_for_all(grown):
 
 
 def test_appending_equals_packing_the_new_files_alone(grown, tmp_path):
-    """The same examples come out whether or not there was a data set before, but for the random numbers of their parts."""
+    """What is appended adds up: the digest of the new sequences is the digest of the whole less that of the old."""
     corpus, data = grown
     old = sequences_of(data)
     with build_small(corpus, data, append=True) as store:

@@ -36,7 +36,7 @@ def test_by_seed_and_in_several_blocks_alike():
 
 
 def test_neighbours_are_spread():
-    """Sequences that follow one another in the corpus land in packs as far apart as two random packs: a third of all on average."""
+    """Neighbours in the corpus get packs as far apart as two random packs: a third of all packs on average."""
     lengths = np.random.default_rng(0).integers(1, 100, 50_000)
     packing = packed(lengths, 128)
     pack, slot = assign(lengths, packing, 0)

@@ -1,4 +1,4 @@
-"""A build that is stopped, at any point, loses nothing: run again, it continues and ends with the bytes of an undisturbed one."""
+"""A build that is stopped at any point loses nothing: run again, it ends with the bytes of an undisturbed one."""
 import os
 import shutil
 import signal
@@ -141,7 +141,7 @@ def test_a_disk_too_small_is_said_before_anything_is_made(corpus, tmp_path, monk
 
 
 def test_kill_9_at_random_moments(tmp_path):
-    """The whole process, with its workers, is killed again and again, a little later each time, until a run comes through."""
+    """The process and its workers are killed again and again, a little later each time, until a run ends."""
     def command(out, workers):
         return [sys.executable, "-m", "pack_data.build", "--synthetic", "wikipedia_512", "--sequences", "40000", "--packer", "spfhp",
                 "--seed", "1", "--workers", str(workers), "--out", str(tmp_path / out)]

@@ -1,4 +1,4 @@
-"""What a build may touch: the files of the data set that was there, and those it made itself; nothing is replaced unasked."""
+"""What a build may touch: files of the former data set, and its own; it replaces no other data set unasked."""
 import json
 import os
 import subprocess

@@ -52,7 +52,7 @@ def test_pack_tables_find_the_best_packs(one_at_a_time, priced, sequences):
 
 @given(histograms(max_count=40), st.data())
 def test_lengths_without_a_slot_share_a_row(histogram, data):
-    # Merging their rows changes neither the optimum nor what the prices may be: solved beside the programme with all rows.
+    # Merging their rows changes neither the optimum nor the rules for prices: compared with the programme of all rows.
     lengths, weights = histogram.lengths, histogram.counts[histogram.lengths].astype(float)
     if not len(lengths):
         return

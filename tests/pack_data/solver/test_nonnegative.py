@@ -10,7 +10,7 @@ from tests.pack_data_strategies import histograms
 
 
 def coarse(factor: int) -> LengthHistogram:
-    """SQuAD with lengths in units of `factor` tokens: the shape of real data at a size the dense solver takes easily."""
+    """SQuAD with lengths in units of `factor` tokens: the shape of real data, small enough for the dense solver."""
     whole = LengthHistogram.published("squad_1_1_384")
     lengths = np.repeat(-(-whole.lengths // factor), whole.counts[whole.lengths])
     return LengthHistogram.from_lengths(lengths, 384 // factor)
