@@ -2,6 +2,7 @@
 import gzip
 import json
 import lzma
+import re
 
 import numpy as np
 import pytest
@@ -161,3 +162,19 @@ def test_bad_specifications(specification, words):
     with pytest.raises(ValueError) as caught:
         synthetic_histogram(specification)
     assert words in str(caught.value) and specification in str(caught.value)
+
+
+@pytest.mark.parametrize("slots, rows", [(1, 1), (7, 7), (16, 16), (17, 16), (512, 16)])
+def test_the_picture_of_a_summary_covers_every_length_once(slots, rows):
+    lengths = np.random.default_rng(slots).integers(1, slots + 1, 300)
+    lines = summary(LengthHistogram.from_lengths(lengths, slots)).splitlines()
+    ranges = [re.match(r" +(\d+) to +(\d+) +([\d.]+)%", line).groups() for line in lines if " to " in line]
+    assert len(ranges) == rows and ranges[0][0] == "1" and ranges[-1][1] == str(slots)
+    assert all(int(after[0]) == int(before[1]) + 1 for before, after in zip(ranges, ranges[1:]))
+    for low, high, share in ranges:
+        assert float(share) == pytest.approx(100 * ((lengths >= int(low)) & (lengths <= int(high))).mean(), abs=0.051)
+
+
+def test_a_file_of_the_shortest_lengths_makes_the_smallest_histogram(tmp_path):
+    (tmp_path / "ones.txt").write_text("1\n1\n")
+    assert count([str(tmp_path / "ones.txt")]) == LengthHistogram.from_lengths([1, 1], 1)
