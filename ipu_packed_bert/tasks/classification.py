@@ -153,7 +153,7 @@ def read_texts(path: Path, kind: str, columns: ClassificationConfig) -> List[Tex
         for name in wanted + ([columns.label_column] if labelled else []):
             if name not in record.values:
                 raise ValueError(f"{where}: no column {name!r}, there are {', '.join(map(str, record.values))}; "
-                                 "name them with --set classification.text_column=... and label_column=...")
+                                 "name them with --set task.text_column=... and task.label_column=...")
         parts = tuple(record.values[name] for name in wanted)
         for part, name in zip(parts, wanted):
             if not isinstance(part, str):

@@ -112,9 +112,9 @@ class QuestionsTask(ExampleTask):
             return questions
         kept = [question for question in questions if question.answers or not question.labelled]
         if len(kept) < len(questions):
-            self.notes.append(f"{name}: {len(questions) - len(kept):,} questions without an answer are left out (squad.null_answers is false)")
+            self.notes.append(f"{name}: {len(questions) - len(kept):,} questions without an answer are left out (task.null_answers is false)")
         if not kept:
-            raise ValueError(f"{name}: no question has an answer; use them with --set squad.null_answers=true")
+            raise ValueError(f"{name}: no question has an answer; use them with --set task.null_answers=true")
         return kept
 
     def _windows(self, questions: Sequence[squad.Question], what: str) -> squad.Windows:

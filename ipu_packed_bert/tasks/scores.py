@@ -114,11 +114,3 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return (ends - (counts - 1) / 2.0)[group]
-
-
-def percent(metrics: Mapping[str, Any]) -> List[str]:
-    """Metrics as people read them: `f1 61.25`."""
-    def text(value: Any) -> str:
-        return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
-
-    return [f"{name} {text(value)}" for name, value in metrics.items()]

@@ -27,7 +27,8 @@ def checkpoint(tmp_path_factory):
 
 def prepared(checkpoint, folder, kind, *, dtype=torch.float64, **sections):
     """A task on a tiny file, with an engine of this type."""
-    sections.setdefault("squad", {"null_answers": True})
+    if kind == "squad":
+        sections.setdefault("of_task", {"null_answers": True})
     made = prepare(tiny_config(checkpoint, training_file(folder, kind, **({"without_answer": 4} if kind == "squad" else {})), task=kind, **sections))
     made.engine.model.to(dtype)
     made.engine.optimizer = build_optimizer(made.engine.model, made.config.optimizer, betas=(0.9, 0.999))

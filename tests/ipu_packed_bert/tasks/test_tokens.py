@@ -1,0 +1,100 @@
+"""Token classification: files to sentences, words to tokens, predictions to spans and scores; by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from ipu_packed_bert.tasks.settings import TokensConfig, config_from_tree
+from ipu_packed_bert.tasks.tokenizer import Tokenizer
+from ipu_packed_bert.tasks.tokens import TokensTask, read_sentences, spans, word_scores
+from tests.fine_tuning_files import MODEL, VOCABULARY
+
+
+def test_both_forms_of_files(tmp_path):
+    (tmp_path / "a.conll").write_text("-DOCSTART- -X- O\n\nriver NN B-LOC\nstone NN I-LOC\n\n\nmusic NN O\n")
+    (tmp_path / "a.jsonl").write_text(
+        '{"words": ["river", "stone"], "labels": ["B-LOC", "I-LOC"]}\n{"words": ["music"], "labels": ["O"]}\n'
+    )
+    found = [read_sentences(tmp_path / name, TokensConfig()) for name in ("a.conll", "a.jsonl")]
+    wanted = [(("river", "stone"), ("B-LOC", "I-LOC")), (("music",), ("O",))]
+    assert [[(each.words, each.labels) for each in sentences] for sentences in found] == [wanted, wanted]
+    assert [each.where for each in found[0]] == [f"{tmp_path / 'a.conll'} line {number}" for number in (3, 7)]
+    (tmp_path / "bare.txt").write_text("river\nstone\n")
+    assert read_sentences(tmp_path / "bare.txt", TokensConfig())[0].labels is None
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("a.txt", "\n\n", "holds no sentence"),
+        ("a.txt", "river O\n\nstone\n", "line 3: some sentences have labels and some have none"),
+        ("a.jsonl", '{"words": "river", "labels": ["O"]}\n', "line 1: words is 'river'; must be a list of words"),
+        ("a.jsonl", '{"words": ["river", "stone"], "labels": ["O"]}\n', "line 1: labels must be a list of 2 labels"),
+    ],
+)
+def test_broken_files_in_one_line(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message) as raised:
+        read_sentences(tmp_path / name, TokensConfig())
+    assert "\n" not in str(raised.value) and name in str(raised.value)
+
+
+def made(tmp_path, sentences, slots=16):
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"words": words, "labels": labels}) + "\n" for words, labels in sentences)
+    )
+    path = str(tmp_path / "a.jsonl")
+    config = config_from_tree(
+        {
+            "task": {"name": "tokens"},
+            "data": {"training": path, "evaluation": path, "max_sequence_length": slots, "packer": "spfhp"},
+        },
+        "tiny",
+    )
+    return TokensTask(config, Tokenizer(VOCABULARY), MODEL)
+
+
+def test_a_words_label_stands_at_its_first_token(tmp_path):
+    # "ab" is two tokens, a and ##b; an empty word is none.
+    task = made(tmp_path, [(["ab", "river", "", "stone"], ["X", "O", "X", "O"])])
+    assert task.labels == ["O", "X"]
+    tokens = [VOCABULARY.tokens[each] for each in task.training.input_ids]
+    assert tokens == ["[CLS]", "a", "##b", "river", "stone", "[SEP]"]
+    assert task.training.slots["labels"].tolist() == [0, 2, 0, 1, 1, 0]
+
+
+def test_words_that_are_cut_off_have_no_answer_and_are_wrong(tmp_path):
+    task = made(tmp_path, [(["river"] * 9, ["O"] * 8 + ["X"]), (["stone"], ["X"])], slots=8)
+    assert task.training.lengths.tolist() == [8, 3] and any("3 words beyond 8 tokens" in note for note in task.notes)
+    outputs = [np.tile([1.0, 0.0], (8, 1)), np.tile([0.0, 1.0], (3, 1))]
+    found = task.score(outputs)
+    assert found.files["predictions.json"][0]["labels"] == ["O"] * 6 + [None] * 3
+    assert found.metrics == {"accuracy": pytest.approx(100.0 * 7 / 10), "words": 10}
+
+
+def test_an_unknown_label_is_named(tmp_path):
+    task = made(tmp_path, [(["river", "stone"], ["O", "X"])])
+    (tmp_path / "b.jsonl").write_text('{"words": ["river"], "labels": ["Y"]}\n')
+    sentences = read_sentences(tmp_path / "b.jsonl", TokensConfig())
+    with pytest.raises(ValueError, match="b.jsonl line 1: label 'Y' is none of the 2 of the training file"):
+        task._inputs(sentences, task.labels, "evaluation")
+
+
+def test_spans_by_hand():
+    assert spans(["B-A", "I-A", "O", "B-A", "B-A", "I-B", "I-B"]) == {
+        (0, 2, "A"),
+        (3, 4, "A"),
+        (4, 5, "A"),
+        (5, 7, "B"),
+    }
+    assert spans(["I-A", "I-A"]) == {(0, 2, "A")} and spans([None, "O"]) == set()
+
+
+def test_scores_by_hand():
+    # Words: 4 of 5 right.  Spans: found (0, 1, A) and (2, 3, A), wanted (0, 1, A) and (2, 4, A): one of both.
+    found, wanted = [["B-A", "O", "B-A", "O"], ["O"]], [("B-A", "O", "B-A", "I-A"), ("O",)]
+    assert word_scores(found, wanted) == {"accuracy": 80.0, "words": 5, "f1": 50.0}
+    assert "f1" not in word_scores([["x"]], [("x",)])
