@@ -4,7 +4,7 @@ from __future__ import annotations
 import collections
 import re
 import string
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
