@@ -61,7 +61,7 @@ class ClassificationConfig(TaskConfig):
 
 @dataclass(frozen=True)
 class TokensConfig(TaskConfig):
-    """The columns of a JSONL file with a sentence's words and their labels; other files have a word and a label a line."""
+    """The columns of a JSONL file with a sentence's words and their labels; others have a word and a label a line."""
 
     name: str = setting(TOKENS, choices=tuple(TASKS))
     words_column: str = setting("words")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ipu_packed_bert.config import (
     SECTIONS, BatchConfig, Config, ConfigError, OptimizerConfig, PlacementConfig, check_accumulation, config_from_tree,
     load_config)
+from ipu_packed_bert.settings import SettingsReader
 from tests.tiny_runs import tiny_settings
 
 
@@ -94,6 +95,26 @@ placement: {replicas: 3}
 def test_what_is_refused_and_why(tree, words):
     found = problems(tree)
     assert len(found) == 1 and words in found[0], found
+
+
+AT_LEAST_ONE = """data.max_predictions_per_sequence data.max_sequences_per_pack data.duplication_factor model.hidden_size
+    model.num_layers model.num_heads model.intermediate_size optimizer.schedule_steps batch.micro_batch
+    batch.gradient_accumulation batch.device_iterations engine.threads placement.replicas placement.ipus_per_replica
+    placement.embedding_serialization_factor run.steps run.log_every run.keep_checkpoints""".split()
+FROM_ZERO = """data.seed data.held_out model.hidden_dropout model.attention_dropout optimizer.warmup_fraction optimizer.beta1
+    optimizer.beta2 optimizer.weight_decay optimizer.max_weight_norm run.seed run.evaluate_every run.checkpoint_every""".split()
+ABOVE_ZERO = "model.layer_norm_eps optimizer.learning_rate engine.loss_scaling".split()
+
+
+@pytest.mark.parametrize("key", AT_LEAST_ONE + FROM_ZERO + ABOVE_ZERO)
+def test_where_the_range_of_a_setting_begins(key):
+    section, name = key.split(".")
+    lowest = 0 if key in FROM_ZERO else 1 if key in AT_LEAST_ONE else 1e-12
+    refused = {0: -1, 1: 0, 1e-12: 0}[lowest]
+    for value, wrong in ((lowest, False), (refused, True)):
+        reader = SettingsReader(SECTIONS, "a.yml")
+        reader.read({section: {name: value}}, "file")
+        assert bool(reader.problems) == wrong
 
 
 def test_a_broken_setting_is_not_reported_again_by_its_consequences():
