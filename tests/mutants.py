@@ -246,7 +246,8 @@ def try_all(chosen: Sequence[Mutant], copy: Path, results: Path) -> List[Dict[st
     for number, mutant in enumerate(chosen, start=1):
         place = copy / mutant.path
         source, groups = place.read_bytes(), tests_of(mutant.path, copy)
-        key = f"{mutant.path}:{mutant.start}:{mutant.end}:{mutant.after.decode()}:{digest([place, *(copy / name for group in groups for name in group)])}"
+        files = digest([place, *(copy / name for group in groups for name in group)])
+        key = f"{mutant.path}:{mutant.start}:{mutant.end}:{mutant.after.decode()}:{files}"
         if key not in known:
             noticed = None
             for group in groups:
