@@ -1,7 +1,7 @@
 """The optimal packer, with a proof: `python -m pack_data.optimal`.
 
-The cutting-stock linear programme (solver/column_generation.py) says how few packs there can be; its solution is rounded
-to whole packs (solver/rounding.py); its prices, as whole numbers, become a certificate that anyone can check.
+The cutting-stock linear programme (solver/column_generation.py) says how few packs there can be. Its solution is
+rounded to whole packs (solver/rounding.py); its prices, as whole numbers, become a certificate that anyone can check.
 """
 from __future__ import annotations
 

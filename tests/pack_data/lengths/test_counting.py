@@ -168,7 +168,7 @@ def test_bad_specifications(specification, words):
 def test_the_picture_of_a_summary_covers_every_length_once(slots, rows):
     lengths = np.random.default_rng(slots).integers(1, slots + 1, 300)
     lines = summary(LengthHistogram.from_lengths(lengths, slots)).splitlines()
-    ranges = [re.match(r" +(\d+) to +(\d+) +([\d.]+)%", line).groups() for line in lines if " to " in line]
+    ranges = [found.groups() for found in (re.match(r" +(\d+) to +(\d+) +([\d.]+)%", line) for line in lines) if found]
     assert len(ranges) == rows and ranges[0][0] == "1" and ranges[-1][1] == str(slots)
     assert all(int(after[0]) == int(before[1]) + 1 for before, after in zip(ranges, ranges[1:]))
     for low, high, share in ranges:
