@@ -59,7 +59,7 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """How a tensor is spread over the tiles."""
 
     origin: int                           # the value for which it was chosen; equal origins mean equal layouts
@@ -68,7 +68,7 @@ class Layout:
     columns: int = BLOCK                  # width of a tile's block of rows
 
 
-def block(rows: int, columns: int, layout: Layout, target: Target) -> Tuple[int, int]:
+def block(rows: int, columns: int, layout: TensorLayout, target: Target) -> Tuple[int, int]:
     """(rows, columns) of the fullest tile's block of a [rows, columns] tensor."""
     on_tile = target.per_tile(rows * columns)
     width = min(columns, layout.columns, on_tile)
@@ -96,7 +96,7 @@ def unknown_copy(num_bytes: float, target: Target) -> Cost:
                 layout_bytes=num_bytes)
 
 
-def bring(elements: int, element_bytes: int, have: Layout, want: Layout, target: Target) -> Cost:
+def bring(elements: int, element_bytes: int, have: TensorLayout, want: TensorLayout, target: Target) -> Cost:
     """A tensor of `elements`, spread over all tiles, from one layout to another."""
     if (have.origin, have.permuted) == (want.origin, want.permuted):
         return Cost()

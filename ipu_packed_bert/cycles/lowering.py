@@ -12,7 +12,7 @@ from math import ceil
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ipu_packed_bert.cycles import exchange, vertices
-from ipu_packed_bert.cycles.layout import Cost, Layout, block, bring, step, total, unknown_copy
+from ipu_packed_bert.cycles.layout import Cost, TensorLayout, block, bring, step, total, unknown_copy
 from ipu_packed_bert.cycles.matmul import BACKWARD_DATA, FORWARD, WEIGHT_UPDATE, Planner, Product, Rearranged
 from ipu_packed_bert.cycles.target import FLOAT, HALF
 from ipu_packed_bert.cycles.tracing import Graph, Operation, Value, layer_of, layers_alike
@@ -140,7 +140,7 @@ class Lowering:
         self.partial_bytes = partial_bytes
         self.serialized = serialized               # parts of the vocabulary product (embedding_serialization_factor)
         self.unknown: Counter = Counter()
-        self._layouts: Dict[int, Layout] = {}
+        self._layouts: Dict[int, TensorLayout] = {}
         self._dropout: Set[int] = set()            # masks and scales that the fused dropout vertex makes itself
         self._parameters = set(graph.parameters)
         self._mask = derived_from(graph, "input_mask")
@@ -216,20 +216,20 @@ class Lowering:
                 self._layouts[output] = self._made_by(operation, output)
         return cost
 
-    def layout(self, index: int) -> Layout:
+    def layout(self, index: int) -> TensorLayout:
         """A value's layout; parameters, inputs and values of layers not lowered are grouped where they have columns."""
         if index not in self._layouts:
-            self._layouts[index] = Layout(index, grouped=len(self.graph.values[index].shape) >= 2
+            self._layouts[index] = TensorLayout(index, grouped=len(self.graph.values[index].shape) >= 2
                                           and kind_of(self.graph.values[index].dtype) in ("half", "float"))
         return self._layouts[index]
 
-    def _made_by(self, operation: Operation, output: int) -> Layout:
+    def _made_by(self, operation: Operation, output: int) -> TensorLayout:
         """An elementwise result has the layout of its largest operand."""
         value = self.graph.values[output]
         for index in operation.inputs():
             if self.graph.values[index].elements == value.elements and len(value.shape) > 0:
                 return self.layout(index)
-        return Layout(output, grouped=False)
+        return TensorLayout(output, grouped=False)
 
     def _view(self, operation: Operation, name: str) -> None:
         source = operation.inputs()[0]
@@ -315,7 +315,7 @@ class Lowering:
                 cycles += vertices.binary(n, work, kind)
         return moved + step(self.target, vertices_cycles=cycles)
 
-    def _block(self, value: Value, layout: Layout) -> Tuple[int, int]:
+    def _block(self, value: Value, layout: TensorLayout) -> Tuple[int, int]:
         columns = value.shape[-1] if value.shape else 1
         return block(max(1, value.elements // max(1, columns)), max(1, columns), layout, self.target)
 
@@ -567,7 +567,7 @@ class Lowering:
 
     def _op_embedding(self, operation: Operation) -> Cost:
         table, indices = self._value(operation, 0), self._value(operation, 1)
-        self._layouts[operation.outputs[0]] = Layout(operation.outputs[0], grouped=True, columns=16)
+        self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=16)
         return self._gather(table.shape[0], table.shape[1], indices.elements, element_bytes(table.dtype), gradient=False)
 
     def _op_embedding_dense_backward(self, operation: Operation) -> Cost:
@@ -582,7 +582,7 @@ class Lowering:
         size = element_bytes(table.dtype)
         if whole_rows:
             rows = index.elements // index.shape[-1]
-            self._layouts[operation.outputs[0]] = Layout(operation.outputs[0], grouped=True, columns=16)
+            self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=16)
             return self._gather(table.elements // table.shape[-1], table.shape[-1], rows, size, gradient=False)
         return self._gather(table.elements, 1, index.elements, size, gradient=False)
 
@@ -645,7 +645,7 @@ class Lowering:
         else:
             rearranged = BACKWARD_DATA if self._is_weight(right) or self._is_weight(left) else WEIGHT_UPDATE
         cost, width = self._product(1, rows, inner, columns, a.dtype, rearranged, parts)
-        self._layouts[operation.outputs[0]] = Layout(operation.outputs[0], grouped=True, columns=width)
+        self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=width)
         if rearranged == FORWARD:                      # the plan contains the rearrangements of backward passes
             cost = cost + self._operand(left)
         return cost
@@ -677,7 +677,7 @@ class Lowering:
         for index in (left, right):
             value = self.graph.values[index]
             cost = cost + unknown_copy(self._on_tile(value) * element_bytes(value.dtype), self.target)
-        self._layouts[operation.outputs[0]] = Layout(operation.outputs[0], grouped=True, columns=width)
+        self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=width)
         return cost
 
     def _op_bmm(self, operation: Operation) -> Cost:

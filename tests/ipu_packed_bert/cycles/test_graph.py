@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from ipu_packed_bert.config import Config, LossConfig, ModelConfig  # noqa: E402
 from ipu_packed_bert.cycles import tracing, vertices  # noqa: E402
 from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, Arrangement  # noqa: E402
-from ipu_packed_bert.cycles.layout import Cost, Layout, bring, total, unknown_copy  # noqa: E402
+from ipu_packed_bert.cycles.layout import Cost, TensorLayout, bring, total, unknown_copy  # noqa: E402
 from ipu_packed_bert.cycles.lowering import (  # noqa: E402
     CATEGORIES,
     CLS,
@@ -187,7 +187,7 @@ def test_broadcast_forms(shape, form):
 
 
 def test_rearranging_is_free_only_between_equal_layouts():
-    here, elsewhere = Layout(1, grouped=True), Layout(2, grouped=True)
+    here, elsewhere = TensorLayout(1, grouped=True), TensorLayout(2, grouped=True)
     assert bring(10 ** 6, 2, here, here, MK2) == Cost()
     aligned = bring(10 ** 6, 2, elsewhere, here, MK2)
     unknown = bring(10 ** 6, 2, replace(elsewhere, permuted=True), here, MK2)
