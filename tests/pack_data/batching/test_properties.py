@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pack_data.batching.__main__ import main
 from pack_data.batching.plans import WAYS, BatchOptions, get_way
-from pack_data.batching.properties import Properties, report
+from pack_data.batching.properties import Properties, _sorted, report
 from pack_data.command import run_main
 from tests.batching_ways import MSL, drawn, every_way
 
@@ -32,7 +33,16 @@ def test_computed_properties_are_those_of_the_table(way, seed):
     made = report(way, drawn(900, seed), BatchOptions(4, MSL, 2, seed))
     assert made.properties == Properties(*EXPECTED[way.name])
     assert made.tokens == drawn(900, seed).sum() and made.slots >= made.tokens
+    assert made.fill == made.tokens / (made.steps * 2 * 4 * MSL)  # two ranks, four rows of MSL tokens each
     assert (made.efficiency == 1) == way.padding_free or made.way == "FixedLengthPacking"
+
+
+def test_how_many_falls_make_an_order():
+    """Of 24 changes about 12 are falls, with deviation sqrt(26 / 12) = 1.47: 6 falls are 4.1 deviations off, 7 are 3.4."""
+    for falls, expected in ((6, True), (7, False), (12, False), (17, False), (18, True)):
+        means = np.cumsum([0] + [-1] * falls + [1] * (24 - falls))
+        assert _sorted(means) == expected
+    assert not _sorted(np.zeros(30))
 
 
 def test_the_report_sees_what_is_wrong():
