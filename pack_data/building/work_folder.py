@@ -42,7 +42,10 @@ def work_folder(out: Path) -> Iterator[Path]:
     except OSError as error:
         raise ValueError(f"--out {out}: the folder {work} cannot be made or read ({error.strerror}); "
                          "choose another --out") from None
-    with locked(work / LOCK, f"{out}: another build is writing this data set; wait for it or choose another --out"):
+    busy = f"{out}: another build is writing this data set; wait for it or choose another --out"
+    with locked(work / LOCK, busy):
+        if not (work / LOCK).exists():  # the lock is of a folder that its build has removed meanwhile
+            raise ValueError(busy)
         if complete(work):
             clear(work)
         try:

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from pack_data.building import inputs, stages, tasks
+from pack_data import files
+from pack_data.building import inputs, stages, tasks, work_folder
 from pack_data.building.switch import COMMIT
 from pack_data.store import PackStore
 from pack_data.verify import verify
@@ -131,6 +133,20 @@ def test_two_builds_do_not_write_the_same_data_set(corpus, tmp_path, monkeypatch
     monkeypatch.setattr(inputs, "make_part", second)
     build_small(corpus, tmp_path / "data").close()
     verify(tmp_path / "data")
+
+
+def test_a_build_that_begins_while_another_one_ends_is_refused(corpus, tmp_path, monkeypatch):
+    """The lock may be of a work folder that the other build removes: two builds must not then run at once."""
+    @contextmanager
+    def late(path, complaint):
+        with files.locked(path, complaint):
+            shutil.rmtree(path.parent)
+            yield
+
+    monkeypatch.setattr(work_folder, "locked", late)
+    with pytest.raises(ValueError, match="another build is writing"):
+        build_small(corpus, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_disk_too_small_is_said_before_anything_is_made(corpus, tmp_path, monkeypatch):
