@@ -62,8 +62,11 @@ CORE = (
 # File, beginning of the changed line -> why no test can notice it.
 EQUIVALENT: Dict[Tuple[str, str], str] = {
     ("pack_data/packing.py", "def _bar("): "the width of a drawn bar",
+    ("pack_data/packing.py", "return f\"{seconds * 1e3:.1f} ms\""): "how one second is printed",
     ("pack_data/building/assignment.py", "_BLOCK ="): "lengths handled at a time; the result does not depend on it",
     ("pack_data/building/assignment.py", "buckets = rng.integers("): "how many buckets a shuffle takes: another random order, as good as this one",
+    ("pack_data/sequences.py", "terms *= columns[name]"): "lengths are in the digest already, so that zeros count without the 1 too",
+    ("pack_data/sequences.py", "total += (sequences.scalars[name]"): "as above",
     ("pack_data/sequences.py", "_BLOCK ="): "values handled at a time; the result does not depend on it",
     ("pack_data/text/wordpiece.py", "for start in range(0, len(sentences),"): "sentences encoded at a time; the result does not depend on it",
     ("pack_data/text/wordpiece.py", "TRAINING_CHARACTERS ="): "32 million characters: no test trains on so many",

@@ -68,6 +68,14 @@ def test_a_length_above_the_pack_has_no_price():
         Certificate.from_json({**fields, "lengths": [4, 11]})
 
 
+def test_the_smallest_limits_are_limits():
+    fields = {"max_sequence_length": 1, "max_sequences_per_pack": 1, "lengths": [1], "prices": [0], "denominator": 1}
+    assert Certificate.from_json(fields).to_json() == fields
+    for name in ("max_sequence_length", "max_sequences_per_pack", "denominator"):
+        with pytest.raises(ValueError, match="at least 1"):
+            Certificate.from_json({**fields, name: 0})
+
+
 def test_packs_that_int64_might_not_hold_are_refused():
     """At 2^62 exactly, too: sums within the programme go beyond the best pack."""
     assert best_pack_value([5], [2**61 - 1], 10, 2) == 2**62 - 2

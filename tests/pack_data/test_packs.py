@@ -130,6 +130,15 @@ def test_an_overfull_pack_is_refused(lengths, pack, slot, said):
         assemble(PackSchema.bert(6, 2, 4, vocabulary_size=10), chosen, np.array(pack), np.array(slot), 1)
 
 
+def test_a_pack_may_be_full_in_every_way():
+    """As many tokens, sequences and masked tokens as there is room for."""
+    a, b = Example([7, 8, 9], 2, [1, 2], [5, 6], 1), Example([4, 6, 5], 1, [0, 1], [2, 3], 0)
+    schema = PackSchema.bert(6, 2, 4, vocabulary_size=10)
+    batch = decode(schema, assemble(schema, Sequences.from_examples([a, b]), np.array([0, 0]), np.array([0, 1]), 1))
+    assert batch["input_mask"].tolist() == [[1, 1, 1, 2, 2, 2]] and batch["masked_lm_weights"].tolist() == [[1, 1, 2, 2]]
+    assert batch["masked_lm_positions"].tolist() == [[1, 2, 3, 4]] and batch["next_sentence_weights"].tolist() == [[1, 1]]
+
+
 def test_too_many_masked_tokens_are_refused():
     chosen = Sequences.from_examples([Example([1, 1], 1, [0, 1], [1, 1], 0)])
     with pytest.raises(ValueError, match="2 masked tokens, at most 1"):
