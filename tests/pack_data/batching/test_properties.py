@@ -38,7 +38,7 @@ def test_computed_properties_are_those_of_the_table(way, seed):
 
 
 def test_how_many_falls_make_an_order():
-    """Of 24 changes about 12 are falls, with deviation sqrt(26 / 12) = 1.47: 6 falls are 4.1 deviations off, 7 are 3.4."""
+    """Of 24 changes about 12 are falls, with deviation sqrt(26 / 12) = 1.47: 6 falls are 4.1 of them off, 7 are 3.4."""
     for falls, expected in ((6, True), (7, False), (12, False), (17, False), (18, True)):
         means = np.cumsum([0] + [-1] * falls + [1] * (24 - falls))
         assert _sorted(means) == expected
