@@ -14,17 +14,16 @@ from typing import Any, Dict, Optional
 import numpy as np
 import torch
 
-from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.hugging_face import write_folder
 from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.tasks.settings import FinetuneConfig, config_from_tree
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
+from tests.tiny_runs import TINY
 
 WORDS = tuple("river stone castle bridge market winter garden letter silver engine north seven music doctor paper".split())
 KINDS = ("squad", "single_label", "multi_label", "regression", "tokens")
 VOCABULARY = Vocabulary(SPECIAL_TOKENS + WORDS + tuple("abcdefghijklmnopqrstuvwxyz.?,'") + tuple("##" + c for c in "abcdefghijklmnopqrstuvwxyz"))
-MODEL = ModelConfig(vocabulary_size=len(VOCABULARY), hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,
-                    max_position_embeddings=64, hidden_dropout=0.0, layer_norm_eps=1e-12)
+MODEL = replace(TINY, vocabulary_size=len(VOCABULARY), max_position_embeddings=64, layer_norm_eps=1e-12)
 SLOTS = 64
 
 

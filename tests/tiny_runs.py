@@ -11,11 +11,16 @@ from typing import Any, Dict, Optional
 import numpy as np
 import yaml
 
+from ipu_packed_bert.config import ModelConfig
+from pack_data.building.sides import held_out_folder
 from pack_data.packs import PackSchema, assemble
 from pack_data.sequences import Example, Sequences
-from pack_data.building.sides import held_out_folder
 from pack_data.store import PackStore, StoreWriter
 from tests.packed_examples import random_packs, random_sequences
+
+# The sizes of most tests' networks; what a test needs otherwise it replaces.
+TINY = ModelConfig(
+    vocabulary_size=61, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_position_embeddings=24, hidden_dropout=0.0)
 
 VOCABULARY, SLOTS, DEPTH, PREDICTIONS = 128, 64, 3, 10
 

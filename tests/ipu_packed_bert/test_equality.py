@@ -14,23 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipu_packed_bert.config import LossConfig, ModelConfig
+from ipu_packed_bert.config import LossConfig
 from ipu_packed_bert.model.loss import correct, cross_entropy, sequence_means
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
+from tests.tiny_runs import TINY
 from tests.tolerances import assert_same, relative_error, relative_tolerance
 
 SLOTS = 24
-MODEL = ModelConfig(
-    vocabulary_size=61,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=SLOTS,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
-)
+MODEL = TINY
 LOSSES = [
     pytest.param(LossConfig(normalisation=normalisation, next_sentence=next_sentence), id=f"{normalisation}-{name}")
     for normalisation in ("token", "sequence")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.config import BatchConfig, Config, ModelConfig, OptimizerConfig
+from ipu_packed_bert.config import BatchConfig, Config, OptimizerConfig
 from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.engine.host import HostEngine, _Program, pick_attention
 from ipu_packed_bert.model.packed import BATCH_FIELDS
@@ -17,20 +17,12 @@ from ipu_packed_bert.optim import build_optimizer
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import count, host_engine, initial_network
+from tests.tiny_runs import TINY
 from tests.tolerances import assert_same
 
 SLOTS = 24
 CONFIG = Config(
-    model=ModelConfig(
-        vocabulary_size=61,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=SLOTS,
-        hidden_dropout=0.0,
-        initializer_range=0.2,
-    ),
+    model=dataclasses.replace(TINY, initializer_range=0.2),
     batch=BatchConfig(micro_batch=2, gradient_accumulation=4),
     optimizer=OptimizerConfig(weight_decay=0.01),
 )

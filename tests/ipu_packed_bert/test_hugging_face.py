@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.config import LossConfig, ModelConfig
+from ipu_packed_bert.config import LossConfig
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
+from tests.tiny_runs import TINY
 from tests.tolerances import assert_same
 
 transformers = pytest.importorskip("transformers", reason="the outside reference: pip install transformers")
 
 SLOTS = 32
 LENGTHS = [5, 32, 17, 9, 1, 21, 12, 8]
-MODEL = ModelConfig(
-    vocabulary_size=97,
-    hidden_size=32,
-    num_layers=3,
-    num_heads=4,
-    intermediate_size=64,
-    max_position_embeddings=SLOTS,
-    hidden_dropout=0.0,
-    attention_dropout=0.0,
-)
+MODEL = replace(
+    TINY, vocabulary_size=97, hidden_size=32, num_layers=3, num_heads=4, intermediate_size=64, max_position_embeddings=SLOTS)
 TIED = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
 
 

@@ -12,7 +12,15 @@ import pytest
 import torch
 
 from ipu_packed_bert.config import (
-    BatchConfig, Config, ConfigError, DataConfig, EngineConfig, ModelConfig, OptimizerConfig, PlacementConfig, load_config)
+    BatchConfig,
+    Config,
+    ConfigError,
+    DataConfig,
+    EngineConfig,
+    OptimizerConfig,
+    PlacementConfig,
+    load_config,
+)
 from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.model.packed import BATCH_FIELDS
@@ -23,7 +31,7 @@ from tests.fakes.machine import machine
 from tests.fakes.sdk import fake_popdist, installed
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import count, global_batches, host_engine, initial_network, ipu_engine, placed
-from tests.tiny_runs import held_out_of, tiny_config, tiny_data
+from tests.tiny_runs import TINY, held_out_of, tiny_config, tiny_data
 from tests.tolerances import relative_error
 
 SLOTS, VOCABULARY = 24, 62
@@ -34,8 +42,7 @@ def make_config(*, layers_per_ipu=(2,), replicas=1, accumulation=4, micro_batch=
     """A two-layer BERT in float32 with nothing random, on IPUs of which each has its share of the layers."""
     config = Config(
         data=DataConfig(max_sequence_length=SLOTS, max_predictions_per_sequence=5, max_sequences_per_pack=3),
-        model=ModelConfig(vocabulary_size=VOCABULARY, hidden_size=16, num_layers=sum(layers_per_ipu), num_heads=2,
-                          intermediate_size=32, max_position_embeddings=SLOTS, hidden_dropout=0.0, initializer_range=0.2),
+        model=dataclasses.replace(TINY, vocabulary_size=VOCABULARY, num_layers=sum(layers_per_ipu), initializer_range=0.2),
         optimizer=OptimizerConfig(),
         batch=BatchConfig(micro_batch=micro_batch, gradient_accumulation=accumulation),
         engine=EngineConfig(kind="ipu", half_weights=False, loss_scaling=128.0, gradient_accumulator_type="float32",

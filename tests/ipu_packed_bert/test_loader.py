@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ipu_packed_bert.config import config_from_tree
 from ipu_packed_bert.loader import GlobalBatches, StoredPacks
-from pack_data.packs import FIELDS
 from pack_data.building.sides import held_out_folder
+from pack_data.packs import FIELDS
 from pack_data.store import PackStore
 from tests.packed_examples import with_scales
 from tests.pretraining import global_batches

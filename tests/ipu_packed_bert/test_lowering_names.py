@@ -9,6 +9,7 @@ PopTorch differentiates the graph itself, so the backward pass of torch doesn't 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,23 +19,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from ipu_packed_bert.config import LossConfig, ModelConfig
+from ipu_packed_bert.config import LossConfig
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from tests.packed_examples import lay_out, random_sequences, with_scales
+from tests.tiny_runs import TINY
 
 DATA = Path(__file__).parent.parent / "data"
 LOWERING = json.loads((DATA / "poptorch_lowering.json").read_text(encoding="utf-8"))
 OPERATORS = set(json.loads((DATA / "poptorch_api.json").read_text(encoding="utf-8"))["aten_ops_with_lowering"])
-MODEL = ModelConfig(
-    vocabulary_size=61,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=24,
-    hidden_dropout=0.1,
-    attention_dropout=0.1,
-)
+MODEL = replace(TINY, hidden_dropout=0.1, attention_dropout=0.1)
 
 
 def function_name(function) -> str:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ipu_packed_bert.config import LossConfig, ModelConfig
+from ipu_packed_bert.config import LossConfig
 from ipu_packed_bert.model.packed import BATCH_FIELDS, AttentionMask, GatherSlots, PackedBertForPreTraining
 from tests.packed_examples import lay_out, random_sequences, with_scales
+from tests.tiny_runs import TINY
 from tests.tolerances import relative_error
 
-MODEL = ModelConfig(
-    vocabulary_size=61,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=24,
-    hidden_dropout=0.0,
-    initializer_range=0.3,
-)
+MODEL = replace(TINY, initializer_range=0.3)
 
 
 def make_fields(packs=((0, 1), (2,)), lengths=(7, 12, 9)):

@@ -12,8 +12,22 @@ from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.runlog import (
-    CHECKPOINTS, EVALUATIONS, LOG, RunLog, Totals, data_of, environment, forget_after, open_run_folder, padding_avoided, print_summary, read_log,
-    refuse_a_run_in, saved_in, tag)
+    CHECKPOINTS,
+    EVALUATIONS,
+    LOG,
+    RunLog,
+    Totals,
+    data_of,
+    environment,
+    forget_after,
+    open_run_folder,
+    padding_avoided,
+    print_summary,
+    read_log,
+    refuse_a_run_in,
+    saved_in,
+    tag,
+)
 from ipu_packed_bert.tasks.task import Evaluation
 from ipu_packed_bert.train import Outcome
 from pack_data.store import read_manifest

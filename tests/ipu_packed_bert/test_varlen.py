@@ -12,18 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, LossConfig, ModelConfig, OptimizerConfig
+from ipu_packed_bert.config import (
+    BatchConfig,
+    Config,
+    DataConfig,
+    EngineConfig,
+    LossConfig,
+    OptimizerConfig,
+)
 from ipu_packed_bert.engine.host import VARLEN_FROM, pick_attention
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from ipu_packed_bert.model.varlen import SequenceBoundaries, attend_within_sequences, has_kernel
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import host_engine
+from tests.tiny_runs import TINY
 from tests.tolerances import assert_same
 
 SLOTS, DEPTH = 24, 4
-MODEL = ModelConfig(vocabulary_size=61, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,
-                    max_position_embeddings=SLOTS, hidden_dropout=0.0)
+MODEL = TINY
 
 
 def networks(dtype, *, kernel=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,19 +11,17 @@ import torch
 from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.commands.export import export_run, import_folder, main
-from ipu_packed_bert.config import LossConfig, ModelConfig, load_config
+from ipu_packed_bert.config import LossConfig, load_config
 from ipu_packed_bert.hugging_face import load_into, read_folder, write_folder
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from pack_data.command import run_main
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
+from tests.tiny_runs import TINY
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
 
 VOCABULARY = Vocabulary(SPECIAL_TOKENS + ("a", "b", "##b", "c", "hello", "world", "!"))
-MODEL = ModelConfig(
-    vocabulary_size=20, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=24, max_position_embeddings=32,
-    hidden_dropout=0.0, layer_norm_eps=1e-12,
-)
+MODEL = replace(TINY, vocabulary_size=20, intermediate_size=24, max_position_embeddings=32, layer_norm_eps=1e-12)
 TABLE, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
 
 

@@ -15,15 +15,23 @@ from ipu_packed_bert import finetune
 from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
 from ipu_packed_bert.commands import export
 from ipu_packed_bert.commands.export import import_folder
-from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.loader import GlobalBatches, in_order
 from ipu_packed_bert.runlog import read_log
+from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.examples import ExamplePacks, pack_inputs
 from ipu_packed_bert.tasks.scores import score_answers
 from ipu_packed_bert.tasks.settings import load_config
 from pack_data.command import run_main
-from tests.fine_tuning_files import KINDS, VOCABULARY, tiny_checkpoint, tiny_config, tiny_squad, tiny_table, training_file
+from tests.fine_tuning_files import (
+    KINDS,
+    VOCABULARY,
+    tiny_checkpoint,
+    tiny_config,
+    tiny_squad,
+    tiny_table,
+    training_file,
+)
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.loader import GlobalBatches, in_order
 from ipu_packed_bert.model.packed import hidden_score
 from ipu_packed_bert.optim import build_optimizer
+from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExamplePacks, Inputs, pack_inputs
 from ipu_packed_bert.tasks.questions import span_log_probabilities
