@@ -39,5 +39,5 @@ def statement(packing: Packing, proof: Proof) -> str:
     return (
         f"proved in exact arithmetic: with the {len(certificate_of(packing).lengths):,} prices stored, no "
         f"pack of{most} {packing.max_sequence_length} slots is worth more than 1, all {packing.sequences:,} "
-        f"sequences are worth {float(proof.worth):,.3f}, so at least {proof.lower_bound:,} packs are needed; this recipe makes "
-        f"{packing.packs:,}: {verdict}")
+        f"sequences are worth {float(proof.worth):,.3f}, so at least {proof.lower_bound:,} packs are needed; "
+        f"this recipe makes {packing.packs:,}: {verdict}")
