@@ -1,4 +1,5 @@
 """Global batches: the packs of one weight update after another, shuffled, resumable, decoded ahead of time."""
+
 from __future__ import annotations
 
 import abc
@@ -81,8 +82,11 @@ class Layout(NamedTuple):
         A scale is the micro-batches of the update divided by a count over the update, one value a row: with it the mean
         over all micro-batches of summed losses is the loss normalised over the whole update.
         """
-        found = {name: self._with_zeros(batch[name], (batch if like is None else like)[name].shape[1:])
-                 for name in self.fields if name not in self.scales}
+        found = {
+            name: self._with_zeros(batch[name], (batch if like is None else like)[name].shape[1:])
+            for name in self.fields
+            if name not in self.scales
+        }
         for name, counted in self.scales.items():
             scale = self.micro_batches_per_update / max(1, int(np.count_nonzero(batch[counted])))
             found[name] = np.full(self.packs_per_update, scale, dtype=np.float32)
@@ -113,8 +117,8 @@ class Position(NamedTuple):
 class GlobalBatches:
     """An endless iterator over the batches of ``Engine.step``.
 
-    Every epoch shows every training pack once.  The last batch of an epoch is filled with empty packs, which weigh nothing:
-    nothing is dropped.
+    Every epoch shows every training pack once.  The last batch of an epoch is filled with empty packs, which weigh
+    nothing: nothing is dropped.
 
     Parameters
     ----------
@@ -125,8 +129,15 @@ class GlobalBatches:
     prefetch : batches decoded ahead, by one thread.
     """
 
-    def __init__(self, packs: Packs, layout: Layout, *, held_out: Optional[Packs] = None,
-                 share: Tuple[int, int] = (0, 1), prefetch: int = 2):
+    def __init__(
+        self,
+        packs: Packs,
+        layout: Layout,
+        *,
+        held_out: Optional[Packs] = None,
+        share: Tuple[int, int] = (0, 1),
+        prefetch: int = 2,
+    ):
         if not len(packs):
             raise ValueError("there are no packs to train on")
         self.packs, self.layout, self._held_out = packs, layout, held_out
@@ -175,7 +186,9 @@ class GlobalBatches:
 
     def first(self) -> Batch:
         """The batch at the current position, for an engine to compile with; the next one is the same."""
-        return self._executor.submit(self._load, self.packs, self._from(self._position)[0], self._position.epoch).result()
+        return self._executor.submit(
+            self._load, self.packs, self._from(self._position)[0], self._position.epoch
+        ).result()
 
     def held_out(self) -> Iterator[Batch]:
         """The held-out packs in order, in batches of the same shape."""
@@ -187,17 +200,29 @@ class GlobalBatches:
 
     def state(self) -> Dict[str, Any]:
         """Plain values; ``load_state`` continues with the batch that would have come next."""
-        return {"epoch": self._position.epoch, "packs": self._position.packs, "seed": self.packs.seed,
-                "training_packs": len(self.packs), "packs_per_update": self.packs_per_update,
-                "data": f"{self.packs.digest:016x}"}
+        return {
+            "epoch": self._position.epoch,
+            "packs": self._position.packs,
+            "seed": self.packs.seed,
+            "training_packs": len(self.packs),
+            "packs_per_update": self.packs_per_update,
+            "data": f"{self.packs.digest:016x}",
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError where the state is of another data set, seed or batch."""
         own = self.state()
-        for key, words in (("seed", "run.seed"), ("data", "a data set of digest"), ("training_packs", "the number of training packs"),
-                           ("packs_per_update", "the number of packs per update")):
+        for key, words in (
+            ("seed", "run.seed"),
+            ("data", "a data set of digest"),
+            ("training_packs", "the number of training packs"),
+            ("packs_per_update", "the number of packs per update"),
+        ):
             if state.get(key) != own[key]:
-                raise ValueError(f"the run was saved with {words} {state.get(key)}, it is {own[key]} now; continue with what it was begun with")
+                raise ValueError(
+                    f"the run was saved with {words} {state.get(key)}, it is {own[key]} now; continue with what it "
+                    "was begun with"
+                )
         self._start(Position(state["epoch"], state["packs"]))
 
     def close(self) -> None:
@@ -217,7 +242,7 @@ class GlobalBatches:
         """The packs of the update that begins at ``position`` (int64 [up to packs_per_update]), and where it ends."""
         if self._order[0] != position.epoch:
             self._order = (position.epoch, self.packs.order(position.epoch))
-        numbers = self._order[1][position.packs:position.packs + self.packs_per_update]
+        numbers = self._order[1][position.packs : position.packs + self.packs_per_update]
         used = position.packs + len(numbers)
         return numbers, Position(position.epoch + 1, 0) if used == len(self.packs) else Position(position.epoch, used)
 

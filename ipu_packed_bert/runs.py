@@ -1,4 +1,5 @@
 """Runs of tasks that learn from files of examples: prepared, trained, evaluated, written down and exported."""
+
 from __future__ import annotations
 
 import contextlib
@@ -48,7 +49,9 @@ class Prepared(NamedTuple):
 def prepare(config: FinetuneConfig, *, former: Optional[FinetuneConfig] = None) -> Prepared:
     """`former`: the configuration of the run that is resumed, whose schedule goes on."""
     if config.run.export and config.data.training is not None and importlib.util.find_spec("safetensors") is None:
-        raise ValueError("run.export is true; that needs the package safetensors: pip install safetensors, or --set run.export=false")
+        raise ValueError(
+            "run.export is true; that needs the package safetensors: pip install safetensors, or --set run.export=false"
+        )
 
     start = find_start(config)
     task = task_class(config.task.name)(config, Tokenizer(start.vocabulary), start.model, start.labels)
@@ -60,21 +63,29 @@ def prepare(config: FinetuneConfig, *, former: Optional[FinetuneConfig] = None) 
     if task.training_packs is not None:
         steps = config.run.epochs * batches.updates_per_epoch
         config = with_schedule(config, former, batches.updates_per_epoch)
-    engine = build_engine(config, task, EngineChoice("host", "fine-tuning runs on the host engine"), packing_factor=factor)
+    engine = build_engine(
+        config, task, EngineChoice("host", "fine-tuning runs on the host engine"), packing_factor=factor
+    )
     state = engine.state()
     weights, loaded = merged(state["model"], start.weights)
     if config.data.training is None and loaded.fresh:
-        raise ValueError(f"{config.model.checkpoint}: has no {', '.join(loaded.fresh[:2])}; evaluate a model that was fine-tuned for this task")
+        raise ValueError(
+            f"{config.model.checkpoint}: has no {', '.join(loaded.fresh[:2])}; evaluate a model that was "
+            "fine-tuned for this task"
+        )
     engine.load_state({**state, "model": weights})
     return Prepared(config, start, task, engine, batches, steps, loaded.fresh if start.weights else ())
 
 
 def with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], updates_per_epoch: int) -> FinetuneConfig:
-    """The length of the learning rate's schedule stated: `former`'s where a run is resumed, else all updates of the run."""
+    """The length of the learning rate's schedule stated: `former`'s where a run is resumed, else all its updates."""
     steps = config.run.epochs * updates_per_epoch
     length = config.optimizer.schedule_steps or (former or config).run.epochs * updates_per_epoch
     if steps > length:
-        raise ConfigError(f"{config.path}: " + schedule_too_short(f"run.epochs is {config.run.epochs}, {steps} updates", steps, length))
+        raise ConfigError(
+            f"{config.path}: "
+            + schedule_too_short(f"run.epochs is {config.run.epochs}, {steps} updates", steps, length)
+        )
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, schedule_steps=length))
 
 
@@ -90,21 +101,61 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
         saved = saved_in(str(out))
         first_step = _go_on(prepared, str(out), load_checkpoint(newest_checkpoint(Path(str(out), CHECKPOINTS))))
     packing = task.packs.packing
-    data = {"digest": f"{task.packs.digest:016x}", "packs": packing.packs, "sequences": packing.sequences,
-            "algorithm": packing.algorithm, "vocabulary_sha256": start.vocabulary.sha256}
+    data = {
+        "digest": f"{task.packs.digest:016x}",
+        "packs": packing.packs,
+        "sequences": packing.sequences,
+        "algorithm": packing.algorithm,
+        "vocabulary_sha256": start.vocabulary.sha256,
+    }
     with contextlib.ExitStack() as opened:
-        folder = opened.enter_context(open_run_folder(out, config, first_step=first_step, saved=saved, environment=environment(
-            device=engine.description, seed=config.run.seed, data=data, command=[sys.executable] + sys.argv)))
+        folder = opened.enter_context(
+            open_run_folder(
+                out,
+                config,
+                first_step=first_step,
+                saved=saved,
+                environment=environment(
+                    device=engine.description, seed=config.run.seed, data=data, command=[sys.executable] + sys.argv
+                ),
+            )
+        )
         print(f"run       {folder}" + (f", from update {first_step:,}" if first_step else ""), flush=True)
         write_atomically(folder / VOCABULARY, start.vocabulary.text)
-        write_atomically(folder / EXPORT, json.dumps({
-            "architecture": task.architecture, "model": dataclasses.asdict(task.model), "lower_case": start.vocabulary.lower_case,
-            "settings": task.export_settings()}).encode())
-        log = opened.enter_context(contextlib.closing(RunLog(
-            folder, steps=steps, first_step=first_step, log_every=config.run.log_every,
-            max_sequence_length=task.max_sequence_length, progress=progress)))
-        outcome = train(config, engine, batches, log, folder / CHECKPOINTS, steps=steps, first_step=first_step,
-                        evaluate_every=(config.run.evaluate_every or steps) if task.evaluation else 0, vocabulary=start.vocabulary.sha256)
+        write_atomically(
+            folder / EXPORT,
+            json.dumps(
+                {
+                    "architecture": task.architecture,
+                    "model": dataclasses.asdict(task.model),
+                    "lower_case": start.vocabulary.lower_case,
+                    "settings": task.export_settings(),
+                }
+            ).encode(),
+        )
+        log = opened.enter_context(
+            contextlib.closing(
+                RunLog(
+                    folder,
+                    steps=steps,
+                    first_step=first_step,
+                    log_every=config.run.log_every,
+                    max_sequence_length=task.max_sequence_length,
+                    progress=progress,
+                )
+            )
+        )
+        outcome = train(
+            config,
+            engine,
+            batches,
+            log,
+            folder / CHECKPOINTS,
+            steps=steps,
+            first_step=first_step,
+            evaluate_every=(config.run.evaluate_every or steps) if task.evaluation else 0,
+            vocabulary=start.vocabulary.sha256,
+        )
         finished = outcome.stopped_by is None
         if finished and log.evaluated != outcome.step and task.evaluation is not None:
             found = task.evaluate(engine, batches.held_out())
@@ -113,8 +164,16 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
         log.close()
         resume_command = f"{typed('finetune', 'python -m ipu_packed_bert.finetune')} --resume {folder}"
         if (folder / LOG).stat().st_size:
-            print_summary(folder, log.totals, outcome, steps=steps, max_sequence_length=task.max_sequence_length, resume=resume_command,
-                          go_on=f"{resume_command} --set run.epochs={2 * config.run.epochs} --set optimizer.schedule_steps={2 * steps}")
+            print_summary(
+                folder,
+                log.totals,
+                outcome,
+                steps=steps,
+                max_sequence_length=task.max_sequence_length,
+                resume=resume_command,
+                go_on=f"{resume_command} --set run.epochs={2 * config.run.epochs} --set "
+                f"optimizer.schedule_steps={2 * steps}",
+            )
         if finished and config.run.export and steps and (outcome.step > first_step or not (folder / MODEL).exists()):
             export(prepared, folder / MODEL)
             print(f"model     {folder / MODEL}, as transformers loads it ({task.architecture})")
@@ -123,13 +182,23 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
 
 def _go_on(prepared: Prepared, run: str, checkpoint: Checkpoint) -> int:
     """Engine and batches where the checkpoint left them; the updates made so far."""
-    agree(vocabulary_of_run(Path(run), checkpoint), prepared.start.vocabulary.sha256, weights_of=run, data_of=prepared.start.description)
+    agree(
+        vocabulary_of_run(Path(run), checkpoint),
+        prepared.start.vocabulary.sha256,
+        weights_of=run,
+        data_of=prepared.start.description,
+    )
     prepared.engine.load_state(checkpoint.engine)
     prepared.batches.load_state(checkpoint.batches)
     if prepared.steps:
         config, former = prepared.config, config_from_tree(yaml.safe_load(checkpoint.config), run)
-        change = schedule_change(checkpoint.step, former.optimizer, config.optimizer,
-                                 steps_before=former.schedule_steps, steps_after=config.schedule_steps)
+        change = schedule_change(
+            checkpoint.step,
+            former.optimizer,
+            config.optimizer,
+            steps_before=former.schedule_steps,
+            steps_after=config.schedule_steps,
+        )
         if change:
             print(f"schedule  {change}")
     return checkpoint.step
@@ -140,7 +209,13 @@ def export(prepared: Prepared, folder: Path) -> None:
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     task = prepared.task
-    write_folder(partial, task.model, prepared.engine.state()["model"], prepared.start.vocabulary,
-                 architecture=task.architecture, **task.export_settings())
+    write_folder(
+        partial,
+        task.model,
+        prepared.engine.state()["model"],
+        prepared.start.vocabulary,
+        architecture=task.architecture,
+        **task.export_settings(),
+    )
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

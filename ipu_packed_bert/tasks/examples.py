@@ -1,4 +1,7 @@
-"""Tasks that learn from files of examples: their sequences in memory, packed by the packers and the pack layout of `pack_data`."""
+"""Tasks that learn from files of examples: their sequences in memory, packed by the packers and the pack layout of
+`pack_data`.
+"""
+
 from __future__ import annotations
 
 import abc
@@ -46,9 +49,14 @@ class Inputs:
 
     @cached_property
     def sequences(self) -> Sequences:
-        columns = {"cls_positions": np.zeros(len(self), np.int64), **self.slot_targets,
-                   "sequence_numbers": np.arange(1, len(self) + 1, dtype=np.int64)}
-        return Sequences.of_tokens(self.lengths, {"input_ids": self.input_ids, "segment_ids": self.segment_ids, **self.slots}, columns)
+        columns = {
+            "cls_positions": np.zeros(len(self), np.int64),
+            **self.slot_targets,
+            "sequence_numbers": np.arange(1, len(self) + 1, dtype=np.int64),
+        }
+        return Sequences.of_tokens(
+            self.lengths, {"input_ids": self.input_ids, "segment_ids": self.segment_ids, **self.slots}, columns
+        )
 
 
 class ExamplePacks(Packs):
@@ -71,7 +79,9 @@ class ExamplePacks(Packs):
         return np.arange(len(self))  # they are shuffled as they are dealt out
 
     def again(self) -> Callable[[], Packs]:
-        return partial(ExamplePacks, self.inputs, self.packing, seed=self.seed, depth=self.schema.max_sequences_per_pack)
+        return partial(
+            ExamplePacks, self.inputs, self.packing, seed=self.seed, depth=self.schema.max_sequences_per_pack
+        )
 
     def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
         return self._decoded(self._records(numbers, epoch))
@@ -97,15 +107,28 @@ class ExamplePacks(Packs):
 
     def _schema(self, depth: int) -> PackSchema:
         slots, inputs = self.packing.max_sequence_length, self.inputs
-        return PackSchema.of_tokens(slots, depth, (
-            StoredColumn("input_ids", SLOT, smallest_type(int(inputs.input_ids.max(initial=0)))),
-            StoredColumn("segment_ids", SLOT, "|u1"),
-            *(StoredColumn(name, SLOT, smallest_type(int(values.max(initial=0)))) for name, values in inputs.slots.items()),
-            *(StoredColumn(name, SEQUENCE, smallest_type(slots), slot_index=True) for name in ("cls_positions", *inputs.slot_targets)),
-            StoredColumn("sequence_numbers", SEQUENCE, smallest_type(len(inputs)))))
+        return PackSchema.of_tokens(
+            slots,
+            depth,
+            (
+                StoredColumn("input_ids", SLOT, smallest_type(int(inputs.input_ids.max(initial=0)))),
+                StoredColumn("segment_ids", SLOT, "|u1"),
+                *(
+                    StoredColumn(name, SLOT, smallest_type(int(values.max(initial=0))))
+                    for name, values in inputs.slots.items()
+                ),
+                *(
+                    StoredColumn(name, SEQUENCE, smallest_type(slots), slot_index=True)
+                    for name in ("cls_positions", *inputs.slot_targets)
+                ),
+                StoredColumn("sequence_numbers", SEQUENCE, smallest_type(len(inputs))),
+            ),
+        )
 
 
-def pack_inputs(inputs: Inputs, *, max_sequence_length: int, packer: str, max_sequences_per_pack: Optional[int]) -> Packing:
+def pack_inputs(
+    inputs: Inputs, *, max_sequence_length: int, packer: str, max_sequences_per_pack: Optional[int]
+) -> Packing:
     """One packing, which serves every epoch."""
     histogram = LengthHistogram.from_lengths(inputs.lengths, max_sequence_length)
     packing = get_packer(packer)(histogram, max_sequences_per_pack=max_sequences_per_pack)
@@ -131,14 +154,17 @@ class Predicted(NamedTuple):
 class ExampleTask(Task):
     """A task that learns from one file and is scored on another: `training` and `evaluation`, None without a file.
 
-    Fields of a batch besides those of the slots: cls_positions (slot of each sequence's [CLS]) and sequence_numbers (which
-    sequence of the data, from 1; 0 where the row has none) [B, D], then the targets and `scale`.
+    Fields of a batch besides those of the slots: cls_positions (slot of each sequence's [CLS]) and sequence_numbers
+    (which sequence of the data, from 1; 0 where the row has none) [B, D], then the targets and `scale`.
     """
 
     counts = {"sequences": "sequence_numbers"}
     scales = {"scale": "sequences"}
     outputs: Tuple[str, ...] = ("loss", "correct")
-    metrics: Tuple[Metric, ...] = (Metric("loss", "loss", "sequences", "scale"), Metric("accuracy", "correct", "sequences"))
+    metrics: Tuple[Metric, ...] = (
+        Metric("loss", "loss", "sequences", "scale"),
+        Metric("accuracy", "correct", "sequences"),
+    )
     losses = ("loss",)
     of_slots: bool  # whether predictions are of slots [B, S, ...] or of sequences [B, D, ...]
 
@@ -157,12 +183,18 @@ class ExampleTask(Task):
         data, run = self.config.data, self.config.run
 
         def packed(inputs: Inputs) -> Packing:
-            return pack_inputs(inputs, max_sequence_length=data.max_sequence_length, packer=data.packer,
-                               max_sequences_per_pack=data.max_sequences_per_pack)
+            return pack_inputs(
+                inputs,
+                max_sequence_length=data.max_sequence_length,
+                packer=data.packer,
+                max_sequences_per_pack=data.max_sequences_per_pack,
+            )
 
         training = None if self.training is None else (self.training, packed(self.training))
         evaluation = None if self.evaluation is None else (self.evaluation, packed(self.evaluation))
-        depth = self.max_sequences_per_pack = max([1] + [each[1].largest_depth for each in (training, evaluation) if each])
+        depth = self.max_sequences_per_pack = max(
+            [1] + [each[1].largest_depth for each in (training, evaluation) if each]
+        )
         if training:
             self.training_packs = ExamplePacks(*training, seed=run.seed, depth=depth)
         if evaluation:
@@ -206,7 +238,9 @@ class ExampleTask(Task):
         return Predicted([found[number] for number in range(len(found))] if whole else None, counts, seconds)
 
     def outputs_of(self, predictions: np.ndarray, batch: Batch) -> Iterator[Tuple[int, np.ndarray]]:
-        """The number (from 0) and the outputs of each sequence of a batch: its slots of [B, S, ..], or its place of [B, D, ..]."""
+        """The number (from 0) and the outputs of each sequence of a batch: its slots of [B, S, ..], or its place of
+        [B, D, ..].
+        """
         for row, place in zip(*np.nonzero(batch["sequence_numbers"])):
             own = batch["input_mask"][row] == place + 1 if self.of_slots else place
             yield int(batch["sequence_numbers"][row, place]) - 1, predictions[row, own]
@@ -214,7 +248,9 @@ class ExampleTask(Task):
     def drawn(self, examples: Sequence[Any], what: str) -> List[Any]:
         """As many of them at random, in their order, as the configuration wants for `training` or `evaluation`."""
         data = self.config.data
-        number, seed = (data.training_examples, data.seed) if what == "training" else (data.evaluation_examples, _EVALUATION_SEED)
+        number, seed = (
+            (data.training_examples, data.seed) if what == "training" else (data.evaluation_examples, _EVALUATION_SEED)
+        )
         if number is None or number >= len(examples):
             return list(examples)
         chosen = np.sort(np.random.default_rng(seed).choice(len(examples), number, replace=False))

@@ -1,4 +1,5 @@
 """Reading what tasks learn from: JSON, JSONL and tables, plain, .gz or .xz; errors name file, line and field."""
+
 from __future__ import annotations
 
 import csv
@@ -23,7 +24,10 @@ def locate(name: str, data_dir: Optional[Path]) -> Path:
         if path.is_file():
             return path
     looked = " or ".join(dict.fromkeys(str(path) for path in candidates))
-    raise ValueError(f"{looked}: no such file; name it with --set data.training=FILE or data.evaluation=FILE, or give its folder with --data-dir")
+    raise ValueError(
+        f"{looked}: no such file; name it with --set data.training=FILE or data.evaluation=FILE, or give "
+        "its folder with --data-dir"
+    )
 
 
 def read_text(path: Path) -> str:
@@ -49,7 +53,9 @@ def read_json(path: Path) -> Any:
 def located(config: FinetuneConfig, data_dir: Optional[Path]) -> FinetuneConfig:
     """The configuration with the places of its files, looked for in `data_dir` first."""
     names = {name: getattr(config.data, name) for name in ("training", "evaluation")}
-    found: Dict[str, Any] = {name: str(locate(value, data_dir).resolve()) for name, value in names.items() if value is not None}
+    found: Dict[str, Any] = {
+        name: str(locate(value, data_dir).resolve()) for name, value in names.items() if value is not None
+    }
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **found))
 
 

@@ -1,4 +1,5 @@
 """Pre-training: masked tokens and, where configured, the next sentence."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional, Tuple
@@ -31,12 +32,17 @@ class Pretraining(Task):
         self._loss = config.loss
         self.model = config.model
         self.max_sequence_length = config.data.max_sequence_length
-        self.max_sequences_per_pack = schema.max_sequences_per_pack if schema is not None else config.data.max_sequences_per_pack
+        self.max_sequences_per_pack = (
+            schema.max_sequences_per_pack if schema is not None else config.data.max_sequences_per_pack
+        )
         masked = "masked_tokens" if config.loss.normalisation == "token" else "sequences"
         self.scales = {"mlm_scale": masked, "nsp_scale": "sequences"}
         self.metrics = (
-            Metric("mlm_loss", "mlm_loss", masked, "mlm_scale"), Metric("nsp_loss", "nsp_loss", "sequences", "nsp_scale"),
-            Metric("mlm_accuracy", "mlm_correct", "masked_tokens"), Metric("nsp_accuracy", "nsp_correct", "sequences"))
+            Metric("mlm_loss", "mlm_loss", masked, "mlm_scale"),
+            Metric("nsp_loss", "nsp_loss", "sequences", "nsp_scale"),
+            Metric("mlm_accuracy", "mlm_correct", "masked_tokens"),
+            Metric("nsp_accuracy", "nsp_correct", "sequences"),
+        )
         self.architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
 
     @property
@@ -44,7 +50,7 @@ class Pretraining(Task):
         next_sentence = (Part("pooler", "bert.pooler"), Part("NSP head", "cls.seq_relationship"))
         return (Part("MLM head", "cls.predictions"),) + (next_sentence if self._loss.next_sentence else ())
 
-    def network(self, attention: str) -> "PackedBertForPreTraining":
+    def network(self, attention: str) -> PackedBertForPreTraining:
         from ipu_packed_bert.model.packed import PackedBertForPreTraining
 
         return PackedBertForPreTraining(self.model, self._loss, attention=attention)

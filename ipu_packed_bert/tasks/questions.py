@@ -2,6 +2,7 @@
 
 Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden size.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -33,8 +34,8 @@ def span_log_probabilities(logits_BS, input_mask_BS, present_BD, hidden: float) 
     """Log-probabilities of each sequence's slots, [B, D, S]: a softmax over the slots of the sequence alone.
 
     The mask is added to the logits: 0 on the slots of sequence d, `hidden` on all others, as in the attention
-    (`model.packed.hidden_score`), so that their probability is exactly 0.  A sequence that is not there sees every slot:
-    its values are finite and mean nothing, where an empty softmax would be NaN.
+    (`model.packed.hidden_score`), so that their probability is exactly 0.  A sequence that is not there sees every
+    slot: its values are finite and mean nothing, where an empty softmax would be NaN.
     """
     numbers_D = torch.arange(1, present_BD.shape[1] + 1, dtype=input_mask_BS.dtype, device=input_mask_BS.device)
     other_BDS = input_mask_BS.unsqueeze(1) != numbers_D.view(1, -1, 1)
@@ -57,8 +58,17 @@ class PackedBertForQuestionAnswering(PackedBert):
         logits_BS2 = self.qa_outputs(self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS))
         return logits_BS2 if logits_BS2.dtype == torch.float64 else logits_BS2.float()
 
-    def forward(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, sequence_numbers_BD, start_positions_BD,
-                end_positions_BD, scale_B) -> QuestionsOutput:
+    def forward(
+        self,
+        input_ids_BS,
+        input_mask_BS,
+        segment_ids_BS,
+        positions_BS,
+        sequence_numbers_BD,
+        start_positions_BD,
+        end_positions_BD,
+        scale_B,
+    ) -> QuestionsOutput:
         logits_BS2 = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         present_BD = sequence_numbers_BD > 0
         weight_BD = present_BD.to(logits_BS2.dtype)
@@ -78,7 +88,16 @@ class QuestionsTask(ExampleTask):
 
     name = "squad"
     architecture = "BertForQuestionAnswering"
-    fields = ("input_ids", "input_mask", "segment_ids", "positions", "sequence_numbers", "start_positions", "end_positions", "scale")
+    fields = (
+        "input_ids",
+        "input_mask",
+        "segment_ids",
+        "positions",
+        "sequence_numbers",
+        "start_positions",
+        "end_positions",
+        "scale",
+    )
     heads: Tuple[Part, ...] = (Part("answer head", "qa_outputs"),)
     of_slots = True
 
@@ -90,17 +109,25 @@ class QuestionsTask(ExampleTask):
             questions = self._read(data.training)
             unlabelled = sum(not question.labelled for question in questions)
             if unlabelled:
-                raise ValueError(f"{data.training}: {unlabelled} of {len(questions)} questions have neither answers nor is_impossible; "
-                                 "nothing can be learnt from them")
+                raise ValueError(
+                    f"{data.training}: {unlabelled} of {len(questions)} questions have neither answers nor "
+                    "is_impossible; "
+                    "nothing can be learnt from them"
+                )
             seen = {question.paragraph for question in questions}
             self.training = self._windows(questions, "training").inputs
         if data.evaluation is not None:
             questions = self._read(data.evaluation)
             if self._squad.drop_seen_paragraphs:
                 kept = [question for question in questions if question.paragraph not in seen]
-                self.notes.append(f"{data.evaluation}: {len(questions) - len(kept):,} questions on paragraphs of the training file are left out")
+                self.notes.append(
+                    f"{data.evaluation}: {len(questions) - len(kept):,} questions on paragraphs of the training file "
+                    "are left out"
+                )
                 if not kept:
-                    raise ValueError(f"{data.evaluation}: all its paragraphs are in {data.training}; evaluate on others")
+                    raise ValueError(
+                        f"{data.evaluation}: all its paragraphs are in {data.training}; evaluate on others"
+                    )
                 questions = kept
             self.windows = self._windows(questions, "evaluation")
             self.evaluation = self.windows.inputs
@@ -112,7 +139,10 @@ class QuestionsTask(ExampleTask):
             return questions
         kept = [question for question in questions if question.answers or not question.labelled]
         if len(kept) < len(questions):
-            self.notes.append(f"{name}: {len(questions) - len(kept):,} questions without an answer are left out (task.null_answers is false)")
+            self.notes.append(
+                f"{name}: {len(questions) - len(kept):,} questions without an answer are left out "
+                "(task.null_answers is false)"
+            )
         if not kept:
             raise ValueError(f"{name}: no question has an answer; use them with --set task.null_answers=true")
         return kept
@@ -121,13 +151,17 @@ class QuestionsTask(ExampleTask):
         questions = self.drawn(questions, what)
         windows = squad.make_windows(questions, self.tokenizer, self._squad, self.max_sequence_length)
         lengths = windows.inputs.lengths
-        self.notes.append(f"{what}: {len(questions):,} questions in {len(lengths):,} windows of {lengths.mean():.0f} tokens")
+        self.notes.append(
+            f"{what}: {len(questions):,} questions in {len(lengths):,} windows of {lengths.mean():.0f} tokens"
+        )
         return windows
 
     @staticmethod
     def texts(config: FinetuneConfig) -> List[str]:
         questions = squad.read_squad(Path(str(config.data.training)))
-        return list(dict.fromkeys([question.paragraph for question in questions] + [question.text for question in questions]))
+        return list(
+            dict.fromkeys([question.paragraph for question in questions] + [question.text for question in questions])
+        )
 
     def network(self, attention: str) -> PackedBert:
         return PackedBertForQuestionAnswering(self.model, attention=attention)
@@ -139,7 +173,10 @@ class QuestionsTask(ExampleTask):
             answers = squad.gold(self.windows.questions)
             metrics = score_answers({name: each.text for name, each in predictions.items()}, answers)
             if self._squad.null_answers:
-                best = best_threshold({name: each.best_text for name, each in predictions.items()},
-                                      {name: each.null_odds for name, each in predictions.items()}, answers)
+                best = best_threshold(
+                    {name: each.best_text for name, each in predictions.items()},
+                    {name: each.null_odds for name, each in predictions.items()},
+                    answers,
+                )
                 metrics.update(best_f1=best.f1, best_f1_threshold=best.threshold)
         return Scored(metrics, squad.prediction_files(predictions, null_answers=self._squad.null_answers))

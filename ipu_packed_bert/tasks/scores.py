@@ -1,4 +1,5 @@
 """Scores: exact match and F1 by SQuAD's rules, micro-F1 of label sets, Pearson's and Spearman's correlations."""
+
 from __future__ import annotations
 
 import collections
@@ -24,8 +25,8 @@ def exact_match(prediction: str, answer: str) -> float:
 def f1(prediction: str, answer: str) -> float:
     """Harmonic mean of precision and recall over the words the two have in common.
 
-    Where one of them has no words, 1 if the other has none either, else 0 (the rule of version 2; an empty prediction means
-    that there is no answer).
+    Where one of them has no words, 1 if the other has none either, else 0 (the rule of version 2; an empty prediction
+    means that there is no answer).
     """
     found, wanted = normalised(prediction).split(), normalised(answer).split()
     if not found or not wanted:
@@ -43,9 +44,11 @@ class AnswerScore(NamedTuple):
 
 
 def score_answer(prediction: str, answers: Sequence[str]) -> AnswerScore:
-    """The best over the given answers.  Answers without words don't count; where none is left, "" is the only right one."""
+    """The best over the given answers; those without words don't count, and where none is left, only "" is right."""
     wanted = [answer for answer in answers if normalised(answer)] or [""]
-    return AnswerScore(max(exact_match(prediction, answer) for answer in wanted), max(f1(prediction, answer) for answer in wanted))
+    return AnswerScore(
+        max(exact_match(prediction, answer) for answer in wanted), max(f1(prediction, answer) for answer in wanted)
+    )
 
 
 def score_answers(predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> Dict[str, float]:
@@ -70,7 +73,9 @@ class Threshold(NamedTuple):
     threshold: float  # no answer where its score is better by more than this
 
 
-def best_threshold(texts: Mapping[str, str], odds: Mapping[str, float], answers: Mapping[str, Sequence[str]]) -> Threshold:
+def best_threshold(
+    texts: Mapping[str, str], odds: Mapping[str, float], answers: Mapping[str, Sequence[str]]
+) -> Threshold:
     """The threshold with the best F1 over these questions, as SQuAD's script for version 2 finds it.
 
     texts: the best answer to each question; odds: the score of no answer minus that of the text.

@@ -3,6 +3,7 @@
 The section `engine` and the reader are those of pre-training (`ipu_packed_bert.config`, `ipu_packed_bert.settings`).
 Loads no torch.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -20,8 +21,12 @@ from pack_data.packers import PACKERS, packs_at_depth
 SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = "squad", "single_label", "multi_label", "regression", "tokens"
 # The module and class of each task; loaded when it is asked for, as they need torch.
 TASKS = {
-    SQUAD: "questions.QuestionsTask", SINGLE_LABEL: "classification.ClassificationTask",
-    MULTI_LABEL: "classification.ClassificationTask", REGRESSION: "classification.ClassificationTask", TOKENS: "tokens.TokensTask"}
+    SQUAD: "questions.QuestionsTask",
+    SINGLE_LABEL: "classification.ClassificationTask",
+    MULTI_LABEL: "classification.ClassificationTask",
+    REGRESSION: "classification.ClassificationTask",
+    TOKENS: "tokens.TokensTask",
+}
 
 T = TypeVar("T")
 
@@ -69,8 +74,13 @@ class TokensConfig(TaskConfig):
 
 
 # The settings of each task, all of them in the section `task`.
-_SETTINGS = {SQUAD: SquadConfig, SINGLE_LABEL: ClassificationConfig, MULTI_LABEL: ClassificationConfig,
-             REGRESSION: ClassificationConfig, TOKENS: TokensConfig}
+_SETTINGS = {
+    SQUAD: SquadConfig,
+    SINGLE_LABEL: ClassificationConfig,
+    MULTI_LABEL: ClassificationConfig,
+    REGRESSION: ClassificationConfig,
+    TOKENS: TokensConfig,
+}
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ class FinetuneData:
     max_sequence_length: int = setting(384, "slots per pack, S", minimum=8)
     packer: str = setting("optimal", choices=PACKERS)
     max_sequences_per_pack: Optional[int] = setting(None, "packing depth, D; null: unlimited", minimum=1)
-    seed: int = setting(5, "of the training examples drawn", minimum=0, maximum=2 ** 31 - 1)
+    seed: int = setting(5, "of the training examples drawn", minimum=0, maximum=2**31 - 1)
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,8 @@ class StartConfig:
     """Where the weights come from; the sizes apply only when training from scratch."""
 
     checkpoint: Optional[str] = setting(
-        None, "Hugging Face folder, a run of ours, an installed package; null: from scratch")
+        None, "Hugging Face folder, a run of ours, an installed package; null: from scratch"
+    )
     vocabulary: Optional[str] = setting(None, "vocab.txt; null: the checkpoint's, or one trained on the texts")
     hidden_dropout: Optional[float] = setting(None, "null: the checkpoint's", minimum=0.0, below=1.0)
     attention_dropout: Optional[float] = setting(None, "null: the checkpoint's", minimum=0.0, below=1.0)
@@ -133,7 +144,7 @@ class FinetuneRun:
     """How long, how often written down, and from which seed."""
 
     epochs: int = setting(2, minimum=1)
-    seed: int = setting(5, "new heads, dropout, order of the packs", minimum=0, maximum=2 ** 31 - 1)
+    seed: int = setting(5, "new heads, dropout, order of the packs", minimum=0, maximum=2**31 - 1)
     log_every: int = setting(1, "updates between points in TensorBoard; log.jsonl has every update", minimum=1)
     evaluate_every: int = setting(0, "updates; 0: only at the end", minimum=0)
     checkpoint_every: int = setting(0, "updates; 0: only at the end", minimum=0)
@@ -142,7 +153,11 @@ class FinetuneRun:
 
 
 _SECTIONS = {
-    "data": FinetuneData, "model": StartConfig, "optimizer": FinetuneOptimizer, "batch": FinetuneBatch, "engine": EngineConfig,
+    "data": FinetuneData,
+    "model": StartConfig,
+    "optimizer": FinetuneOptimizer,
+    "batch": FinetuneBatch,
+    "engine": EngineConfig,
     "run": FinetuneRun,
 }
 
@@ -162,7 +177,7 @@ class FinetuneConfig:
     batch: FinetuneBatch = FinetuneBatch()
     engine: EngineConfig = EngineConfig()
     run: FinetuneRun = FinetuneRun()
-    path: str = field(default="config", compare=False)                     # where it came from, for messages
+    path: str = field(default="config", compare=False)  # where it came from, for messages
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
 
     def of_task(self, kind: Type[T]) -> T:
@@ -258,23 +273,45 @@ def rules(config: FinetuneConfig) -> List[Tuple[str, Any, str]]:
     squad = config.task if isinstance(config.task, SquadConfig) else None
     depth = "null (unlimited)" if data.max_sequences_per_pack is None else data.max_sequences_per_pack
     return [
-        ("data.packer data.max_sequences_per_pack", not packs_at_depth(data.packer, data.max_sequences_per_pack),
-         f"data.max_sequences_per_pack is {depth}; too deep for data.packer {data.packer}"),
-        ("data.training data.evaluation", data.training is None and data.evaluation is None,
-         "data.training and data.evaluation are null; name a file in at least one of them"),
-        ("data.training model.checkpoint", data.training is None and model.checkpoint is None,
-         "data.training is null; needs model.checkpoint, else there is nothing to evaluate"),
-        ("data.training run.evaluate_every data.evaluation", bool(config.run.evaluate_every) and data.evaluation is None,
-         f"run.evaluate_every is {config.run.evaluate_every}; needs data.evaluation"),
-        ("task.name task.max_query_length data.max_sequence_length",
-         squad is not None and squad.max_query_length + 4 > data.max_sequence_length,
-         f"task.max_query_length is {squad and squad.max_query_length}; must be at most data.max_sequence_length, "
-         f"{data.max_sequence_length}, minus 4: three special tokens and one of the paragraph"),
-        ("data.evaluation task.drop_seen_paragraphs data.training",
-         squad is not None and squad.drop_seen_paragraphs and data.training is None,
-         "task.drop_seen_paragraphs is true; needs data.training, whose paragraphs they are"),
-        ("model.hidden_size model.num_heads", model.hidden_size % model.num_heads != 0,
-         f"model.hidden_size is {model.hidden_size}; must be a multiple of model.num_heads, {model.num_heads}"),
-        ("engine.kind", config.engine.kind == "ipu",
-         "engine.kind is ipu; fine-tuning runs on the host engine so far: --engine host"),
+        (
+            "data.packer data.max_sequences_per_pack",
+            not packs_at_depth(data.packer, data.max_sequences_per_pack),
+            f"data.max_sequences_per_pack is {depth}; too deep for data.packer {data.packer}",
+        ),
+        (
+            "data.training data.evaluation",
+            data.training is None and data.evaluation is None,
+            "data.training and data.evaluation are null; name a file in at least one of them",
+        ),
+        (
+            "data.training model.checkpoint",
+            data.training is None and model.checkpoint is None,
+            "data.training is null; needs model.checkpoint, else there is nothing to evaluate",
+        ),
+        (
+            "data.training run.evaluate_every data.evaluation",
+            bool(config.run.evaluate_every) and data.evaluation is None,
+            f"run.evaluate_every is {config.run.evaluate_every}; needs data.evaluation",
+        ),
+        (
+            "task.name task.max_query_length data.max_sequence_length",
+            squad is not None and squad.max_query_length + 4 > data.max_sequence_length,
+            f"task.max_query_length is {squad and squad.max_query_length}; must be at most data.max_sequence_length, "
+            f"{data.max_sequence_length}, minus 4: three special tokens and one of the paragraph",
+        ),
+        (
+            "data.evaluation task.drop_seen_paragraphs data.training",
+            squad is not None and squad.drop_seen_paragraphs and data.training is None,
+            "task.drop_seen_paragraphs is true; needs data.training, whose paragraphs they are",
+        ),
+        (
+            "model.hidden_size model.num_heads",
+            model.hidden_size % model.num_heads != 0,
+            f"model.hidden_size is {model.hidden_size}; must be a multiple of model.num_heads, {model.num_heads}",
+        ),
+        (
+            "engine.kind",
+            config.engine.kind == "ipu",
+            "engine.kind is ipu; fine-tuning runs on the host engine so far: --engine host",
+        ),
     ]

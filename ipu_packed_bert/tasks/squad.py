@@ -1,9 +1,10 @@
 """Questions on paragraphs: SQuAD files to windows, and the logits of windows to one answer for each question.
 
-As in BERT's own procedure: a paragraph that is too long for a row is cut into overlapping windows, the label of a window that
-does not hold the whole answer is [CLS], a token's score counts in the one window that shows most of its surroundings, and
-the answer is the best span over all windows.
+As in BERT's own procedure: a paragraph that is too long for a row is cut into overlapping windows, the label of a
+window that does not hold the whole answer is [CLS], a token's score counts in the one window that shows most of its
+surroundings, and the answer is the best span over all windows.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -44,17 +45,28 @@ def read_squad(path: Path) -> List[Question]:
                 where = f"paragraph {paragraph['context'][:40]!r}"
                 for entry in paragraph["qas"]:
                     where = f"question {entry['id']}"
-                    answers = tuple(Answer(each["text"], int(each["answer_start"])) for each in entry.get("answers", ()))
+                    answers = tuple(
+                        Answer(each["text"], int(each["answer_start"])) for each in entry.get("answers", ())
+                    )
                     impossible = bool(entry.get("is_impossible", False))
                     _check_answers(path, entry["id"], paragraph["context"], answers)
                     if entry["id"] in seen:
                         raise ValueError(f"{path}: question {entry['id']} stands there twice; answers go by its id")
                     seen.add(entry["id"])
-                    questions.append(Question(str(entry["id"]), entry["question"], paragraph["context"],
-                                              () if impossible else answers, bool(answers) or impossible))
+                    questions.append(
+                        Question(
+                            str(entry["id"]),
+                            entry["question"],
+                            paragraph["context"],
+                            () if impossible else answers,
+                            bool(answers) or impossible,
+                        )
+                    )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path}: after {where or 'its beginning'}: {error!r}; a SQuAD file has data > paragraphs > context, "
-                         "qas > id, question, answers > text, answer_start") from None
+        raise ValueError(
+            f"{path}: after {where or 'its beginning'}: {error!r}; a SQuAD file has data > paragraphs > context, "
+            "qas > id, question, answers > text, answer_start"
+        ) from None
     if not questions:
         raise ValueError(f"{path}: holds no question")
     return questions
@@ -62,10 +74,12 @@ def read_squad(path: Path) -> List[Question]:
 
 def _check_answers(path: Path, name: str, paragraph: str, answers: Sequence[Answer]) -> None:
     for answer in answers:
-        found = paragraph[answer.start:answer.start + len(answer.text)]
+        found = paragraph[answer.start : answer.start + len(answer.text)]
         if answer.start < 0 or found != answer.text or not answer.text:
-            raise ValueError(f"{path}: question {name}: the answer {answer.text[:40]!r} should stand at character {answer.start}, "
-                             f"{found[:40]!r} does; correct the file")
+            raise ValueError(
+                f"{path}: question {name}: the answer {answer.text[:40]!r} should stand at character {answer.start}, "
+                f"{found[:40]!r} does; correct the file"
+            )
 
 
 class Window(NamedTuple):
@@ -86,11 +100,13 @@ class Windows(NamedTuple):
     inputs: Inputs
 
 
-def make_windows(questions: Sequence[Question], tokenizer: Tokenizer, squad: SquadConfig, max_sequence_length: int) -> Windows:
+def make_windows(
+    questions: Sequence[Question], tokenizer: Tokenizer, squad: SquadConfig, max_sequence_length: int
+) -> Windows:
     """All windows of all questions, those of a question one after another.
 
-    Targets `start_positions` and `end_positions` are those of the first answer, and 0, the place of [CLS], for a window that
-    doesn't hold all of it.
+    Targets `start_positions` and `end_positions` are those of the first answer, and 0, the place of [CLS], for a
+    window that doesn't hold all of it.
     """
     texts = list(dict.fromkeys(question.paragraph for question in questions))
     paragraphs = dict(zip(texts, tokenizer.encode(texts)))
@@ -100,12 +116,12 @@ def make_windows(questions: Sequence[Question], tokenizer: Tokenizer, squad: Squ
     segments: List[np.ndarray] = []
     targets: List[Tuple[int, int]] = []
     for number, (question, asked_tokens) in enumerate(zip(questions, asked)):
-        query = asked_tokens.ids[:squad.max_query_length]
+        query = asked_tokens.ids[: squad.max_query_length]
         paragraph = paragraphs[question.paragraph]
         answer = _answer_tokens(question, paragraph)
         offset, room = len(query) + 2, max_sequence_length - len(query) - 3
         for first, count in cut(len(paragraph.ids), room, squad.stride):
-            row, kinds = tokenizer.joined([query, paragraph.ids[first:first + count]])
+            row, kinds = tokenizer.joined([query, paragraph.ids[first : first + count]])
             windows.append(Window(number, first, count, offset))
             ids.append(row)
             segments.append(kinds)
@@ -114,8 +130,12 @@ def make_windows(questions: Sequence[Question], tokenizer: Tokenizer, squad: Squ
             else:
                 targets.append((0, 0))
     starts_ends = np.array(targets, np.int64).reshape(-1, 2)
-    inputs = Inputs(np.array([len(row) for row in ids], np.int64), np.concatenate(ids), np.concatenate(segments),
-                    {"start_positions": starts_ends[:, 0], "end_positions": starts_ends[:, 1]})
+    inputs = Inputs(
+        np.array([len(row) for row in ids], np.int64),
+        np.concatenate(ids),
+        np.concatenate(segments),
+        {"start_positions": starts_ends[:, 0], "end_positions": starts_ends[:, 1]},
+    )
     return Windows(questions, paragraphs, windows, inputs)
 
 
@@ -136,7 +156,9 @@ def _answer_tokens(question: Question, paragraph: Tokens) -> Optional[Tuple[int,
     if not question.answers:
         return None
     answer = question.answers[0]
-    inside = np.flatnonzero((paragraph.spans[:, 1] > answer.start) & (paragraph.spans[:, 0] < answer.start + len(answer.text)))
+    inside = np.flatnonzero(
+        (paragraph.spans[:, 1] > answer.start) & (paragraph.spans[:, 0] < answer.start + len(answer.text))
+    )
     if not len(inside):
         raise ValueError(f"question {question.id}: the answer {answer.text!r} has no token; correct the file")
     return int(inside[0]), int(inside[-1])
@@ -145,8 +167,8 @@ def _answer_tokens(question: Question, paragraph: Tokens) -> Optional[Tuple[int,
 def max_context(windows: Sequence[Window], tokens: int) -> np.ndarray:
     """Which window shows most of a token's surroundings, bool [windows, tokens]; exactly one for each token.
 
-    By BERT's rule: the smaller of the numbers of tokens left and right of it, plus a hundredth of the window's length; the
-    first of equals.
+    By BERT's rule: the smaller of the numbers of tokens left and right of it, plus a hundredth of the window's length;
+    the first of equals.
     """
     place = np.arange(tokens)
     scores = np.full((len(windows), tokens), -np.inf)
@@ -177,19 +199,28 @@ def answer_questions(windows: Windows, logits: Sequence[np.ndarray], squad: Squa
     of_question: Dict[int, List[int]] = {}
     for number, window in enumerate(windows.windows):
         of_question.setdefault(window.question, []).append(number)
-    return {question.id: _answer(question, windows, [windows.windows[each] for each in of_question[number]],
-                                 [logits[each] for each in of_question[number]], squad)
-            for number, question in enumerate(windows.questions)}
+    return {
+        question.id: _answer(
+            question,
+            windows,
+            [windows.windows[each] for each in of_question[number]],
+            [logits[each] for each in of_question[number]],
+            squad,
+        )
+        for number, question in enumerate(windows.questions)
+    }
 
 
-def _answer(question: Question, windows: Windows, own: Sequence[Window], logits: Sequence[np.ndarray], squad: SquadConfig) -> Prediction:
+def _answer(
+    question: Question, windows: Windows, own: Sequence[Window], logits: Sequence[np.ndarray], squad: SquadConfig
+) -> Prediction:
     spans = windows.paragraphs[question.paragraph].spans
     best: Dict[str, float] = {}
     found: List[Tuple[float, int, int]] = []
     for window, counts, values in zip(own, max_context(own, len(spans)), logits):
         found += _best_spans(window, counts, values.astype(np.float64), squad)
     for score, first, last in sorted(found, key=lambda each: (-each[0], each[1], each[2])):
-        text = question.paragraph[spans[first, 0]:spans[last, 1]]
+        text = question.paragraph[spans[first, 0] : spans[last, 1]]
         if text not in best:
             best[text] = score
             if len(best) == squad.n_best:
@@ -201,18 +232,22 @@ def _answer(question: Question, windows: Windows, own: Sequence[Window], logits:
         ranked = sorted(ranked + [("", null)], key=lambda each: -each[1])
     scores = np.array([score for _, score in ranked])
     weights = np.exp(scores - scores.max()) if len(scores) else scores
-    candidates = tuple(Candidate(text, score, float(weight / weights.sum())) for (text, score), weight in zip(ranked, weights))
+    candidates = tuple(
+        Candidate(text, score, float(weight / weights.sum())) for (text, score), weight in zip(ranked, weights)
+    )
     odds = null - top
     unanswered = not best or (squad.null_answers and odds > squad.null_score_threshold)
     best_text = next(iter(best), "")
     return Prediction("" if unanswered else best_text, best_text, candidates, odds)
 
 
-def _best_spans(window: Window, counts: np.ndarray, logits: np.ndarray, squad: SquadConfig) -> List[Tuple[float, int, int]]:
+def _best_spans(
+    window: Window, counts: np.ndarray, logits: np.ndarray, squad: SquadConfig
+) -> List[Tuple[float, int, int]]:
     """The n best (score, first token, last token) of a window.
 
-    A span's first token is one that counts here (so a span seen in several windows is scored once), its last one is in the
-    window too, and it is not longer than allowed.
+    A span's first token is one that counts here (so a span seen in several windows is scored once), its last one is in
+    the window too, and it is not longer than allowed.
     """
     inside = slice(window.offset, window.offset + window.tokens)
     starts, ends = logits[inside, 0], logits[inside, 1]
@@ -222,11 +257,18 @@ def _best_spans(window: Window, counts: np.ndarray, logits: np.ndarray, squad: S
     # Row i, column k: the span of tokens i..i + k.
     padded = np.concatenate([ends, np.full(length - 1, -np.inf)])
     scores = starts[:, None] + np.lib.stride_tricks.sliding_window_view(padded, length)
-    scores[~counts[window.first:window.first + window.tokens]] = -np.inf
+    scores[~counts[window.first : window.first + window.tokens]] = -np.inf
     # Different spans may have one text, of which the best counts: some more than asked for.
-    order = np.argsort(-scores, axis=None, kind="stable")[:4 * squad.n_best]
-    return [(float(scores.flat[each]), window.first + int(each) // length, window.first + int(each) // length + int(each) % length)
-            for each in order if scores.flat[each] > -np.inf]
+    order = np.argsort(-scores, axis=None, kind="stable")[: 4 * squad.n_best]
+    return [
+        (
+            float(scores.flat[each]),
+            window.first + int(each) // length,
+            window.first + int(each) // length + int(each) % length,
+        )
+        for each in order
+        if scores.flat[each] > -np.inf
+    ]
 
 
 def gold(questions: Sequence[Question]) -> Dict[str, List[str]]:
@@ -235,10 +277,15 @@ def gold(questions: Sequence[Question]) -> Dict[str, List[str]]:
 
 
 def prediction_files(predictions: Dict[str, Prediction], *, null_answers: bool) -> Dict[str, Any]:
-    """What is written, by file name: the answers in the order of the questions, the n best, and in version 2 the odds."""
+    """What is written, by file name: the answers in the order of the questions, the n best, and in version 2 the
+    odds.
+    """
     files: Dict[str, Any] = {
         "predictions.json": {name: each.text for name, each in predictions.items()},
-        "nbest_predictions.json": {name: [candidate._asdict() for candidate in each.candidates] for name, each in predictions.items()}}
+        "nbest_predictions.json": {
+            name: [candidate._asdict() for candidate in each.candidates] for name, each in predictions.items()
+        },
+    }
     if null_answers:
         files["null_odds.json"] = {name: each.null_odds for name, each in predictions.items()}
     return files

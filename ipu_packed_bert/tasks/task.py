@@ -2,6 +2,7 @@
 
 Loads without torch.
 """
+
 from __future__ import annotations
 
 import abc
@@ -49,7 +50,9 @@ class Task(abc.ABC):
     fields: Tuple[str, ...]  # of a batch, in the order in which the network takes them
     outputs: Tuple[str, ...]  # what the network returns, `loss` first
     counts: Mapping[str, str]  # name -> the field whose entries above 0 are counted, `sequences` among them
-    scales: Mapping[str, str]  # field -> count: its value is the micro-batches of an update divided by the update's count
+    scales: Mapping[
+        str, str
+    ]  # field -> count: its value is the micro-batches of an update divided by the update's count
     metrics: Tuple[Metric, ...]
     losses: Tuple[str, ...]  # the metrics that add up to the loss
     model: ModelConfig
@@ -62,11 +65,11 @@ class Task(abc.ABC):
         """The parts of the network that follow the encoder, in the order of the forward pass."""
 
     @abc.abstractmethod
-    def network(self, attention: str) -> "PackedBert":
+    def network(self, attention: str) -> PackedBert:
         """The network with initial weights from torch's generator.
 
-        Its forward takes `fields` and returns `outputs` by name, sums over the rows of a micro-batch; the loss is such that
-        its mean over the micro-batches of an update is the mean over the update.
+        Its forward takes `fields` and returns `outputs` by name, sums over the rows of a micro-batch; the loss is such
+        that its mean over the micro-batches of an update is the mean over the update.
         """
 
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> Optional[Evaluation]:
@@ -99,13 +102,20 @@ class Task(abc.ABC):
     def count(self, batch: Batch) -> Counts:
         """What a batch really holds: packs and tokens, and `counts`."""
         real = batch["input_mask"] > 0
-        return {"packs": int(real.any(axis=1).sum()), "tokens": int(real.sum()),
-                **{name: int((batch[field] > 0).sum()) for name, field in self.counts.items()}}
+        return {
+            "packs": int(real.any(axis=1).sum()),
+            "tokens": int(real.sum()),
+            **{name: int((batch[field] > 0).sum()) for name, field in self.counts.items()},
+        }
 
     def layout(self, config: Any, packing_factor: float) -> Layout:
         """The shape of the global batches of a configuration."""
-        return Layout(self.carried, {field: self.counts[count] for field, count in self.scales.items()},
-                      config.micro_batches_per_update(packing_factor), config.packs_per_update(packing_factor))
+        return Layout(
+            self.carried,
+            {field: self.counts[count] for field, count in self.scales.items()},
+            config.micro_batches_per_update(packing_factor),
+            config.packs_per_update(packing_factor),
+        )
 
     def means(self, sums: Mapping[str, float], counts: Counts, scaled: Mapping[str, float]) -> Metrics:
         """The metrics of a batch.
@@ -126,7 +136,9 @@ class Task(abc.ABC):
             totals = {name: total + counts[name] for name, total in totals.items()}
             for metric in self.metrics:
                 sums[metric.name] += metrics[metric.name] * counts[metric.per]
-        return totals, self.with_loss({metric.name: sums[metric.name] / max(1, totals[metric.per]) for metric in self.metrics})
+        return totals, self.with_loss(
+            {metric.name: sums[metric.name] / max(1, totals[metric.per]) for metric in self.metrics}
+        )
 
     def with_loss(self, metrics: Metrics) -> Metrics:
         """The metrics after the loss that they add up to."""

@@ -1,4 +1,7 @@
-"""Text to tokens with their places in the text, through the `tokenizers` library and a vocabulary of `pack_data.text.wordpiece`."""
+"""Text to tokens with their places in the text, through the `tokenizers` library and a vocabulary of
+`pack_data.text.wordpiece`.
+"""
+
 from __future__ import annotations
 
 import os
@@ -30,7 +33,7 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> List[Tokens]:
         found: List[Tokens] = []
         for start in range(0, len(texts), 1024):  # what the library returns is large
-            for each in self._tokenizer.encode_batch(list(texts[start:start + 1024]), add_special_tokens=False):
+            for each in self._tokenizer.encode_batch(list(texts[start : start + 1024]), add_special_tokens=False):
                 found.append(Tokens(np.array(each.ids, np.int32), np.array(each.offsets, np.int64).reshape(-1, 2)))
         return found
 

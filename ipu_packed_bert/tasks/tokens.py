@@ -3,6 +3,7 @@
 A word's label stands at its first token; the other tokens have none.
 Letters as in `model/bert.py`: B rows, S slots; C classes.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -43,7 +44,9 @@ class PackedBertForTokenClassification(PackedBert):
 
     def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, *_) -> torch.Tensor:
         """[B, S, C], at least float32."""
-        logits_BSC = self.classifier(self.dropout(self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)))
+        logits_BSC = self.classifier(
+            self.dropout(self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS))
+        )
         return logits_BSC if logits_BSC.dtype == torch.float64 else logits_BSC.float()
 
     def forward(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, labels_BS, scale_B) -> TokensOutput:
@@ -72,7 +75,9 @@ class TokensTask(ExampleTask):
     heads = (Part("classifier", "classifier"),)
     of_slots = True
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, labels: Optional[Sequence[str]] = None):
+    def __init__(
+        self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, labels: Optional[Sequence[str]] = None
+    ):
         super().__init__(config, tokenizer, model)
         data = config.data
         if data.training is not None:
@@ -82,10 +87,15 @@ class TokensTask(ExampleTask):
             labels = sorted({label for sentence in training for label in sentence.labels or ()})
             self.training = self._inputs(self.drawn(training, "training"), labels, "training")
         elif labels is None:
-            raise ValueError(f"{config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint that was trained on them")
+            raise ValueError(
+                f"{config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
+                "that was trained on them"
+            )
         self.labels = list(labels)
         if data.evaluation is not None:
-            self._sentences = self.drawn(read_sentences(Path(data.evaluation), config.of_task(TokensConfig)), "evaluation")
+            self._sentences = self.drawn(
+                read_sentences(Path(data.evaluation), config.of_task(TokensConfig)), "evaluation"
+            )
             self.evaluation = self._inputs(self._sentences, self.labels, "evaluation")
         self.pack()
 
@@ -95,7 +105,9 @@ class TokensTask(ExampleTask):
         return list(dict.fromkeys(" ".join(sentence.words) for sentence in found))
 
     def _inputs(self, sentences: Sequence[Sentence], labels: Sequence[str], what: str) -> Inputs:
-        """[CLS] words [SEP]; what is too long loses its end.  `first_slots[what]`: where each word begins, -1 if it was cut."""
+        """[CLS] words [SEP]; what is too long loses its end.  `first_slots[what]`: where each word begins, -1 if it
+        was cut.
+        """
         index = {label: number for number, label in enumerate(labels, start=1)}
         pieces = iter(self.tokenizer.encode([word for sentence in sentences for word in sentence.words]))
         ids: List[np.ndarray] = []
@@ -103,21 +115,31 @@ class TokensTask(ExampleTask):
         firsts: List[List[int]] = []
         for sentence in sentences:
             tokens = [next(pieces).ids for _ in sentence.words]
-            row, _ = self.tokenizer.joined([np.concatenate(tokens)[:self.max_sequence_length - 2]])
+            row, _ = self.tokenizer.joined([np.concatenate(tokens)[: self.max_sequence_length - 2]])
             starts = np.cumsum([1] + [len(each) for each in tokens[:-1]])
-            firsts.append([int(start) if len(each) and start < len(row) - 1 else -1 for start, each in zip(starts, tokens)])
+            firsts.append(
+                [int(start) if len(each) and start < len(row) - 1 else -1 for start, each in zip(starts, tokens)]
+            )
             of_slots = np.zeros(len(row), np.int32)
             for first, label in zip(firsts[-1], sentence.labels or ()):
                 if label not in index:
-                    raise ValueError(f"{sentence.where}: label {label!r} is none of the {len(index)} of the training file")
+                    raise ValueError(
+                        f"{sentence.where}: label {label!r} is none of the {len(index)} of the training file"
+                    )
                 if first >= 0:
                     of_slots[first] = index[label]
             ids.append(row)
             slots.append(of_slots)
         lengths = np.array([len(row) for row in ids], np.int64)
         cut = sum(first < 0 for each in firsts for first in each)
-        self.notes.append(f"{what}: {len(sentences):,} sentences of {lengths.mean():.0f} tokens" + (
-            f"; {cut:,} words beyond {self.max_sequence_length} tokens, or without one, have no answer" if cut else ""))
+        self.notes.append(
+            f"{what}: {len(sentences):,} sentences of {lengths.mean():.0f} tokens"
+            + (
+                f"; {cut:,} words beyond {self.max_sequence_length} tokens, or without one, have no answer"
+                if cut
+                else ""
+            )
+        )
         if what == "evaluation":
             self._firsts = firsts
         flat = np.concatenate(ids)
@@ -127,9 +149,15 @@ class TokensTask(ExampleTask):
         return PackedBertForTokenClassification(self.model, classes=len(self.labels), attention=attention)
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
-        found = [[self.labels[int(logits[first].argmax())] if first >= 0 else None for first in firsts]
-                 for logits, firsts in zip(outputs, self._firsts)]
-        files = {"predictions.json": [{"words": list(sentence.words), "labels": labels} for sentence, labels in zip(self._sentences, found)]}
+        found = [
+            [self.labels[int(logits[first].argmax())] if first >= 0 else None for first in firsts]
+            for logits, firsts in zip(outputs, self._firsts)
+        ]
+        files = {
+            "predictions.json": [
+                {"words": list(sentence.words), "labels": labels} for sentence, labels in zip(self._sentences, found)
+            ]
+        }
         wanted = [sentence.labels for sentence in self._sentences]
         return Scored(word_scores(found, wanted) if wanted[0] is not None else {}, files)
 
@@ -138,8 +166,8 @@ class TokensTask(ExampleTask):
 
 
 def read_sentences(path: Path, columns: TokensConfig) -> List[Sentence]:
-    """JSONL with a list of words and one of labels; or, in any other file, a word and its label a line, sentences apart by an
-    empty line, as in the CoNLL files.  All sentences have labels, or none."""
+    """JSONL with a list of words and one of labels; or, in any other file, a word and its label a line, sentences
+    apart by an empty line, as in the CoNLL files.  All sentences have labels, or none."""
     suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".xz")]
     sentences: List[Sentence] = []
     if suffixes and suffixes[-1] in (".jsonl", ".json"):
@@ -147,7 +175,10 @@ def read_sentences(path: Path, columns: TokensConfig) -> List[Sentence]:
             where = f"{path} line {record.line}"
             words, labels = (record.values.get(name) for name in (columns.words_column, columns.labels_column))
             if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-                raise ValueError(f"{where}: {columns.words_column} is {words!r:.80}; must be a list of words; name it with --set task.words_column=...")
+                raise ValueError(
+                    f"{where}: {columns.words_column} is {words!r:.80}; must be a list of words; name it with --set "
+                    "task.words_column=..."
+                )
             if labels is not None and (not isinstance(labels, list) or len(labels) != len(words)):
                 raise ValueError(f"{where}: {columns.labels_column} must be a list of {len(words)} labels, one a word")
             sentences.append(Sentence(tuple(words), None if labels is None else tuple(map(str, labels)), where))
@@ -160,21 +191,33 @@ def read_sentences(path: Path, columns: TokensConfig) -> List[Sentence]:
                 rows.append(cells)
             elif rows:
                 labelled = all(len(cells) > 1 for cells in rows)
-                sentences.append(Sentence(tuple(cells[0] for cells in rows), tuple(cells[-1] for cells in rows) if labelled else None,
-                                          f"{path} line {number - len(rows)}"))
+                sentences.append(
+                    Sentence(
+                        tuple(cells[0] for cells in rows),
+                        tuple(cells[-1] for cells in rows) if labelled else None,
+                        f"{path} line {number - len(rows)}",
+                    )
+                )
                 rows = []
     if not sentences:
         raise ValueError(f"{path}: holds no sentence")
     for sentence in sentences:
         if (sentence.labels is None) != (sentences[0].labels is None):
-            raise ValueError(f"{sentence.where}: some sentences have labels and some have none; label all of them, or none")
+            raise ValueError(
+                f"{sentence.where}: some sentences have labels and some have none; label all of them, or none"
+            )
     return sentences
 
 
 def word_scores(found: Sequence[Sequence[Optional[str]]], wanted: Sequence[Any]) -> Dict[str, Any]:
-    """Percent of the words that are right; where labels are B-X, I-X and O, also F1 of whole spans; a word without an answer is wrong."""
+    """Percent of the words that are right; where labels are B-X, I-X and O, also F1 of whole spans; a word without an
+    answer is wrong.
+    """
     pairs = [(mine, theirs) for first, second in zip(found, wanted) for mine, theirs in zip(first, second)]
-    scores: Dict[str, Any] = {"accuracy": 100.0 * sum(mine == theirs for mine, theirs in pairs) / len(pairs), "words": len(pairs)}
+    scores: Dict[str, Any] = {
+        "accuracy": 100.0 * sum(mine == theirs for mine, theirs in pairs) / len(pairs),
+        "words": len(pairs),
+    }
     if any(theirs.startswith(("B-", "I-")) for _, theirs in pairs):
         both = either = 0
         for first, second in zip(found, wanted):
@@ -186,7 +229,9 @@ def word_scores(found: Sequence[Sequence[Optional[str]]], wanted: Sequence[Any])
 
 
 def spans(labels: Sequence[Optional[str]]) -> Set[Tuple[int, int, str]]:
-    """(first word, one after the last, kind) of what B-X I-X I-X ... mark; an I-X that continues nothing begins a span."""
+    """(first word, one after the last, kind) of what B-X I-X I-X ... mark; an I-X that continues nothing begins a
+    span.
+    """
     found: Set[Tuple[int, int, str]] = set()
     begun: Optional[Tuple[int, str]] = None
     for number, label in enumerate([*labels, "O"]):

@@ -1,4 +1,6 @@
-"""The command from start to end: every kind of task and of start, stopped and resumed, exported, refused in one line."""
+"""The command from start to end: every kind of task and of start, stopped and resumed, exported, refused in one
+line.
+"""
 from __future__ import annotations
 
 import json

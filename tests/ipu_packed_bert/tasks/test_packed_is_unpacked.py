@@ -157,7 +157,9 @@ def test_every_sequence_once_an_epoch_and_the_same_ones_alone(packer):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_update_has_the_same_shapes(checkpoint, tmp_path, kind):
-    """An incomplete update and a shorter evaluation are filled with empty packs, which weigh nothing: one static program each."""
+    """An incomplete update and a shorter evaluation are filled with empty packs, which weigh nothing: one static
+    program each.
+    """
     update = {"sequences_per_update": {"squad": 7, "tokens": 20}.get(kind, 11), "micro_batch": 2}
     made = prepared(checkpoint, tmp_path, kind, dtype=torch.float32, batch=update)
     per_epoch = made.batches.updates_per_epoch

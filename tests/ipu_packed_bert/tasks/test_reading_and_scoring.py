@@ -1,4 +1,6 @@
-"""What fine-tuning learns from and is scored by: windows, answers, tables, metrics; worked out by hand, or by brute force."""
+"""What fine-tuning learns from and is scored by: windows, answers, tables, metrics; worked out by hand, or by brute
+force.
+"""
 from __future__ import annotations
 
 import gzip
@@ -109,7 +111,8 @@ def test_cut_by_hand():
 
 def test_max_context_by_hand():
     windows = [squad.Window(0, 0, 6, 2), squad.Window(0, 3, 6, 2), squad.Window(0, 6, 4, 2)]
-    # Token 3: window 0 has min(3, 2) = 2 around it, window 1 min(0, 5) = 0.  Token 4: 1 in both, of equal length; the first.
+    # Token 3: window 0 has min(3, 2) = 2 around it, window 1 min(0, 5) = 0.  Token 4: 1 in both, of equal length; the
+    # first.
     # Token 7: min(4, 1) = 1 in window 1, min(1, 2) = 1 in window 2; the longer window wins by its hundredths.
     assert np.argmax(squad.max_context(windows, 10), axis=0).tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 2, 2]
     assert (squad.max_context(windows, 10).sum(axis=0) == 1).all()
@@ -152,7 +155,9 @@ def test_windows_by_hand():
 
 
 def test_answers_come_back_letter_by_letter():
-    """Capitals, accents and part of a word: the text is that of the paragraph, from the first token's first character on."""
+    """Capitals, accents and part of a word: the text is that of the paragraph, from the first token's first character
+    on.
+    """
     paragraph = "The Rivér, (Stone)  CASTLE."
     windows = make([question(paragraph, "Stone)  CASTLE")], 40)
     start, end = (int(windows.inputs.slot_targets[name][0]) for name in ("start_positions", "end_positions"))
@@ -397,7 +402,9 @@ def test_overrides_win_and_a_configuration_reads_back():
 
 @pytest.mark.parametrize("name, answerable, windows", [("dev_half_v2.json.xz", 2910, 3050), ("xquad_en.json.xz", 1190, 1232)])
 def test_as_many_windows_as_published(data_dir, name, answerable, windows):
-    """The counts of the histograms squad_v2_dev_half_answerable_384 and xquad_en_384 beside the data, and their lengths."""
+    """The counts of the histograms squad_v2_dev_half_answerable_384 and xquad_en_384 beside the data, and their
+    lengths.
+    """
     text = lzma.decompress((data_dir / "vocab" / "bert-base-uncased-vocab.txt.xz").read_bytes()).decode()
     vocabulary = Vocabulary(tuple(text.rstrip("\n").split("\n")))
     questions = [each for each in squad.read_squad(data_dir / "squad" / name) if each.answers]
