@@ -167,6 +167,8 @@ def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
                     continue
                 if isinstance(child, ast.FunctionDef) and child.name == "main" or isinstance(child, ast.If) and "__name__" in ast.dump(child.test):
                     continue
+                if isinstance(child, ast.BinOp) and "perf_counter" in ast.dump(child):  # seconds, which no test asserts
+                    continue
                 waiting.append(child)
 
 
