@@ -91,3 +91,9 @@ def test_sort_shuffles_its_batches_by_the_seed():
     with pytest.raises(ValueError, match="batch_size = 0; a batch has at least one row"):
         sort.batch(histogram, batch_size=0)
     assert np.mean(np.diff(first.lengths) < 0) < 0.9  # no longer sorted
+
+
+def test_batches_of_nothing_waste_nothing():
+    batching = sort.batch(LengthHistogram.from_lengths([], 16), batch_size=4, seed=0)
+    assert (batching.batches, batching.slots, batching.padding_tokens) == (0, 0, 0)
+    assert batching.efficiency == batching.speedup == 1.0
