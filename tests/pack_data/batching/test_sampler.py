@@ -42,3 +42,9 @@ def test_a_state_of_another_data_set_or_setting_is_refused():
         BatchSampler("RandomPacking+PosID", drawn(40), BatchOptions(2, MSL, 4, 3)).load_state(state)
     with pytest.raises(ValueError, match="taken with way RandomPacking"):
         BatchSampler("SortedPacking+PosID", drawn(40), options).load_state(state)
+
+
+def test_alone_there_is_one_rank():
+    lengths = drawn(9)
+    sampler = BatchSampler("RandomPacking+PosID", lengths, BatchOptions(2, MSL))
+    assert sorted(piece.example for batch in sampler for row in batch for piece in row) == list(range(len(lengths)))
