@@ -27,7 +27,7 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoint_path(folder: Union[str, Path], step: int) -> Path:
-    return Path(folder) / "step_{:08d}.pt".format(step)
+    return Path(folder) / f"step_{step:08d}.pt"
 
 
 def checkpoints(folder: Union[str, Path]) -> List[Path]:
@@ -61,17 +61,17 @@ def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
         with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums that torch.save wrote
             broken = archive.testzip()
         if broken:
-            raise RuntimeError("checksum of {} differs".format(broken))
+            raise RuntimeError(f"checksum of {broken} differs")
         content = load_tensors(path)
     except (FileNotFoundError, PermissionError, IsADirectoryError, MemoryError):
         raise  # not damage: do not suggest to delete the file
     except UnsafeFile:
         raise
     except Exception as error:  # torch raises many types for a damaged file, RuntimeError and UnpicklingError among them
-        raise ValueError("{} is damaged ({}); delete it to continue from the checkpoint before it".format(
-            path, " ".join(str(error).split())[:120])) from None
+        reason = " ".join(str(error).split())[:120]
+        raise ValueError(f"{path} is damaged ({reason}); delete it to continue from the checkpoint before it") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise ValueError("{} is not a checkpoint of this program (expected format {!r})".format(path, _FORMAT))
+        raise ValueError(f"{path} is not a checkpoint of this program (expected format {_FORMAT!r})")
     # Checkpoints of before it was recorded have no vocabulary.
     return Checkpoint(**{name: content[name] for name in Checkpoint._fields if name in content or name != "vocabulary"})
 
@@ -80,5 +80,5 @@ def newest_checkpoint(folder: Union[str, Path]) -> Path:
     """Path of the newest checkpoint; ValueError if there is none."""
     found = checkpoints(folder)
     if not found:
-        raise ValueError("{}: no checkpoint; a run can be resumed once it has saved one".format(folder))
+        raise ValueError(f"{folder}: no checkpoint; a run can be resumed once it has saved one")
     return found[-1]

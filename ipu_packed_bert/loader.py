@@ -194,7 +194,7 @@ class GlobalBatches:
         """The held-out packs in order, in batches of the same shape."""
         if self._held_out is None:
             raise ValueError("no data set to evaluate on was given")
-        like = self._executor.submit(self.packs.batch, np.arange(1), 0).result()
+        like = self._executor.submit(self.packs.batch, np.arange(1), self._position.epoch).result()
         for batch in in_order(self._held_out, self.layout, like):
             yield {name: values[self._rows] for name, values in batch.items()}
 

@@ -40,7 +40,7 @@ def separators_only(batch: Batch) -> Batch:
     return without_mask(without_position_reset(batch))
 
 
-class Variant(NamedTuple):
+class Ablation(NamedTuple):
     """What a variant changes against full packedBERT."""
 
     words: str
@@ -49,14 +49,14 @@ class Variant(NamedTuple):
     next_sentence: bool = True
 
 
-VARIANTS: Dict[str, Variant] = {
-    "unpacked": Variant("unpacked", store="unpacked"),
-    "full": Variant("packed, all adjustments"),
-    "no_mask": Variant("without the attention mask", change=lambda batch, _: without_mask(batch)),
-    "no_positions": Variant("without the position reset", change=lambda batch, _: without_position_reset(batch)),
-    "no_sequence_loss": Variant("means over micro-batches", change=pretraining.micro_batch_means),
-    "separators": Variant("separators only, GREEDY", store="greedy", change=lambda batch, _: separators_only(batch)),
-    "no_nsp": Variant("without next sentence prediction", next_sentence=False),
+VARIANTS: Dict[str, Ablation] = {
+    "unpacked": Ablation("unpacked", store="unpacked"),
+    "full": Ablation("packed, all adjustments"),
+    "no_mask": Ablation("without the attention mask", change=lambda batch, _: without_mask(batch)),
+    "no_positions": Ablation("without the position reset", change=lambda batch, _: without_position_reset(batch)),
+    "no_sequence_loss": Ablation("means over micro-batches", change=pretraining.micro_batch_means),
+    "separators": Ablation("separators only, GREEDY", store="greedy", change=lambda batch, _: separators_only(batch)),
+    "no_nsp": Ablation("without next sentence prediction", next_sentence=False),
 }
 
 
@@ -65,16 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: Any, runner: Runner) -> None:
-    laboratory = pretraining.laboratory(options)
+    setup = pretraining.setup(options)
 
     def measure(cell: Cell) -> List[Row]:
-        variant, micro_batch = VARIANTS[cell.variant], laboratory.size.micro_batch
-        config = laboratory.config(variant.store, seed=cell.seed, steps=laboratory.size.steps, next_sentence=variant.next_sentence)
-        return laboratory.run(config, lambda batch: variant.change(batch, micro_batch))
+        variant, micro_batch = VARIANTS[cell.variant], setup.size.micro_batch
+        config = setup.config(variant.store, seed=cell.seed, steps=setup.size.steps, next_sentence=variant.next_sentence)
+        return setup.run(config, lambda batch: variant.change(batch, micro_batch))
 
     rows = runner.run([Cell(name, seed) for seed in range(1, options.seeds + 1) for name in VARIANTS], measure)
     runner.write_csv("curves.csv", rows)
-    text = table(rows) + f"\n{pretraining.describe(laboratory.size, options.seeds)}; {laboratory.corpus}; {tables.machine()}\n"
+    text = table(rows) + f"\n{pretraining.describe(setup.size, options.seeds)}; {setup.corpus}; {tables.machine()}\n"
     runner.write("table.md", text)
     print("\n" + text)
     if options.plot:

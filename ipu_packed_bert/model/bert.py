@@ -1,7 +1,7 @@
 """BERT in plain torch, with the parameter names and shapes of Hugging Face's BertForPreTraining.
 
-The encoder takes positions and an attention mask as inputs, so it neither knows nor cares whether a row holds one
-sequence or several. Every shape is static, and with eager attention only operators that a static graph compiler lowers
+The encoder takes positions and an attention mask as inputs, so it is the same for a row of one sequence and for a row
+of several. Every shape is static, and with eager attention only operators that a static graph compiler lowers
 are used.
 
 Letters in names of tensors: B rows of the micro-batch, S slots of a row, H hidden size, N attention heads, A width of

@@ -79,7 +79,7 @@ class PretrainingLoss(nn.Module):
         nsp_scale_B,
     ) -> PretrainingOutput:
         mlm_BP = cross_entropy(mlm_logits_BPV, masked_lm_ids_BP)
-        # Unused slots have finite losses of tokens that nobody asked for: they must weigh exactly nothing.
+        # Unused slots have finite losses of arbitrary tokens: their weight must be exactly 0.
         used_BP = (masked_lm_weights_BP > 0).to(mlm_BP.dtype)
         if self.normalisation == "sequence":
             sequences = next_sentence_weights_BD.shape[1]

@@ -15,21 +15,9 @@ from torch import nn
 from ipu_packed_bert.config import LossConfig, ModelConfig
 from ipu_packed_bert.model.bert import ATTENTIONS, BertModel, BertPreTrainingHeads, initialise
 from ipu_packed_bert.model.loss import PretrainingLoss, PretrainingOutput
+from pack_data.packs import FIELDS
 
-BATCH_FIELDS = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "positions",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "masked_lm_weights",
-    "next_sentence_positions",
-    "next_sentence_labels",
-    "next_sentence_weights",
-    "mlm_scale",
-    "nsp_scale",
-)
+BATCH_FIELDS = (*FIELDS, "mlm_scale", "nsp_scale")
 
 
 def hidden_score(attention: str) -> float:

@@ -20,7 +20,7 @@ from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.placement import Part
 from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import Record, read_table
+from ipu_packed_bert.tasks.files import TableRow, read_table
 from ipu_packed_bert.tasks.scores import accuracy, micro_f1, pearson, spearman
 from ipu_packed_bert.tasks.settings import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationConfig, FinetuneConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
@@ -218,7 +218,7 @@ def read_texts(path: Path, kind: str, columns: ClassificationConfig) -> List[Tex
     return texts
 
 
-def _labels(record: Record, where: str, kind: str, columns: ClassificationConfig) -> Tuple[Tuple[str, ...], float]:
+def _labels(record: TableRow, where: str, kind: str, columns: ClassificationConfig) -> Tuple[Tuple[str, ...], float]:
     raw = record.values[columns.label_column]
     if kind == REGRESSION:
         try:

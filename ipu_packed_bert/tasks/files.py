@@ -59,14 +59,14 @@ def located(config: FinetuneConfig, data_dir: Optional[Path]) -> FinetuneConfig:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **found))
 
 
-class Record(NamedTuple):
+class TableRow(NamedTuple):
     """One record of a table and the line it begins on, for messages."""
 
     line: int
     values: Dict[str, Any]
 
 
-def read_table(path: Path) -> List[Record]:
+def read_table(path: Path) -> List[TableRow]:
     """CSV and TSV with a header, or JSONL, told apart by the name's ending (before .gz or .xz)."""
     kind = Path(path.stem).suffix if path.suffix in _SUFFIXES else path.suffix
     text = read_text(path)
@@ -77,7 +77,7 @@ def read_table(path: Path) -> List[Record]:
     # A quote in a TSV file is a character like any other, as in the GLUE files.
     options: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
     reader = csv.reader(io.StringIO(text, newline=""), **options)
-    records: List[Record] = []
+    records: List[TableRow] = []
     try:
         header = next(reader, [])
         line = reader.line_num + 1
@@ -85,14 +85,14 @@ def read_table(path: Path) -> List[Record]:
             if row and len(row) != len(header):
                 raise ValueError(f"{path} line {line}: {len(row)} columns, the header has {len(header)}")
             if row:
-                records.append(Record(line, dict(zip(header, row))))
+                records.append(TableRow(line, dict(zip(header, row))))
             line = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(f"{path} line {reader.line_num}: not a table ({error})") from None
     return records
 
 
-def _json_lines(path: Path, text: str) -> List[Record]:
+def _json_lines(path: Path, text: str) -> List[TableRow]:
     records = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -103,5 +103,5 @@ def _json_lines(path: Path, text: str) -> List[Record]:
             raise ValueError(f"{path} line {number}: not a JSON object ({error}); JSONL has one a line") from None
         if not isinstance(values, dict):
             raise ValueError(f"{path} line {number}: holds {type(values).__name__}; JSONL has one object a line")
-        records.append(Record(number, values))
+        records.append(TableRow(number, values))
     return records

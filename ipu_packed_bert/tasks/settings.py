@@ -219,13 +219,8 @@ class FinetuneConfig:
 
     @property
     def schedule_steps(self) -> int:
-        """Updates until the learning rate has fallen to 0; stated once the data are known (`with_schedule`)."""
+        """Updates until the learning rate has fallen to 0; stated once the data are known (`runs.with_schedule`)."""
         return self.optimizer.schedule_steps or 1
-
-    def with_schedule(self, updates_per_epoch: int) -> FinetuneConfig:
-        """The same, with the length of the schedule stated, so that a run resumed with more epochs keeps it."""
-        steps = self.optimizer.schedule_steps or self.run.epochs * updates_per_epoch
-        return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=steps))
 
     @property
     def sections(self) -> Dict[str, Any]:
