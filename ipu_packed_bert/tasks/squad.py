@@ -12,9 +12,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipu_packed_bert.tasks.settings import SquadConfig
-from ipu_packed_bert.tasks.files import read_json
 from ipu_packed_bert.tasks.examples import Inputs
+from ipu_packed_bert.tasks.files import read_json
+from ipu_packed_bert.tasks.settings import SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer, Tokens
 
 
