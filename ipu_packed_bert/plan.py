@@ -13,8 +13,8 @@ from ipu_packed_bert.config import Config, ModelConfig, check_accumulation
 from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.data import known_packing_factor
 from ipu_packed_bert.placement import Block, Placement, place
-from pack_data.lengths.factors import PackingFactor
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from pack_data.lengths.factors import PackingFactor
 from pack_data.store import Manifest
 from pack_data.tables import text_table
 

@@ -13,10 +13,10 @@ from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.text.examples import masked_count
 from pack_data.packing import Packing
 from pack_data.packs import PackSchema, assemble, decode
 from pack_data.sequences import Example, Sequences
+from pack_data.text.examples import masked_count
 
 
 class PaddingMask(torch.nn.Module):

@@ -28,7 +28,6 @@ from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.data import check_data, facts
 from pack_data.command import ArgumentParser, typed
 from pack_data.files import write_atomically
-from pack_data.packers import PACKERS
 from pack_data.store import Manifest, read_manifest
 
 ADJUSTMENTS = ("accumulation", "betas")
@@ -64,16 +63,11 @@ def adjust(config: Config, manifest: Manifest, directory: str) -> Tuple[Adjusted
         raise ValueError(
             f"{directory}: every pack holds one sequence, there is nothing to adjust; give --data a packed data set"
         )
-    config = config.filled_in(facts(config, manifest), directory)
-    factor, made = manifest.packing_factor, manifest.made_with.get("options", {})
-    data = replace(
-        config.data,
-        directory=directory,
-        packer=manifest.algorithm if manifest.algorithm in PACKERS else "spfhp",
-        max_sequences_per_pack=manifest.schema.max_sequences_per_pack,
-        duplication_factor=made.get("duplication_factor", config.data.duplication_factor),
-        seed=made.get("seed", config.data.seed),
-    )
+    known, factor = facts(config, manifest), manifest.packing_factor
+    config = config.filled_in(known, directory)
+    packed_with = ("packer", "max_sequences_per_pack", "duplication_factor", "seed")
+    stated = {name: known[f"data.{name}"] for name in packed_with if f"data.{name}" in known}
+    data = replace(config.data, directory=directory, **stated)
     # The block's own data set is an unpacked one; the packs given take its place, with the vocabulary of those packs.
     kept = tuple(
         (key, value)

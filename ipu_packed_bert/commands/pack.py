@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from typing import Optional, Sequence
 
+from pack_data.command import ArgumentParser
 from pack_data.packers import PACKERS
 
 DEFAULT = "optimal"
@@ -13,7 +13,7 @@ DEFAULT = "optimal"
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """The main of the packer's module."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--packer", default=DEFAULT)
     args, others = parser.parse_known_args(argv)
     if args.packer not in PACKERS:

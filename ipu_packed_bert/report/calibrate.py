@@ -10,6 +10,7 @@ from typing import Optional, Sequence
 from ipu_packed_bert.config import load_config
 from ipu_packed_bert.cycles import calibration, matmul
 from pack_data.command import ArgumentParser
+from pack_data.files import write_atomically
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -28,7 +29,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         same = calibration.STORED.read_text(encoding="utf-8") == text
         print("stored fit reproduced bit for bit" if same else f"differs from {calibration.STORED}", file=sys.stderr)
         return 0 if same else 1
-    calibration.STORED.write_text(text, encoding="utf-8")
+    write_atomically(calibration.STORED, text.encode())
     print(f"wrote {calibration.STORED}", file=sys.stderr)
     return 0
 

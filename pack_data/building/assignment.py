@@ -79,7 +79,7 @@ def _check_lengths(lengths: np.ndarray, packing: Packing) -> None:
         if not 1 <= int(block.min()) <= int(block.max()) <= S:
             raise ValueError(
                 f"lengths go from {int(block.min())} to {int(block.max())}; the packing is for lengths from 1 to {S}")
-        found += np.bincount(block, minlength=S + 1)
+        found += np.bincount(block.astype(np.int64, copy=False), minlength=S + 1)
     differs = np.flatnonzero(found != placed)
     if len(differs):
         length = int(differs[0])

@@ -65,7 +65,8 @@ class LengthHistogram:
             raise ValueError(
                 f"{_of(name)}sequence {int(np.argmax(lengths == bad))} has length {bad}; "
                 f"lengths go from 1 to max_sequence_length = {max_sequence_length}: drop or cut it first")
-        return cls(np.bincount(lengths, minlength=max_sequence_length + 1), name)
+        # NumPy before 2 refuses to count uint64.
+        return cls(np.bincount(lengths.astype(np.int64, copy=False), minlength=max_sequence_length + 1), name)
 
     @classmethod
     def from_csv(cls, path: Union[str, os.PathLike], max_sequence_length: int, name: Optional[str] = None) -> LengthHistogram:

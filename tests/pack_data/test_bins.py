@@ -47,3 +47,9 @@ def test_what_cannot_be_packed_is_named(lengths, options, said):
     with pytest.raises(ValueError, match=said) as caught:
         pack(lengths, **{"max_sequence_length": 8, **options})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint32, np.uint64])
+def test_lengths_of_any_integer_type(kind):
+    found = pack(np.array([5, 3, 2, 7], kind), max_sequence_length=8)
+    assert np.array_equal(found.pack, pack([5, 3, 2, 7], max_sequence_length=8).pack)

@@ -90,6 +90,7 @@ def test_pack_is_the_packer_named(capsys):
             r'"\w+_seconds": [^,}]+', "", expected
         )
     assert "the packers are none, greedy" in refused(capsys, "pack", "--packer", "sphfp")
+    assert "--packer: expected one argument" in refused(capsys, "pack", "--packer")
 
 
 def test_a_plan_by_name_is_that_of_the_file(capsys, tmp_path, monkeypatch):
