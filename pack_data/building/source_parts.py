@@ -14,6 +14,7 @@ from pack_data.building.tasks import save_examples
 from pack_data.formats.detect import Source, integer_columns
 from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 from pack_data.sequences import Sequences
+from pack_data.store import MANIFEST
 
 PART = 1 << 15  # sequences
 _IDS = ("input_ids", "masked_lm_ids")
@@ -105,7 +106,7 @@ def _together(ranges: Mapping[str, Tuple[int, int]], names: Sequence[str]) -> Tu
 def content_digest(source: Source) -> List[Tuple[str, str]]:
     """(name, sha256) of every file: what goes in, whatever its path."""
     digests = []
-    for file in source.files if source.format != "store" else [str(Path(source.path) / "manifest.json")]:
+    for file in source.files if source.format != "store" else [str(Path(source.path) / MANIFEST)]:
         content = hashlib.sha256()
         with open(file, "rb") as handle:
             for block in iter(lambda: handle.read(1 << 20), b""):

@@ -23,6 +23,7 @@ from pack_data.bad_records import BadRecords
 from pack_data.formats import tfrecord
 from pack_data.formats.records import UNPACKED, Record, RecordError, RowWidths, checked_pack, checked_token_pack
 from pack_data.sequences import Sequences
+from pack_data.store import MANIFEST
 
 # Format -> its module in this package, and what it holds where that is always the same.
 FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
@@ -117,7 +118,7 @@ def _tfrecord_format(path: str) -> str:
 
 def detect(path: str) -> str:
     """The format of a path, from its content.  Raises ValueError."""
-    if os.path.isfile(os.path.join(path, "manifest.json")):
+    if os.path.isfile(os.path.join(path, MANIFEST)):
         return "store"
     files = files_of(path)
     first = next((file for file in files if os.path.getsize(file)), files[0])  # parts may be empty

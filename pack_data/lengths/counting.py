@@ -21,6 +21,7 @@ import numpy as np
 
 from pack_data.command import ArgumentParser, positive_int, progress_bar
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
+from pack_data.store import MANIFEST
 from pack_data.tables import account
 
 _OPENERS: Dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
@@ -80,7 +81,7 @@ def _is_text(path: str) -> bool:
 
 
 def _files(source: str) -> List[str]:
-    if source in PUBLISHED or (Path(source) / "manifest.json").is_file():
+    if source in PUBLISHED or (Path(source) / MANIFEST).is_file():
         return [source]
     if not os.path.exists(source):
         raise ValueError(f"{source}: neither a file, nor a folder, nor a shipped histogram ({', '.join(PUBLISHED)})")
@@ -164,7 +165,7 @@ def _formats(path: str) -> Iterator[np.ndarray]:
 
 
 def _count_data_set(path: str, S: Optional[int]) -> LengthHistogram:
-    manifest = Path(path) / "manifest.json"
+    manifest = Path(path) / MANIFEST
     try:
         data = json.loads(manifest.read_text(encoding="utf-8"))
         own = int(data["schema"]["max_sequence_length"])
