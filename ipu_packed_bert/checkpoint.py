@@ -1,4 +1,5 @@
 """Checkpoints: one file a step, written whole or not at all, holding plain values and tensors only."""
+
 from __future__ import annotations
 
 import os
@@ -67,7 +68,9 @@ def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
         raise  # not damage: do not suggest to delete the file
     except UnsafeFile:
         raise
-    except Exception as error:  # torch raises many types for a damaged file, RuntimeError and UnpicklingError among them
+    except (
+        Exception
+    ) as error:  # torch raises many types for a damaged file, RuntimeError and UnpicklingError among them
         reason = " ".join(str(error).split())[:120]
         raise ValueError(f"{path} is damaged ({reason}); delete it to continue from the checkpoint before it") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:

@@ -5,6 +5,7 @@ A setting states its type, its default, its range and its meaning; what several 
 settings (accumulation, packs per update, betas, pipeline stages) is a method of :class:`Config` and is never stored.
 Loads neither torch nor poptorch.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -55,16 +56,19 @@ class DataConfig:
     json_field: str = setting("text", "of a JSONL corpus")
     vocabulary: Optional[str] = setting(None, "vocab.txt; null: train one on the corpus")
     vocabulary_size: int = setting(
-        30522, "tokens when training one; left out: as model.vocabulary_size", minimum=128, maximum=2 ** 31 - 1)
+        30522, "tokens when training one; left out: as model.vocabulary_size", minimum=128, maximum=2**31 - 1
+    )
     max_sequence_length: int = setting(512, "slots per pack, S", minimum=8)
     max_predictions_per_sequence: Optional[int] = setting(
-        None, "masked tokens; null: 20, 56, 76 at 128, 384, 512, else 15 %", minimum=1)
+        None, "masked tokens; null: 20, 56, 76 at 128, 384, 512, else 15 %", minimum=1
+    )
     packer: str = setting("nnlshp", "which sequences share a pack", choices=PACKERS)
     max_sequences_per_pack: Optional[int] = setting(3, "packing depth, D; null: unlimited", minimum=1)
     duplication_factor: int = setting(5, "passes over the corpus, masked anew in each", minimum=1)
-    seed: int = setting(5, "segments, masking, order of the corpus", minimum=0, maximum=2 ** 31 - 1)
+    seed: int = setting(5, "segments, masking, order of the corpus", minimum=0, maximum=2**31 - 1)
     held_out: float = setting(
-        0.0, "share of the documents that the build holds out, in DIRECTORY-held-out", minimum=0.0, below=1.0)
+        0.0, "share of the documents that the build holds out, in DIRECTORY-held-out", minimum=0.0, below=1.0
+    )
     evaluation_directory: Optional[str] = setting(None, "data set to evaluate on; null: the documents held out")
 
 
@@ -101,7 +105,8 @@ class OptimizerConfig:
     learning_rate: float = setting(2.828e-3, "the peak, reached after the warm-up", above=0.0)
     warmup_fraction: float = setting(0.128, "share of the schedule's updates", minimum=0.0, maximum=1.0)
     schedule_steps: Optional[int] = setting(
-        None, "updates until the rate is 0; null: run.steps when the run starts", minimum=1)
+        None, "updates until the rate is 0; null: run.steps when the run starts", minimum=1
+    )
     beta1: float = setting(0.9, minimum=0.0, below=1.0)
     beta2: float = setting(0.999, minimum=0.0, below=1.0)
     eps: float = setting(1.0e-6, above=0.0)
@@ -109,7 +114,8 @@ class OptimizerConfig:
     bias_correction: bool = setting(True, "of the moments")
     max_weight_norm: float = setting(65500.0, "LAMB: bound of a tensor's norm in its trust ratio", minimum=0.0)
     packing_adjustment: str = setting(
-        "accumulation", "what the packing factor changes", choices=("accumulation", "betas", "none"))
+        "accumulation", "what the packing factor changes", choices=("accumulation", "betas", "none")
+    )
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,8 @@ class EngineConfig:
     """What runs the steps.  The settings after ``threads`` are read by the IPU engine only, and checked always."""
 
     kind: str = setting(
-        "auto", "auto: IPUs, the IPU Model, CUDA, the CPU, in this order", choices=("auto", "ipu", "host"))
+        "auto", "auto: IPUs, the IPU Model, CUDA, the CPU, in this order", choices=("auto", "ipu", "host")
+    )
     precision: str = setting("float32", "host", choices=("float32", "bfloat16"))
     attention: str = setting("auto", "host", choices=("auto", "eager", "sdpa", "varlen"))
     compile: bool = setting(False, "host: torch.compile")
@@ -157,7 +164,8 @@ class PlacementConfig:
     ipus_per_replica: int = setting(1, minimum=1)
     layers_per_ipu: Tuple[int, ...] = setting((12,), "left out with one IPU: model.num_layers", minimum=0)
     available_memory_proportion: Tuple[float, ...] = setting(
-        (0.28,), "of products, for each IPU", above=0.0, maximum=1.0)
+        (0.28,), "of products, for each IPU", above=0.0, maximum=1.0
+    )
     embedding_serialization_factor: int = setting(1, "parts of the vocabulary projection", minimum=1)
     optimizer_state_off_chip: bool = setting(True, "in the memory beside the chip")
     replicated_tensor_sharding: bool = setting(False, "share optimiser state out among the replicas")
@@ -168,7 +176,7 @@ class RunConfig:
     """How long, how often written down, and from which seed."""
 
     steps: int = setting(100, "weight updates", minimum=1)
-    seed: int = setting(5, "weights, dropout, order of the packs", minimum=0, maximum=2 ** 31 - 1)
+    seed: int = setting(5, "weights, dropout, order of the packs", minimum=0, maximum=2**31 - 1)
     log_every: int = setting(1, "steps between points in TensorBoard; log.jsonl has every step", minimum=1)
     evaluate_every: int = setting(0, "steps; 0: never", minimum=0)
     checkpoint_every: int = setting(0, "steps; 0: only at the end", minimum=0)
@@ -207,8 +215,8 @@ class Config:
     engine: EngineConfig = EngineConfig()
     placement: PlacementConfig = PlacementConfig()
     run: RunConfig = RunConfig()
-    without_ipus: Tuple[Tuple[str, Any], ...] = ()                         # ("batch.micro_batch", 4), ...
-    path: str = field(default="config", compare=False)                     # where it came from, for messages
+    without_ipus: Tuple[Tuple[str, Any], ...] = ()  # ("batch.micro_batch", 4), ...
+    path: str = field(default="config", compare=False)  # where it came from, for messages
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
 
     @property
@@ -238,13 +246,19 @@ class Config:
         """The command that builds the data set, with documents held out."""
         data = self.data
         options = [
-            ("corpus", data.corpus), ("out", data.directory), ("held-out", data.held_out or 0.01),
+            ("corpus", data.corpus),
+            ("out", data.directory),
+            ("held-out", data.held_out or 0.01),
             ("max-sequence-length", data.max_sequence_length),
-            ("max-predictions-per-sequence", data.max_predictions_per_sequence), ("packer", data.packer),
+            ("max-predictions-per-sequence", data.max_predictions_per_sequence),
+            ("packer", data.packer),
             ("max-sequences-per-pack", data.max_sequences_per_pack or "unlimited"),
-            ("duplication-factor", data.duplication_factor), ("seed", data.seed), ("vocabulary", data.vocabulary),
+            ("duplication-factor", data.duplication_factor),
+            ("seed", data.seed),
+            ("vocabulary", data.vocabulary),
             ("vocabulary-size", None if data.vocabulary else data.vocabulary_size),
-            ("json-field", None if data.json_field == "text" else data.json_field)]
+            ("json-field", None if data.json_field == "text" else data.json_field),
+        ]
         words = [f"--{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
         return " ".join(["python -m pack_data.build", *words] + ["--overwrite"] * overwrite)
 
@@ -292,7 +306,7 @@ class Config:
     def betas(self, packing_factor: float) -> Tuple[float, float]:
         """(beta1, beta2), each to the power of the packing factor where "betas" is the adjustment."""
         power = packing_factor if self.optimizer.packing_adjustment == "betas" else 1.0
-        return self.optimizer.beta1 ** power, self.optimizer.beta2 ** power
+        return self.optimizer.beta1**power, self.optimizer.beta2**power
 
     def mask_columns(self, depth: int) -> int:
         """Columns that the product mask adds to query and key, for packs of up to ``depth`` sequences and padding.
@@ -362,8 +376,10 @@ class Config:
         divided = self.optimizer.packing_adjustment == "accumulation"
         accumulation = int(self.pipeline_stages * (packing_factor if divided else 1.0))
         return dataclasses.replace(
-            self, batch=dataclasses.replace(self.batch, gradient_accumulation=accumulation),
-            placement=dataclasses.replace(self.placement, replicas=1, replicated_tensor_sharding=False))
+            self,
+            batch=dataclasses.replace(self.batch, gradient_accumulation=accumulation),
+            placement=dataclasses.replace(self.placement, replicas=1, replicated_tensor_sharding=False),
+        )
 
 
 # Settings of former versions, and what to do instead.
@@ -375,8 +391,14 @@ _GONE = {
 }
 
 SECTIONS = {
-    "task": PretrainingConfig, "data": DataConfig, "model": ModelConfig, "loss": LossConfig,
-    "optimizer": OptimizerConfig, "batch": BatchConfig, "engine": EngineConfig, "placement": PlacementConfig,
+    "task": PretrainingConfig,
+    "data": DataConfig,
+    "model": ModelConfig,
+    "loss": LossConfig,
+    "optimizer": OptimizerConfig,
+    "batch": BatchConfig,
+    "engine": EngineConfig,
+    "placement": PlacementConfig,
     "run": RunConfig,
 }
 
@@ -400,8 +422,9 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
     """As :func:`load_config`, from what YAML read."""
     name = peek("task.name", tree, overrides) or PRETRAINING
     if name != PRETRAINING:
-        raise ConfigError(f"{path}: task.name is {name}; this is a configuration of fine-tuning: "
-                          "python -m ipu_packed_bert.finetune")
+        raise ConfigError(
+            f"{path}: task.name is {name}; this is a configuration of fine-tuning: python -m ipu_packed_bert.finetune"
+        )
     reader = SettingsReader(SECTIONS, path, gone=_GONE)
     small = reader.block("without_ipus")
     if isinstance(tree, Mapping):
@@ -421,8 +444,11 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
     _derive(reader)
     if small.values:
         _derive_small(small, reader)
-    kept = {key: small.values[key] for key in keys_of(SECTIONS)
-            if key in small.values and reader.origins.get(key) != OVERRIDE}
+    kept = {
+        key: small.values[key]
+        for key in keys_of(SECTIONS)
+        if key in small.values and reader.origins.get(key) != OVERRIDE
+    }
     sections = reader.sections()
     config = Config(without_ipus=tuple(kept.items()), path=path, origins=dict(reader.origins), **sections)
     crossed = cross_check(config, reader.broken)
@@ -437,13 +463,13 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
 
 def _derive(reader: SettingsReader) -> None:
     """Defaults that follow from other settings."""
-    if reader.value("data.vocabulary") is None:                            # one is trained: its size is stated once
+    if reader.value("data.vocabulary") is None:  # one is trained: its size is stated once
         sizes = ("model.vocabulary_size", "data.vocabulary_size")
         for key, other in (sizes, sizes[::-1]):
             if reader.stated(other) and reader.value(other) >= 128:
                 reader.derive(key, reader.value(other), other)
     slots, positions = "data.max_sequence_length", "model.max_position_embeddings"
-    if reader.value(slots) > reader.value(positions):                      # whichever was left out fits the other
+    if reader.value(slots) > reader.value(positions):  # whichever was left out fits the other
         reader.derive(positions, reader.value(slots), slots)
         reader.derive(slots, reader.value(positions), positions)
     if reader.value("placement.ipus_per_replica") == 1:
@@ -456,8 +482,14 @@ def _derive_small(small: SettingsReader, whole: SettingsReader) -> None:
         small.derive("model.vocabulary_size", small.value("data.vocabulary_size"), "data.vocabulary_size")
     layers = small.value("model.num_layers") if small.stated("model.num_layers") else whole.value("model.num_layers")
     one = PlacementConfig(layers_per_ipu=(layers,))
-    for name in ("replicas", "ipus_per_replica", "layers_per_ipu", "available_memory_proportion",
-                 "embedding_serialization_factor", "replicated_tensor_sharding"):
+    for name in (
+        "replicas",
+        "ipus_per_replica",
+        "layers_per_ipu",
+        "available_memory_proportion",
+        "embedding_serialization_factor",
+        "replicated_tensor_sharding",
+    ):
         small.derive(f"placement.{name}", getattr(one, name), "one IPU")
 
 
@@ -486,58 +518,106 @@ def _rules(config: Config) -> List[Tuple[str, Any, str]]:
     layers, stages = placement.layers_per_ipu, config.pipeline_stages
     proportions = len(placement.available_memory_proportion)
     each_ipu = f"must have one for each of the {placement.ipus_per_replica} IPUs of a replica"
-    ipus = (f"placement.replicas x placement.ipus_per_replica is {placement.replicas} x {placement.ipus_per_replica}"
-            f" = {config.ipus}")
+    ipus = (
+        f"placement.replicas x placement.ipus_per_replica is {placement.replicas} x {placement.ipus_per_replica}"
+        f" = {config.ipus}"
+    )
     return [
-        ("data.packer data.max_sequences_per_pack", data.packer == "none" and data.max_sequences_per_pack != 1,
-         f"data.max_sequences_per_pack is {depth}; must be 1 where data.packer is none"),
-        ("data.packer data.max_sequences_per_pack", not packs_at_depth(data.packer, data.max_sequences_per_pack),
-         f"data.max_sequences_per_pack is {depth}; too deep for data.packer {data.packer}"),
-        ("data.max_predictions_per_sequence data.max_sequence_length", predictions >= slots,
-         f"data.max_predictions_per_sequence is {predictions}; must be below data.max_sequence_length, {slots}"),
-        ("data.max_sequence_length model.max_position_embeddings", slots > model.max_position_embeddings,
-         f"data.max_sequence_length is {slots}; must be at most model.max_position_embeddings, "
-         f"{model.max_position_embeddings}"),
-        ("model.hidden_size model.num_heads", model.hidden_size % model.num_heads != 0,
-         f"model.hidden_size is {model.hidden_size}; must be a multiple of model.num_heads, {model.num_heads}"),
-        ("placement.layers_per_ipu model.num_layers", sum(layers) != model.num_layers,
-         f"placement.layers_per_ipu places {sum(layers)} layers, model.num_layers is {model.num_layers}; "
-         "change one of them"),
-        ("placement.layers_per_ipu placement.ipus_per_replica", len(layers) != placement.ipus_per_replica,
-         f"placement.layers_per_ipu has {len(layers)} values; {each_ipu}"),
-        ("placement.available_memory_proportion placement.ipus_per_replica",
-         proportions != placement.ipus_per_replica,
-         f"placement.available_memory_proportion has {proportions} values; {each_ipu}"),
-        ("placement.replicas placement.ipus_per_replica", config.ipus & (config.ipus - 1) != 0,
-         f"{ipus}; must be a power of two"),
-        ("placement.replicas placement.ipus_per_replica", config.ipus > 64,
-         f"{ipus}; must be at most 64 in one program"),
-        ("placement.embedding_serialization_factor model.vocabulary_size",
-         model.vocabulary_size % placement.embedding_serialization_factor != 0,
-         f"placement.embedding_serialization_factor is {placement.embedding_serialization_factor}; must divide "
-         f"model.vocabulary_size, {model.vocabulary_size}"),
-        ("placement.replicated_tensor_sharding placement.replicas",
-         placement.replicated_tensor_sharding and placement.replicas == 1,
-         "placement.replicated_tensor_sharding is true; must be false with one replica"),
-        ("batch.gradient_accumulation placement.layers_per_ipu", batch.gradient_accumulation < stages,
-         f"batch.gradient_accumulation is {batch.gradient_accumulation}; must be at least the {stages} stages of "
-         "the training pipeline"),
-        ("engine.ipu_model engine.offline_export", engine.ipu_model and engine.offline_export is not None,
-         "engine.ipu_model is true; must be false where engine.offline_export compiles for real IPUs"),
-        ("run.steps optimizer.schedule_steps", config.run.steps > config.schedule_steps, schedule_too_short(
-            f"run.steps is {config.run.steps}", config.run.steps, config.schedule_steps)),
-        ("run.evaluate_every data.held_out data.evaluation_directory",
-         config.run.evaluate_every and config.evaluation_directory is None,
-         f"run.evaluate_every is {config.run.evaluate_every}; needs held-out data: set data.held_out above 0 and "
-         f"build with `{config.build_line()}`, or name a data set in data.evaluation_directory"),
+        (
+            "data.packer data.max_sequences_per_pack",
+            data.packer == "none" and data.max_sequences_per_pack != 1,
+            f"data.max_sequences_per_pack is {depth}; must be 1 where data.packer is none",
+        ),
+        (
+            "data.packer data.max_sequences_per_pack",
+            not packs_at_depth(data.packer, data.max_sequences_per_pack),
+            f"data.max_sequences_per_pack is {depth}; too deep for data.packer {data.packer}",
+        ),
+        (
+            "data.max_predictions_per_sequence data.max_sequence_length",
+            predictions >= slots,
+            f"data.max_predictions_per_sequence is {predictions}; must be below data.max_sequence_length, {slots}",
+        ),
+        (
+            "data.max_sequence_length model.max_position_embeddings",
+            slots > model.max_position_embeddings,
+            f"data.max_sequence_length is {slots}; must be at most model.max_position_embeddings, "
+            f"{model.max_position_embeddings}",
+        ),
+        (
+            "model.hidden_size model.num_heads",
+            model.hidden_size % model.num_heads != 0,
+            f"model.hidden_size is {model.hidden_size}; must be a multiple of model.num_heads, {model.num_heads}",
+        ),
+        (
+            "placement.layers_per_ipu model.num_layers",
+            sum(layers) != model.num_layers,
+            f"placement.layers_per_ipu places {sum(layers)} layers, model.num_layers is {model.num_layers}; "
+            "change one of them",
+        ),
+        (
+            "placement.layers_per_ipu placement.ipus_per_replica",
+            len(layers) != placement.ipus_per_replica,
+            f"placement.layers_per_ipu has {len(layers)} values; {each_ipu}",
+        ),
+        (
+            "placement.available_memory_proportion placement.ipus_per_replica",
+            proportions != placement.ipus_per_replica,
+            f"placement.available_memory_proportion has {proportions} values; {each_ipu}",
+        ),
+        (
+            "placement.replicas placement.ipus_per_replica",
+            config.ipus & (config.ipus - 1) != 0,
+            f"{ipus}; must be a power of two",
+        ),
+        (
+            "placement.replicas placement.ipus_per_replica",
+            config.ipus > 64,
+            f"{ipus}; must be at most 64 in one program",
+        ),
+        (
+            "placement.embedding_serialization_factor model.vocabulary_size",
+            model.vocabulary_size % placement.embedding_serialization_factor != 0,
+            f"placement.embedding_serialization_factor is {placement.embedding_serialization_factor}; must divide "
+            f"model.vocabulary_size, {model.vocabulary_size}",
+        ),
+        (
+            "placement.replicated_tensor_sharding placement.replicas",
+            placement.replicated_tensor_sharding and placement.replicas == 1,
+            "placement.replicated_tensor_sharding is true; must be false with one replica",
+        ),
+        (
+            "batch.gradient_accumulation placement.layers_per_ipu",
+            batch.gradient_accumulation < stages,
+            f"batch.gradient_accumulation is {batch.gradient_accumulation}; must be at least the {stages} stages of "
+            "the training pipeline",
+        ),
+        (
+            "engine.ipu_model engine.offline_export",
+            engine.ipu_model and engine.offline_export is not None,
+            "engine.ipu_model is true; must be false where engine.offline_export compiles for real IPUs",
+        ),
+        (
+            "run.steps optimizer.schedule_steps",
+            config.run.steps > config.schedule_steps,
+            schedule_too_short(f"run.steps is {config.run.steps}", config.run.steps, config.schedule_steps),
+        ),
+        (
+            "run.evaluate_every data.held_out data.evaluation_directory",
+            config.run.evaluate_every and config.evaluation_directory is None,
+            f"run.evaluate_every is {config.run.evaluate_every}; needs held-out data: set data.held_out above 0 and "
+            f"build with `{config.build_line()}`, or name a data set in data.evaluation_directory",
+        ),
     ]
 
 
 def schedule_too_short(setting: str, steps: int, schedule_steps: int) -> str:
     """What is wrong where a run makes more updates than its schedule has, and the way out."""
-    return (f"{setting}; optimizer.schedule_steps is {schedule_steps}, where the learning rate reaches 0; "
-            f"--set optimizer.schedule_steps={steps} makes the schedule longer, which changes the rates of the updates "
-            "to come")
+    return (
+        f"{setting}; optimizer.schedule_steps is {schedule_steps}, where the learning rate reaches 0; "
+        f"--set optimizer.schedule_steps={steps} makes the schedule longer, which changes the rates of the updates "
+        "to come"
+    )
 
 
 def check_accumulation(config: Config, packing_factor: float) -> None:
@@ -547,4 +627,5 @@ def check_accumulation(config: Config, packing_factor: float) -> None:
         raise ConfigError(
             f"{config.path}: batch.gradient_accumulation is {config.batch.gradient_accumulation}, {accumulation} with "
             f"a packing factor of {packing_factor:.3f}; must be at least the {config.pipeline_stages} stages of the "
-            "training pipeline")
+            "training pipeline"
+        )

@@ -1,4 +1,5 @@
 """The data set of a configuration: opened or built, checked against the configuration; and its packing factor."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,7 +20,8 @@ def packing_factor(config: Config, manifest: Optional[Manifest], given: Optional
         raise ValueError(
             f"{config.path}: no data set in {config.data.directory} yet, and no published packing factor for "
             f"{config.data.max_sequence_length} slots; give --packing-factor, or build the data set with "
-            "python -m pack_data.build")
+            "python -m pack_data.build"
+        )
     return factor
 
 
@@ -49,8 +51,10 @@ def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
     if not (folder / MANIFEST).exists():
         data, rows = config.data, config.model.vocabulary_size
         if data.vocabulary is None and data.vocabulary_size > rows:
-            raise ConfigError(f"{config.path}: data.vocabulary_size is {data.vocabulary_size}; must be at most "
-                              f"model.vocabulary_size, {rows}, where the data set is still to be built with it")
+            raise ConfigError(
+                f"{config.path}: data.vocabulary_size is {data.vocabulary_size}; must be at most "
+                f"model.vocabulary_size, {rows}, where the data set is still to be built with it"
+            )
         return config, None
     manifest = read_manifest(folder)
     filled = config.filled_in(facts(config, manifest), f"the data set in {folder}")
@@ -94,13 +98,23 @@ def open_or_build(config: Config, *, progress: Optional[bool] = None) -> Tuple[C
 
         what = "the embedded corpus" if data.corpus == "embedded" else data.corpus
         print(f"data      {data.directory} is missing: building it from {what}; kept for the next run", flush=True)
-        build(BuildOptions(
-            corpus=data.corpus, out=data.directory, vocabulary=data.vocabulary, vocabulary_size=data.vocabulary_size,
-            max_sequence_length=data.max_sequence_length,
-            max_predictions_per_sequence=data.max_predictions_per_sequence,
-            packer=data.packer, max_sequences_per_pack=data.max_sequences_per_pack,
-            duplication_factor=data.duplication_factor, seed=data.seed, json_field=data.json_field,
-            held_out=data.held_out), progress).close()
+        build(
+            BuildOptions(
+                corpus=data.corpus,
+                out=data.directory,
+                vocabulary=data.vocabulary,
+                vocabulary_size=data.vocabulary_size,
+                max_sequence_length=data.max_sequence_length,
+                max_predictions_per_sequence=data.max_predictions_per_sequence,
+                packer=data.packer,
+                max_sequences_per_pack=data.max_sequences_per_pack,
+                duplication_factor=data.duplication_factor,
+                seed=data.seed,
+                json_field=data.json_field,
+                held_out=data.held_out,
+            ),
+            progress,
+        ).close()
     config, _ = described(config)
     return config, PackStore.open(Path(data.directory))
 
@@ -117,25 +131,41 @@ def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
         if training.made_with.get("documents"):
             way_out = f"build both with documents held out: `{_line_to_build_again(config, training)}`"
         else:
-            way_out = (f"the sequences in {config.data.directory} have no documents that could be held out: "
-                       "name a data set in data.evaluation_directory")
-        raise ConfigError(f"{config.path}: run.evaluate_every is {config.run.evaluate_every}, and there is no data set "
-                          f"in {folder} to evaluate on; {way_out}; or set run.evaluate_every=0")
+            way_out = (
+                f"the sequences in {config.data.directory} have no documents that could be held out: "
+                "name a data set in data.evaluation_directory"
+            )
+        raise ConfigError(
+            f"{config.path}: run.evaluate_every is {config.run.evaluate_every}, and there is no data set "
+            f"in {folder} to evaluate on; {way_out}; or set run.evaluate_every=0"
+        )
     store = PackStore.open(Path(folder))
     problems = _not_for_evaluation(config, training, store.manifest)
     if problems:
         store.close()
-        raise ConfigError(f"{config.path}: the data set in {folder} {'; '.join(problems)}; "
-                          "or name another data.evaluation_directory")
+        raise ConfigError(
+            f"{config.path}: the data set in {folder} {'; '.join(problems)}; or name another data.evaluation_directory"
+        )
     return store
 
 
 def _line_to_build_again(config: Config, manifest: Manifest) -> str:
     """The command that builds a data set again, with documents held out; CORPUS where the text is not known."""
     made = manifest.made_with.get("options", {})
-    values = {f"data.{name}": made[name] for name in (
-        "vocabulary_size", "max_sequence_length", "max_predictions_per_sequence", "packer", "max_sequences_per_pack",
-        "duplication_factor", "seed", "json_field") if name in made}
+    values = {
+        f"data.{name}": made[name]
+        for name in (
+            "vocabulary_size",
+            "max_sequence_length",
+            "max_predictions_per_sequence",
+            "packer",
+            "max_sequences_per_pack",
+            "duplication_factor",
+            "seed",
+            "json_field",
+        )
+        if name in made
+    }
     embedded = [name for name, _ in manifest.made_with.get("sources", ())] == ["embedded"]
     if embedded or config.data.corpus == "embedded":
         values["data.corpus"] = "embedded" if embedded else "CORPUS"
@@ -145,22 +175,31 @@ def _line_to_build_again(config: Config, manifest: Manifest) -> str:
 def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest) -> List[str]:
     schema, wanted, problems = evaluation.schema, training.schema, []
     if (schema.kind, schema.max_sequence_length) != (wanted.kind, wanted.max_sequence_length):
-        problems.append(f"holds {schema.kind} packs of {schema.max_sequence_length} slots, the training data "
-                        f"{wanted.kind} packs of {wanted.max_sequence_length}")
-    for found, room, words in ((schema.max_sequences_per_pack, wanted.max_sequences_per_pack, "sequences"),
-                               (schema.max_predictions_per_pack, wanted.max_predictions_per_pack, "masked tokens")):
+        problems.append(
+            f"holds {schema.kind} packs of {schema.max_sequence_length} slots, the training data "
+            f"{wanted.kind} packs of {wanted.max_sequence_length}"
+        )
+    for found, room, words in (
+        (schema.max_sequences_per_pack, wanted.max_sequences_per_pack, "sequences"),
+        (schema.max_predictions_per_pack, wanted.max_predictions_per_pack, "masked tokens"),
+    ):
         if found > room:
             problems.append(f"has packs of up to {found} {words}, those of the training data have room for {room}")
     if evaluation.vocabulary_size > config.model.vocabulary_size:
-        problems.append(f"has a vocabulary of {evaluation.vocabulary_size} tokens, "
-                        f"model.vocabulary_size is {config.model.vocabulary_size}")
+        problems.append(
+            f"has a vocabulary of {evaluation.vocabulary_size} tokens, "
+            f"model.vocabulary_size is {config.model.vocabulary_size}"
+        )
     vocabularies = {manifest.vocabulary_sha256 for manifest in (training, evaluation)} - {""}
     if len(vocabularies) > 1:
-        problems.append("was made with another vocabulary than the training data; "
-                        "give both the same vocab.txt (--vocabulary)")
+        problems.append(
+            "was made with another vocabulary than the training data; give both the same vocab.txt (--vocabulary)"
+        )
     if sides.overlap(training.made_with, evaluation.made_with):
-        problems.append(f"holds documents that the training data in {config.data.directory} hold too; "
-                        f"build both with `{_line_to_build_again(config, training)}`")
+        problems.append(
+            f"holds documents that the training data in {config.data.directory} hold too; "
+            f"build both with `{_line_to_build_again(config, training)}`"
+        )
     return problems
 
 
@@ -170,11 +209,15 @@ def check_data(config: Config, manifest: Manifest) -> None:
     # 0: a data set from a foreign format, which does not say.
     wanted = config.data.max_predictions_per_sequence
     if wanted is not None and manifest.max_predictions_per_sequence not in (0, wanted):
-        problems.append(f"masks up to {manifest.max_predictions_per_sequence} tokens a sequence, "
-                        f"data.max_predictions_per_sequence is {wanted}")
+        problems.append(
+            f"masks up to {manifest.max_predictions_per_sequence} tokens a sequence, "
+            f"data.max_predictions_per_sequence is {wanted}"
+        )
     if manifest.vocabulary_size > config.model.vocabulary_size:
-        problems.append(f"has a vocabulary of {manifest.vocabulary_size} tokens, "
-                        f"model.vocabulary_size is {config.model.vocabulary_size}")
+        problems.append(
+            f"has a vocabulary of {manifest.vocabulary_size} tokens, "
+            f"model.vocabulary_size is {config.model.vocabulary_size}"
+        )
     _refuse(config, problems)
 
 
@@ -183,15 +226,19 @@ def check_schema(config: Config, schema: PackSchema) -> None:
     problems = _contradictions(config, schema)
     wanted = config.data.max_predictions_per_sequence or 1
     if schema.max_predictions_per_pack < wanted:
-        problems.append(f"has packs with room for {schema.max_predictions_per_pack} masked tokens, "
-                        f"data.max_predictions_per_sequence is {wanted}")
+        problems.append(
+            f"has packs with room for {schema.max_predictions_per_pack} masked tokens, "
+            f"data.max_predictions_per_sequence is {wanted}"
+        )
     _refuse(config, problems)
 
 
 def _refuse(config: Config, problems: List[str]) -> None:
     if problems:
-        raise ConfigError(f"{config.path}: the data set in {config.data.directory} {'; '.join(problems)}; "
-                          "change the setting, or name another data.directory")
+        raise ConfigError(
+            f"{config.path}: the data set in {config.data.directory} {'; '.join(problems)}; "
+            "change the setting, or name another data.directory"
+        )
 
 
 def _contradictions(config: Config, schema: PackSchema) -> List[str]:
@@ -199,11 +246,14 @@ def _contradictions(config: Config, schema: PackSchema) -> List[str]:
     if schema.kind != BERT:
         problems.append(f"holds {schema.kind} packs; pre-training needs {BERT}")
     if schema.max_sequence_length != data.max_sequence_length:
-        problems.append(f"has packs of {schema.max_sequence_length} slots, "
-                        f"data.max_sequence_length is {data.max_sequence_length}")
+        problems.append(
+            f"has packs of {schema.max_sequence_length} slots, data.max_sequence_length is {data.max_sequence_length}"
+        )
     if data.max_sequences_per_pack not in (None, schema.max_sequences_per_pack):
-        problems.append(f"was packed at depth {schema.max_sequences_per_pack}, "
-                        f"data.max_sequences_per_pack is {data.max_sequences_per_pack}")
+        problems.append(
+            f"was packed at depth {schema.max_sequences_per_pack}, "
+            f"data.max_sequences_per_pack is {data.max_sequences_per_pack}"
+        )
     return problems
 
 
@@ -214,5 +264,8 @@ def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
     """
     made, wanted = manifest.made_with.get("options", {}), config.data
     names = ["packer", "duplication_factor", "seed", "held_out"] + ([] if wanted.vocabulary else ["vocabulary_size"])
-    return [f"{name} {made[name]} (data.{name} is {getattr(wanted, name)})"
-            for name in names if name in made and made[name] != getattr(wanted, name)]
+    return [
+        f"{name} {made[name]} (data.{name} is {getattr(wanted, name)})"
+        for name in names
+        if name in made and made[name] != getattr(wanted, name)
+    ]

@@ -1,4 +1,5 @@
 """python -m ipu_packed_bert.finetune: the door of ipu_packed_bert.commands.finetune."""
+
 from ipu_packed_bert.commands.finetune import main
 from pack_data.command import run_main
 

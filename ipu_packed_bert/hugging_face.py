@@ -1,9 +1,11 @@
-"""Folders of Hugging Face's BERT: config.json, model.safetensors or pytorch_model.bin, vocab.txt and the tokenizer's files.
+"""Folders of Hugging Face's BERT: config.json, model.safetensors or pytorch_model.bin, vocab.txt and the tokenizer's
+files.
 
-Inside, a model has one form: names that begin with ``bert.`` or name a head, float32, and no tensor twice.  Reading accepts
-the forms in circulation: files of the encoder alone, without that prefix; the tied decoder written out, or not; the buffer
-``position_ids`` of old versions; the names ``gamma`` and ``beta`` of converted TensorFlow checkpoints.
+Inside, a model has one form: names that begin with ``bert.`` or name a head, float32, and no tensor twice.  Reading
+accepts the forms in circulation: files of the encoder alone, without that prefix; the tied decoder written out, or not;
+the buffer ``position_ids`` of old versions; the names ``gamma`` and ``beta`` of converted TensorFlow checkpoints.
 """
+
 from __future__ import annotations
 
 import json
@@ -37,8 +39,13 @@ _KEYS = (
     ("initializer_range", "initializer_range", 0.02),
 )
 # What this network computes in one way only: another value means another network.
-_FIXED = (("model_type", "bert"), ("hidden_act", "gelu"), ("position_embedding_type", "absolute"),
-          ("is_decoder", False), ("add_cross_attention", False))
+_FIXED = (
+    ("model_type", "bert"),
+    ("hidden_act", "gelu"),
+    ("position_embedding_type", "absolute"),
+    ("is_decoder", False),
+    ("add_cross_attention", False),
+)
 _TABLE = "bert.embeddings.word_embeddings.weight"
 _BIAS = "cls.predictions.bias"
 _DECODER = (("cls.predictions.decoder.weight", _TABLE), ("cls.predictions.decoder.bias", _BIAS))
@@ -77,14 +84,24 @@ def merged(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor])
     """A network's own weights, those that have the same name replaced; ValueError where a shape differs."""
     for name in sorted(set(own) & set(weights)):
         if own[name].shape != weights[name].shape:
-            raise ValueError(f"weight {name} is {list(weights[name].shape)}, the network's is {list(own[name].shape)}; "
-                             "give the network the sizes of the checkpoint")
+            raise ValueError(
+                f"weight {name} is {list(weights[name].shape)}, the network's is {list(own[name].shape)}; "
+                "give the network the sizes of the checkpoint"
+            )
     return {name: weights.get(name, tensor) for name, tensor in own.items()}, Loaded(
-        tuple(sorted(set(own) - set(weights))), tuple(sorted(set(weights) - set(own))))
+        tuple(sorted(set(own) - set(weights))), tuple(sorted(set(weights) - set(own)))
+    )
 
 
-def write_folder(folder: Union[str, Path], model: ModelConfig, weights: Mapping[str, torch.Tensor],
-                 vocabulary: Vocabulary, *, architecture: str, **settings: Any) -> None:
+def write_folder(
+    folder: Union[str, Path],
+    model: ModelConfig,
+    weights: Mapping[str, torch.Tensor],
+    vocabulary: Vocabulary,
+    *,
+    architecture: str,
+    **settings: Any,
+) -> None:
     """Write what ``transformers`` loads as ``architecture``; ``settings`` are further keys of config.json.
 
     The tied decoder is left out, as Hugging Face's own safetensors files do.  Raises ValueError if the folder holds
@@ -97,9 +114,14 @@ def write_folder(folder: Union[str, Path], model: ModelConfig, weights: Mapping[
     _check_encoder(weights, model, "the model")
     folder.mkdir(parents=True, exist_ok=True)
     config = {
-        "architectures": [architecture], **dict(_FIXED), "pad_token_id": vocabulary.ids["[PAD]"],
-        "tie_word_embeddings": True, "torch_dtype": "float32",
-        **{theirs: getattr(model, ours) for ours, theirs, _ in _KEYS}, **settings}
+        "architectures": [architecture],
+        **dict(_FIXED),
+        "pad_token_id": vocabulary.ids["[PAD]"],
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        **{theirs: getattr(model, ours) for ours, theirs, _ in _KEYS},
+        **settings,
+    }
     _write_tokenizer(folder, model, vocabulary)
     tensors = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
     write_atomically(folder / SAFETENSORS, save(tensors, metadata={"format": "pt"}))
@@ -115,8 +137,9 @@ def _read_json(path: Path) -> Dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; a Hugging Face folder has config.json, vocab.txt and {SAFETENSORS} "
-                         f"or {TORCH}") from None
+        raise ValueError(
+            f"{path}: no such file; a Hugging Face folder has config.json, vocab.txt and {SAFETENSORS} or {TORCH}"
+        ) from None
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error}); get the file again") from None
     if not isinstance(found, dict):
@@ -132,14 +155,19 @@ def _read_config(path: Path) -> ModelConfig:
     values: Dict[str, Any] = {}
     for ours, theirs, default in _KEYS:
         value = found.get(theirs, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or (
-                isinstance(default, int) and (not isinstance(value, int) or value < 1)):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or (isinstance(default, int) and (not isinstance(value, int) or value < 1))
+        ):
             rule = "a whole number of at least 1" if isinstance(default, int) else "a number"
             raise ValueError(f"{path}: {theirs} is {value!r}; must be {rule}")
         values[ours] = value if isinstance(default, int) else float(value)
     if values["hidden_size"] % values["num_heads"]:
-        raise ValueError(f"{path}: hidden_size is {values['hidden_size']}; must be a multiple of num_attention_heads, "
-                         f"{values['num_heads']}")
+        raise ValueError(
+            f"{path}: hidden_size is {values['hidden_size']}; must be a multiple of num_attention_heads, "
+            f"{values['num_heads']}"
+        )
     return ModelConfig(**values)
 
 
@@ -152,7 +180,9 @@ def _read_weights(folder: Path, model: ModelConfig) -> Weights:
     path = next((folder / name for name in (SAFETENSORS, TORCH) if (folder / name).exists()), None)
     if path is None:
         raise ValueError(f"{folder}: holds neither {SAFETENSORS} nor {TORCH}; weights in several files are not read")
-    read = load_package("safetensors.torch", f"{path}: reading it").load_file if path.name == SAFETENSORS else load_tensors
+    read = (
+        load_package("safetensors.torch", f"{path}: reading it").load_file if path.name == SAFETENSORS else load_tensors
+    )
     try:
         found = read(str(path))
     except (MemoryError, OSError, UnsafeFile):  # not a damaged file: said as it is
@@ -213,6 +243,16 @@ def _write_tokenizer(folder: Path, model: ModelConfig, vocabulary: Vocabulary) -
     write_atomically(folder / "vocab.txt", vocabulary.text)
     write_atomically(folder / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
     write_atomically(folder / "special_tokens_map.json", _json(special))
-    write_atomically(folder / "tokenizer_config.json", _json({
-        "tokenizer_class": "BertTokenizer", "do_lower_case": vocabulary.lower_case, "strip_accents": None,
-        "tokenize_chinese_chars": True, "model_max_length": model.max_position_embeddings, **special}))
+    write_atomically(
+        folder / "tokenizer_config.json",
+        _json(
+            {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": vocabulary.lower_case,
+                "strip_accents": None,
+                "tokenize_chinese_chars": True,
+                "model_max_length": model.max_position_embeddings,
+                **special,
+            }
+        ),
+    )

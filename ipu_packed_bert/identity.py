@@ -1,4 +1,5 @@
 """Which vocabulary weights and data are of: the sha256 of its vocab.txt, compared wherever the two meet."""
+
 from __future__ import annotations
 
 import json
@@ -16,16 +17,25 @@ class Agreement(NamedTuple):
 
 
 def agree(weights: str, data: str, *, weights_of: object, data_of: object) -> Agreement:
-    """Hold the vocabulary that weights were trained with against that of data; both sha256, empty where it is not known.
+    """Hold the vocabulary that weights were trained with against that of data; both sha256, empty where it is not
+    known.
 
     Raises ValueError where they differ: the same number is another token in each.
     """
     if weights and data and weights != data:
         raise ValueError(
-            f"{weights_of} was trained with another vocabulary (sha256 {weights[:12]}) than that of {data_of} ({data[:12]}): each token "
-            "number means another token; give both the vocab.txt of the weights, as pack_data.build --vocabulary FILE does for data")
+            f"{weights_of} was trained with another vocabulary (sha256 {weights[:12]}) than that of {data_of} "
+            f"({data[:12]}): each token "
+            "number means another token; give both the vocab.txt of the weights, as pack_data.build --vocabulary FILE "
+            "does for data"
+        )
     unknown = [str(name) for name, sha256 in ((weights_of, weights), (data_of, data)) if not sha256]
-    note = f"vocabularies are not compared: {' and '.join(unknown)} {'do' if unknown[1:] else 'does'} not say which it was made with" if unknown else None
+    note = (
+        f"vocabularies are not compared: {' and '.join(unknown)} {'do' if unknown[1:] else 'does'} not say which it "
+        f"was made with"
+        if unknown
+        else None
+    )
     return Agreement(weights or data, note)
 
 

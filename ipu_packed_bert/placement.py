@@ -5,6 +5,7 @@ must not be on two IPUs; the encoder's layers follow `placement.layers_per_ipu`.
 on one IPU, so four IPUs make five forward stages (0, 1, 2, 3 and 0 again) and nine in training: every stage but the
 last also runs backwards.
 """
+
 from __future__ import annotations
 
 from itertools import groupby

@@ -4,6 +4,7 @@ Everything is computed from the configuration and, where it is there, the data s
 Counted are weights, gradient accumulators, optimiser state on the chip and activations. Not counted are the program,
 the exchange buffers and the temporary values of products: they take what is left.
 """
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -121,8 +122,12 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
     update = None
     if factor is not None:
         check_accumulation(config, factor.value)
-        update = Update(factor, config.accumulation(factor.value), config.packs_per_update(factor.value),
-                        config.expected_sequences_per_update(factor.value))
+        update = Update(
+            factor,
+            config.accumulation(factor.value),
+            config.packs_per_update(factor.value),
+            config.expected_sequences_per_update(factor.value),
+        )
     placement = place(config.placement, Pretraining(config).heads)
     schema = manifest.schema if manifest is not None else None
     depth = schema.max_sequences_per_pack if schema else config.data.max_sequences_per_pack or 8
@@ -145,6 +150,7 @@ def micro_batch_that_fits(
     config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None
 ) -> Optional[int]:
     """The largest micro-batch below the configured one that takes no more than the fullest published configuration."""
+
     def fits(micro_batch: int) -> bool:
         smaller = replace(config, batch=replace(config.batch, micro_batch=micro_batch))
         return bool(plan(smaller, manifest, packing_factor=packing_factor).fits)
@@ -258,16 +264,20 @@ def memory_words(made: RunPlan, smaller: Optional[int]) -> List[str]:
     if made.fits is False:
         found = f"does not fit: what is counted alone takes {made.fullest:.0%} of IPU {most.ipu}"
     else:
-        found = (f"tight, unknown: {made.fullest:.0%} of IPU {most.ipu} is counted; the fullest published one "
-                 f"counts {FULLEST_PUBLISHED:.0%}, and program and temporary values are not counted")
+        found = (
+            f"tight, unknown: {made.fullest:.0%} of IPU {most.ipu} is counted; the fullest published one "
+            f"counts {FULLEST_PUBLISHED:.0%}, and program and temporary values are not counted"
+        )
     config = made.config
     if smaller is None:
         way = "no micro-batch fits: more IPUs a replica, or other placement.layers_per_ipu"
     else:
         # The same packs in an update, from smaller and more micro-batches.
         accumulation = -(-config.batch.micro_batch * config.batch.gradient_accumulation // smaller)
-        way = (f"--set batch.micro_batch={smaller} fits; with --set batch.gradient_accumulation={accumulation} "
-               "an update stays as large")
+        way = (
+            f"--set batch.micro_batch={smaller} fits; with --set batch.gradient_accumulation={accumulation} "
+            "an update stays as large"
+        )
     return [found, way]
 
 
@@ -285,12 +295,17 @@ def lines(made: RunPlan) -> List[str]:
     ]
     text += (_host_lines(made, total) if host else _ipu_lines(made)) + [""]
     if made.update is None:
-        text.append("  update    unknown: no data set yet and no published packing factor for "
-                    f"{config.data.max_sequence_length} slots; give --packing-factor")
+        text.append(
+            "  update    unknown: no data set yet and no published packing factor for "
+            f"{config.data.max_sequence_length} slots; give --packing-factor"
+        )
     else:
         update = made.update
-        divided = (f" ({config.batch.gradient_accumulation:,} / {update.factor.value:.3f}, rounded up)"
-                   if update.accumulation != config.batch.gradient_accumulation else "")
+        divided = (
+            f" ({config.batch.gradient_accumulation:,} / {update.factor.value:.3f}, rounded up)"
+            if update.accumulation != config.batch.gradient_accumulation
+            else ""
+        )
         text += [
             f"  update    {update.packs:,} packs, about {update.sequences:,.0f} sequences"
             f" = micro-batch {config.batch.micro_batch} x accumulation {update.accumulation:,}{divided}"
@@ -299,8 +314,10 @@ def lines(made: RunPlan) -> List[str]:
         ]
     text.append(f"  run       {config.run.steps:,} updates, {_epochs(made)}")
     if not host and made.update is not None and made.bytes_per_update is not None:
-        text.append(f"  traffic   {made.bytes_per_update / MIB:,.1f} MiB an update from host to device"
-                    f" ({made.update.packs:,} packs of {made.bytes_per_pack:,} bytes)")
+        text.append(
+            f"  traffic   {made.bytes_per_update / MIB:,.1f} MiB an update from host to device"
+            f" ({made.update.packs:,} packs of {made.bytes_per_pack:,} bytes)"
+        )
     return text
 
 
@@ -331,27 +348,42 @@ def _ipu_lines(made: RunPlan) -> List[str]:
         f"  devices   {config.placement.replicas} replica{_s(config.placement.replicas)} of {placement.ipus}"
         f" IPU{_s(placement.ipus)} = {config.ipus} IPU{_s(config.ipus)}",
         f"  pipeline  {len(stages)} forward stage{_s(len(stages))}"
-        + (f" on IPUs {', '.join(str(stage.ipu) for stage in stages)}; {config.pipeline_stages} in training{waiting}"
-           if len(stages) > 1 else ", no pipeline"),
+        + (
+            f" on IPUs {', '.join(str(stage.ipu) for stage in stages)}; {config.pipeline_stages} in training{waiting}"
+            if len(stages) > 1
+            else ", no pipeline"
+        ),
         "",
     ]
     rows = [
-        ["IPU", "blocks", "parameters", "weights", "gradients", "optimiser", "activations", "together", "of the IPU"]]
-    for memory in made.memory:
-        rows.append([
-            str(memory.ipu), _blocks(memory.blocks), f"{memory.parameters / 1e6:,.1f} M",
-            *(_mib(value) for value in (
-                memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.total)),
-            f"{memory.total / IPU_BYTES:.0%} {_bar(memory.total / IPU_BYTES)}",
-        ])
-    return text + text_table(rows, left={1, 8}, indent="  ") + [
-        f"  Bytes in MiB, of {IPU_BYTES / MIB:,.0f} MiB an IPU ({MK2.memory_per_tile // 1024} KiB x"
-        f" {MK2.tiles:,} tiles); computed. Program, exchange and temporary values need room too.",
-        "  Optimiser state is "
-        + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")
-        + (", shared out among the replicas" if config.placement.replicated_tensor_sharding else "")
-        + "; layers are " + ("recomputed from their checkpoints." if engine.recompute_layers else "kept whole."),
+        ["IPU", "blocks", "parameters", "weights", "gradients", "optimiser", "activations", "together", "of the IPU"]
     ]
+    for memory in made.memory:
+        rows.append(
+            [
+                str(memory.ipu),
+                _blocks(memory.blocks),
+                f"{memory.parameters / 1e6:,.1f} M",
+                *(
+                    _mib(value)
+                    for value in (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.total)
+                ),
+                f"{memory.total / IPU_BYTES:.0%} {_bar(memory.total / IPU_BYTES)}",
+            ]
+        )
+    return (
+        text
+        + text_table(rows, left={1, 8}, indent="  ")
+        + [
+            f"  Bytes in MiB, of {IPU_BYTES / MIB:,.0f} MiB an IPU ({MK2.memory_per_tile // 1024} KiB x"
+            f" {MK2.tiles:,} tiles); computed. Program, exchange and temporary values need room too.",
+            "  Optimiser state is "
+            + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")
+            + (", shared out among the replicas" if config.placement.replicated_tensor_sharding else "")
+            + "; layers are "
+            + ("recomputed from their checkpoints." if engine.recompute_layers else "kept whole."),
+        ]
+    )
 
 
 def _data(made: RunPlan) -> str:
@@ -371,8 +403,9 @@ def _mask_words(made: RunPlan) -> str:
     head, columns = config.model.hidden_size // config.model.num_heads, config.mask_columns(made.depth)
     known = made.training_packs is not None or config.data.max_sequences_per_pack is not None
     sequences = f"up to {made.depth} sequences" if known else "the data set's sequences"
-    return (f"in the query/key product: heads of {head} + {columns} columns keep {sequences} and padding apart; "
-            f"{travels}")
+    return (
+        f"in the query/key product: heads of {head} + {columns} columns keep {sequences} and padding apart; {travels}"
+    )
 
 
 def _epochs(made: RunPlan) -> str:

@@ -11,6 +11,7 @@ What several settings must fulfil together, and defaults that follow from other 
     reader.origins["batch.micro_batch"]      # "--set"
     reader.refuse_problems()
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -52,25 +53,30 @@ class ConfigError(Problems):
 class Rule(NamedTuple):
     """The range of one setting; None leaves a side open."""
 
-    minimum: Optional[float] = None       # value >= minimum
-    above: Optional[float] = None         # value > above
-    maximum: Optional[float] = None       # value <= maximum
-    below: Optional[float] = None         # value < below
-    choices: Tuple[str, ...] = ()         # value is one of these
+    minimum: Optional[float] = None  # value >= minimum
+    above: Optional[float] = None  # value > above
+    maximum: Optional[float] = None  # value <= maximum
+    below: Optional[float] = None  # value < below
+    choices: Tuple[str, ...] = ()  # value is one of these
 
     def broken_by(self, value: Any) -> Optional[str]:
         """The rule in words if ``value`` (a number, a string or a tuple of numbers) breaks it, else None."""
         if self.choices:
             return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
-        bounds = [("at least", self.minimum, lambda v, b: v >= b), ("above", self.above, lambda v, b: v > b),
-                  ("at most", self.maximum, lambda v, b: v <= b), ("below", self.below, lambda v, b: v < b)]
+        bounds = [
+            ("at least", self.minimum, lambda v, b: v >= b),
+            ("above", self.above, lambda v, b: v > b),
+            ("at most", self.maximum, lambda v, b: v <= b),
+            ("below", self.below, lambda v, b: v < b),
+        ]
         stated = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
         values = value if isinstance(value, tuple) else (value,)
         if all(holds(v, bound) for v in values for _, bound, holds in stated):
             return None
         each = "each must be " if isinstance(value, tuple) else "must be "
         return each + " and ".join(
-            f"{words} {f'{bound:g}' if isinstance(bound, float) else bound}" for words, bound, _ in stated)
+            f"{words} {f'{bound:g}' if isinstance(bound, float) else bound}" for words, bound, _ in stated
+        )
 
 
 def setting(default: Any, meaning: str = "", **rule: Any) -> Any:
@@ -101,8 +107,16 @@ class SettingsReader:
     A problem is noted and the reading goes on; :meth:`refuse_problems` raises all of them.
     """
 
-    def __init__(self, sections: Sections, path: str, *, prefix: str = "", problems: Optional[List[str]] = None,
-                 broken: Optional[Set[str]] = None, gone: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        sections: Sections,
+        path: str,
+        *,
+        prefix: str = "",
+        problems: Optional[List[str]] = None,
+        broken: Optional[Set[str]] = None,
+        gone: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """`gone`: settings of former versions by full name, and what to do instead."""
         self._sections, self.path, self._prefix, self._gone = sections, path, prefix, gone
         self._blocks: List[str] = []
@@ -116,8 +130,9 @@ class SettingsReader:
     def block(self, name: str) -> SettingsReader:
         """A reader of the same settings in a block of their own, such as `without_ipus`; it shares the problems."""
         self._blocks.append(name)
-        return SettingsReader(self._sections, self.path, prefix=f"{name}.", problems=self.problems, broken=self.broken,
-                      gone=self._gone)
+        return SettingsReader(
+            self._sections, self.path, prefix=f"{name}.", problems=self.problems, broken=self.broken, gone=self._gone
+        )
 
     def read(self, tree: Any, origin: str) -> None:
         """Take over nested settings: {section: {key: value}}."""
@@ -127,7 +142,8 @@ class SettingsReader:
         if not isinstance(tree, Mapping):
             where = self._prefix.rstrip(".") or "the file"
             self.problems.append(
-                f"{stated}{where} is {tree!r}; must hold sections of settings, one `key: value` a line")
+                f"{stated}{where} is {tree!r}; must hold sections of settings, one `key: value` a line"
+            )
             return
         for section, settings in tree.items():
             if section not in self._sections:
@@ -135,9 +151,10 @@ class SettingsReader:
             elif isinstance(settings, Mapping):
                 for name, raw in settings.items():
                     self._take(section, str(name), raw, origin, stated)
-            elif settings is not None:        # a section whose keys are all commented out is empty
+            elif settings is not None:  # a section whose keys are all commented out is empty
                 self.problems.append(
-                    f"{stated}{self._prefix}{section} is {settings!r}; must hold settings, one `key: value` a line")
+                    f"{stated}{self._prefix}{section} is {settings!r}; must hold settings, one `key: value` a line"
+                )
                 self.broken.update(keys_of({section: self._sections[section]}))
 
     def override(self, text: str) -> None:
@@ -180,9 +197,16 @@ class SettingsReader:
         """A dataclass for each section; what nobody stated has its default, and `origins` says so."""
         for key in keys_of(self._sections):
             self.origins.setdefault(key, DEFAULT)
-        return {section: kind(**{each.name: self.values[f"{section}.{each.name}"] for each in dataclasses.fields(kind)
-                                 if f"{section}.{each.name}" in self.values})
-                for section, kind in self._sections.items()}
+        return {
+            section: kind(
+                **{
+                    each.name: self.values[f"{section}.{each.name}"]
+                    for each in dataclasses.fields(kind)
+                    if f"{section}.{each.name}" in self.values
+                }
+            )
+            for section, kind in self._sections.items()
+        }
 
     def check(self, rules: Sequence[Tuple[str, Any, str]], prefix: str = "") -> None:
         """Note the broken ones of some rules: (keys they are about, whether broken, words)."""
@@ -228,7 +252,7 @@ def suggestions(key: str, sections: Sections, blocks: Sequence[str] = ()) -> Lis
     known = keys_of(sections)
     name = key.rpartition(".")[2]
     same = [each for each in known if each.rpartition(".")[2] == name]
-    if same:                                  # the right name without its section, or in another one
+    if same:  # the right name without its section, or in another one
         return same[:3]
     if "." in key:
         return difflib.get_close_matches(key, known, n=1, cutoff=0.6)
@@ -265,7 +289,7 @@ def typed_value(raw: Any, kind: Any) -> Any:
     arguments: Tuple[Any, ...] = getattr(kind, "__args__", ())
     if type(None) in arguments:
         return None if raw is None else typed_value(raw, arguments[0])
-    if arguments:                                                          # Tuple[int, ...]
+    if arguments:  # Tuple[int, ...]
         if not isinstance(raw, (list, tuple)) or not raw:
             raise ValueError(f"must be a list such as [{'3, 7' if arguments[0] is int else '0.1, 0.15'}]")
         return tuple(typed_value(each, arguments[0]) for each in raw)
@@ -297,7 +321,8 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=deep)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key} stands twice in one section", key_node.start_mark)
+                    None, None, f"{key} stands twice in one section", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -319,8 +344,10 @@ def plain(value: Any) -> Any:
 
 def as_tree(sections: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
     """Dataclasses by section -> nested plain values."""
-    return {name: {each.name: plain(getattr(section, each.name)) for each in dataclasses.fields(section)}
-            for name, section in sections.items()}
+    return {
+        name: {each.name: plain(getattr(section, each.name)) for each in dataclasses.fields(section)}
+        for name, section in sections.items()
+    }
 
 
 def annotated(sections: Mapping[str, Any], origins: Mapping[str, str]) -> str:
@@ -337,4 +364,4 @@ def annotated(sections: Mapping[str, Any], origins: Mapping[str, str]) -> str:
 
 
 def _scalar(value: Any) -> str:
-    return yaml.safe_dump(plain(value), default_flow_style=True, width=10 ** 6).replace("\n...", "").strip()
+    return yaml.safe_dump(plain(value), default_flow_style=True, width=10**6).replace("\n...", "").strip()

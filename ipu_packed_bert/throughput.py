@@ -1,4 +1,5 @@
-"""Sequences per second of the same work in two layouts, packed and unpacked, or with two attentions; what `benchmark` measures with."""
+"""Sequences per second of the same work in two layouts, packed and unpacked, or with two attentions; what `benchmark`
+measures with."""
 
 from __future__ import annotations
 
@@ -183,16 +184,22 @@ def stretched(packing: Packing, slots: int) -> Packing:
     """The same packs with all lengths multiplied, so that rows of `slots`, a multiple of the packing's, are as full."""
     factor, rest = divmod(slots, packing.max_sequence_length)
     if rest:
-        raise ValueError(f"--lengths: {slots} is not a multiple of {packing.max_sequence_length}, the histogram's; only whole multiples are stretched to")
+        raise ValueError(
+            f"--lengths: {slots} is not a multiple of {packing.max_sequence_length}, the histogram's; only whole "
+            f"multiples are stretched to"
+        )
     strategies = tuple(tuple(factor * length for length in strategy) for strategy in packing.strategies)
     return Packing(packing.algorithm, slots, packing.max_sequences_per_pack, strategies, packing.repeats)
 
 
 def compare_attention(config: Config, work: Work, depth: int, *, rounds: int, bar) -> Comparison:
-    """Forward and backward pass of the packs with each attention in turn, in alternating order; the first round warms up."""
+    """Forward and backward pass of the packs with each attention in turn, in alternating order; the first round warms
+    up."""
     config = replace(config, data=replace(config.data, max_sequences_per_pack=depth))
     engines = {
-        attention: HostEngine(replace(config, engine=replace(config.engine, attention=attention)), Pretraining(config), packing_factor=1.0)
+        attention: HostEngine(
+            replace(config, engine=replace(config.engine, attention=attention)), Pretraining(config), packing_factor=1.0
+        )
         for attention in ("sdpa", "varlen")
     }
     seconds: Dict[str, List[float]] = {attention: [] for attention in engines}
@@ -208,9 +215,14 @@ def compare_attention(config: Config, work: Work, depth: int, *, rounds: int, ba
         # Dropout differs; the sequences and their number do not.
         assert abs(losses[0] - losses[1]) <= 0.02 * abs(losses[0]), f"the two do different work: losses {losses}"
     numbers = work.packed["input_mask"]
-    squares = sum(int((numbers == number).sum(axis=1).astype(np.int64) @ (numbers == number).sum(axis=1)) for number in range(1, depth + 1))
+    squares = sum(
+        int((numbers == number).sum(axis=1).astype(np.int64) @ (numbers == number).sum(axis=1))
+        for number in range(1, depth + 1)
+    )
     slots = numbers.shape[1]
-    return Comparison(slots, np.array(seconds["sdpa"]), np.array(seconds["varlen"]), squares / (len(numbers) * slots * slots))
+    return Comparison(
+        slots, np.array(seconds["sdpa"]), np.array(seconds["varlen"]), squares / (len(numbers) * slots * slots)
+    )
 
 
 def bfloat16_slowdown() -> float:

@@ -1,4 +1,6 @@
-"""Files that `torch.save` wrote, read without running what a sender put in them: the only `torch.load` of the product."""
+"""Files that `torch.save` wrote, read without running what a sender put in them: the only `torch.load` of the
+product."""
+
 from __future__ import annotations
 
 import mmap
@@ -21,8 +23,8 @@ class UnsafeFile(ValueError):
 def load_tensors(path: Union[str, Path]) -> Any:
     """Tensors on the CPU and plain values of a file; UnsafeFile where reading could run code.
 
-    torch before 2.6 hands a TorchScript archive to `torch.jit.load` in spite of ``weights_only``, and unpacks tar archives,
-    a form from before torch 0.2, to a folder first.  Other errors are torch's own, of many types.
+    torch before 2.6 hands a TorchScript archive to `torch.jit.load` in spite of ``weights_only``, and unpacks tar
+    archives, a form from before torch 0.2, to a folder first.  Other errors are torch's own, of many types.
     """
     with open(path, "rb") as file:
         _refuse_code(file, path)
@@ -44,7 +46,9 @@ def _refuse_code(file: BinaryIO, path: Union[str, Path]) -> None:
         reason = "a tar archive, a form that torch gave up"
     file.seek(0)
     if reason:
-        raise UnsafeFile(f"{path}: {reason}; only plain weights are read: save the state_dict with torch.save, or as safetensors")
+        raise UnsafeFile(
+            f"{path}: {reason}; only plain weights are read: save the state_dict with torch.save, or as safetensors"
+        )
 
 
 def _is_tar(file: BinaryIO) -> bool:

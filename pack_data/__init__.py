@@ -6,6 +6,7 @@
 `python -m pack_data` lists the commands. A public name is loaded when it is first used, so that a command starts
 without loading what it does not need.
 """
+
 from __future__ import annotations
 
 import sys

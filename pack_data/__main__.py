@@ -1,4 +1,5 @@
 """`python -m pack_data`: the list of this package's commands."""
+
 from __future__ import annotations
 
 from pack_data.command import list_commands, run_main

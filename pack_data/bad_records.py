@@ -1,4 +1,5 @@
 """Records that cannot be read: where they are, what is wrong with them, and how many may be left out."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -44,8 +45,11 @@ class BadRecords:
         bad = BadRecord(origin, " ".join(reason.split()), records)
         self.found.append(bad)
         if self.count > self.allowed:
-            already = f"{self.count} bad records, --skip-bad {self.allowed} allows fewer" if self.allowed else (
-                "repair the file, or skip bad records with --skip-bad N")
+            already = (
+                f"{self.count} bad records, --skip-bad {self.allowed} allows fewer"
+                if self.allowed
+                else ("repair the file, or skip bad records with --skip-bad N")
+            )
             raise ValueError(f"{bad} ({already})")
 
     def stop(self, origin: Origin, reason: str) -> None:

@@ -3,6 +3,7 @@
 Where attention skips the blocks between sequences, a batch takes as long as its most expensive pack. The packs only
 exchange sequences, within the same limits of slots and depth.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -146,7 +147,10 @@ def balance_attention(packing: Packing, *, exchanges: int = 1000, progress: Opti
                     state.repeats[index] -= times
                     state.repeats[partner] -= times
                     made: Dict[Strategy, int] = {}
-                    for strategy in (_exchange(state.strategies[index], given, taken), _exchange(state.strategies[partner], taken, given)):
+                    for strategy in (
+                        _exchange(state.strategies[index], given, taken),
+                        _exchange(state.strategies[partner], taken, given),
+                    ):
                         made[strategy] = made.get(strategy, 0) + times
                     state.add(made)
                     exchanges -= 1

@@ -3,6 +3,7 @@
 Draws sequences with the lengths of the paper's Wikipedia, and takes them the way of every build: assignment to packs,
 sorting by shard, writing. A sixteenth of Wikipedia unless told otherwise.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -39,7 +40,10 @@ def peak_megabytes(who: int) -> float:
 
 def cpu_seconds() -> float:
     """Of this process and its ended workers, user and system."""
-    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
 
 
 def time_assignment(histogram: LengthHistogram, packing) -> Row:
@@ -49,61 +53,113 @@ def time_assignment(histogram: LengthHistogram, packing) -> Row:
     start = time.perf_counter()
     assign(lengths, packing, 0)
     seconds = time.perf_counter() - start
-    return ("assignment", f"{seconds:.2f} s", f"of {len(lengths):,} lengths to packs; {peak_megabytes(resource.RUSAGE_SELF):,.0f} MiB at most "
-        "in this process")
+    return (
+        "assignment",
+        f"{seconds:.2f} s",
+        f"of {len(lengths):,} lengths to packs; {peak_megabytes(resource.RUSAGE_SELF):,.0f} MiB at most "
+        "in this process",
+    )
 
 
 def scaled(histogram: LengthHistogram, sequences: int) -> LengthHistogram:
     """As many sequences in the same proportions (largest remainders)."""
     exact = histogram.counts * (sequences / histogram.sequences)
     counts = np.floor(exact).astype(np.int64)
-    counts[np.argsort(counts - exact, kind="stable")[:sequences - int(counts.sum())]] += 1
+    counts[np.argsort(counts - exact, kind="stable")[: sequences - int(counts.sum())]] += 1
     return LengthHistogram(counts, histogram.name)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     whole = LengthHistogram.published(HISTOGRAM)
-    parser = ArgumentParser(prog="python -m pack_data.benchmark", description=__doc__.split("\n\n")[0],
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sequences", type=positive_int, default=whole.sequences // 16, metavar="N",
-                        help=f"how many (default a sixteenth of the {whole.sequences:,} of Wikipedia)")
+    parser = ArgumentParser(
+        prog="python -m pack_data.benchmark",
+        description=__doc__.split("\n\n")[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--sequences",
+        type=positive_int,
+        default=whole.sequences // 16,
+        metavar="N",
+        help=f"how many (default a sixteenth of the {whole.sequences:,} of Wikipedia)",
+    )
     parser.add_argument("--packer", choices=PACKERS, default="optimal")
     parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
-    parser.add_argument("--workers", type=positive_int, default=available_cores(), metavar="N", help="processes (default: one a core)")
-    parser.add_argument("--folder", metavar="DIR", help="where to build, for a moment (default: the system's place for temporary files)")
+    parser.add_argument(
+        "--workers", type=positive_int, default=available_cores(), metavar="N", help="processes (default: one a core)"
+    )
+    parser.add_argument(
+        "--folder", metavar="DIR", help="where to build, for a moment (default: the system's place for temporary files)"
+    )
     args = parser.parse_args(argv)
     if resource is None:
         raise ValueError("pack_data.benchmark needs a POSIX system such as Linux or macOS (resource is missing here)")
 
     histogram = scaled(whole, args.sequences)
-    rows: List[Row] = [time_assignment(histogram, get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack))]
+    rows: List[Row] = [
+        time_assignment(
+            histogram, get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
+        )
+    ]
     before = cpu_seconds()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        built = build_and_report(BuildOptions(
-            out=Path(folder) / "data", synthetic=HISTOGRAM, sequences=args.sequences, packer=args.packer,
-            max_sequences_per_pack=args.max_sequences_per_pack, vocabulary_size=30522, workers=args.workers))
+        built = build_and_report(
+            BuildOptions(
+                out=Path(folder) / "data",
+                synthetic=HISTOGRAM,
+                sequences=args.sequences,
+                packer=args.packer,
+                max_sequences_per_pack=args.max_sequences_per_pack,
+                vocabulary_size=30522,
+                workers=args.workers,
+            )
+        )
         cpu = cpu_seconds() - before
         # Before reading: a memory map counts as memory of the process until the system takes it back.
         own, worker = peak_megabytes(resource.RUSAGE_SELF), peak_megabytes(resource.RUSAGE_CHILDREN)
         with built.store as store:
             packs, seconds = len(store), built.seconds
             size = sum(entry.bytes for entry in store.manifest.shards)
-            order = np.random.default_rng(0).permutation(packs)[:64 * 256]
+            order = np.random.default_rng(0).permutation(packs)[: 64 * 256]
             start = time.perf_counter()
             for first in range(0, len(order), 64):
-                store.batch(order[first:first + 64])
+                store.batch(order[first : first + 64])
             reading = time.perf_counter() - start
     way = seconds["assignment"] + seconds["sorting"] + seconds["writing"] + seconds["commit"]
     workers = args.workers if args.workers > 1 else 0
     rows += [
-        ("drawing", f"{seconds['examples']:.1f} s", f"{args.sequences / seconds['examples']:,.0f} sequences/s with random tokens, not counted below"),
-        ("packing", f"{built.packing.solve_seconds:.2f} s", f"{built.packing.algorithm}: {packs:,} packs, packing factor {built.packing.packing_factor:.3f}"),
-        ("assign and write", f"{way:.1f} s", f"{packs / way:,.0f} packs/s in {args.workers} processes: assignment {seconds['assignment']:.1f}, "
-         f"sorting {seconds['sorting']:.1f}, writing {seconds['writing']:.1f}, manifest {seconds['commit']:.1f}"),
-        ("processors", f"{cpu:.1f} s", f"of one core for the whole build with its drawing: {packs / cpu:,.0f} packs a second of one core"),
+        (
+            "drawing",
+            f"{seconds['examples']:.1f} s",
+            f"{args.sequences / seconds['examples']:,.0f} sequences/s with random tokens, not counted below",
+        ),
+        (
+            "packing",
+            f"{built.packing.solve_seconds:.2f} s",
+            f"{built.packing.algorithm}: {packs:,} packs, packing factor {built.packing.packing_factor:.3f}",
+        ),
+        (
+            "assign and write",
+            f"{way:.1f} s",
+            f"{packs / way:,.0f} packs/s in {args.workers} processes: assignment {seconds['assignment']:.1f}, "
+            f"sorting {seconds['sorting']:.1f}, writing {seconds['writing']:.1f}, manifest {seconds['commit']:.1f}",
+        ),
+        (
+            "processors",
+            f"{cpu:.1f} s",
+            f"of one core for the whole build with its drawing: {packs / cpu:,.0f} packs a second of one core",
+        ),
         ("size", f"{size / packs:,.0f} B", f"a pack; {size / 1e6:,.0f} MB in all"),
-        ("memory", f"{own + workers * worker:,.0f} MiB", f"at most: this process {own:,.0f}, {workers} workers of up to {worker:,.0f} each"),
-        ("reading", f"{len(order) / reading:,.0f} /s", "random packs decoded to int32 fields, in batches of 64, one process"),
+        (
+            "memory",
+            f"{own + workers * worker:,.0f} MiB",
+            f"at most: this process {own:,.0f}, {workers} workers of up to {worker:,.0f} each",
+        ),
+        (
+            "reading",
+            f"{len(order) / reading:,.0f} /s",
+            "random packs decoded to int32 fields, in batches of 64, one process",
+        ),
     ]
     print(f"{args.sequences:,} sequences drawn from {HISTOGRAM}, packs of 512 at depth {args.max_sequences_per_pack}")
     print("\n".join(text_table(rows, left=(0, 2), indent="  ")))

@@ -3,6 +3,7 @@
 Longest sample first, each goes to the fullest pack that has room, the first opened among equals.
 Fine-tuning libraries pack by this rule or by its first-fit sibling, usually without a depth.
 """
+
 from __future__ import annotations
 
 import time
@@ -21,8 +22,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
     """The per-sample result at a cost that depends on S only.  max_sequences_per_pack None is unlimited."""
     start = time.perf_counter()
     packs = fit_decreasing(histogram, max_sequences_per_pack, lambda free: np.argsort(free, kind="stable"))
-    return Packing.of(
-        "best_fit", histogram, max_sequences_per_pack, packs, solve_seconds=time.perf_counter() - start)
+    return Packing.of("best_fit", histogram, max_sequences_per_pack, packs, solve_seconds=time.perf_counter() - start)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -1,4 +1,5 @@
 """Plain lengths to bins of indices: `pack_data.pack`."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -34,7 +35,11 @@ class PackedLengths:
 
 
 def pack(
-    lengths: Any, *, max_sequence_length: int, max_sequences_per_pack: Optional[int] = None, seed: int = 0,
+    lengths: Any,
+    *,
+    max_sequence_length: int,
+    max_sequences_per_pack: Optional[int] = None,
+    seed: int = 0,
 ) -> PackedLengths:
     """Packs sequences of these lengths into as few rows of max_sequence_length slots as the optimal packer finds.
 
@@ -59,7 +64,8 @@ def pack(
         raise ValueError(f"lengths have {given.ndim} dimensions; give one whole number for each sequence")
     if max_sequences_per_pack is not None and max_sequences_per_pack < 1:
         raise ValueError(
-            f"max_sequences_per_pack = {max_sequences_per_pack}; a pack holds at least 1, None is unlimited")
+            f"max_sequences_per_pack = {max_sequences_per_pack}; a pack holds at least 1, None is unlimited"
+        )
     if seed < 0:
         raise ValueError(f"seed = {seed}; a seed is at least 0")
     histogram = LengthHistogram.from_lengths(given, max_sequence_length)

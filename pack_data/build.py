@@ -9,6 +9,7 @@ workers. A former data set in OUT stays readable until the new manifest replaces
 With --held-out the documents are split first, and every stage is done for both sides; the two data sets appear
 together. The stages are in pack_data/building.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -44,8 +45,10 @@ def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> 
     try:
         import fcntl  # noqa: F401
     except ImportError:
-        raise ValueError("pack_data.build needs a POSIX system such as Linux or macOS (fcntl is missing here); "
-                         "build there and copy the folder") from None
+        raise ValueError(
+            "pack_data.build needs a POSIX system such as Linux or macOS (fcntl is missing here); "
+            "build there and copy the folder"
+        ) from None
     out = Path(options.out) if Path(options.out).name else Path(options.out).resolve()
     options = replace(options, out=out)
     check_out(out)
@@ -69,64 +72,151 @@ def _parser() -> ArgumentParser:
     default = BuildOptions(out="")
     parser = ArgumentParser(prog="python -m pack_data.build", description="Packs text into a data set.")
     add = parser.add_argument
-    add("--out", required=True, metavar="DIR",
-        help="folder of the data set; one that is there stays readable until the new one is complete")
+    add(
+        "--out",
+        required=True,
+        metavar="DIR",
+        help="folder of the data set; one that is there stays readable until the new one is complete",
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "--corpus", metavar="PATH|embedded",
-        help="text or JSONL (.gz, .xz), a file or a folder; 'embedded': the documentation inside this Python")
+        "--corpus",
+        metavar="PATH|embedded",
+        help="text or JSONL (.gz, .xz), a file or a folder; 'embedded': the documentation inside this Python",
+    )
     what.add_argument(
-        "--synthetic", choices=PUBLISHED, help="draw lengths from a published histogram, with random tokens")
+        "--synthetic", choices=PUBLISHED, help="draw lengths from a published histogram, with random tokens"
+    )
     what.add_argument(
-        "--from", dest="source", metavar="PATH",
-        help="sequences made elsewhere: MLPerf or packed TFRecord, HDF5, Parquet, Arrow; a file or a folder")
-    add("--format", dest="source_format", default="auto", metavar="NAME",
-        help="of --from (default: told from the content; names: python -m pack_data.convert --help)")
-    add("--columns", type=lambda text: tuple(text.split(",")), default=(), metavar="A,B",
-        help="--from Parquet or Arrow: the integer columns that make the sequences")
-    add("--skip-bad", type=int, default=0, metavar="N",
-        help="leave out up to N bad records, or lines of text (default 0: the first is an error)")
-    add("--sequences", type=positive_int, default=default.sequences, metavar="N",
-        help="how many, with --synthetic (default 1,000,000)")
+        "--from",
+        dest="source",
+        metavar="PATH",
+        help="sequences made elsewhere: MLPerf or packed TFRecord, HDF5, Parquet, Arrow; a file or a folder",
+    )
+    add(
+        "--format",
+        dest="source_format",
+        default="auto",
+        metavar="NAME",
+        help="of --from (default: told from the content; names: python -m pack_data.convert --help)",
+    )
+    add(
+        "--columns",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        metavar="A,B",
+        help="--from Parquet or Arrow: the integer columns that make the sequences",
+    )
+    add(
+        "--skip-bad",
+        type=int,
+        default=0,
+        metavar="N",
+        help="leave out up to N bad records, or lines of text (default 0: the first is an error)",
+    )
+    add(
+        "--sequences",
+        type=positive_int,
+        default=default.sequences,
+        metavar="N",
+        help="how many, with --synthetic (default 1,000,000)",
+    )
     add("--json-field", default=default.json_field, metavar="NAME", help="field of the text in JSONL (default text)")
-    add("--document-separator", choices=("file", "blank-line"), default="file",
-        help="what a document is in a text file (default: the file)")
-    add("--vocabulary", metavar="FILE",
-        help="vocab.txt; without it one is trained on the corpus and kept with the data")
-    add("--vocabulary-size", type=positive_int, default=default.vocabulary_size, metavar="N",
-        help="when training one (default 8192)")
+    add(
+        "--document-separator",
+        choices=("file", "blank-line"),
+        default="file",
+        help="what a document is in a text file (default: the file)",
+    )
+    add(
+        "--vocabulary", metavar="FILE", help="vocab.txt; without it one is trained on the corpus and kept with the data"
+    )
+    add(
+        "--vocabulary-size",
+        type=positive_int,
+        default=default.vocabulary_size,
+        metavar="N",
+        help="when training one (default 8192)",
+    )
     add("--keep-case", action="store_true", help="tell capitals apart (default: lower case, accents stripped)")
     add("--max-sequence-length", type=positive_int, default=512, metavar="S", help="slots in a pack (default 512)")
-    add("--max-predictions-per-sequence", type=positive_int, metavar="M",
-        help="masked tokens at most (default 20, 56, 76 at 128, 384, 512)")
+    add(
+        "--max-predictions-per-sequence",
+        type=positive_int,
+        metavar="M",
+        help="masked tokens at most (default 20, 56, 76 at 128, 384, 512)",
+    )
     add("--packer", choices=PACKERS, default=default.packer, help=f"default {default.packer}")
-    add("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D",
-        help="packing depth, a number or 'unlimited' (default 3)")
-    add("--recipe", metavar="FILE",
-        help="a packing that a packer wrote with --out for exactly these lengths, instead of --packer")
-    add("--duplication-factor", type=positive_int, default=default.duplication_factor, metavar="N",
-        help="passes over the corpus, each masked anew (default 5)")
-    add("--short-sequence-probability", type=float, default=0.1, metavar="P",
-        help="documents cut into shorter sequences (default 0.1)")
+    add(
+        "--max-sequences-per-pack",
+        type=parse_depth,
+        default=3,
+        metavar="D",
+        help="packing depth, a number or 'unlimited' (default 3)",
+    )
+    add(
+        "--recipe",
+        metavar="FILE",
+        help="a packing that a packer wrote with --out for exactly these lengths, instead of --packer",
+    )
+    add(
+        "--duplication-factor",
+        type=positive_int,
+        default=default.duplication_factor,
+        metavar="N",
+        help="passes over the corpus, each masked anew (default 5)",
+    )
+    add(
+        "--short-sequence-probability",
+        type=float,
+        default=0.1,
+        metavar="P",
+        help="documents cut into shorter sequences (default 0.1)",
+    )
     add("--masked-lm-probability", type=float, default=0.15, metavar="P", help="share of tokens masked (default 0.15)")
     add("--seed", type=int, default=0, help="of every random choice (default 0)")
-    add("--epoch", type=int, default=0, metavar="E",
-        help="another number pairs the same sequences differently (default 0)")
-    add("--held-out", type=float, default=0.0, metavar="F",
+    add(
+        "--epoch",
+        type=int,
+        default=0,
+        metavar="E",
+        help="another number pairs the same sequences differently (default 0)",
+    )
+    add(
+        "--held-out",
+        type=float,
+        default=0.0,
+        metavar="F",
         help="share of the documents (0.01: about one in a hundred) that goes into a second data set, DIR-held-out, "
-             "to evaluate on")
-    add("--overwrite", action="store_true",
-        help="replace a data set in --out that was made from something else or with other options")
-    add("--append", action="store_true",
+        "to evaluate on",
+    )
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace a data set in --out that was made from something else or with other options",
+    )
+    add(
+        "--append",
+        action="store_true",
         help="add to the data set in --out the files it does not hold yet, made and packed as the rest was "
-             "(its own options count)")
+        "(its own options count)",
+    )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--workers", type=positive_int, metavar="N",
-                       help="processes (default: one a core); the result does not depend on it")
-    where.add_argument("--dask", metavar="ADDRESS|local:N",
-                       help="run on a Dask cluster whose workers see --out under the same path")
-    add("--progress", default=None, help="show bars even where stderr is no terminal",
-        action=argparse.BooleanOptionalAction if hasattr(argparse, "BooleanOptionalAction") else "store_true")
+    where.add_argument(
+        "--workers",
+        type=positive_int,
+        metavar="N",
+        help="processes (default: one a core); the result does not depend on it",
+    )
+    where.add_argument(
+        "--dask", metavar="ADDRESS|local:N", help="run on a Dask cluster whose workers see --out under the same path"
+    )
+    add(
+        "--progress",
+        default=None,
+        help="show bars even where stderr is no terminal",
+        action=argparse.BooleanOptionalAction if hasattr(argparse, "BooleanOptionalAction") else "store_true",
+    )
     return parser
 
 
@@ -143,16 +233,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         for skipped in manifest.made_with.get("skipped", ()):
             print(f"skipped {skipped}", file=sys.stderr)
         if manifest.made_with.get("left_out"):
-            print(f"left out: {', '.join(manifest.made_with['left_out'])} (a store holds whole numbers only)",
-                  file=sys.stderr)
+            print(
+                f"left out: {', '.join(manifest.made_with['left_out'])} (a store holds whole numbers only)",
+                file=sys.stderr,
+            )
         size = sum(entry.bytes for entry in manifest.shards)
-        print(f"\n{store.folder}: {len(store):,} packs in {len(manifest.shards)} shards, {size / 1e6:,.1f} MB, "
-              f"{size / len(store):,.0f} bytes a pack")
+        print(
+            f"\n{store.folder}: {len(store):,} packs in {len(manifest.shards)} shards, {size / 1e6:,.1f} MB, "
+            f"{size / len(store):,.0f} bytes a pack"
+        )
         if manifest.made_with.get("side") == TRAINING:
             folder = held_out_folder(store.folder)
             held_out = read_manifest(folder)
-            print(f"{folder}: {held_out.packs:,} packs of {held_out.sequences:,} sequences, "
-                  f"from the {held_out.made_with['documents']:,} documents held out")
+            print(
+                f"{folder}: {held_out.packs:,} packs of {held_out.sequences:,} sequences, "
+                f"from the {held_out.made_with['documents']:,} documents held out"
+            )
     return 0
 
 

@@ -4,6 +4,7 @@ The metrics of the paper's section 4.1: packs, all tokens (slots), padding token
 efficiency, speed-up over not packing, packing factor.  Ours: how far above the proven lower bound of that depth, and
 the peak of memory during the solve.
 """
+
 from __future__ import annotations
 
 import csv
@@ -25,9 +26,16 @@ ALGORITHMS = ("none", "sort") + tuple(name for name in PACKERS if name != "none"
 
 # Table 1 of the paper, Wikipedia at 512 on an IPU-M2000: efficiency in percent, packing factor, realised speed-up.
 _TABLE_1 = {
-    ("none", 1): "50.0  1.00  1.000", ("sort", 1): "99.9  2.00  << 1", ("greedy", None): "~78   ~1.6  ~1.5",
-    ("spfhp", 2): "80.5  1.61  1.544", ("spfhp", 3): "89.4  1.79  1.716", ("nnlshp", 3): "99.7  2.00  1.913",
-    ("spfhp", 4): "93.9  1.88  1.803", ("spfhp", 8): "98.9  1.98  1.895", ("spfhp", None): "99.6  1.99  1.905"}
+    ("none", 1): "50.0  1.00  1.000",
+    ("sort", 1): "99.9  2.00  << 1",
+    ("greedy", None): "~78   ~1.6  ~1.5",
+    ("spfhp", 2): "80.5  1.61  1.544",
+    ("spfhp", 3): "89.4  1.79  1.716",
+    ("nnlshp", 3): "99.7  2.00  1.913",
+    ("spfhp", 4): "93.9  1.88  1.803",
+    ("spfhp", 8): "98.9  1.98  1.895",
+    ("spfhp", None): "99.6  1.99  1.905",
+}
 
 
 class Case(NamedTuple):
@@ -41,7 +49,9 @@ def plan(algorithms: Sequence[str], depths: Sequence[Optional[int]]) -> List[Job
     """What to measure, by depth: NONE and SORT have no depth, and GREEDY is the paper's only without a limit."""
     jobs: List[Job] = [(name, 1) for name in ("none", "sort") if name in algorithms]
     for depth in depths:
-        for name in ("optimal",) + tuple(name for name in algorithms if name not in ("none", "sort", "greedy", "optimal")):
+        for name in ("optimal",) + tuple(
+            name for name in algorithms if name not in ("none", "sort", "greedy", "optimal")
+        ):
             if packs_at_depth(name, depth):
                 jobs.append((name, depth))
     if "greedy" in algorithms:
@@ -50,7 +60,12 @@ def plan(algorithms: Sequence[str], depths: Sequence[Optional[int]]) -> List[Job
 
 
 def compare(
-    case: Case, algorithms: Sequence[str] = ALGORITHMS, *, batch_size: int = 256, isolated: bool = False, progress: Optional[bool] = False,
+    case: Case,
+    algorithms: Sequence[str] = ALGORITHMS,
+    *,
+    batch_size: int = 256,
+    isolated: bool = False,
+    progress: Optional[bool] = False,
 ) -> List[Row]:
     """One row for each packer and depth, by depth.  `optimal` always runs: every row is compared with its bound.
 
@@ -87,35 +102,69 @@ def _run(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int, isola
 def table(case: Case, rows: Sequence[Row]) -> str:
     """The rows as text: a block for each depth, with a mark at the fewest packs of each block."""
     histogram = case.histogram
-    title = (f"{histogram.name}  {histogram.sequences:,} sequences, {histogram.tokens:,} tokens, packs of "
-             f"{histogram.max_sequence_length} slots; speed-up at most {histogram.theoretical_speedup:.3f}")
+    title = (
+        f"{histogram.name}  {histogram.sequences:,} sequences, {histogram.tokens:,} tokens, packs of "
+        f"{histogram.max_sequence_length} slots; speed-up at most {histogram.theoretical_speedup:.3f}"
+    )
     quoted = histogram.name == "wikipedia_512"
-    head = ["packer", "packs", "all tokens", "padding", "strategies", "efficiency", "factor", "speed-up", "above bound", "",
-            "solved in", "memory"] + (["paper: EFF %, p, realised"] if quoted else [])
+    head = [
+        "packer",
+        "packs",
+        "all tokens",
+        "padding",
+        "strategies",
+        "efficiency",
+        "factor",
+        "speed-up",
+        "above bound",
+        "",
+        "solved in",
+        "memory",
+    ] + (["paper: EFF %, p, realised"] if quoted else [])
     blocks: Dict[Optional[int], List[List[str]]] = {}
     for row in rows:
-        gap = ("-", "") if row.gap is None else (
-            f"{row.gap:,}", f"{row.gap / row.lower_bound:.2%}" if row.lower_bound else "")
+        gap = (
+            ("-", "")
+            if row.gap is None
+            else (f"{row.gap:,}", f"{row.gap / row.lower_bound:.2%}" if row.lower_bound else "")
+        )
         cells = [
-            row.algorithm.upper(), f"{row.packs:,}", _millions(row.slots), _millions(row.padding_tokens),
-            "-" if row.strategies is None else f"{row.strategies:,}", f"{row.efficiency:.3%}", f"{row.packing_factor:.3f}",
-            f"{row.speedup:.3f}", *gap, _time(row.solve_seconds), _bytes(row.peak_memory)]
+            row.algorithm.upper(),
+            f"{row.packs:,}",
+            _millions(row.slots),
+            _millions(row.padding_tokens),
+            "-" if row.strategies is None else f"{row.strategies:,}",
+            f"{row.efficiency:.3%}",
+            f"{row.packing_factor:.3f}",
+            f"{row.speedup:.3f}",
+            *gap,
+            _time(row.solve_seconds),
+            _bytes(row.peak_memory),
+        ]
         if quoted:
             cells.append(_TABLE_1.get((row.algorithm, row.max_sequences_per_pack), ""))
         blocks.setdefault(row.max_sequences_per_pack, []).append(cells)
     heading, *written = text_table(
-        [head] + [cells for block in blocks.values() for cells in block], left={0, len(head) - 1} if quoted else {0})
+        [head] + [cells for block in blocks.values() for cells in block], left={0, len(head) - 1} if quoted else {0}
+    )
     texts = iter(written)
     lines = [title, "", "   " + heading, "-" * (3 + len(heading))]
     for depth in blocks:
         members = [row for row in rows if row.max_sequences_per_pack == depth]
         bound = next((row.lower_bound for row in members if row.lower_bound is not None), None)
-        lines.append(f"depth {depth_text(depth)}" + (f": no packing has fewer than {bound:,} packs" if bound is not None else ""))
+        lines.append(
+            f"depth {depth_text(depth)}" + (f": no packing has fewer than {bound:,} packs" if bound is not None else "")
+        )
         best = min((row.packs for row in members if row.algorithm not in ("none", "sort")), default=None)
         lines += [f" {'*' if row.packs == best else ' '} {next(texts)}" for row in members]
-    lines += ["", "* fewest packs of this depth.  Above bound: packs over the proven bound.  Memory: highest during the solve."]
+    lines += [
+        "",
+        "* fewest packs of this depth.  Above bound: packs over the proven bound.  Memory: highest during the solve.",
+    ]
     if any(row.algorithm == "sort" for row in rows):
-        lines.append("SORT pads each batch to its longest sequence: no packing, and a static engine compiles each length apart.")
+        lines.append(
+            "SORT pads each batch to its longest sequence: no packing, and a static engine compiles each length apart."
+        )
     return "\n".join(lines)
 
 
@@ -153,17 +202,32 @@ def plot(path: str, case: Case, rows: Sequence[Row]) -> None:
         if own:  # beside one another, because many packers have the same result
             axes.plot(
                 [depths.index(row.max_sequences_per_pack) + 0.07 * (number - len(names) / 2) for row in own],
-                [100 * (1 - row.efficiency) for row in own], marker=marker, linestyle="none", markersize=7, label=name.upper())
+                [100 * (1 - row.efficiency) for row in own],
+                marker=marker,
+                linestyle="none",
+                markersize=7,
+                label=name.upper(),
+            )
     bounds = {row.max_sequences_per_pack: row.lower_bound for row in rows}
     for position, depth in enumerate(depths):
         bound = bounds.get(depth)
         if bound:
             least = 100 * (1 - tokens / (S * bound))
-            axes.hlines(least, position - 0.4, position + 0.4, color="black", linewidth=1, zorder=0,
-                        label=None if position else "proven least")
+            axes.hlines(
+                least,
+                position - 0.4,
+                position + 0.4,
+                color="black",
+                linewidth=1,
+                zorder=0,
+                label=None if position else "proven least",
+            )
     if case.histogram.name == "wikipedia_512":
-        quoted = [(depths.index(depth), 100 - float(text.split()[0])) for (name, depth), text in _TABLE_1.items()
-                  if name in ("spfhp", "nnlshp") and depth in depths]
+        quoted = [
+            (depths.index(depth), 100 - float(text.split()[0]))
+            for (name, depth), text in _TABLE_1.items()
+            if name in ("spfhp", "nnlshp") and depth in depths
+        ]
         if quoted:
             axes.plot(*zip(*quoted), "k+", markersize=12, label="Table 1: SPFHP, NNLSHP")
     axes.set_yscale("symlog", linthresh=0.01)  # logarithmic, with a place for 0
@@ -185,7 +249,8 @@ _CAPPED: Tuple[Tuple[str, Optional[int]], ...] = (
     ("sample:wikipedia_512,n=1000000", 4),
     ("lognormal:mean=400,max=4096,n=1000000", 8),
     ("lognormal:mode=100,max=4096,n=20000", 8),
-    ("squad_1_1_384", 3))
+    ("squad_1_1_384", 3),
+)
 
 
 def _capped() -> Iterator[Case]:
@@ -195,20 +260,35 @@ def _capped() -> Iterator[Case]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog="python -m pack_data.compare", description="Every packer on one histogram, side by side.")
+    parser = ArgumentParser(
+        prog="python -m pack_data.compare", description="Every packer on one histogram, side by side."
+    )
     add_histogram_arguments(parser)
     parser.add_argument(
-        "--depths", type=lambda text: tuple(parse_depth(part) for part in text.split(",")), default=None,
-        metavar="D,D,...", help="packing depths; default 2,3,4,8,unlimited")
+        "--depths",
+        type=lambda text: tuple(parse_depth(part) for part in text.split(",")),
+        default=None,
+        metavar="D,D,...",
+        help="packing depths; default 2,3,4,8,unlimited",
+    )
     parser.add_argument(
-        "--capped", action="store_true", help="instead: four data sets at the depth cap where common packers lose most")
+        "--capped", action="store_true", help="instead: four data sets at the depth cap where common packers lose most"
+    )
     parser.add_argument(
-        "--packers", metavar="NAME,...", default=",".join(ALGORITHMS), help=f"some of {','.join(ALGORITHMS)}; default all")
-    parser.add_argument("--batch-size", type=positive_int, default=256, metavar="N", help="rows in a batch of SORT; default 256")
+        "--packers",
+        metavar="NAME,...",
+        default=",".join(ALGORITHMS),
+        help=f"some of {','.join(ALGORITHMS)}; default all",
+    )
+    parser.add_argument(
+        "--batch-size", type=positive_int, default=256, metavar="N", help="rows in a batch of SORT; default 256"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
     parser.add_argument("--plot", metavar="FILE", help="draw padding over depth as .png, .pdf or .svg")
-    parser.add_argument("--progress", action="store_true", default=None, help="show progress even where stderr is no terminal")
+    parser.add_argument(
+        "--progress", action="store_true", default=None, help="show progress even where stderr is no terminal"
+    )
     args = parser.parse_args(argv)
     algorithms = args.packers.split(",")
     unknown = [name for name in algorithms if name not in ALGORITHMS]
@@ -225,10 +305,20 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             print(("\n" if done else "") + table(case, rows), flush=True)
         done.append((case, rows))
     if args.json:
-        print(json.dumps([
-            {"histogram": case.histogram.name, "max_sequence_length": case.histogram.max_sequence_length,
-             "sequences": case.histogram.sequences, "tokens": case.histogram.tokens, "rows": [asdict(row) for row in rows]}
-            for case, rows in done]))
+        print(
+            json.dumps(
+                [
+                    {
+                        "histogram": case.histogram.name,
+                        "max_sequence_length": case.histogram.max_sequence_length,
+                        "sequences": case.histogram.sequences,
+                        "tokens": case.histogram.tokens,
+                        "rows": [asdict(row) for row in rows],
+                    }
+                    for case, rows in done
+                ]
+            )
+        )
     if args.csv:
         write_csv(args.csv, done)
     if args.plot:

@@ -3,6 +3,7 @@
 Reads one record at a time and writes DST whole or not at all.  Packs stay packs where the target can hold them;
 `--unpack` takes them apart.  Examples are packed by `python -m pack_data.build --from SRC`.
 """
+
 from __future__ import annotations
 
 import os
@@ -25,7 +26,12 @@ TARGETS = {
     "store": ("packs",),
 }
 SUFFIX = {"mlperf_tfrecord": "tfrecord", "packed_tfrecord": "tfrecord", "parquet": "parquet", "arrow": "arrow"}
-WORDS = {"examples": "examples", "packs": "packs", "tokens": "token sequences", "token_packs": "packs of token sequences"}
+WORDS = {
+    "examples": "examples",
+    "packs": "packs",
+    "tokens": "token sequences",
+    "token_packs": "packs of token sequences",
+}
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,14 @@ def target_format(destination: str, kind: str) -> str:
 
 
 def convert(
-    source: Source, destination: str, to_format: str = "auto", *, unpack: bool = False, widths: Optional[RowWidths] = None,
-    records_per_file: Optional[int] = None, shown: Optional[bool] = None,
+    source: Source,
+    destination: str,
+    to_format: str = "auto",
+    *,
+    unpack: bool = False,
+    widths: Optional[RowWidths] = None,
+    records_per_file: Optional[int] = None,
+    shown: Optional[bool] = None,
 ) -> Conversion:
     """Write every good record of `source` to `destination`.
 
@@ -77,7 +89,12 @@ def convert(
     if kind not in TARGETS[to_format]:
         raise ValueError(
             f"{source.path} holds {kind}, {to_format} holds {' or '.join(TARGETS[to_format])}"
-            + ("; pack them first: python -m pack_data.build --from SRC --out DIR, then convert DIR" if kind == "examples" else ""))
+            + (
+                "; pack them first: python -m pack_data.build --from SRC --out DIR, then convert DIR"
+                if kind == "examples"
+                else ""
+            )
+        )
     if os.path.exists(destination) and any(os.path.samefile(destination, file) for file in source.files):
         raise ValueError(f"{destination}: is one of the files to read")
     if to_format in ("mlperf_tfrecord", "store"):
@@ -111,7 +128,11 @@ def convert(
 
 
 def _write_parts(
-    folder: str, suffix: str, records: Iterator[Record], per_file: int, write: Callable[[str, Iterator[Record]], int],
+    folder: str,
+    suffix: str,
+    records: Iterator[Record],
+    per_file: int,
+    write: Callable[[str, Iterator[Record]], int],
 ) -> int:
     """Files part-00000.SUFFIX, part-00001.SUFFIX, ... in a new folder, which gets its name when all are there."""
     if os.path.exists(folder):
@@ -134,33 +155,83 @@ def _write_parts(
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog="python -m pack_data.convert", description="One file format to another, and packs back to sequences.")
+    parser = ArgumentParser(
+        prog="python -m pack_data.convert", description="One file format to another, and packs back to sequences."
+    )
     parser.add_argument("source", metavar="SRC", help="a file, a folder of files, or a data set of this package")
-    parser.add_argument("destination", metavar="DST", help="the file to write (.tfrecord, .tfrecord.gz, .parquet, .arrow), or a folder with --to-format store")
-    parser.add_argument("--from-format", choices=("auto",) + tuple(FORMATS), default="auto", help="default: told from the content")
-    parser.add_argument("--to-format", choices=("auto",) + tuple(TARGETS), default="auto", help="default: told from the name of DST")
+    parser.add_argument(
+        "destination",
+        metavar="DST",
+        help="the file to write (.tfrecord, .tfrecord.gz, .parquet, .arrow), or a folder with --to-format store",
+    )
+    parser.add_argument(
+        "--from-format", choices=("auto",) + tuple(FORMATS), default="auto", help="default: told from the content"
+    )
+    parser.add_argument(
+        "--to-format", choices=("auto",) + tuple(TARGETS), default="auto", help="default: told from the name of DST"
+    )
     parser.add_argument("--unpack", action="store_true", help="take packs apart into sequences")
-    parser.add_argument("--skip-bad", type=int, default=0, metavar="N", help="leave out up to N bad records (default 0: the first is an error)")
-    parser.add_argument("--columns", type=lambda text: tuple(text.split(",")), default=(), metavar="A,B", help="Parquet, Arrow: the integer columns of the sequences")
-    parser.add_argument("--records-per-file", type=positive_int, metavar="N", help="make DST a folder of files of N records (with --to-format)")
-    parser.add_argument("--max-sequence-length", type=positive_int, metavar="S", help="slots in a row of an unpacked TFRecord; default: as in SRC")
-    parser.add_argument("--max-predictions-per-sequence", type=positive_int, metavar="P", help="predictions in such a row; default: as in SRC")
-    parser.add_argument("--progress", action="store_true", default=None, help="show progress though stderr is no terminal")
+    parser.add_argument(
+        "--skip-bad",
+        type=int,
+        default=0,
+        metavar="N",
+        help="leave out up to N bad records (default 0: the first is an error)",
+    )
+    parser.add_argument(
+        "--columns",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        metavar="A,B",
+        help="Parquet, Arrow: the integer columns of the sequences",
+    )
+    parser.add_argument(
+        "--records-per-file",
+        type=positive_int,
+        metavar="N",
+        help="make DST a folder of files of N records (with --to-format)",
+    )
+    parser.add_argument(
+        "--max-sequence-length",
+        type=positive_int,
+        metavar="S",
+        help="slots in a row of an unpacked TFRecord; default: as in SRC",
+    )
+    parser.add_argument(
+        "--max-predictions-per-sequence",
+        type=positive_int,
+        metavar="P",
+        help="predictions in such a row; default: as in SRC",
+    )
+    parser.add_argument(
+        "--progress", action="store_true", default=None, help="show progress though stderr is no terminal"
+    )
     args = parser.parse_args(argv)
     if args.skip_bad < 0:
         raise ValueError(f"--skip-bad {args.skip_bad} is negative; give a number of records")
 
     source = open_source(args.source, args.from_format, args.skip_bad, args.columns)
     done = convert(
-        source, args.destination, args.to_format, unpack=args.unpack, shown=args.progress, records_per_file=args.records_per_file,
-        widths=RowWidths(args.max_sequence_length, args.max_predictions_per_sequence))
-    print(f"{args.source} ({source.format}, {WORDS[source.kind]}) -> {args.destination} ({done.format}): "
-        f"{done.written:,} {WORDS[done.kind]}")
+        source,
+        args.destination,
+        args.to_format,
+        unpack=args.unpack,
+        shown=args.progress,
+        records_per_file=args.records_per_file,
+        widths=RowWidths(args.max_sequence_length, args.max_predictions_per_sequence),
+    )
+    print(
+        f"{args.source} ({source.format}, {WORDS[source.kind]}) -> {args.destination} ({done.format}): "
+        f"{done.written:,} {WORDS[done.kind]}"
+    )
     if done.bad:
         print(source.report(), file=sys.stderr)
         print(f"{done.bad} bad records skipped of {args.skip_bad} allowed", file=sys.stderr)
     if done.foreign_lost:
-        print(f"left out: {', '.join(done.foreign_lost)} (a value for a whole pack belongs to no single sequence)", file=sys.stderr)
+        print(
+            f"left out: {', '.join(done.foreign_lost)} (a value for a whole pack belongs to no single sequence)",
+            file=sys.stderr,
+        )
     return 0
 
 

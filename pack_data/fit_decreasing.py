@@ -7,6 +7,7 @@ other, each with as many as fit.  A run of equal packs that are neighbours in th
 samples of a length end inside a run is it split, in three at most.  The result is the per-sample one, pack by pack
 (tests/pack_data/test_fit_decreasing.py places sample by sample and compares), at a cost that depends on S alone.
 """
+
 from __future__ import annotations
 
 from typing import Callable, List, Optional, Tuple
@@ -15,11 +16,15 @@ import numpy as np
 
 from pack_data.histogram import LengthHistogram
 
-Visit = Callable[[np.ndarray], np.ndarray]  # free slots of the runs that have room -> the order in which they are visited
+Visit = Callable[
+    [np.ndarray], np.ndarray
+]  # free slots of the runs that have room -> the order in which they are visited
 
 
 def fit_decreasing(
-    histogram: LengthHistogram, max_sequences_per_pack: Optional[int], visit: Visit,
+    histogram: LengthHistogram,
+    max_sequences_per_pack: Optional[int],
+    visit: Visit,
 ) -> List[Tuple[Tuple[int, ...], int]]:
     """(strategy, packs) of the runs, in the order in which their first packs were opened."""
     S = histogram.max_sequence_length
@@ -35,7 +40,7 @@ def fit_decreasing(
     def insert(at: int, new_free: int, new_seats: int, new_packs: int, strategy: Tuple[int, ...]) -> None:
         nonlocal runs
         for array, value in ((free, new_free), (seats, new_seats), (packs, new_packs)):
-            array[at + 1:runs + 1] = array[at:runs].copy()
+            array[at + 1 : runs + 1] = array[at:runs].copy()
             array[at] = value
         held.insert(at, strategy)
         runs += 1

@@ -1,4 +1,5 @@
 """Packs that still have room, grouped by how much: what the histogram-packing heuristics search."""
+
 from __future__ import annotations
 
 from bisect import bisect_left, insort

@@ -3,6 +3,7 @@
 A pack is closed as soon as the next sequence does not fit, or the depth is reached; nothing is ever put into an earlier
 pack (next fit).  What comes out depends on the order of arrival, so it takes an order, or a seed that draws one.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -20,7 +21,11 @@ _CHUNK = 1 << 20  # sequences looked at together
 
 
 def pack(
-    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], order: Any = None, seed: int = 0,
+    histogram: LengthHistogram,
+    *,
+    max_sequences_per_pack: Optional[int],
+    order: Any = None,
+    seed: int = 0,
 ) -> Packing:
     """Packs in arrival order.
 
@@ -42,8 +47,13 @@ def pack(
     starts = _pack_starts(lengths, S, len(lengths) if max_sequences_per_pack is None else max_sequences_per_pack)
     packs = sorted(_count_strategies(lengths, starts, S), reverse=True)  # already merged: Packing.of would do it again
     return Packing(
-        "greedy", S, max_sequences_per_pack, tuple(strategy for strategy, _ in packs), tuple(count for _, count in packs),
-        solve_seconds=time.perf_counter() - start)
+        "greedy",
+        S,
+        max_sequences_per_pack,
+        tuple(strategy for strategy, _ in packs),
+        tuple(count for _, count in packs),
+        solve_seconds=time.perf_counter() - start,
+    )
 
 
 def _pack_starts(lengths: np.ndarray, S: int, D: int) -> np.ndarray:
@@ -86,7 +96,7 @@ def _count_rows(rows: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int
     keys = []
     for column in range(0, rows.shape[1], in_a_key):
         key = np.zeros(len(rows), np.int64)
-        for values in rows[:, column:column + in_a_key].T:
+        for values in rows[:, column : column + in_a_key].T:
             key = (key << bits) | values
         keys.append(key)
     order = np.argsort(keys[0], kind="stable") if len(keys) == 1 else np.lexsort(keys[::-1])
@@ -106,8 +116,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     return run_packer(
-        argv, pack, name="greedy", description="Concatenates sequences as they arrive, in a random order.",
-        add_options=_add_options, options=lambda args: {"seed": args.seed})
+        argv,
+        pack,
+        name="greedy",
+        description="Concatenates sequences as they arrive, in a random order.",
+        add_options=_add_options,
+        options=lambda args: {"seed": args.seed},
+    )
 
 
 if __name__ == "__main__":

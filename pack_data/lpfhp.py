@@ -3,6 +3,7 @@
 The sibling of SPFHP published with the paper's code: sequences go to the fullest packs that still have room (best fit),
 as many of one length into each pack as fit, and so into new packs.
 """
+
 from __future__ import annotations
 
 import time
@@ -35,8 +36,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
             packs.add(strategy + (length,) * times, used, room - times * length)
             left -= used * times
     groups = packs.all()
-    return Packing.of(
-        "lpfhp", histogram, max_sequences_per_pack, groups, solve_seconds=time.perf_counter() - start)
+    return Packing.of("lpfhp", histogram, max_sequences_per_pack, groups, solve_seconds=time.perf_counter() - start)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

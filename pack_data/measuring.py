@@ -1,4 +1,5 @@
 """Measures one packer at one depth; a module of its own, so that the processes of `compare` load nothing else."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -43,14 +44,39 @@ def measure(algorithm: str, histogram: LengthHistogram, depth: Optional[int], ba
     if algorithm == "sort":
         batching = batch(histogram, batch_size=batch_size)
         row = Row(
-            "sort", 1, batching.sequences, batching.slots, batching.padding_tokens, None, 1, batching.efficiency, 1.0,
-            batching.speedup, None, None, batching.solve_seconds, None)
+            "sort",
+            1,
+            batching.sequences,
+            batching.slots,
+            batching.padding_tokens,
+            None,
+            1,
+            batching.efficiency,
+            1.0,
+            batching.speedup,
+            None,
+            None,
+            batching.solve_seconds,
+            None,
+        )
     else:
         packing = get_packer(algorithm)(histogram, max_sequences_per_pack=depth)
         row = Row(
-            algorithm, packing.max_sequences_per_pack, packing.packs, packing.slots, packing.padding_tokens,
-            len(packing.strategies), packing.largest_depth, packing.efficiency, packing.packing_factor,
-            unpacked / packing.slots if packing.slots else 1.0, packing.lower_bound, packing.gap, packing.solve_seconds, None)
+            algorithm,
+            packing.max_sequences_per_pack,
+            packing.packs,
+            packing.slots,
+            packing.padding_tokens,
+            len(packing.strategies),
+            packing.largest_depth,
+            packing.efficiency,
+            packing.packing_factor,
+            unpacked / packing.slots if packing.slots else 1.0,
+            packing.lower_bound,
+            packing.gap,
+            packing.solve_seconds,
+            None,
+        )
     return replace(row, peak_memory=memory.added())
 
 
@@ -70,7 +96,8 @@ def measure_apart(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: i
         except EOFError:
             raise ValueError(
                 f"{name} at depth {depth_text(depth)} was killed, probably for lack of memory; leave it out with "
-                    "--packers") from None
+                "--packers"
+            ) from None
         finally:
             process.terminate()
             process.join()

@@ -7,6 +7,7 @@ sequence that is left a pack of its own; take out again what the mixture uses to
 The paper's 28 s and its memory go into a dense solve. The default solver here reaches the same minimum from the sparse
 columns (solver/nonnegative.py).
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,7 +31,11 @@ Solver = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def pack(
-    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], rounds: int = 1, solver: str = "fast",
+    histogram: LengthHistogram,
+    *,
+    max_sequences_per_pack: Optional[int],
+    rounds: int = 1,
+    solver: str = "fast",
 ) -> Packing:
     """Packs with strategies of at most 3 sequences.
 
@@ -41,11 +46,13 @@ def pack(
     if max_sequences_per_pack is None or max_sequences_per_pack > DEEPEST:
         depth = "any number" if max_sequences_per_pack is None else max_sequences_per_pack
         raise ValueError(
-            f"nnlshp packs at most {DEEPEST} sequences together, not {depth}; for deeper packs use optimal or spfhp")
+            f"nnlshp packs at most {DEEPEST} sequences together, not {depth}; for deeper packs use optimal or spfhp"
+        )
     if histogram.max_sequence_length > LONGEST:
         raise ValueError(
             f"nnlshp lists S^2 / 12 strategies, too many for max_sequence_length {histogram.max_sequence_length} "
-            f"(at most {LONGEST}); use optimal or spfhp")
+            f"(at most {LONGEST}); use optimal or spfhp"
+        )
     if rounds < 1:
         raise ValueError(f"rounds = {rounds}; at least one")
     if solver not in _SOLVERS:
@@ -53,7 +60,7 @@ def pack(
     S = histogram.max_sequence_length
     strategies = strategies_filling(S, max_sequences_per_pack)
     weights = np.ones(S + 1)
-    weights[:SHORT + 1] = 0.09 if rounds == 1 else (SHORT / (2 * S)) ** 0.5
+    weights[: SHORT + 1] = 0.09 if rounds == 1 else (SHORT / (2 * S)) ** 0.5
     weights[0] = 0.0  # index 0 is the absent second or third length of a strategy
 
     start = time.perf_counter()
@@ -89,7 +96,11 @@ def _counts(strategies: np.ndarray, repeats: np.ndarray, S: int) -> np.ndarray:
 
 
 def _mix(
-    counts: np.ndarray, strategies: np.ndarray, weights: np.ndarray, rounds: int, solve: Solver,
+    counts: np.ndarray,
+    strategies: np.ndarray,
+    weights: np.ndarray,
+    rounds: int,
+    solve: Solver,
 ) -> Tuple[np.ndarray, np.ndarray]:
     """int64 [strategies], how often to make each; int64 [S + 1], the sequences that are then still without a pack."""
     S = len(counts) - 1
@@ -106,7 +117,9 @@ def _mix(
             if not whole.any():  # a small rest rounds to nothing: one pack along the steepest descent of the residual
                 whole[np.argmax((weights**2 * left)[strategies].sum(axis=1))] = 1
         mixture += whole
-        left = np.maximum(left - _counts(strategies, whole, S), 0)  # used too often: padding, which needs no other place
+        left = np.maximum(
+            left - _counts(strategies, whole, S), 0
+        )  # used too often: padding, which needs no other place
         if left.sum() < 100 < counts.sum():
             break
     return mixture, left
@@ -146,16 +159,29 @@ _SOLVERS: Dict[str, Solver] = {"fast": solve_fast, "reference": solve_reference}
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--rounds", type=positive_int, default=1, metavar="N",
-        help="solve again for what is left, N times at most: 1 is the paper (default), 20 the MLPerf variant")
+        "--rounds",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="solve again for what is left, N times at most: 1 is the paper (default), 20 the MLPerf variant",
+    )
     parser.add_argument(
-        "--solver", choices=sorted(_SOLVERS), default="fast", help="'reference' is the dense solve of the paper, 20 to 30 s")
+        "--solver",
+        choices=sorted(_SOLVERS),
+        default="fast",
+        help="'reference' is the dense solve of the paper, 20 to 30 s",
+    )
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     return run_packer(
-        argv, pack, name="nnlshp", description="Non-negative least squares histogram-packing: strategies that fill a pack.",
-        add_options=_add_options, options=lambda args: {"rounds": args.rounds, "solver": args.solver})
+        argv,
+        pack,
+        name="nnlshp",
+        description="Non-negative least squares histogram-packing: strategies that fill a pack.",
+        add_options=_add_options,
+        options=lambda args: {"rounds": args.rounds, "solver": args.solver},
+    )
 
 
 if __name__ == "__main__":

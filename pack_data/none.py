@@ -1,4 +1,5 @@
 """No packing, the paper's baseline NONE: each sequence has a pack to itself.  `python -m pack_data.none`."""
+
 from __future__ import annotations
 
 import time

@@ -3,6 +3,7 @@
 The cutting-stock linear programme (solver/column_generation.py) says how few packs there can be. Its solution is
 rounded to whole packs (solver/rounding.py); its prices, as whole numbers, become a certificate that anyone can check.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -33,7 +34,11 @@ _BENCHMARK_DEPTHS = (2, 3, 4, 8, 16, None)
 
 
 def pack(
-    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], balance: Optional[str] = None, progress: Optional[bool] = None,
+    histogram: LengthHistogram,
+    *,
+    max_sequences_per_pack: Optional[int],
+    balance: Optional[str] = None,
+    progress: Optional[bool] = None,
 ) -> Packing:
     """Packs into very nearly as few packs as any packing of this depth can; the result carries the proof.
 
@@ -57,22 +62,31 @@ def pack(
         room = S // int(lengths[0])
         depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
         packs = fit_decreasing(histogram, depth, lambda free: np.argsort(free, kind="stable"))
-        with _Progress(histogram.sequences, False if progress is None and len(lengths) <= _QUICK else progress) as shown:
+        with _Progress(
+            histogram.sequences, False if progress is None and len(lengths) <= _QUICK else progress
+        ) as shown:
             relaxation = relax(lengths, counts[lengths], S, depth, incumbent=_number(packs), progress=shown.programme)
             packs = _fewer(packs, relaxation, counts, depth, shown)
             gap = _number(packs) - _target(relaxation)
             if not relaxation.exact and (gap > 2 and len(lengths) <= FULL_ROWS or gap > 0 and len(lengths) <= _SMALL):
                 full = relax(
-                    lengths, counts[lengths], S, depth, incumbent=_number(packs), exact=True, progress=shown.programme)
+                    lengths, counts[lengths], S, depth, incumbent=_number(packs), exact=True, progress=shown.programme
+                )
                 relaxation = full if full.bound > relaxation.bound else relaxation
                 packs = _fewer(packs, full, counts, depth, shown)
         prices = np.floor(relaxation.prices * _PRICE_UNITS).astype(np.int64).tolist()
     denominator = max(1, best_pack_value(lengths.tolist(), prices, S, max_sequences_per_pack))
     worth = sum(count * price for count, price in zip(counts[lengths].tolist(), prices))
     packing = Packing.of(
-        "optimal", histogram, max_sequences_per_pack, packs, solve_seconds=time.perf_counter() - start,
-        lower_bound=-(-worth // denominator), lp_bound=float(Fraction(worth, denominator)),
-        certificate=Certificate(S, max_sequences_per_pack, tuple(lengths.tolist()), tuple(prices), denominator))
+        "optimal",
+        histogram,
+        max_sequences_per_pack,
+        packs,
+        solve_seconds=time.perf_counter() - start,
+        lower_bound=-(-worth // denominator),
+        lp_bound=float(Fraction(worth, denominator)),
+        certificate=Certificate(S, max_sequences_per_pack, tuple(lengths.tolist()), tuple(prices), denominator),
+    )
     return packing if balance is None else balance_attention(packing, progress=progress)
 
 
@@ -133,12 +147,21 @@ def benchmark_set(folder: Path, depths: Sequence[Optional[int]] = _BENCHMARK_DEP
             packing.check(histogram)
             gaps.append(packing.packs - prove(packing).lower_bound)
             cpus.append(cpu)
-            show(histogram.name, str(histogram.max_sequence_length), depth_text(depth), f"{packing.packs:,}",
-                 f"{packing.lp_bound:,.3f}", str(gaps[-1]), f"{packing.solve_seconds:.2f}", f"{cpu:.2f}")
+            show(
+                histogram.name,
+                str(histogram.max_sequence_length),
+                depth_text(depth),
+                f"{packing.packs:,}",
+                f"{packing.lp_bound:,.3f}",
+                str(gaps[-1]),
+                f"{packing.solve_seconds:.2f}",
+                f"{cpu:.2f}",
+            )
     print(
         f"{len(gaps)} packings, each proved: {gaps.count(0)} at the bound, {gaps.count(1)} one pack above it, "
         f"{gaps.count(2)} two, {sum(gap > 2 for gap in gaps)} more; {sum(cpus):.1f} s of one core, "
-            f"{max(cpus):.2f} s for the slowest")
+        f"{max(cpus):.2f} s for the slowest"
+    )
 
 
 def against_reference() -> None:
@@ -158,9 +181,24 @@ def against_reference() -> None:
         packing.check(histogram)
     prove(rows[0][1])
     print("wikipedia_512, at most 3 sequences in a pack; how many times as long as optimal takes")
-    print("\n".join(text_table([("packer", "packs", "seconds", "times", "cpu", "times")] + [
-        (name, f"{packing.packs:,}", f"{packing.solve_seconds:.2f}", f"{packing.solve_seconds / rows[0][1].solve_seconds:.1f}",
-         f"{cpu:.2f}", f"{cpu / rows[0][2]:.1f}") for name, packing, cpu in rows])))
+    print(
+        "\n".join(
+            text_table(
+                [("packer", "packs", "seconds", "times", "cpu", "times")]
+                + [
+                    (
+                        name,
+                        f"{packing.packs:,}",
+                        f"{packing.solve_seconds:.2f}",
+                        f"{packing.solve_seconds / rows[0][1].solve_seconds:.1f}",
+                        f"{cpu:.2f}",
+                        f"{cpu / rows[0][2]:.1f}",
+                    )
+                    for name, packing, cpu in rows
+                ]
+            )
+        )
+    )
 
 
 def _declared_maximum(path: Path) -> int:
@@ -176,7 +214,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     chosen, others = benchmark.parse_known_args(argv)
     if chosen.benchmark_set is not None or chosen.against_reference:
         if others or chosen.benchmark_set is not None and chosen.against_reference:
-            raise ValueError(f"--benchmark-set and --against-reference each go alone, without {(others + ['the other'])[0]}")
+            raise ValueError(
+                f"--benchmark-set and --against-reference each go alone, without {(others + ['the other'])[0]}"
+            )
         if chosen.against_reference:
             against_reference()
         else:
@@ -187,21 +227,33 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--balance", choices=["attention"],
-            help="even out the sum of squared lengths over the packs; their number stays")
+            "--balance",
+            choices=["attention"],
+            help="even out the sum of squared lengths over the packs; their number stays",
+        )
         parser.add_argument(
-            "--benchmark-set", metavar="FOLDER", help="instead: pack every histogram in the folder at depths 2 to unlimited")
+            "--benchmark-set",
+            metavar="FOLDER",
+            help="instead: pack every histogram in the folder at depths 2 to unlimited",
+        )
         parser.add_argument(
-            "--against-reference", action="store_true",
-            help="instead: pack wikipedia_512 at depth 3 with optimal and with NNLSHP's two solvers, side by side")
+            "--against-reference",
+            action="store_true",
+            help="instead: pack wikipedia_512 at depth 3 with optimal and with NNLSHP's two solvers, side by side",
+        )
         parser.add_argument(
-            "--progress", action="store_true", default=None, help="show progress even where stderr is no terminal")
+            "--progress", action="store_true", default=None, help="show progress even where stderr is no terminal"
+        )
 
     def options(args: argparse.Namespace) -> Dict[str, Any]:
         return {"balance": args.balance, "quiet": args.json, "progress": args.progress}
 
     def pack_and_report(
-        histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], balance: Optional[str], quiet: bool,
+        histogram: LengthHistogram,
+        *,
+        max_sequences_per_pack: Optional[int],
+        balance: Optional[str],
+        quiet: bool,
         progress: Optional[bool],
     ) -> Packing:
         packing = pack(histogram, max_sequences_per_pack=max_sequences_per_pack, progress=progress)
@@ -214,13 +266,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 after = AttentionWork.of(packing)
                 lines.append(
                     f"attention work of a pack (sum of squared lengths): {before}; balanced: {after}; "
-                    f"max / mean is never below {after.least_imbalance:.3f}, the longest sequence's own")
+                    f"max / mean is never below {after.least_imbalance:.3f}, the longest sequence's own"
+                )
             lines.append(statement(packing, proof))
         return packing
 
     status = run_packer(
-        argv, pack_and_report, name="optimal", add_options=add_options, options=options,
-        description="As few packs as possible, with a proof: the cutting-stock linear programme, rounded.")
+        argv,
+        pack_and_report,
+        name="optimal",
+        add_options=add_options,
+        options=options,
+        description="As few packs as possible, with a proof: the cutting-stock linear programme, rounded.",
+    )
     for line in lines:
         print("\n" + line)
     return status

@@ -1,4 +1,6 @@
-"""Packages that only some commands need: imported where they are used; a missing one is named in one line, with the way to get it."""
+"""Packages that only some commands need: imported where they are used; a missing one is named in one line, with the way
+to get it."""
+
 from __future__ import annotations
 
 import importlib
@@ -8,8 +10,21 @@ from typing import Optional
 # What is imported -> what is installed, where the names differ.
 _INSTALLED_AS = {"yaml": "pyyaml", "google.protobuf": "protobuf", "google_crc32c": "google-crc32c"}
 # Everything else of ours that can be missing.
-_PACKAGES = ("numpy", "scipy", "tokenizers", "tqdm", "torch", "tensorboard", "safetensors", "transformers", "matplotlib", "h5py", "pyarrow",
-             "dask", "distributed")
+_PACKAGES = (
+    "numpy",
+    "scipy",
+    "tokenizers",
+    "tqdm",
+    "torch",
+    "tensorboard",
+    "safetensors",
+    "transformers",
+    "matplotlib",
+    "h5py",
+    "pyarrow",
+    "dask",
+    "distributed",
+)
 
 
 def load_package(module: str, what: str) -> ModuleType:

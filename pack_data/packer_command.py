@@ -1,4 +1,5 @@
 """The command line of the packers: `python -m pack_data.PACKER`."""
+
 from __future__ import annotations
 
 import argparse
@@ -11,7 +12,11 @@ from pack_data.lengths.options import add_histogram_arguments, histogram_from
 
 
 def run_packer(
-    argv: Optional[Sequence[str]], pack: Callable, *, name: str, description: str,
+    argv: Optional[Sequence[str]],
+    pack: Callable,
+    *,
+    name: str,
+    description: str,
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
     options: Callable[[argparse.Namespace], Dict[str, Any]] = lambda args: {},
     default_depth: Optional[int] = 3,
@@ -23,8 +28,12 @@ def run_packer(
     parser = ArgumentParser(prog=f"python -m pack_data.{name}", description=description)
     add_histogram_arguments(parser)
     parser.add_argument(
-        "--max-sequences-per-pack", type=parse_depth, default=default_depth, metavar="D",
-        help=f"packing depth, a number or 'unlimited'; default {depth_text(default_depth)}")
+        "--max-sequences-per-pack",
+        type=parse_depth,
+        default=default_depth,
+        metavar="D",
+        help=f"packing depth, a number or 'unlimited'; default {depth_text(default_depth)}",
+    )
     add_options(parser)
     parser.add_argument("--out", metavar="FILE", help="write the recipe (strategies and repeats) as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")

@@ -1,4 +1,5 @@
 """The packers by name. Each is a module of this package with `pack(histogram, *, max_sequences_per_pack, ...)`."""
+
 from __future__ import annotations
 
 import importlib

@@ -1,4 +1,5 @@
 """The packing: which lengths share a pack, how many such packs to make, and how efficient that is."""
+
 from __future__ import annotations
 
 import json
@@ -32,15 +33,21 @@ class Packing:
     max_sequences_per_pack: Optional[int]  # D: the depth asked for, None = unlimited
     strategies: Tuple[Tuple[int, ...], ...]  # lengths in tokens, longest first; each strategy once, in descending order
     repeats: Tuple[int, ...]  # packs made with each strategy, > 0
-    solve_seconds: float = field(default=0.0, compare=False)  # from histogram and strategies to the plan, as in the paper
+    solve_seconds: float = field(
+        default=0.0, compare=False
+    )  # from histogram and strategies to the plan, as in the paper
     lower_bound: Optional[int] = None  # no packing of this depth has fewer packs
     lp_bound: Optional[float] = None  # the value of the linear programme; lower_bound is this, rounded up and certified
     certificate: Optional[Certificate] = None  # the exact prices that prove lower_bound
 
     @classmethod
     def of(
-        cls, algorithm: str, histogram: LengthHistogram, max_sequences_per_pack: Optional[int],
-        packs: Iterable[Tuple[Sequence[int], int]], **others: Any,
+        cls,
+        algorithm: str,
+        histogram: LengthHistogram,
+        max_sequences_per_pack: Optional[int],
+        packs: Iterable[Tuple[Sequence[int], int]],
+        **others: Any,
     ) -> Packing:
         """A packing from (lengths, count) pairs, which are sorted and merged; empty ones are left out.  For packers."""
         repeats: Counter = Counter()
@@ -49,8 +56,13 @@ class Packing:
                 repeats[tuple(sorted(lengths, reverse=True))] += int(count)
         strategies = sorted(repeats, reverse=True)
         return cls(
-            algorithm, histogram.max_sequence_length, max_sequences_per_pack,
-            tuple(strategies), tuple(repeats[strategy] for strategy in strategies), **others)
+            algorithm,
+            histogram.max_sequence_length,
+            max_sequences_per_pack,
+            tuple(strategies),
+            tuple(repeats[strategy] for strategy in strategies),
+            **others,
+        )
 
     # ---- accounting: each quantity has its one definition here -------------------------------------------------------
 
@@ -121,19 +133,23 @@ class Packing:
         if self.max_sequence_length != histogram.max_sequence_length:
             raise ValueError(
                 f"{self.algorithm}: the packing has packs of {self.max_sequence_length} slots, the histogram is for "
-                f"{histogram.max_sequence_length}; use the histogram it was made for")
+                f"{histogram.max_sequence_length}; use the histogram it was made for"
+            )
         self._check_form()
         missing = histogram.counts - self.placed()
         if missing.any():
             length = int(np.flatnonzero(missing)[0])
             raise ValueError(
                 f"{self.algorithm}: the packing places {int(histogram.counts[length] - missing[length])} sequences of "
-                f"length {length}, the histogram has {int(histogram.counts[length])}; use the histogram it was made for")
+                f"length {length}, the histogram has {int(histogram.counts[length])}; use the histogram it was made for"
+            )
 
     def _check_form(self) -> None:
         S, D = self.max_sequence_length, self.max_sequences_per_pack
         if len(self.strategies) != len(self.repeats):
-            raise ValueError(f"{self.algorithm}: {len(self.strategies)} strategies, {len(self.repeats)} repeats; one each")
+            raise ValueError(
+                f"{self.algorithm}: {len(self.strategies)} strategies, {len(self.repeats)} repeats; one each"
+            )
         previous: Optional[Tuple[int, ...]] = None
         for strategy, repeat in zip(self.strategies, self.repeats):
             if not strategy or min(strategy) < 1 or list(strategy) != sorted(strategy, reverse=True):
@@ -141,7 +157,9 @@ class Packing:
             if sum(strategy) > S:
                 raise ValueError(f"{self.algorithm}: strategy {strategy} needs {sum(strategy)} slots, a pack has {S}")
             if D is not None and len(strategy) > D:
-                raise ValueError(f"{self.algorithm}: strategy {strategy} has {len(strategy)} sequences, the limit is {D}")
+                raise ValueError(
+                    f"{self.algorithm}: strategy {strategy} has {len(strategy)} sequences, the limit is {D}"
+                )
             if repeat < 1:
                 raise ValueError(f"{self.algorithm}: strategy {strategy} is repeated {repeat} times; at least once")
             if previous is not None and strategy >= previous:
@@ -180,7 +198,11 @@ class Packing:
         rows = [
             ("sequences", f"{self.sequences:,}", ""),
             ("tokens", f"{self.tokens:,}", ""),
-            ("packs", f"{self.packs:,}", f"{len(self.strategies):,} strategies, the deepest holds {self.largest_depth}"),
+            (
+                "packs",
+                f"{self.packs:,}",
+                f"{len(self.strategies):,} strategies, the deepest holds {self.largest_depth}",
+            ),
             ("slots", f"{self.slots:,}", ""),
             ("padding", f"{self.padding_tokens:,}", f"{1 - self.efficiency:.3%} of all slots"),
             ("efficiency", f"{self.efficiency:.3%}", _bar(self.efficiency)),
@@ -210,7 +232,9 @@ class Packing:
         try:
             recipe = json.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path}: not a JSON file ({error}); a recipe is what a packer writes with --out") from None
+            raise ValueError(
+                f"{path}: not a JSON file ({error}); a recipe is what a packer writes with --out"
+            ) from None
         if not isinstance(recipe, dict) or recipe.get("format") != _FORMAT:
             raise ValueError(f"{path}: not a recipe of the format {_FORMAT!r}; write one with a packer's --out")
         try:
@@ -219,9 +243,16 @@ class Packing:
             if certificate is not None:
                 certificate = Certificate.from_json(certificate)
             packing = cls(
-                accounting["algorithm"], accounting["max_sequence_length"], accounting["max_sequences_per_pack"],
-                tuple(tuple(map(int, strategy)) for strategy in recipe["strategies"]), tuple(map(int, recipe["repeats"])),
-                accounting["solve_seconds"], accounting["lower_bound"], accounting["lp_bound"], certificate)
+                accounting["algorithm"],
+                accounting["max_sequence_length"],
+                accounting["max_sequences_per_pack"],
+                tuple(tuple(map(int, strategy)) for strategy in recipe["strategies"]),
+                tuple(map(int, recipe["repeats"])),
+                accounting["solve_seconds"],
+                accounting["lower_bound"],
+                accounting["lp_bound"],
+                certificate,
+            )
             packing._check_form()
             if packing.to_json() != accounting:
                 raise ValueError("the accounting does not fit the strategies")

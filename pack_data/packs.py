@@ -5,6 +5,7 @@ sequence and of its first segment give positions, input_mask, segment_ids and ne
 each sequence's masked tokens gives masked_lm_weights. At S = 512, D = 3, P = 79 that is 1,358 bytes a pack, against
 9,104 as int32.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -17,9 +18,18 @@ from pack_data.sequences import Sequences
 BERT, TOKENS = "bert_pretraining", "tokens"
 
 # The fields of a batch of BERT packs in the order of the model's arguments, named as in the packed MLPerf format.
-FIELDS = ("input_ids", "input_mask", "segment_ids", "positions",
-          "masked_lm_positions", "masked_lm_ids", "masked_lm_weights",
-          "next_sentence_positions", "next_sentence_labels", "next_sentence_weights")
+FIELDS = (
+    "input_ids",
+    "input_mask",
+    "segment_ids",
+    "positions",
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "masked_lm_weights",
+    "next_sentence_positions",
+    "next_sentence_labels",
+    "next_sentence_weights",
+)
 
 # One value for each slot [S], for each sequence [D], for each masked token [P].
 SLOT, SEQUENCE, PREDICTION = "slot", "sequence", "prediction"
@@ -67,18 +77,32 @@ class PackSchema:
             raise ValueError(f"a column may not be called {reserved}: every pack has one of that name")
 
     @classmethod
-    def bert(cls, max_sequence_length: int, max_sequences_per_pack: int, max_predictions_per_pack: int, *,
-             vocabulary_size: int, extra: Iterable[StoredColumn] = ()) -> PackSchema:
+    def bert(
+        cls,
+        max_sequence_length: int,
+        max_sequences_per_pack: int,
+        max_predictions_per_pack: int,
+        *,
+        vocabulary_size: int,
+        extra: Iterable[StoredColumn] = (),
+    ) -> PackSchema:
         """The schema of BERT pre-training packs.
 
         An `extra` column with the name of a derived field is stored instead of derived. Any other is stored beside the
         fields and is part of every batch.
         """
-        return cls(max_sequence_length, max_sequences_per_pack, max_predictions_per_pack, BERT,
-                   _bert_columns(max_sequence_length, vocabulary_size) + tuple(extra))
+        return cls(
+            max_sequence_length,
+            max_sequences_per_pack,
+            max_predictions_per_pack,
+            BERT,
+            _bert_columns(max_sequence_length, vocabulary_size) + tuple(extra),
+        )
 
     @classmethod
-    def of_tokens(cls, max_sequence_length: int, max_sequences_per_pack: int, columns: Iterable[StoredColumn]) -> PackSchema:
+    def of_tokens(
+        cls, max_sequence_length: int, max_sequences_per_pack: int, columns: Iterable[StoredColumn]
+    ) -> PackSchema:
         """The schema of packs of any integer columns, one value for each token (SLOT) or sequence (SEQUENCE)."""
         return cls(max_sequence_length, max_sequences_per_pack, 0, TOKENS, tuple(columns))
 
@@ -86,8 +110,11 @@ class PackSchema:
         return tuple(column for column in self.columns if column.axis == axis)
 
     def width(self, axis: str) -> int:
-        return {SLOT: self.max_sequence_length, SEQUENCE: self.max_sequences_per_pack,
-                PREDICTION: self.max_predictions_per_pack}[axis]
+        return {
+            SLOT: self.max_sequence_length,
+            SEQUENCE: self.max_sequences_per_pack,
+            PREDICTION: self.max_predictions_per_pack,
+        }[axis]
 
     @property
     def lengths_dtype(self) -> np.dtype:
@@ -115,24 +142,36 @@ class PackSchema:
         return tuple(name for name in own if name not in ("input_mask", "positions")) + ("input_mask", "positions")
 
     def to_json(self) -> Dict[str, Any]:
-        return {"kind": self.kind, "max_sequence_length": self.max_sequence_length,
-                "max_sequences_per_pack": self.max_sequences_per_pack,
-                "max_predictions_per_pack": self.max_predictions_per_pack,
-                "columns": [{"name": c.name, "axis": c.axis, "dtype": c.dtype, "slot_index": c.slot_index} for c in self.columns]}
+        return {
+            "kind": self.kind,
+            "max_sequence_length": self.max_sequence_length,
+            "max_sequences_per_pack": self.max_sequences_per_pack,
+            "max_predictions_per_pack": self.max_predictions_per_pack,
+            "columns": [
+                {"name": c.name, "axis": c.axis, "dtype": c.dtype, "slot_index": c.slot_index} for c in self.columns
+            ],
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PackSchema:
-        return cls(data["max_sequence_length"], data["max_sequences_per_pack"], data["max_predictions_per_pack"],
-                   data["kind"], tuple(StoredColumn(**column) for column in data["columns"]))
+        return cls(
+            data["max_sequence_length"],
+            data["max_sequences_per_pack"],
+            data["max_predictions_per_pack"],
+            data["kind"],
+            tuple(StoredColumn(**column) for column in data["columns"]),
+        )
 
 
 def _bert_columns(max_sequence_length: int, vocabulary_size: int) -> Tuple[StoredColumn, ...]:
     token, slot = smallest_type(max(vocabulary_size - 1, 256)), smallest_type(max_sequence_length)
-    return (StoredColumn("input_ids", SLOT, token),
-            StoredColumn("masked_lm_positions", PREDICTION, slot, slot_index=True),
-            StoredColumn("masked_lm_ids", PREDICTION, token),
-            StoredColumn("first_segment_lengths", SEQUENCE, slot),
-            StoredColumn("next_sentence_labels", SEQUENCE, "|u1"))
+    return (
+        StoredColumn("input_ids", SLOT, token),
+        StoredColumn("masked_lm_positions", PREDICTION, slot, slot_index=True),
+        StoredColumn("masked_lm_ids", PREDICTION, token),
+        StoredColumn("first_segment_lengths", SEQUENCE, slot),
+        StoredColumn("next_sentence_labels", SEQUENCE, "|u1"),
+    )
 
 
 # Published values at the published lengths.
@@ -141,7 +180,9 @@ _PUBLISHED_PREDICTIONS = {128: 20, 384: 56, 512: 76}
 
 def default_predictions(max_sequence_length: int, masked_lm_probability: float = 0.15) -> int:
     """max_predictions_per_sequence where none is given: the published value, else what the masking rate needs."""
-    return _PUBLISHED_PREDICTIONS.get(max_sequence_length, max(1, -int(-masked_lm_probability * max_sequence_length // 1)))
+    return _PUBLISHED_PREDICTIONS.get(
+        max_sequence_length, max(1, -int(-masked_lm_probability * max_sequence_length // 1))
+    )
 
 
 def predictions_per_pack(max_predictions_per_sequence: int, depth: int, needed: int) -> int:
@@ -245,7 +286,12 @@ def _with_rest(counts: np.ndarray, width: int) -> np.ndarray:
 
 def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
     """The batch of these records: every field of the schema, int32 [n, S], [n, P] or [n, D]."""
-    n, S, D, P = (len(records), schema.max_sequence_length, schema.max_sequences_per_pack, schema.max_predictions_per_pack)
+    n, S, D, P = (
+        len(records),
+        schema.max_sequence_length,
+        schema.max_sequences_per_pack,
+        schema.max_predictions_per_pack,
+    )
     stored = {column.name for column in schema.columns}
     lengths = records["lengths"].astype(np.int64)
     starts = np.cumsum(lengths, axis=1) - lengths
@@ -272,7 +318,7 @@ def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
             return np.repeat(numbers, _with_rest(records["prediction_counts"].astype(np.int64), P)).reshape(n, P)
         if name == "next_sentence_positions":
             return np.where(present, starts, 0).astype(np.int32)
-        return present.astype(np.int32)        # next_sentence_weights
+        return present.astype(np.int32)  # next_sentence_weights
 
     for name in schema.fields:
         batch[name] = records[name].astype(np.int32) if name in stored else derive(name)

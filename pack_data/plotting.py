@@ -1,4 +1,5 @@
 """Figures through matplotlib, imported only when one is drawn."""
+
 from __future__ import annotations
 
 import io

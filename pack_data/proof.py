@@ -1,4 +1,5 @@
 """Proves the lower bound of a packing from its certificate, in exact arithmetic."""
+
 from __future__ import annotations
 
 from pack_data.certificate import Certificate, Proof, proven_bound
@@ -26,7 +27,8 @@ def prove(packing: Packing) -> Proof:
     if packing.lower_bound != proof.lower_bound:
         raise ValueError(
             f"certificate: it proves a lower bound of {proof.lower_bound}, the recipe claims {packing.lower_bound}; "
-            "make the recipe again")
+            "make the recipe again"
+        )
     return proof
 
 
@@ -34,10 +36,14 @@ def statement(packing: Packing, proof: Proof) -> str:
     """The proof as one sentence."""
     depth = packing.max_sequences_per_pack
     most = "" if depth is None else f" at most {depth} sequences and"
-    verdict = "no packing has fewer" if packing.packs == proof.lower_bound else (
-        f"the best possible has at most {packing.packs - proof.lower_bound:,} fewer")
+    verdict = (
+        "no packing has fewer"
+        if packing.packs == proof.lower_bound
+        else (f"the best possible has at most {packing.packs - proof.lower_bound:,} fewer")
+    )
     return (
         f"proved in exact arithmetic: with the {len(certificate_of(packing).lengths):,} prices stored, no "
         f"pack of{most} {packing.max_sequence_length} slots is worth more than 1, all {packing.sequences:,} "
         f"sequences are worth {float(proof.worth):,.3f}, so at least {proof.lower_bound:,} packs are needed; "
-        f"this recipe makes {packing.packs:,}: {verdict}")
+        f"this recipe makes {packing.packs:,}: {verdict}"
+    )

@@ -3,6 +3,7 @@
 A block of n sequences is a struct of arrays. A column with one value for each token is flat, one sequence after another
 ("ragged"), so that a step between text and pack is a few NumPy calls over all sequences.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -89,8 +90,9 @@ class Sequences:
         return len(self.lengths)
 
     @classmethod
-    def of_tokens(cls, lengths: np.ndarray, tokens: Mapping[str, np.ndarray],
-                  scalars: Optional[Mapping[str, np.ndarray]] = None) -> Sequences:
+    def of_tokens(
+        cls, lengths: np.ndarray, tokens: Mapping[str, np.ndarray], scalars: Optional[Mapping[str, np.ndarray]] = None
+    ) -> Sequences:
         """Sequences of any integer columns of equal length, without masked tokens."""
         lengths = np.asarray(lengths)
         return cls(lengths, dict(tokens), np.zeros(len(lengths), np.int64), {}, dict(scalars or {}))
@@ -106,20 +108,32 @@ class Sequences:
             lengths=np.array([len(example.input_ids) for example in examples], dtype=np.int64),
             tokens={"input_ids": flat([example.input_ids for example in examples])},
             prediction_counts=np.array([len(example.masked_lm_ids) for example in examples], dtype=np.int64),
-            predictions={"masked_lm_positions": flat([example.masked_lm_positions for example in examples]),
-                         "masked_lm_ids": flat([example.masked_lm_ids for example in examples])},
-            scalars={"first_segment_lengths": np.array([e.first_segment_length for e in examples], dtype=np.int64),
-                     "next_sentence_labels": np.array([e.next_sentence_label for e in examples], dtype=np.int64)})
+            predictions={
+                "masked_lm_positions": flat([example.masked_lm_positions for example in examples]),
+                "masked_lm_ids": flat([example.masked_lm_ids for example in examples]),
+            },
+            scalars={
+                "first_segment_lengths": np.array([e.first_segment_length for e in examples], dtype=np.int64),
+                "next_sentence_labels": np.array([e.next_sentence_label for e in examples], dtype=np.int64),
+            },
+        )
 
     def to_examples(self) -> List[Example]:
         token_ends, prediction_ends = np.cumsum(self.lengths), np.cumsum(self.prediction_counts)
-        return [
-            Example(ids.tolist(), int(first), positions.tolist(), labels.tolist(), int(label))
-            for ids, first, positions, labels, label in zip(
-                np.split(self.tokens["input_ids"], token_ends[:-1]), self.scalars["first_segment_lengths"],
-                np.split(self.predictions["masked_lm_positions"], prediction_ends[:-1]),
-                np.split(self.predictions["masked_lm_ids"], prediction_ends[:-1]), self.scalars["next_sentence_labels"])
-        ] if len(self) else []
+        return (
+            [
+                Example(ids.tolist(), int(first), positions.tolist(), labels.tolist(), int(label))
+                for ids, first, positions, labels, label in zip(
+                    np.split(self.tokens["input_ids"], token_ends[:-1]),
+                    self.scalars["first_segment_lengths"],
+                    np.split(self.predictions["masked_lm_positions"], prediction_ends[:-1]),
+                    np.split(self.predictions["masked_lm_ids"], prediction_ends[:-1]),
+                    self.scalars["next_sentence_labels"],
+                )
+            ]
+            if len(self)
+            else []
+        )
 
     def take(self, order: np.ndarray) -> Sequences:
         """The sequences with the numbers `order` [m], in that order; each may come any number of times."""
@@ -132,12 +146,17 @@ class Sequences:
     @staticmethod
     def concatenate(blocks: Sequence[Sequences]) -> Sequences:
         """One block after another; all have the same columns, and there is at least one."""
+
         def joined(columns: Sequence[Mapping[str, np.ndarray]]) -> Dict[str, np.ndarray]:
             return {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
 
-        return Sequences(np.concatenate([block.lengths for block in blocks]), joined([block.tokens for block in blocks]),
-                         np.concatenate([block.prediction_counts for block in blocks]),
-                         joined([block.predictions for block in blocks]), joined([block.scalars for block in blocks]))
+        return Sequences(
+            np.concatenate([block.lengths for block in blocks]),
+            joined([block.tokens for block in blocks]),
+            np.concatenate([block.prediction_counts for block in blocks]),
+            joined([block.predictions for block in blocks]),
+            joined([block.scalars for block in blocks]),
+        )
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
@@ -183,10 +202,15 @@ def digest(sequences: Sequences) -> int:
     total = 0
     for row, row_end, token, token_end in blocks_of(sequences.lengths):
         masked = slice(int(predictions_before[row]), int(predictions_before[row_end]))
-        total += _digest(Sequences(
-            sequences.lengths[row:row_end], {name: values[token:token_end] for name, values in sequences.tokens.items()},
-            sequences.prediction_counts[row:row_end], {name: values[masked] for name, values in sequences.predictions.items()},
-            {name: values[row:row_end] for name, values in sequences.scalars.items()}))
+        total += _digest(
+            Sequences(
+                sequences.lengths[row:row_end],
+                {name: values[token:token_end] for name, values in sequences.tokens.items()},
+                sequences.prediction_counts[row:row_end],
+                {name: values[masked] for name, values in sequences.predictions.items()},
+                {name: values[row:row_end] for name, values in sequences.scalars.items()},
+            )
+        )
     return total % (1 << 64)
 
 

@@ -4,6 +4,7 @@ Sequences of similar length share a batch, which is padded to its longest.  No s
 the result is no packing but a `Batching`.  Almost no padding is left, but a static engine is compiled again for each
 batch length (paper section 4.1), and the sequences of a batch have similar lengths.
 """
+
 from __future__ import annotations
 
 import json
@@ -73,7 +74,9 @@ class Batching:
         }
 
     def table(self, name: str = "") -> str:
-        title = f"SORT  batches of {self.batch_size}, each padded to its longest sequence" + (f"  ({name})" if name else "")
+        title = f"SORT  batches of {self.batch_size}, each padded to its longest sequence" + (
+            f"  ({name})" if name else ""
+        )
         rows = [
             ("sequences", f"{self.sequences:,}", ""),
             ("tokens", f"{self.tokens:,}", ""),
@@ -92,20 +95,31 @@ def batch(histogram: LengthHistogram, *, batch_size: int, seed: int = 0) -> Batc
     if batch_size < 1:
         raise ValueError(f"batch_size = {batch_size}; a batch has at least one row")
     sequences = histogram.sequences
-    firsts = np.arange(0, sequences, batch_size, dtype=np.int64)  # the longest sequence of each batch, longest batch first
+    firsts = np.arange(
+        0, sequences, batch_size, dtype=np.int64
+    )  # the longest sequence of each batch, longest batch first
     ascending = np.cumsum(histogram.counts)  # sequences of at most this length
     padded = np.searchsorted(ascending, sequences - firsts)
     rows = np.minimum(batch_size, sequences - firsts)
     order = np.random.default_rng(seed).permutation(len(padded))
     return Batching(
-        histogram.max_sequence_length, batch_size, seed, tuple(padded[order].tolist()), sequences, histogram.tokens,
-        int(padded @ rows), time.perf_counter() - start)
+        histogram.max_sequence_length,
+        batch_size,
+        seed,
+        tuple(padded[order].tolist()),
+        sequences,
+        histogram.tokens,
+        int(padded @ rows),
+        time.perf_counter() - start,
+    )
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(prog="python -m pack_data.sort", description="Sorted batching: batches of similar lengths.")
     add_histogram_arguments(parser)
-    parser.add_argument("--batch-size", type=positive_int, default=256, metavar="N", help="rows in a batch; default 256")
+    parser.add_argument(
+        "--batch-size", type=positive_int, default=256, metavar="N", help="rows in a batch; default 256"
+    )
     parser.add_argument("--seed", type=int, default=0, help="draws the order of the batches; default 0")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args(argv)

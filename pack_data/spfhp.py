@@ -3,6 +3,7 @@
 The histogram is read from the longest length to the shortest; sequences go to the packs with the most space left
 (worst fit), and where even those have none, each of the rest opens a pack of its own.
 """
+
 from __future__ import annotations
 
 import time
@@ -33,8 +34,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
             packs.add(strategy + (length,), count, free - length)
             left -= count
     groups = packs.all()
-    return Packing.of(
-        "spfhp", histogram, max_sequences_per_pack, groups, solve_seconds=time.perf_counter() - start)
+    return Packing.of("spfhp", histogram, max_sequences_per_pack, groups, solve_seconds=time.perf_counter() - start)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

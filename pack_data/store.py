@@ -9,6 +9,7 @@
 The hexadecimal digits are the start of the file's sha256. So the files of a new build have other names than those of
 the data set that is still being read, and renaming the manifest replaces the one by the other.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -79,8 +80,12 @@ class Manifest:
         return self.tokens / (self.packs * self.schema.max_sequence_length) if self.packs else 0.0
 
     def to_json(self) -> Dict[str, Any]:
-        data = {"format": "packed sequences", "version": VERSION, "packing_factor": self.packing_factor,
-                "efficiency": self.efficiency}
+        data = {
+            "format": "packed sequences",
+            "version": VERSION,
+            "packing_factor": self.packing_factor,
+            "efficiency": self.efficiency,
+        }
         for name in (item.name for item in fields(self)):
             value = getattr(self, name)
             if name == "schema":
@@ -103,9 +108,14 @@ class Manifest:
         for length, count in data["histogram"].items():
             histogram[int(length)] = count
         known = {item.name: data[item.name] for item in fields(cls)}
-        known.update(schema=schema, histogram=tuple(histogram), digest=int(data["digest"], 16),
-                     lengths=StoredFile(**data["lengths"]), shards=tuple(StoredFile(**entry) for entry in data["shards"]),
-                     files=tuple(StoredFile(**entry) for entry in data["files"]))
+        known.update(
+            schema=schema,
+            histogram=tuple(histogram),
+            digest=int(data["digest"], 16),
+            lengths=StoredFile(**data["lengths"]),
+            shards=tuple(StoredFile(**entry) for entry in data["shards"]),
+            files=tuple(StoredFile(**entry) for entry in data["files"]),
+        )
         return cls(**known)
 
 
@@ -184,8 +194,8 @@ class StoreWriter:
         self._waiting.append(records)
         while sum(map(len, self._waiting)) >= self.packs_per_shard:
             joined = np.concatenate(self._waiting)
-            self._write(joined[:self.packs_per_shard])
-            self._waiting = [joined[self.packs_per_shard:]]
+            self._write(joined[: self.packs_per_shard])
+            self._waiting = [joined[self.packs_per_shard :]]
 
     def _write(self, records: np.ndarray) -> None:
         self._shards.append(write_shard(self.folder, len(self._shards), records))
@@ -199,11 +209,18 @@ class StoreWriter:
         self._waiting = []
         packs = sum(shard.packs for shard in self._shards)
         manifest = Manifest(
-            schema=self.schema, sequences=int(self._histogram.sum()), packs=packs,
-            tokens=int(self._histogram @ np.arange(len(self._histogram))), histogram=tuple(self._histogram.tolist()),
-            digest=self._digest, shards=tuple(self._shards),
+            schema=self.schema,
+            sequences=int(self._histogram.sum()),
+            packs=packs,
+            tokens=int(self._histogram @ np.arange(len(self._histogram))),
+            histogram=tuple(self._histogram.tolist()),
+            digest=self._digest,
+            shards=tuple(self._shards),
             lengths=write_table(self.folder, "lengths", self.schema.lengths_dtype, iter(self._lengths), packs),
-            algorithm=algorithm, files=tuple(stored_file(self.folder, name) for name in files), **about)
+            algorithm=algorithm,
+            files=tuple(stored_file(self.folder, name) for name in files),
+            **about,
+        )
         commit(self.folder, manifest)
         return PackStore.open(self.folder)
 
@@ -238,7 +255,9 @@ def named_files(path: Path) -> Set[str]:
     except ValueError:
         return set()
     names = {entry.file for entry in manifest.shards + manifest.files + (manifest.lengths,)}
-    return {name for name in names if Path(name).name == name}  # somebody else's manifest names nothing outside its folder
+    return {
+        name for name in names if Path(name).name == name
+    }  # somebody else's manifest names nothing outside its folder
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -246,7 +265,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{folder}: not a packed data set (no {MANIFEST}); build one with python -m pack_data.build --out {folder}") from None
+        raise ValueError(
+            f"{folder}: not a packed data set (no {MANIFEST}); build one with python -m pack_data.build --out {folder}"
+        ) from None
     except NotADirectoryError:
         raise ValueError(f"{folder}: a file; a packed data set is a folder with {MANIFEST}") from None
     except ValueError as error:
@@ -267,15 +288,19 @@ def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
     except FileNotFoundError:
         raise ValueError(f"{path}: the file is missing; build the data set again") from None
     if size != entry.bytes:
-        raise ValueError(f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, "
-            "build the data set again")
+        raise ValueError(
+            f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, "
+            "build the data set again"
+        )
     try:
         # A table without records has nothing to map.
         table = np.load(path, mmap_mode="r" if entry.packs else None, allow_pickle=False)
     except ValueError as error:
         raise ValueError(f"{path}: not a readable .npy file ({error}); build the data set again") from None
     if table.dtype != dtype or table.shape != (entry.packs,):
-        raise ValueError(f"{path}: holds {table.shape} records of another type than the manifest says; build the data set again")
+        raise ValueError(
+            f"{path}: holds {table.shape} records of another type than the manifest says; build the data set again"
+        )
     return table
 
 
@@ -294,8 +319,10 @@ class PackStore:
         manifest = read_manifest(folder)
         shards = [map_table(folder, entry, manifest.schema.record_dtype) for entry in manifest.shards]
         if sum(map(len, shards)) != manifest.packs:
-            raise ValueError(f"{folder}: shards hold {sum(map(len, shards))} packs, the manifest says {manifest.packs}; build "
-                "the data set again")
+            raise ValueError(
+                f"{folder}: shards hold {sum(map(len, shards))} packs, the manifest says {manifest.packs}; build "
+                "the data set again"
+            )
         return cls(folder, manifest, shards)
 
     def __len__(self) -> int:
@@ -311,8 +338,10 @@ class PackStore:
         """The stored records of packs `indices` int64 [n], copied."""
         indices = np.asarray(indices, dtype=np.int64)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
-            raise ValueError(f"pack {int(indices.max())} (or {int(indices.min())}) was asked for; the data set has packs 0 to "
-                f"{len(self) - 1}")
+            raise ValueError(
+                f"pack {int(indices.max())} (or {int(indices.min())}) was asked for; the data set has packs 0 to "
+                f"{len(self) - 1}"
+            )
         shard_of = np.searchsorted(self._ends, indices, side="right")
         records = np.empty(len(indices), dtype=self.schema.record_dtype)
         for number in np.unique(shard_of):

@@ -1,10 +1,13 @@
 """Tables of fixed-width columns, for people who read a terminal."""
+
 from __future__ import annotations
 
 from typing import Collection, List, Optional, Sequence, Tuple
 
 
-def padded(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), widths: Optional[Sequence[int]] = None) -> List[List[str]]:
+def padded(
+    rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), widths: Optional[Sequence[int]] = None
+) -> List[List[str]]:
     """The cells of a table, filled up with blanks so that the cells of a column have one width.
 
     rows: cells [rows][columns]. left: the numbers of the columns that stand flush left; the others stand flush right.
@@ -14,12 +17,23 @@ def padded(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), width
         return []
     least = [0] * len(rows[0]) if widths is None else widths
     wide = [max(width, *(len(row[column]) for row in rows)) for column, width in enumerate(least)]
-    return [[cell.ljust(width) if column in left else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, wide))]
-            for row in rows]
+    return [
+        [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, wide))
+        ]
+        for row in rows
+    ]
 
 
-def text_table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), widths: Optional[Sequence[int]] = None,
-               between: str = "  ", indent: str = "") -> List[str]:
+def text_table(
+    rows: Sequence[Sequence[str]],
+    *,
+    left: Collection[int] = (0,),
+    widths: Optional[Sequence[int]] = None,
+    between: str = "  ",
+    indent: str = "",
+) -> List[str]:
     """The lines of a table, without blanks at their ends; see `padded`. A heading is a row like any other."""
     return [(indent + between.join(cells)).rstrip() for cells in padded(rows, left=left, widths=widths)]
 

@@ -4,6 +4,7 @@ Checksums; no pack overfull, no gap between its sequences, nothing in its paddin
 sequence; every id in the vocabulary; and, by the digest over all sequences that was taken before they were packed,
 every sequence exactly once.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -42,15 +43,19 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verifie
     histogram = np.zeros(schema.max_sequence_length + 1, dtype=np.int64)
     total, first = 0, 0
     patterns: dict = {}
-    with PackStore.open(folder) as store, progress_bar(manifest.packs, "verifying", shown=progress, unit=" packs") as bar:
+    with PackStore.open(folder) as store, progress_bar(
+        manifest.packs, "verifying", shown=progress, unit=" packs"
+    ) as bar:
         table = store.lengths()
         for entry in manifest.shards:
             _check_sum(folder, entry)
             records = np.asarray(map_table(folder, entry, schema.record_dtype))
             check_records(schema, records, f"{folder / entry.file}", first, manifest.vocabulary_size)
-            if not np.array_equal(table[first:first + len(records)], lengths_of(schema, records)):
-                raise ValueError(f"{folder / manifest.lengths.file}: does not hold the lengths of the packs in {entry.file}; "
-                    f"{_REBUILD}")
+            if not np.array_equal(table[first : first + len(records)], lengths_of(schema, records)):
+                raise ValueError(
+                    f"{folder / manifest.lengths.file}: does not hold the lengths of the packs in {entry.file}; "
+                    f"{_REBUILD}"
+                )
             sequences = disassemble(schema, records)
             histogram += np.bincount(sequences.lengths, minlength=len(histogram))
             total = (total + digest(sequences)) % (1 << 64)
@@ -61,16 +66,22 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verifie
             bar.update(len(records))
     if histogram.tolist() != list(manifest.histogram):
         length = int(np.flatnonzero(histogram != manifest.histogram)[0])
-        raise ValueError(f"{folder}: {int(histogram[length])} sequences of length {length} in the packs, "
-            f"{manifest.histogram[length]} in the manifest; {_REBUILD}")
+        raise ValueError(
+            f"{folder}: {int(histogram[length])} sequences of length {length} in the packs, "
+            f"{manifest.histogram[length]} in the manifest; {_REBUILD}"
+        )
     found = (int(histogram.sum()), int(histogram @ np.arange(len(histogram))))
     if found != (manifest.sequences, manifest.tokens):
-        raise ValueError(f"{folder}: {found[0]} sequences and {found[1]} tokens in the packs, {manifest.sequences} and "
-            f"{manifest.tokens} in the manifest; {_REBUILD}")
+        raise ValueError(
+            f"{folder}: {found[0]} sequences and {found[1]} tokens in the packs, {manifest.sequences} and "
+            f"{manifest.tokens} in the manifest; {_REBUILD}"
+        )
     if total != manifest.digest:
-        raise ValueError(f"{folder}: the packs do not hold exactly the sequences that were packed (digest {total:016x}, "
+        raise ValueError(
+            f"{folder}: the packs do not hold exactly the sequences that were packed (digest {total:016x}, "
             f"manifest {manifest.digest:016x}): "
-                         f"one is lost, repeated or changed; {_REBUILD}")
+            f"one is lost, repeated or changed; {_REBUILD}"
+        )
     _check_recipe(folder, manifest, patterns)
     return Verified(manifest, sum(entry.bytes for entry in manifest.shards + manifest.files + (manifest.lengths,)))
 
@@ -87,12 +98,16 @@ def _check_sum(folder: Path, entry: StoredFile) -> None:
     except FileNotFoundError:
         raise ValueError(f"{path}: the file is missing; {_REBUILD}") from None
     if size != entry.bytes:
-        raise ValueError(f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, {_REBUILD}")
+        raise ValueError(
+            f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, {_REBUILD}"
+        )
     if content.hexdigest() != entry.sha256:
         raise ValueError(f"{path}: its sha256 is not the manifest's; a byte was changed, {_REBUILD}")
 
 
-def check_records(schema: PackSchema, records: np.ndarray, where: str, first: int = 0, vocabulary_size: int = 0) -> None:
+def check_records(
+    schema: PackSchema, records: np.ndarray, where: str, first: int = 0, vocabulary_size: int = 0
+) -> None:
     """ValueError for the first pack that breaks a rule; `where` and `first`, its first pack, are for the message."""
     S = schema.max_sequence_length
     lengths = records["lengths"].astype(np.int64)
@@ -115,9 +130,15 @@ def check_records(schema: PackSchema, records: np.ndarray, where: str, first: in
         return
     if vocabulary_size:
         for name in ("input_ids", "masked_lm_ids"):
-            refuse((records[name] >= vocabulary_size).any(axis=1), f"{name}: an id outside the vocabulary of {vocabulary_size}")
+            refuse(
+                (records[name] >= vocabulary_size).any(axis=1),
+                f"{name}: an id outside the vocabulary of {vocabulary_size}",
+            )
     segments = records["first_segment_lengths"].astype(np.int64)
-    refuse(((segments > lengths) | ((segments == 0) & ~absent)).any(axis=1), "first_segment_lengths: not between 1 and the sequence's length")
+    refuse(
+        ((segments > lengths) | ((segments == 0) & ~absent)).any(axis=1),
+        "first_segment_lengths: not between 1 and the sequence's length",
+    )
     refuse((records["next_sentence_labels"] > 1).any(axis=1), "next_sentence_labels: neither 0 nor 1")
 
     P = schema.max_predictions_per_pack
@@ -135,7 +156,10 @@ def check_records(schema: PackSchema, records: np.ndarray, where: str, first: in
     low = np.repeat(np.concatenate([ends - lengths, np.zeros_like(rest)], axis=1).reshape(-1), places).reshape(-1, P)
     high = np.repeat(np.concatenate([ends, np.ones_like(rest)], axis=1).reshape(-1), places).reshape(-1, P)
     positions = records["masked_lm_positions"].astype(np.int64)
-    refuse(((positions < low) | (positions >= high)).any(axis=1), "masked_lm_positions: outside the sequence it is counted for")
+    refuse(
+        ((positions < low) | (positions >= high)).any(axis=1),
+        "masked_lm_positions: outside the sequence it is counted for",
+    )
 
 
 def _check_recipe(folder: Path, manifest: Manifest, patterns: dict) -> None:
@@ -154,15 +178,23 @@ def _check_recipe(folder: Path, manifest: Manifest, patterns: dict) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(prog="python -m pack_data.verify", description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", metavar="DIR", help="a packed data set")
-    parser.add_argument("--progress", action="store_true", default=None, help="show a bar even where stderr is no terminal")
+    parser.add_argument(
+        "--progress", action="store_true", default=None, help="show a bar even where stderr is no terminal"
+    )
     args = parser.parse_args(argv)
     verified = verify(args.folder, args.progress)
     manifest = verified.manifest
-    bound = "" if manifest.lower_bound is None else f", {manifest.packs - manifest.lower_bound:,} above the lower bound of {manifest.lower_bound:,}"
-    print(f"{args.folder}: whole. {manifest.sequences:,} sequences, each exactly once, in "
+    bound = (
+        ""
+        if manifest.lower_bound is None
+        else f", {manifest.packs - manifest.lower_bound:,} above the lower bound of {manifest.lower_bound:,}"
+    )
+    print(
+        f"{args.folder}: whole. {manifest.sequences:,} sequences, each exactly once, in "
         f"{manifest.packs:,} packs{bound}; "
-          f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in "
-              f"{len(manifest.shards)} shards read")
+        f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in "
+        f"{len(manifest.shards)} shards read"
+    )
     return 0
 
 

@@ -1,4 +1,5 @@
 """What every test shares: seeds, threads, hypothesis profiles, the folder of larger data, IPU devices."""
+
 import os
 import random
 from pathlib import Path
@@ -7,25 +8,43 @@ import hypothesis
 import numpy as np
 import pytest
 
-# Two torch threads on a busy two-core machine take more than twice as long as one; the test run is parallel over processes.
+# Two torch threads on a busy two-core machine take more than twice as long as one; the test run is parallel over
+# processes.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 hypothesis.settings.register_profile(
-    "default", deadline=None, derandomize=True, max_examples=40,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large])
+    "default",
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+)
 hypothesis.settings.register_profile(
-    "thorough", deadline=None, max_examples=1000,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large])
+    "thorough",
+    deadline=None,
+    max_examples=1000,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_addoption(parser):
-    parser.addoption("--data-dir", type=Path, default=None,
-                     help="folder with larger data sets (histograms/, wikipedia/, squad/, ...); tests that need it are skipped without it")
-    parser.addoption("--packed-bert", type=Path, default=None,
-                     help="the console command of an installed wheel; tests/test_wheel.py then tests that one instead of building a wheel")
+    parser.addoption(
+        "--data-dir",
+        type=Path,
+        default=None,
+        help="folder with larger data sets (histograms/, wikipedia/, squad/, ...); tests that need it are skipped "
+        "without it",
+    )
+    parser.addoption(
+        "--packed-bert",
+        type=Path,
+        default=None,
+        help="the console command of an installed wheel; tests/test_wheel.py then tests that one instead of building a "
+        "wheel",
+    )
 
 
 @pytest.fixture(scope="session")

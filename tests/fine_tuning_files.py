@@ -1,8 +1,9 @@
 """Tiny files to fine-tune on, made of random words, and a tiny checkpoint whose vocabulary knows them.
 
-    checkpoint = tiny_checkpoint(tmp_path / "bert")                 # a Hugging Face folder, hidden 16, 2 layers
-    config = tiny_config(checkpoint, squad=tiny_squad(path, questions=20))
+checkpoint = tiny_checkpoint(tmp_path / "bert")                 # a Hugging Face folder, hidden 16, 2 layers
+config = tiny_config(checkpoint, squad=tiny_squad(path, questions=20))
 """
+
 from __future__ import annotations
 
 import csv
@@ -20,9 +21,16 @@ from ipu_packed_bert.tasks.settings import FinetuneConfig, config_from_tree
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
 from tests.tiny_runs import TINY
 
-WORDS = tuple("river stone castle bridge market winter garden letter silver engine north seven music doctor paper".split())
+WORDS = tuple(
+    "river stone castle bridge market winter garden letter silver engine north seven music doctor paper".split()
+)
 KINDS = ("squad", "single_label", "multi_label", "regression", "tokens")
-VOCABULARY = Vocabulary(SPECIAL_TOKENS + WORDS + tuple("abcdefghijklmnopqrstuvwxyz.?,'") + tuple("##" + c for c in "abcdefghijklmnopqrstuvwxyz"))
+VOCABULARY = Vocabulary(
+    SPECIAL_TOKENS
+    + WORDS
+    + tuple("abcdefghijklmnopqrstuvwxyz.?,'")
+    + tuple("##" + c for c in "abcdefghijklmnopqrstuvwxyz")
+)
 MODEL = replace(TINY, vocabulary_size=len(VOCABULARY), max_position_embeddings=64, layer_norm_eps=1e-12)
 SLOTS = 64
 
@@ -34,7 +42,13 @@ def tiny_checkpoint(folder: Path, *, pooler: bool = True, positions: int = 64) -
     network = BertModel(model, attention="eager", pooler=pooler)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    write_folder(folder, model, {"bert." + name: value for name, value in network.state_dict().items()}, VOCABULARY, architecture="BertModel")
+    write_folder(
+        folder,
+        model,
+        {"bert." + name: value for name, value in network.state_dict().items()},
+        VOCABULARY,
+        architecture="BertModel",
+    )
     return folder
 
 
@@ -47,11 +61,21 @@ def tiny_squad(path: Path, *, questions: int = 20, without_answer: int = 0, seed
         text = " ".join(words)
         first = int(rng.integers(0, len(words) - 2))
         start = len(" ".join(words[:first])) + (1 if first else 0)
-        answer = " ".join(words[first:first + 2])
+        answer = " ".join(words[first : first + 2])
         impossible = number >= questions - without_answer
-        paragraphs.append({"context": text, "qas": [{
-            "id": f"q{number}", "question": f"{words[first]} after {words[first - 1]}?", "is_impossible": impossible,
-            "answers": [] if impossible else [{"text": answer, "answer_start": start}]}]})
+        paragraphs.append(
+            {
+                "context": text,
+                "qas": [
+                    {
+                        "id": f"q{number}",
+                        "question": f"{words[first]} after {words[first - 1]}?",
+                        "is_impossible": impossible,
+                        "answers": [] if impossible else [{"text": answer, "answer_start": start}],
+                    }
+                ],
+            }
+        )
     path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
     return path
 
@@ -80,7 +104,15 @@ def tiny_sentences(path: Path, *, sentences: int = 30, seed: int = 0) -> Path:
     for _ in range(sentences):
         former = ""
         for word in rng.choice(WORDS[:6], int(rng.integers(2, 20))).tolist():
-            label = "B-PLACE" if word == "river" else "O" if word != "stone" else "I-PLACE" if former == "river" else "B-THING"
+            label = (
+                "B-PLACE"
+                if word == "river"
+                else "O"
+                if word != "stone"
+                else "I-PLACE"
+                if former == "river"
+                else "B-THING"
+            )
             lines.append(f"{word} {label}")
             former = word
         lines.append("")
@@ -92,17 +124,40 @@ def training_file(folder: Path, kind: str, **options: Any) -> Path:
     """A file for the task of this name, in the folder."""
     if kind == "squad":
         return tiny_squad(folder / "train.json", **options)
-    return tiny_sentences(folder / "train.txt", **options) if kind == "tokens" else tiny_table(folder / "train.csv", kind, **options)
+    return (
+        tiny_sentences(folder / "train.txt", **options)
+        if kind == "tokens"
+        else tiny_table(folder / "train.csv", kind, **options)
+    )
 
 
-def tiny_config(checkpoint: Optional[Path], training: Path, *, task: str = "squad", of_task: Optional[Dict[str, Any]] = None, evaluation: Optional[Path] = None,
-                **sections: Dict[str, Any]) -> FinetuneConfig:
+def tiny_config(
+    checkpoint: Optional[Path],
+    training: Path,
+    *,
+    task: str = "squad",
+    of_task: Optional[Dict[str, Any]] = None,
+    evaluation: Optional[Path] = None,
+    **sections: Dict[str, Any],
+) -> FinetuneConfig:
     """Any setting may be given by its section: tiny_config(..., batch={"micro_batch": 1})."""
     tree: Dict[str, Dict[str, Any]] = {
-        "data": {"training": str(training), "evaluation": str(evaluation or training), "max_sequence_length": SLOTS, "packer": "spfhp"},
-        "task": {"name": task, **({"max_query_length": 8, "stride": 16, "max_answer_length": 5} if task == "squad" else {}),
-                 **(of_task or {})},
-        "model": {"checkpoint": None if checkpoint is None else str(checkpoint), "hidden_dropout": 0.0, "attention_dropout": 0.0},
+        "data": {
+            "training": str(training),
+            "evaluation": str(evaluation or training),
+            "max_sequence_length": SLOTS,
+            "packer": "spfhp",
+        },
+        "task": {
+            "name": task,
+            **({"max_query_length": 8, "stride": 16, "max_answer_length": 5} if task == "squad" else {}),
+            **(of_task or {}),
+        },
+        "model": {
+            "checkpoint": None if checkpoint is None else str(checkpoint),
+            "hidden_dropout": 0.0,
+            "attention_dropout": 0.0,
+        },
         "optimizer": {"learning_rate": 1.0e-2},
         "batch": {"sequences_per_update": 8, "micro_batch": 3},
         "engine": {"threads": 1},

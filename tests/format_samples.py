@@ -1,4 +1,5 @@
 """Examples and files for the tests of the formats; the TFRecord encoder here shares no code with the package."""
+
 import struct
 
 import numpy as np
@@ -13,7 +14,8 @@ def example(length=7, first=4, positions=(2, 5), label=1, seed=0):
         first_segment_length=first,
         masked_lm_positions=list(positions),
         masked_lm_ids=rng.integers(1, 30000, len(positions)).tolist(),
-        next_sentence_label=label)
+        next_sentence_label=label,
+    )
 
 
 def random_examples(rng, count, longest=24, most_predictions=4):
@@ -22,12 +24,15 @@ def random_examples(rng, count, longest=24, most_predictions=4):
     for _ in range(count):
         length = int(rng.integers(5, longest + 1))
         predictions = int(rng.integers(1, min(most_predictions, length - 1) + 1))
-        made.append(Example(
-            input_ids=rng.integers(1, 30522, length).tolist(),
-            first_segment_length=int(rng.integers(2, length)),
-            masked_lm_positions=sorted((rng.permutation(length - 1)[:predictions] + 1).tolist()),
-            masked_lm_ids=rng.integers(1, 30522, predictions).tolist(),
-            next_sentence_label=int(rng.integers(2))))
+        made.append(
+            Example(
+                input_ids=rng.integers(1, 30522, length).tolist(),
+                first_segment_length=int(rng.integers(2, length)),
+                masked_lm_positions=sorted((rng.permutation(length - 1)[:predictions] + 1).tolist()),
+                masked_lm_ids=rng.integers(1, 30522, predictions).tolist(),
+                next_sentence_label=int(rng.integers(2)),
+            )
+        )
     return made
 
 
@@ -97,10 +102,10 @@ def feature_kinds(data):
             key = number()
             assert key & 7 == 2
             size = number()
-            yield key >> 3, buffer[at:at + size]
+            yield key >> 3, buffer[at : at + size]
             at += size
 
-    (_, features), = fields(data)
+    ((_, features),) = fields(data)
     kinds = {}
     for _, entry in fields(features):
         parts = dict(fields(entry))
@@ -123,7 +128,7 @@ def unframe(data):
     """The messages of a file, without a look at the checksums."""
     messages = []
     while data:
-        size, = struct.unpack("<Q", data[:8])
-        messages.append(data[12:12 + size])
-        data = data[16 + size:]
+        (size,) = struct.unpack("<Q", data[:8])
+        messages.append(data[12 : 12 + size])
+        data = data[16 + size :]
     return messages

@@ -1,14 +1,16 @@
-"""Would the tests notice a mistake?  Make seeded random changes of one operator, constant or condition, one at a time, and see.
+"""Would the tests notice a mistake?  Make seeded random changes of one operator, constant or condition, one at a time,
+and see.
 
     make mutants                                        # 60 changes in the core modules
     python tests/mutants.py --count 300 --seed 1        # others, and more of them
     python tests/mutants.py --modules pack_data/packs.py --count 20
 
-Each change is made in a copy of the tree in a temporary folder, so that the tree itself is never touched.  The tests that
-belong to a module are those of its name, and then three that import it.  Results are kept in runs/mutants.jsonl: stopped
-and run again, it goes on; a module or test that was edited since is tried anew.  Exit status 1 where a change went unnoticed that
-is not listed below as equivalent.
+Each change is made in a copy of the tree in a temporary folder, so that the tree itself is never touched.  The tests
+that belong to a module are those of its name, and then three that import it.  Results are kept in runs/mutants.jsonl:
+stopped and run again, it goes on; a module or test that was edited since is tried anew.  Exit status 1 where a change
+went unnoticed that is not listed below as equivalent.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -62,26 +64,61 @@ CORE = (
 # File, beginning of the changed line -> why no test can notice it.
 EQUIVALENT: Dict[Tuple[str, str], str] = {
     ("pack_data/packing.py", "def _bar("): "the width of a drawn bar",
-    ("pack_data/packing.py", "return f\"{seconds * 1e3:.1f} ms\""): "how one second is printed",
+    ("pack_data/packing.py", 'return f"{seconds * 1e3:.1f} ms"'): "how one second is printed",
     ("pack_data/building/assignment.py", "_BLOCK ="): "lengths handled at a time; the result does not depend on it",
-    ("pack_data/building/assignment.py", "buckets = rng.integers("): "how many buckets a shuffle takes: another random order, as good as this one",
-    ("pack_data/sequences.py", "terms *= columns[name]"): "lengths are in the digest already, so that zeros count without the 1 too",
+    (
+        "pack_data/building/assignment.py",
+        "buckets = rng.integers(",
+    ): "how many buckets a shuffle takes: another random order, as good as this one",
+    (
+        "pack_data/sequences.py",
+        "terms *= columns[name]",
+    ): "lengths are in the digest already, so that zeros count without the 1 too",
     ("pack_data/sequences.py", "total += (sequences.scalars[name]"): "as above",
     ("pack_data/sequences.py", "_BLOCK ="): "values handled at a time; the result does not depend on it",
-    ("pack_data/text/wordpiece.py", "for start in range(0, len(sentences),"): "sentences encoded at a time; the result does not depend on it",
+    (
+        "pack_data/text/wordpiece.py",
+        "for start in range(0, len(sentences),",
+    ): "sentences encoded at a time; the result does not depend on it",
     ("pack_data/text/wordpiece.py", "TRAINING_CHARACTERS ="): "32 million characters: no test trains on so many",
     ("pack_data/greedy.py", "_CHUNK ="): "sequences looked at together; the result does not depend on it",
-    ("pack_data/fit_decreasing.py", "one_free, one_seats, count, strategy = S, D,"): "too many new packs stay empty, and are left out of the packing",
-    ("pack_data/solver/rounding.py", "packs, left = follow("): "how much is fixed before the programme is solved again; every result is held against its bound",
-    ("pack_data/solver/rounding.py", "middle ="): "which sequences of about one length are tried first; every result is held against its bound",
+    (
+        "pack_data/fit_decreasing.py",
+        "one_free, one_seats, count, strategy = S, D,",
+    ): "too many new packs stay empty, and are left out of the packing",
+    (
+        "pack_data/solver/rounding.py",
+        "packs, left = follow(",
+    ): "how much is fixed before the programme is solved again; every result is held against its bound",
+    (
+        "pack_data/solver/rounding.py",
+        "middle =",
+    ): "which sequences of about one length are tried first; every result is held against its bound",
 }
 
 _OPERATORS = {
-    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "//"),
-    ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
-    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="),
-    ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
-    ast.And: ("and", "or"), ast.Or: ("or", "and"),
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "//"),
+    ast.LShift: ("<<", ">>"),
+    ast.RShift: (">>", "<<"),
+    ast.BitAnd: ("&", "|"),
+    ast.BitOr: ("|", "&"),
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
 }
 
 
@@ -95,7 +132,7 @@ class Mutant(NamedTuple):
     after: bytes
 
     def applied(self, source: bytes) -> bytes:
-        return source[:self.start] + self.after + source[self.end:]
+        return source[: self.start] + self.after + source[self.end :]
 
     def changed_line(self, source: bytes) -> str:
         return self.applied(source).split(b"\n")[self.line - 1].decode().strip()
@@ -138,15 +175,19 @@ def mutants_of(path: str, source: bytes) -> List[Mutant]:
         elif isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Add, ast.Sub)):
             found += operator(type(node.op), node.target, node.value)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            found.append(replaced(node, source[place(node.operand):place(node.operand, end=True)].decode()))
+            found.append(replaced(node, source[place(node.operand) : place(node.operand, end=True)].decode()))
         elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
             found.append(replaced(node, str(not node.value)))
         elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-            found += [replaced(node, str(node.value + 1))] + ([replaced(node, str(node.value - 1))] if node.value > 0 else [])
+            found += [replaced(node, str(node.value + 1))] + (
+                [replaced(node, str(node.value - 1))] if node.value > 0 else []
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, float):
             found.append(replaced(node, repr(2 * node.value if node.value else 1.0)))
-        elif isinstance(node, (ast.If, ast.IfExp, ast.While)) and not isinstance(node.test, (ast.Compare, ast.BoolOp, ast.Constant)):
-            text = source[place(node.test):place(node.test, end=True)].decode()
+        elif isinstance(node, (ast.If, ast.IfExp, ast.While)) and not isinstance(
+            node.test, (ast.Compare, ast.BoolOp, ast.Constant)
+        ):
+            text = source[place(node.test) : place(node.test, end=True)].decode()
             found.append(replaced(node.test, f"(not ({text}))"))
     return sorted(set(found), key=lambda mutant: (mutant.start, mutant.after))
 
@@ -163,9 +204,17 @@ def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, (ast.JoinedStr, ast.Raise)) or not isinstance(child, ast.AST):
                     continue
-                if isinstance(child, ast.Call) and getattr(child.func, "id", getattr(child.func, "attr", "")) in ("print", "add_argument"):
+                if isinstance(child, ast.Call) and getattr(child.func, "id", getattr(child.func, "attr", "")) in (
+                    "print",
+                    "add_argument",
+                ):
                     continue
-                if isinstance(child, ast.FunctionDef) and child.name == "main" or isinstance(child, ast.If) and "__name__" in ast.dump(child.test):
+                if (
+                    isinstance(child, ast.FunctionDef)
+                    and child.name == "main"
+                    or isinstance(child, ast.If)
+                    and "__name__" in ast.dump(child.test)
+                ):
                     continue
                 if isinstance(child, ast.BinOp) and "perf_counter" in ast.dump(child):  # seconds, which no test asserts
                     continue
@@ -173,8 +222,9 @@ def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def tests_of(path: str, root: Path) -> List[List[str]]:
-    """Test files of a module: the one that mirrors it, then, apart, the three that name it most often of those that import it."""
-    file = path[:-len("/__init__.py")] if path.endswith("/__init__.py") else path[:-len(".py")]
+    """Test files of a module: the one that mirrors it, then, apart, the three that name it most often of those that
+    import it."""
+    file = path[: -len("/__init__.py")] if path.endswith("/__init__.py") else path[: -len(".py")]
     module, stem = file.replace("/", "."), file.rsplit("/", 1)[1]
     mirrored = f"tests/{file.rsplit('/', 1)[0]}/test_{stem}.py"
     named, importing = [], []
@@ -207,9 +257,14 @@ def run_tests(root: Path, tests: Sequence[str], timeout: Optional[float]) -> Tri
     """The tests, in the copy of the tree; one that takes too long has noticed the change."""
     start = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly", *tests], cwd=str(root),
+        [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly", *tests],
+        cwd=str(root),
         env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -222,7 +277,12 @@ def run_tests(root: Path, tests: Sequence[str], timeout: Optional[float]) -> Tri
 
 
 def copy_of_tree(target: Path) -> None:
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=str(ROOT), check=True, stdout=subprocess.PIPE)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=str(ROOT),
+        check=True,
+        stdout=subprocess.PIPE,
+    )
     for name in listed.stdout.decode().split("\0"):
         if name and (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -260,7 +320,9 @@ def try_all(chosen: Sequence[Mutant], copy: Path, results: Path) -> List[Dict[st
                 if names not in baseline:
                     baseline[names] = run_tests(copy, group, None)
                     if not baseline[names].passed:
-                        raise SystemExit(f"error: {' '.join(group)} fails without any change:\n{baseline[names].output[-2000:]}")
+                        raise SystemExit(
+                            f"error: {' '.join(group)} fails without any change:\n{baseline[names].output[-2000:]}"
+                        )
                 try:
                     place.write_bytes(mutant.applied(source))
                     trial = run_tests(copy, group, 60 + 5 * baseline[names].seconds)
@@ -269,19 +331,32 @@ def try_all(chosen: Sequence[Mutant], copy: Path, results: Path) -> List[Dict[st
                 if not trial.passed:
                     noticed = " ".join(group)
                     break
-            known[key] = {"key": key, "file": mutant.path, "line": mutant.line, "before": source.split(b"\n")[mutant.line - 1].decode().strip(),
-                          "after": mutant.changed_line(source), "noticed_by": noticed, "tests": groups}
+            known[key] = {
+                "key": key,
+                "file": mutant.path,
+                "line": mutant.line,
+                "before": source.split(b"\n")[mutant.line - 1].decode().strip(),
+                "after": mutant.changed_line(source),
+                "noticed_by": noticed,
+                "tests": groups,
+            }
             with open(results, "a", encoding="utf-8") as out:
                 out.write(json.dumps(known[key]) + "\n")
         record = known[key]
-        print(f"{number:4}/{len(chosen)}  {'noticed ' if record['noticed_by'] else 'SURVIVED'}  {mutant.path}:{mutant.line}  {record['after']}", flush=True)
+        print(
+            f"{number:4}/{len(chosen)}  {'noticed ' if record['noticed_by'] else 'SURVIVED'}  "
+            f"{mutant.path}:{mutant.line}  {record['after']}",
+            flush=True,
+        )
         tried.append(record)
     return tried
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=60, help="changes in all, default 60, spread evenly over the modules")
+    parser.add_argument(
+        "--count", type=int, default=60, help="changes in all, default 60, spread evenly over the modules"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--modules", nargs="+", default=CORE, metavar="FILE", help="default: the core modules")
     parser.add_argument("--results", type=Path, default=ROOT / "runs" / "mutants.jsonl")
@@ -293,7 +368,9 @@ def main() -> int:
         for number, path in enumerate(args.modules):
             source = (folder / path).read_bytes()
             equivalent = tuple(line for file, line in EQUIVALENT if file == path)
-            found = [mutant for mutant in mutants_of(path, source) if not mutant.changed_line(source).startswith(equivalent)]
+            found = [
+                mutant for mutant in mutants_of(path, source) if not mutant.changed_line(source).startswith(equivalent)
+            ]
             share = (number + 1) * args.count // len(args.modules) - number * args.count // len(args.modules)
             chosen += random.Random(f"{args.seed} {path}").sample(found, min(share, len(found)))
         tried = try_all(chosen, folder, args.results)

@@ -1,4 +1,5 @@
 """Hypothesis strategies and small helpers for everything that packs."""
+
 from typing import Optional
 
 import numpy as np

@@ -1,9 +1,9 @@
 """Random pre-training sequences, laid out as packs in the ten fields of a batch: for tests, independent of pack_data.
 
-    sequences = random_sequences(rng, lengths=[5, 9, 3], vocabulary=50)
-    packed = lay_out([[0, 2], [1]], sequences, slots=12, depth=3, predictions=6)      # packs of sequence indices
-    unpacked = lay_out([[0], [1], [2]], sequences, slots=12, depth=1, predictions=6)
-    batch = with_scales(packed, micro_batches=1, normalisation="token")
+sequences = random_sequences(rng, lengths=[5, 9, 3], vocabulary=50)
+packed = lay_out([[0, 2], [1]], sequences, slots=12, depth=3, predictions=6)      # packs of sequence indices
+unpacked = lay_out([[0], [1], [2]], sequences, slots=12, depth=1, predictions=6)
+batch = with_scales(packed, micro_batches=1, normalisation="token")
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 """Pre-training put together as the commands do it: its network, engines, batches and placement of a configuration."""
+
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -20,7 +21,9 @@ def initial_network(config: Config, *, attention: str = "eager") -> torch.nn.Mod
     return build_network(Pretraining(config), config.run.seed, attention=attention)
 
 
-def host_engine(config: Config, schema: Optional[PackSchema] = None, *, packing_factor: float = 1.0, **options: Any) -> HostEngine:
+def host_engine(
+    config: Config, schema: Optional[PackSchema] = None, *, packing_factor: float = 1.0, **options: Any
+) -> HostEngine:
     return HostEngine(config, Pretraining(config, schema), packing_factor=packing_factor, **options)
 
 
@@ -30,8 +33,14 @@ def ipu_engine(sdk: Any, config: Config, schema: PackSchema, *, packing_factor: 
     return sdk.engine.IpuEngine(config, Pretraining(config, schema), device, packing_factor=packing_factor)
 
 
-def global_batches(store: PackStore, config: Config, *, packing_factor: float = 1.0, evaluation: Optional[PackStore] = None,
-                   **options: Any) -> GlobalBatches:
+def global_batches(
+    store: PackStore,
+    config: Config,
+    *,
+    packing_factor: float = 1.0,
+    evaluation: Optional[PackStore] = None,
+    **options: Any,
+) -> GlobalBatches:
     layout = Pretraining(config, store.schema).layout(config, packing_factor)
     held_out = None if evaluation is None else StoredPacks(evaluation)
     return GlobalBatches(StoredPacks(store, seed=config.run.seed), layout, held_out=held_out, **options)

@@ -1,4 +1,5 @@
 """The arrow of imports, read from the source: who may know of whom, and what loads without torch or the SDK."""
+
 import ast
 import subprocess
 import sys
@@ -9,10 +10,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("pack_data", "ipu_packed_bert", "profiling")
-SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")) + [ROOT / "run_pretraining.py"]
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")) + [
+    ROOT / "run_pretraining.py"
+]
 
-# Left to right: a file imports only from its own line and from lines above it.  A file belongs to the longest name here that
-# it begins with; every file belongs to one.
+# Left to right: a file imports only from its own line and from lines above it.  A file belongs to the longest name here
+# that it begins with; every file belongs to one.
 ARROW = """
 pack_data.files pack_data.memory pack_data.packages pack_data.command pack_data.tables pack_data.plotting pack_data.bad_records
 pack_data.sequences
@@ -141,7 +144,9 @@ def test_imports_point_left(path):
     name = module_name(path)
     assert line_of(name) >= 0, f"{name} has no place in ARROW"
     for target in graph()[path]:
-        assert line_of(module_name(target)) <= line_of(name), f"{name} imports {module_name(target)}, which stands to its right"
+        assert line_of(module_name(target)) <= line_of(name), (
+            f"{name} imports {module_name(target)}, which stands to its right"
+        )
     for imported in imported_modules(path):
         root = imported.split(".")[0]
         if name.startswith("pack_data"):
@@ -163,23 +168,41 @@ def test_the_model_knows_no_device():
             assert not any(word in name.lower() for word in DEVICE_WORDS), f"{path.name} says {name}"
 
 
-@pytest.mark.parametrize("statement", [
-    "import pack_data, pkgutil\n"
-    "for module in pkgutil.iter_modules(pack_data.__path__):\n"
-    "    __import__('pack_data.' + module.name)",
-    "import ipu_packed_bert.config, ipu_packed_bert.placement",
-    "import ipu_packed_bert.plan, ipu_packed_bert.report.command, ipu_packed_bert.report.calibrate",
-], ids=["pack_data", "config", "plan and report"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import pack_data, pkgutil\n"
+        "for module in pkgutil.iter_modules(pack_data.__path__):\n"
+        "    __import__('pack_data.' + module.name)",
+        "import ipu_packed_bert.config, ipu_packed_bert.placement",
+        "import ipu_packed_bert.plan, ipu_packed_bert.report.command, ipu_packed_bert.report.calibrate",
+    ],
+    ids=["pack_data", "config", "plan and report"],
+)
 def test_loads_without_torch(statement):
     """With torch, poptorch and every extra forbidden, what has to pack and plan on any machine still loads."""
-    forbidden = ("torch", "poptorch", "tensorboard", "h5py", "pyarrow", "google_crc32c", "matplotlib", "dask", "distributed", "transformers")
+    forbidden = (
+        "torch",
+        "poptorch",
+        "tensorboard",
+        "h5py",
+        "pyarrow",
+        "google_crc32c",
+        "matplotlib",
+        "dask",
+        "distributed",
+        "transformers",
+    )
     blocked = f"import sys\nfor name in {forbidden!r}:\n    sys.modules[name] = None\n"
     finished = subprocess.run([sys.executable, "-c", blocked + statement], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
 
 
 def test_reading_ahead_and_the_optimisers_state_load_without_the_sdk():
-    statement = "import sys; sys.modules['poptorch'] = None; import ipu_packed_bert.engine.ipu.feed, ipu_packed_bert.engine.ipu.state"
+    statement = (
+        "import sys; sys.modules['poptorch'] = None; import ipu_packed_bert.engine.ipu.feed, "
+        "ipu_packed_bert.engine.ipu.state"
+    )
     finished = subprocess.run([sys.executable, "-c", statement], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
 

@@ -1,4 +1,5 @@
 """The commands of the README, as a new user types them in a clean checkout of the last commit."""
+
 import importlib.util
 import json
 import os
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def git(*arguments, **options):
-    return subprocess.run(("git",) + arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, **options)
+    return subprocess.run(("git",) + arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +25,10 @@ def checkout(tmp_path_factory):
     if git("-C", str(ROOT), "rev-parse", "HEAD").returncode == 0:
         cloned = git("clone", "--quiet", "--depth", "1", "file://" + str(ROOT), str(folder))
         assert cloned.returncode == 0, cloned.stdout
-    else:                                                   # an unpacked archive
-        shutil.copytree(str(ROOT), str(folder), ignore=shutil.ignore_patterns(".*", "data", "runs", "__pycache__", "*.egg-info"))
+    else:  # an unpacked archive
+        shutil.copytree(
+            str(ROOT), str(folder), ignore=shutil.ignore_patterns(".*", "data", "runs", "__pycache__", "*.egg-info")
+        )
         shutil.copytree(str(ROOT / "tests" / "data"), str(folder / "tests" / "data"), dirs_exist_ok=True)
     return folder
 
@@ -33,8 +36,9 @@ def checkout(tmp_path_factory):
 def command(checkout, *arguments, status=0):
     """Runs ``python ARGUMENTS`` there; returns its standard output, or the one line of its error where status is 2."""
     environment = {**{key: value for key, value in os.environ.items() if key != "PYTHONPATH"}, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run((sys.executable,) + arguments, cwd=str(checkout), env=environment, capture_output=True,
-                          universal_newlines=True)
+    done = subprocess.run(
+        (sys.executable,) + arguments, cwd=str(checkout), env=environment, capture_output=True, text=True
+    )
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     if status == 2:
@@ -51,21 +55,36 @@ def pretrained(checkout):
 
 
 def test_pretraining_packs_and_trains_without_an_ipu_or_a_data_set(checkout, pretrained):
-    assert "data/embedded_packed_512 is missing: building it from the embedded corpus; kept for the next run" in pretrained
-    sequences, packs = (int(text.replace(",", "")) for text in re.search(r"([\d,]+) sequences in ([\d,]+) packs of 512", pretrained).groups())
+    assert (
+        "data/embedded_packed_512 is missing: building it from the embedded corpus; kept for the next run" in pretrained
+    )
+    sequences, packs = (
+        int(text.replace(",", ""))
+        for text in re.search(r"([\d,]+) sequences in ([\d,]+) packs of 512", pretrained).groups()
+    )
     assert 1000 < sequences < 10000 and 1.3 < sequences / packs < 3
-    run, = (checkout / "runs").iterdir()
+    (run,) = (checkout / "runs").iterdir()
     records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 2]
     assert records[0]["sequences"] > records[0]["packs"] > 0
-    assert 7 < records[1]["mlm_loss"] < records[0]["mlm_loss"] < 10       # ln 8192 = 9.01
-    assert "python run_pretraining.py --resume {}".format(run.relative_to(checkout)) in pretrained
+    assert 7 < records[1]["mlm_loss"] < records[0]["mlm_loss"] < 10  # ln 8192 = 9.01
+    assert f"python run_pretraining.py --resume {run.relative_to(checkout)}" in pretrained
 
 
 def test_a_run_is_resumed(checkout, pretrained):
-    run, = (checkout / "runs").iterdir()
-    text = command(checkout, "run_pretraining.py", "--resume", str(run.relative_to(checkout)), "--steps", "3", "--set", "optimizer.schedule_steps=3",
-                   "--set", "run.evaluate_every=0")
+    (run,) = (checkout / "runs").iterdir()
+    text = command(
+        checkout,
+        "run_pretraining.py",
+        "--resume",
+        str(run.relative_to(checkout)),
+        "--steps",
+        "3",
+        "--set",
+        "optimizer.schedule_steps=3",
+        "--set",
+        "run.evaluate_every=0",
+    )
     assert "from step 2" in text and "building" not in text
     assert len((run / "log.jsonl").read_text().splitlines()) == 3
 
@@ -83,11 +102,26 @@ def test_a_text_of_ones_own(checkout, tmp_path):
     text = tmp_path / "text"
     text.mkdir()
     for number in range(4):
-        lines = ["Line {} of text {} says how many sequences share a pack of slots.".format(line, number) for line in range(60)]
-        (text / "{}.txt".format(number)).write_text("\n".join(lines))
+        lines = [f"Line {line} of text {number} says how many sequences share a pack of slots." for line in range(60)]
+        (text / f"{number}.txt").write_text("\n".join(lines))
     out = str(tmp_path / "packed")
-    table = command(checkout, "-m", "pack_data.build", "--corpus", str(text), "--max-sequence-length", "128", "--packer", "spfhp",
-                    "--max-sequences-per-pack", "3", "--vocabulary-size", "300", "--out", out)
+    table = command(
+        checkout,
+        "-m",
+        "pack_data.build",
+        "--corpus",
+        str(text),
+        "--max-sequence-length",
+        "128",
+        "--packer",
+        "spfhp",
+        "--max-sequences-per-pack",
+        "3",
+        "--vocabulary-size",
+        "300",
+        "--out",
+        out,
+    )
     assert "packing factor" in table
     command(checkout, "-m", "pack_data.verify", out)
 
@@ -107,11 +141,13 @@ def test_nnlshp_on_squad(checkout):
 
 def test_a_plan_needs_no_device(checkout):
     text = command(checkout, "run_pretraining.py", "--config", "configs/unpacked_phase2_pod16.yml", "--plan")
-    assert "16,384" in text or "16384" in text              # packs in an update
+    assert "16,384" in text or "16384" in text  # packs in an update
 
 
 @pytest.mark.skipif(importlib.util.find_spec("poptorch") is not None, reason="PopTorch is installed here")
 def test_ipus_that_are_not_there_are_one_line(checkout):
     pytest.importorskip("torch", reason="training needs torch")
-    text = command(checkout, "run_pretraining.py", "--config", "configs/packed_phase2_pod16.yml", "--engine", "ipu", status=2)
+    text = command(
+        checkout, "run_pretraining.py", "--config", "configs/packed_phase2_pod16.yml", "--engine", "ipu", status=2
+    )
     assert "Poplar SDK" in text and "--engine host" in text

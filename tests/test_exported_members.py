@@ -1,4 +1,5 @@
 """The public names, and that importing a package loads none of them."""
+
 import importlib
 import importlib.util
 import subprocess
@@ -11,15 +12,58 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = {
     "pack_data": [
-        "BuildOptions", "Certificate", "Example", "LengthHistogram", "Manifest", "PACKERS", "PackSchema", "PackStore",
-        "PackedLengths", "Packing", "Proof", "Sequences", "StoredColumn", "Verified", "build", "get_packer", "open_source",
-        "pack", "prove", "verify"],
+        "BuildOptions",
+        "Certificate",
+        "Example",
+        "LengthHistogram",
+        "Manifest",
+        "PACKERS",
+        "PackSchema",
+        "PackStore",
+        "PackedLengths",
+        "Packing",
+        "Proof",
+        "Sequences",
+        "StoredColumn",
+        "Verified",
+        "build",
+        "get_packer",
+        "open_source",
+        "pack",
+        "prove",
+        "verify",
+    ],
     "ipu_packed_bert": [
-        "Checkpoint", "Config", "ConfigError", "Engine", "GlobalBatches", "Outcome", "Pretraining", "StepResult", "StoredPacks", "build_engine", "choose_engine",
-        "config_file", "export_run", "import_folder", "load_checkpoint", "load_config", "newest_checkpoint", "read_log"],
+        "Checkpoint",
+        "Config",
+        "ConfigError",
+        "Engine",
+        "GlobalBatches",
+        "Outcome",
+        "Pretraining",
+        "StepResult",
+        "StoredPacks",
+        "build_engine",
+        "choose_engine",
+        "config_file",
+        "export_run",
+        "import_folder",
+        "load_checkpoint",
+        "load_config",
+        "newest_checkpoint",
+        "read_log",
+    ],
     "ipu_packed_bert.padding_free": [
-        "Batches", "PaddingCollator", "PaddingFreeCollator", "UpdateResult", "accumulate", "check_no_leak", "inputs_for", "mean_loss",
-        "take_step"],
+        "Batches",
+        "PaddingCollator",
+        "PaddingFreeCollator",
+        "UpdateResult",
+        "accumulate",
+        "check_no_leak",
+        "inputs_for",
+        "mean_loss",
+        "take_step",
+    ],
 }
 
 
@@ -39,16 +83,22 @@ def test_the_public_names_are_these_and_all_there(package):
 
 @pytest.mark.parametrize("package", PUBLIC)
 def test_an_import_loads_no_public_name(package):
-    statement = (f"import sys, {package}\n"
-                 f"loaded = [name for name in sys.modules if name.startswith(({package!r} + '.', 'numpy', 'scipy', 'torch'))]\n"
-                 "assert not loaded, loaded")
+    statement = (
+        f"import sys, {package}\n"
+        f"loaded = [name for name in sys.modules if name.startswith(({package!r} + '.', 'numpy', 'scipy', 'torch'))]\n"
+        "assert not loaded, loaded"
+    )
     subprocess.run([sys.executable, "-c", statement], cwd=ROOT, check=True)
 
 
 def test_a_command_does_not_hide_the_public_function_of_its_name():
     """`pack_data.build` and `pack_data.verify` are functions, and modules that are run as commands."""
-    for order in ("from pack_data import build, verify; import pack_data.build, pack_data.verify",
-                  "import pack_data.build, pack_data.verify; from pack_data import build, verify"):
-        statement = (f"import pack_data; {order}; from pack_data.build import main; from pack_data.verify import main\n"
-                     "assert all(callable(each) for each in (build, verify, pack_data.build, pack_data.verify))")
+    for order in (
+        "from pack_data import build, verify; import pack_data.build, pack_data.verify",
+        "import pack_data.build, pack_data.verify; from pack_data import build, verify",
+    ):
+        statement = (
+            f"import pack_data; {order}; from pack_data.build import main; from pack_data.verify import main\n"
+            "assert all(callable(each) for each in (build, verify, pack_data.build, pack_data.verify))"
+        )
         subprocess.run([sys.executable, "-c", statement], cwd=ROOT, check=True)

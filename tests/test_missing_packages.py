@@ -1,4 +1,6 @@
-"""Without torch, where only the packers' packages are installed, a command that needs it ends in one line with the way to get it."""
+"""Without torch, where only the packers' packages are installed, a command that needs it ends in one line with the way
+to get it."""
+
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 def without(module, target, arguments, *, script=False):
     """Run a command as `python -m target` or `python target` does, in a process that cannot import `module`."""
     how = "run_path" if script else "run_module"
-    code = (f"import runpy, sys; sys.modules[{module!r}] = None; sys.argv = [{target!r}, *{list(map(str, arguments))!r}]; "
-            f"runpy.{how}({target!r}, run_name='__main__')")
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, universal_newlines=True)
+    code = (
+        f"import runpy, sys; sys.modules[{module!r}] = None; sys.argv = [{target!r}, *{list(map(str, arguments))!r}]; "
+        f"runpy.{how}({target!r}, run_name='__main__')"
+    )
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +52,14 @@ def test_a_command_that_trains_names_torch(tiny, tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("target, arguments", [
-    ("run_pretraining.py", ["--config", "configs/packed_phase2_pod16.yml", "--plan", "--packing-factor", "2.0"]),
-    ("ipu_packed_bert.adjust", ["--help"]),
-    ("ipu_packed_bert.experiments", []),
-])
+@pytest.mark.parametrize(
+    "target, arguments",
+    [
+        ("run_pretraining.py", ["--config", "configs/packed_phase2_pod16.yml", "--plan", "--packing-factor", "2.0"]),
+        ("ipu_packed_bert.adjust", ["--help"]),
+        ("ipu_packed_bert.experiments", []),
+    ],
+)
 def test_what_needs_no_torch_works_without(target, arguments):
     done = without("torch", target, arguments, script=target.endswith(".py"))
     assert done.returncode == 0, done.stderr
@@ -61,12 +68,20 @@ def test_what_needs_no_torch_works_without(target, arguments):
 def test_a_package_is_named_as_it_is_installed(monkeypatch):
     for module in ("yaml", "matplotlib.figure", "google.protobuf.message"):
         monkeypatch.setitem(sys.modules, module, None)
-    for module, package in (("yaml", "pyyaml"), ("matplotlib.figure", "matplotlib"), ("google.protobuf.message", "protobuf")):
+    for module, package in (
+        ("yaml", "pyyaml"),
+        ("matplotlib.figure", "matplotlib"),
+        ("google.protobuf.message", "protobuf"),
+    ):
         with pytest.raises(ValueError) as missing:
             load_package(module, "this")
         assert str(missing.value) == f"this needs the package {package}: pip install {package}"
     assert load_package("json.decoder", "this").__name__ == "json.decoder"
-    assert package_of("torch.nn.functional") == "torch" and package_of("pack_data.nothing") is None and package_of(None) is None
+    assert (
+        package_of("torch.nn.functional") == "torch"
+        and package_of("pack_data.nothing") is None
+        and package_of(None) is None
+    )
 
 
 def test_a_package_that_does_not_load_is_not_called_missing(tmp_path, monkeypatch):

@@ -1,8 +1,9 @@
 """A data set and a configuration so small that a whole run takes a second: for tests of what surrounds the model.
 
-    folder = tiny_data(tmp_path / "data")                  # 60 random sequences in packs of 64 slots, depth 3
-    path = tiny_config(tmp_path / "tiny.yml", folder)      # a YAML file; --set style overrides go into load_config
+folder = tiny_data(tmp_path / "data")                  # 60 random sequences in packs of 64 slots, depth 3
+path = tiny_config(tmp_path / "tiny.yml", folder)      # a YAML file; --set style overrides go into load_config
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,12 +21,21 @@ from tests.packed_examples import random_packs, random_sequences
 
 # The sizes of most tests' networks; what a test needs otherwise it replaces.
 TINY = ModelConfig(
-    vocabulary_size=61, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_position_embeddings=24, hidden_dropout=0.0)
+    vocabulary_size=61,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=24,
+    hidden_dropout=0.0,
+)
 
 VOCABULARY, SLOTS, DEPTH, PREDICTIONS = 128, 64, 3, 10
 
 
-def tiny_data(folder: Path, *, sequences: int = 60, vocabulary: int = VOCABULARY, depth: int = DEPTH, seed: int = 0, **about: Any) -> Path:
+def tiny_data(
+    folder: Path, *, sequences: int = 60, vocabulary: int = VOCABULARY, depth: int = DEPTH, seed: int = 0, **about: Any
+) -> Path:
     """A packed data set of random sequences of 5 to 64 tokens, and one of a third as many held out beside it.
 
     `about`: further fields of its manifest.
@@ -43,9 +53,15 @@ def _random_data(folder: Path, sequences: int, vocabulary: int, depth: int, seed
     rng = np.random.default_rng(seed)
     lengths = rng.integers(5, SLOTS + 1, sequences).tolist()
     examples = [
-        Example(each.input_ids.tolist(), int((each.segment_ids == 0).sum()), each.masked_positions.tolist(),
-                each.masked_ids.tolist(), each.is_random_next)
-        for each in random_sequences(rng, lengths=lengths, vocabulary=vocabulary)]
+        Example(
+            each.input_ids.tolist(),
+            int((each.segment_ids == 0).sum()),
+            each.masked_positions.tolist(),
+            each.masked_ids.tolist(),
+            each.is_random_next,
+        )
+        for each in random_sequences(rng, lengths=lengths, vocabulary=vocabulary)
+    ]
     packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)
     pack, slot = np.zeros(sequences, np.int64), np.zeros(sequences, np.int64)
     for number, members in enumerate(packs):
@@ -54,17 +70,33 @@ def _random_data(folder: Path, sequences: int, vocabulary: int, depth: int, seed
     schema = PackSchema.bert(SLOTS, depth, PREDICTIONS + depth, vocabulary_size=vocabulary)
     writer = StoreWriter(folder, schema)
     writer.add(assemble(schema, Sequences.from_examples(examples), pack, slot, len(packs)))
-    writer.finish(algorithm="spfhp", vocabulary_size=vocabulary, max_predictions_per_sequence=PREDICTIONS, seed=seed, **about).close()
+    writer.finish(
+        algorithm="spfhp", vocabulary_size=vocabulary, max_predictions_per_sequence=PREDICTIONS, seed=seed, **about
+    ).close()
     return folder
 
 
 def tiny_settings(data: Optional[Path] = None) -> Dict[str, Dict[str, Any]]:
     """Nested settings of a run of 12 updates of 4 packs, dropout on."""
     return {
-        "data": {"directory": str(data or "data/tiny"), "vocabulary_size": VOCABULARY, "max_sequence_length": SLOTS,
-                 "max_predictions_per_sequence": PREDICTIONS, "packer": "spfhp", "max_sequences_per_pack": DEPTH, "held_out": 0.2},
-        "model": {"vocabulary_size": VOCABULARY, "hidden_size": 16, "num_layers": 2, "num_heads": 2,
-                  "intermediate_size": 32, "max_position_embeddings": SLOTS, "hidden_dropout": 0.1},
+        "data": {
+            "directory": str(data or "data/tiny"),
+            "vocabulary_size": VOCABULARY,
+            "max_sequence_length": SLOTS,
+            "max_predictions_per_sequence": PREDICTIONS,
+            "packer": "spfhp",
+            "max_sequences_per_pack": DEPTH,
+            "held_out": 0.2,
+        },
+        "model": {
+            "vocabulary_size": VOCABULARY,
+            "hidden_size": 16,
+            "num_layers": 2,
+            "num_heads": 2,
+            "intermediate_size": 32,
+            "max_position_embeddings": SLOTS,
+            "hidden_dropout": 0.1,
+        },
         "optimizer": {"learning_rate": 0.01},
         "batch": {"micro_batch": 2, "gradient_accumulation": 3},
         "engine": {"kind": "host", "threads": 1},

@@ -1,8 +1,9 @@
 """Between a run and a Hugging Face folder:
 
-    python -m ipu_packed_bert.export RUN DIR              # the newest checkpoint of a run -> a folder transformers loads
-    python -m ipu_packed_bert.export --import DIR RUN     # a folder -> a run: run_pretraining.py --start-from RUN
+python -m ipu_packed_bert.export RUN DIR              # the newest checkpoint of a run -> a folder transformers loads
+python -m ipu_packed_bert.export --import DIR RUN     # a folder -> a run: run_pretraining.py --start-from RUN
 """
+
 from __future__ import annotations
 
 import argparse
@@ -56,7 +57,7 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     return Exported(checkpoint.step, note)
 
 
-def _export_fine_tuned(run: Path, folder: Path, checkpoint: "Checkpoint", vocabulary: Optional[Path]) -> Exported:
+def _export_fine_tuned(run: Path, folder: Path, checkpoint: Checkpoint, vocabulary: Optional[Path]) -> Exported:
     """A fine-tuned model; its vocabulary, sizes and labels lie in the run's folder."""
     from ipu_packed_bert.hugging_face import write_folder
     from ipu_packed_bert.identity import agree, vocabulary_of_run
@@ -68,12 +69,14 @@ def _export_fine_tuned(run: Path, folder: Path, checkpoint: "Checkpoint", vocabu
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{run / EXPORT}: cannot be read ({error!r}); --resume writes it again") from None
     written = load_vocabulary(vocabulary or run / VOCABULARY, lower_case)
-    note = agree(vocabulary_of_run(run, checkpoint), written.sha256, weights_of=run, data_of=vocabulary or run / VOCABULARY).note
+    note = agree(
+        vocabulary_of_run(run, checkpoint), written.sha256, weights_of=run, data_of=vocabulary or run / VOCABULARY
+    ).note
     write_folder(folder, model, checkpoint.engine["model"], written, architecture=architecture, **settings)
     return Exported(checkpoint.step, note)
 
 
-def import_folder(folder: Path, run: Path) -> "Loaded":
+def import_folder(folder: Path, run: Path) -> Loaded:
     """Write a Hugging Face folder as a run before its first update; says which heads the folder did not have.
 
     Those are initialised from `run.seed` of the default configuration.
@@ -88,13 +91,22 @@ def import_folder(folder: Path, run: Path) -> "Loaded":
         raise ValueError(f"{run}: exists and is not an empty folder; give another one")
     pretrained = read_folder(folder)
     if not pretrained.vocabulary.lower_case:
-        raise ValueError(f"{folder}: its tokenizer keeps capitals (do_lower_case is false); pre-training data is lower case")
+        raise ValueError(
+            f"{folder}: its tokenizer keeps capitals (do_lower_case is false); pre-training data is lower case"
+        )
     slots = min(512, pretrained.model.max_position_embeddings)
-    config = config_from_tree({
-        "data": {"vocabulary": str(run / VOCABULARY), "max_sequence_length": slots,
-                 "max_predictions_per_sequence": None},
-        "model": dict(vars(pretrained.model).items()),
-        "placement": {"layers_per_ipu": [pretrained.model.num_layers]}}, str(folder))
+    config = config_from_tree(
+        {
+            "data": {
+                "vocabulary": str(run / VOCABULARY),
+                "max_sequence_length": slots,
+                "max_predictions_per_sequence": None,
+            },
+            "model": dict(vars(pretrained.model).items()),
+            "placement": {"layers_per_ipu": [pretrained.model.num_layers]},
+        },
+        str(folder),
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         network = PackedBertForPreTraining(config.model, config.loss)
@@ -112,25 +124,46 @@ def _vocabulary_of(config: Config, path: Path) -> Vocabulary:
         raise ValueError(f"{path}: the run's vocabulary is not there; give it with --vocabulary FILE")
     vocabulary = load_vocabulary(path)
     if len(vocabulary) > config.model.vocabulary_size:
-        raise ValueError(f"{path}: {len(vocabulary):,} tokens, the run's model has rows for {config.model.vocabulary_size:,}; "
-                         "give its own with --vocabulary FILE")
+        raise ValueError(
+            f"{path}: {len(vocabulary):,} tokens, the run's model has rows for {config.model.vocabulary_size:,}; "
+            "give its own with --vocabulary FILE"
+        )
     return vocabulary
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog="python -m ipu_packed_bert.export", description=__doc__,
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--import", action="store_true", dest="reverse", help="read the first folder from Hugging Face's form, write a run")
+    parser = ArgumentParser(
+        prog="python -m ipu_packed_bert.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--import",
+        action="store_true",
+        dest="reverse",
+        help="read the first folder from Hugging Face's form, write a run",
+    )
     parser.add_argument("source", type=Path, help="a run; with --import a Hugging Face folder")
     parser.add_argument("target", type=Path, help="a new folder")
-    parser.add_argument("--vocabulary", type=Path, metavar="FILE", help="vocab.txt of the run, where it is no longer beside its data set")
+    parser.add_argument(
+        "--vocabulary",
+        type=Path,
+        metavar="FILE",
+        help="vocab.txt of the run, where it is no longer beside its data set",
+    )
     args = parser.parse_args(argv)
     if args.reverse:
         if args.vocabulary:
             parser.error("--vocabulary is for writing a folder; one that is read has its own")
         loaded = import_folder(args.source, args.target)
-        print(f"{args.target}: begin with it by {typed('pretrain', 'python run_pretraining.py')} --start-from {args.target}, its sizes are in {CONFIG}")
-        for names, what in ((loaded.fresh, "initialised, not in the folder"), (loaded.unused, "in the folder, left out")):
+        print(
+            f"{args.target}: begin with it by {typed('pretrain', 'python run_pretraining.py')} --start-from "
+            f"{args.target}, its sizes are in {CONFIG}"
+        )
+        for names, what in (
+            (loaded.fresh, "initialised, not in the folder"),
+            (loaded.unused, "in the folder, left out"),
+        ):
             if names:
                 print(f"{what}: {', '.join(names)}")
         return 0

@@ -1,4 +1,5 @@
 """How the parts of the graph that packing touches are written: the graphs that the cycle model compares."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -8,13 +9,13 @@ from dataclasses import dataclass, replace
 class Arrangement:
     """How the parts of the graph that packing changes are written. The default is the model's own way."""
 
-    mask: str = "once"            # "once"; "layer": built again in every layer; "product": part of the query/key product;
+    mask: str = "once"  # "once"; "layer": built again in every layer; "product": part of the query/key product;
     #                               "row": an unpacked sequence's padding mask; "none": no mask, to see its cost
-    mask_form: str = "select"     # "select": where(); "arithmetic": cast and multiply
-    apply: str = "add"            # "add": additive; "select": where() on the scores
-    cls: str = "gather"           # "gather"; "one_hot": product with a one-hot matrix; "fixed": the first slots of the pack
-    mlm: str = "gather"           # "gather"; "one_hot"
-    positions: str = "gather"     # "gather"; "one_hot"; "fixed": the same for every row, as in unpacked BERT
+    mask_form: str = "select"  # "select": where(); "arithmetic": cast and multiply
+    apply: str = "add"  # "add": additive; "select": where() on the scores
+    cls: str = "gather"  # "gather"; "one_hot": product with a one-hot matrix; "fixed": the first slots of the pack
+    mlm: str = "gather"  # "gather"; "one_hot"
+    positions: str = "gather"  # "gather"; "one_hot"; "fixed": the same for every row, as in unpacked BERT
 
     def with_(self, **changes: str) -> Arrangement:
         return replace(self, **changes)

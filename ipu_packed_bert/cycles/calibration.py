@@ -6,6 +6,7 @@ layout: cycles per byte of rearrangements whose atom size is not published, from
 They are fitted to the throughputs D1 to D6 and to the paper's overhead at depth 2, and to nothing else. Standard
 errors: 10 % for a published throughput (a task differs by 13 % between frameworks), 0.25 points for the overhead.
 """
+
 from __future__ import annotations
 
 import json
@@ -26,8 +27,8 @@ from ipu_packed_bert.cycles.workload import Machine, shape_of
 
 STORED = Path(__file__).resolve().parent / "calibration.json"
 THROUGHPUT_SIGMA, OVERHEAD_SIGMA = 0.10, 0.25
-IPUS_ONLY = ("without_ipus=null",)      # the cycle model is of IPUs: what changes without them is left out
-PEAK_SHARE = 0.31                         # the trivial model: 31 % of the AMP peak, whatever the workload
+IPUS_ONLY = ("without_ipus=null",)  # the cycle model is of IPUs: what changes without them is left out
+PEAK_SHARE = 0.31  # the trivial model: 31 % of the AMP peak, whatever the workload
 
 
 class Observation(NamedTuple):
@@ -35,7 +36,7 @@ class Observation(NamedTuple):
 
     point: Point
     pipeline: Pipeline
-    ideal_cycles: float                   # useful and recomputed multiply-adds of the fullest IPU at AMP peak
+    ideal_cycles: float  # useful and recomputed multiply-adds of the fullest IPU at AMP peak
 
     def predicted(self, parameters: Parameters) -> float:
         """Sequences per second of the whole machine."""
@@ -51,7 +52,7 @@ class Observation(NamedTuple):
 
 class Observations(NamedTuple):
     throughputs: Tuple[Observation, ...]
-    packed: Pipeline                      # the paper's graph at the fitted depth
+    packed: Pipeline  # the paper's graph at the fitted depth
     unpacked: Pipeline
 
 
@@ -90,8 +91,11 @@ def observe(machine_of: Dict[str, Machine], load_config: Callable[..., Any]) -> 
         found.append(Observation(point, pipeline, ideal_cycles(graph, pipeline)))
     config = load_config(configurations.FOLDER / PAPER_CONFIG, IPUS_ONLY)
     mk2 = machine_of["mk2"]
-    return Observations(tuple(found), mk2.pipeline(config, arrangement=POPART, depth=FITTED_DEPTH),
-                        mk2.pipeline(config, arrangement=UNPACKED, depth=1))
+    return Observations(
+        tuple(found),
+        mk2.pipeline(config, arrangement=POPART, depth=FITTED_DEPTH),
+        mk2.pipeline(config, arrangement=UNPACKED, depth=1),
+    )
 
 
 def ideal_cycles(graph: Graph, pipeline: Pipeline) -> float:
@@ -115,8 +119,12 @@ def overhead(packed: Pipeline, unpacked: Pipeline, parameters: Parameters) -> fl
     return packed.micro_batch_cycles(parameters) / unpacked.micro_batch_cycles(parameters) - 1.0
 
 
-def _loss(observations: Sequence[Observation], paper: Optional[Tuple[Pipeline, Pipeline]], parameters: Parameters) -> float:
-    loss = sum((log(o.point.sequences_per_second / o.predicted(parameters)) / THROUGHPUT_SIGMA) ** 2 for o in observations)
+def _loss(
+    observations: Sequence[Observation], paper: Optional[Tuple[Pipeline, Pipeline]], parameters: Parameters
+) -> float:
+    loss = sum(
+        (log(o.point.sequences_per_second / o.predicted(parameters)) / THROUGHPUT_SIGMA) ** 2 for o in observations
+    )
     if paper is not None:
         difference = 100 * overhead(paper[0], paper[1], parameters) - PAPER_OVERHEAD[FITTED_DEPTH]
         loss += (difference / OVERHEAD_SIGMA) ** 2
@@ -143,6 +151,7 @@ def _minimum(function: Callable[[float], float], low: float, high: float, steps:
 
 def fit(observations: Sequence[Observation], paper: Optional[Tuple[Pipeline, Pipeline]]) -> Parameters:
     """Least squares over both parameters, rounded to four decimals."""
+
     def best_factor(layout: float) -> float:
         return _minimum(lambda factor: _loss(observations, paper, Parameters(factor, layout)), 0.5, 2.5, steps=40)
 
@@ -159,23 +168,30 @@ def calibrate(observations: Observations) -> Calibration:
     parameters = fit(observations.throughputs, paper)
     rows: List[Dict[str, Any]] = []
     for number, observation in enumerate(observations.throughputs):
-        others = observations.throughputs[:number] + observations.throughputs[number + 1:]
+        others = observations.throughputs[:number] + observations.throughputs[number + 1 :]
         left_out = fit(others, paper)
         measured = observation.point.sequences_per_second
-        rows.append({
-            "point": observation.point.name, "what": observation.point.what, "measured": measured,
-            "uncalibrated_error": _error(observation.predicted(Parameters(1.0, REARRANGE_BYTE[8])), measured),
-            "fitted_error": _error(observation.predicted(parameters), measured),
-            "left_out_error": _error(observation.predicted(left_out), measured),
-            "trivial_error": _error(observation.trivial(), measured)})
+        rows.append(
+            {
+                "point": observation.point.name,
+                "what": observation.point.what,
+                "measured": measured,
+                "uncalibrated_error": _error(observation.predicted(Parameters(1.0, REARRANGE_BYTE[8])), measured),
+                "fitted_error": _error(observation.predicted(parameters), measured),
+                "left_out_error": _error(observation.predicted(left_out), measured),
+                "trivial_error": _error(observation.trivial(), measured),
+            }
+        )
     without_paper = fit(observations.throughputs, None)
     report = {
         "fitted_on": [row["point"] for row in rows] + [f"Table 1, depth {FITTED_DEPTH}"],
         "sigma": {"throughput": THROUGHPUT_SIGMA, "overhead_points": OVERHEAD_SIGMA},
         "points": rows,
         "overhead_fitted_depth": {
-            "paper": PAPER_OVERHEAD[FITTED_DEPTH], "model": round(100 * overhead(*paper, parameters), 4),
-            "left_out": round(100 * overhead(*paper, without_paper), 4)},
+            "paper": PAPER_OVERHEAD[FITTED_DEPTH],
+            "model": round(100 * overhead(*paper, parameters), 4),
+            "left_out": round(100 * overhead(*paper, without_paper), 4),
+        },
         "rms_error": {key: _rms([row[key + "_error"] for row in rows]) for key in ("fitted", "left_out", "trivial")},
     }
     return Calibration(parameters, report)
@@ -190,8 +206,18 @@ def _rms(errors: Sequence[float]) -> float:
 
 
 def to_json(calibration: Calibration) -> str:
-    return json.dumps({"factor": calibration.parameters.factor, "layout_cycles_per_byte": calibration.parameters.layout,
-                       "report": calibration.report}, indent=1, sort_keys=True) + "\n"
+    return (
+        json.dumps(
+            {
+                "factor": calibration.parameters.factor,
+                "layout_cycles_per_byte": calibration.parameters.layout,
+                "report": calibration.report,
+            },
+            indent=1,
+            sort_keys=True,
+        )
+        + "\n"
+    )
 
 
 def load(path: Path = STORED) -> Calibration:

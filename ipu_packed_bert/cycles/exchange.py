@@ -1,4 +1,5 @@
 """Moving data between tiles: payload, fragments and syncs. All results are tile cycles."""
+
 from __future__ import annotations
 
 from math import ceil

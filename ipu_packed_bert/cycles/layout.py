@@ -6,6 +6,7 @@ by a factor of ten, and which case Poplar has for attention scores and masks is 
 counted in bytes, and cycles per byte is the model's layout parameter: its lower bound is 8-byte atoms, its upper bound
 2-byte atoms.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
@@ -15,21 +16,21 @@ from typing import Iterable, Tuple
 from ipu_packed_bert.cycles import exchange, vertices
 from ipu_packed_bert.cycles.target import Target
 
-ATOM = 8                                  # bytes of the largest atom that moves in one access
-GROUP_BYTES = 32                          # a group of 16 halves, which products keep together: it arrives in one piece
-BLOCK = 64                                # columns of a tile's block where no operation fixed it: four groups of 16
+ATOM = 8  # bytes of the largest atom that moves in one access
+GROUP_BYTES = 32  # a group of 16 halves, which products keep together: it arrives in one piece
+BLOCK = 64  # columns of a tile's block where no operation fixed it: four groups of 16
 
 
 @dataclass(frozen=True)
 class Cost:
     """Work of one or several operations on the fullest tile, in tile cycles; rearrangements in bytes."""
 
-    matmul: float = 0.0                   # products, their reductions and planned operand transforms
-    vertices: float = 0.0                 # everything else that computes
+    matmul: float = 0.0  # products, their reductions and planned operand transforms
+    vertices: float = 0.0  # everything else that computes
     exchange: float = 0.0
-    sync: float = 0.0                     # syncs and dispatch
-    layout_calls: float = 0.0             # rearrangements whose atom size is unknown
-    layout_bytes: float = 0.0             # and their bytes on the fullest tile
+    sync: float = 0.0  # syncs and dispatch
+    layout_calls: float = 0.0  # rearrangements whose atom size is unknown
+    layout_bytes: float = 0.0  # and their bytes on the fullest tile
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Cost)))
@@ -62,10 +63,10 @@ def total(costs: Iterable[Cost]) -> Cost:
 class TensorLayout:
     """How a tensor is spread over the tiles."""
 
-    origin: int                           # the value for which it was chosen; equal origins mean equal layouts
-    grouped: bool                         # in groups of 16 of the last dimension, as products write and read
-    permuted: bool = False                # read through a permute since then
-    columns: int = BLOCK                  # width of a tile's block of rows
+    origin: int  # the value for which it was chosen; equal origins mean equal layouts
+    grouped: bool  # in groups of 16 of the last dimension, as products write and read
+    permuted: bool = False  # read through a permute since then
+    columns: int = BLOCK  # width of a tile's block of rows
 
 
 def block(rows: int, columns: int, layout: TensorLayout, target: Target) -> Tuple[int, int]:
@@ -78,22 +79,32 @@ def block(rows: int, columns: int, layout: TensorLayout, target: Target) -> Tupl
 def step(target: Target, *, vertices_cycles: float = 0.0, exchange_bytes: float = 0.0) -> Cost:
     """One compute set, and the exchange phase before it where bytes move."""
     moves = exchange_bytes > 0
-    return Cost(vertices=vertices_cycles, exchange=exchange.receive(exchange_bytes, target),
-                sync=target.dispatch_cycles + target.sync_cycles * (2 if moves else 1))
+    return Cost(
+        vertices=vertices_cycles,
+        exchange=exchange.receive(exchange_bytes, target),
+        sync=target.dispatch_cycles + target.sync_cycles * (2 if moves else 1),
+    )
 
 
 def aligned_copy(num_bytes: float, target: Target) -> Cost:
     """To other tiles in atoms of 8 bytes or more: both sides are grouped alike."""
-    return Cost(vertices=vertices.rearrange(num_bytes, vertices.REARRANGE_BYTE[8]),
-                exchange=exchange.receive(num_bytes, target), sync=target.sync_cycles)
+    return Cost(
+        vertices=vertices.rearrange(num_bytes, vertices.REARRANGE_BYTE[8]),
+        exchange=exchange.receive(num_bytes, target),
+        sync=target.sync_cycles,
+    )
 
 
 def unknown_copy(num_bytes: float, target: Target) -> Cost:
     """Into another order: the exchange is known; the size of the atoms is not, except for a single atom."""
     if num_bytes <= ATOM:
         return Cost(exchange=exchange.receive(num_bytes, target), sync=target.sync_cycles)
-    return Cost(exchange=exchange.scattered(num_bytes, GROUP_BYTES, target), sync=target.sync_cycles, layout_calls=1.0,
-                layout_bytes=num_bytes)
+    return Cost(
+        exchange=exchange.scattered(num_bytes, GROUP_BYTES, target),
+        sync=target.sync_cycles,
+        layout_calls=1.0,
+        layout_bytes=num_bytes,
+    )
 
 
 def bring(elements: int, element_bytes: int, have: TensorLayout, want: TensorLayout, target: Target) -> Cost:

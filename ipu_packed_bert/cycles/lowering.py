@@ -4,6 +4,7 @@ Products go through the planner, everything else through the vertex estimators. 
 needs the data in another order (`layout`). An operator without an entry is costed as elementwise work and counted, so
 that a report can name it; it is never free.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -23,19 +24,88 @@ POSITIONS, CLS, MLM, LOSS, COPIES = "position gather", "CLS gather", "MLM slots"
 ENCODER = "encoder"
 CATEGORIES = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
 
-VIEWS = frozenset((
-    "view", "_unsafe_view", "reshape", "_reshape_alias", "t", "transpose", "permute", "unsqueeze", "squeeze", "expand",
-    "slice", "select", "narrow", "detach", "alias", "as_strided", "unbind", "split", "split_with_sizes", "chunk",
-    "clone", "contiguous", "lift_fresh"))                   # a clone only asks for an order; its reader pays for that
-CONSTANTS = frozenset(("zeros", "ones", "full", "full_like", "ones_like", "zeros_like", "scalar_tensor", "arange", "empty",
-                       "empty_like", "new_full"))           # folded when the graph is compiled
-BINARY = {"add": "add", "sub": "add", "rsub": "add", "mul": "mul", "div": "div", "maximum": "max", "minimum": "max",
-          "eq": "compare", "ne": "compare", "lt": "compare", "le": "compare", "gt": "compare", "ge": "compare",
-          "bitwise_and": "logical", "bitwise_or": "logical", "logical_and": "logical", "logical_or": "logical",
-          "clamp_min": "max", "clamp_max": "max", "clamp": "max", "pow": "mul", "addcmul": "mul", "addcdiv": "div",
-          "threshold_backward": "compare"}
-UNARY = {"exp": "exp", "tanh": "tanh", "sigmoid": "sigmoid", "log": "log", "reciprocal": "reciprocal", "sqrt": "sqrt",
-         "rsqrt": "rsqrt", "neg": "neg", "abs": "abs", "erf": "erf", "logical_not": "not", "bitwise_not": "not"}
+VIEWS = frozenset(
+    (
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "t",
+        "transpose",
+        "permute",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "slice",
+        "select",
+        "narrow",
+        "detach",
+        "alias",
+        "as_strided",
+        "unbind",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "clone",
+        "contiguous",
+        "lift_fresh",
+    )
+)  # a clone only asks for an order; its reader pays for that
+CONSTANTS = frozenset(
+    (
+        "zeros",
+        "ones",
+        "full",
+        "full_like",
+        "ones_like",
+        "zeros_like",
+        "scalar_tensor",
+        "arange",
+        "empty",
+        "empty_like",
+        "new_full",
+    )
+)  # folded when the graph is compiled
+BINARY = {
+    "add": "add",
+    "sub": "add",
+    "rsub": "add",
+    "mul": "mul",
+    "div": "div",
+    "maximum": "max",
+    "minimum": "max",
+    "eq": "compare",
+    "ne": "compare",
+    "lt": "compare",
+    "le": "compare",
+    "gt": "compare",
+    "ge": "compare",
+    "bitwise_and": "logical",
+    "bitwise_or": "logical",
+    "logical_and": "logical",
+    "logical_or": "logical",
+    "clamp_min": "max",
+    "clamp_max": "max",
+    "clamp": "max",
+    "pow": "mul",
+    "addcmul": "mul",
+    "addcdiv": "div",
+    "threshold_backward": "compare",
+}
+UNARY = {
+    "exp": "exp",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+    "log": "log",
+    "reciprocal": "reciprocal",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+    "neg": "neg",
+    "abs": "abs",
+    "erf": "erf",
+    "logical_not": "not",
+    "bitwise_not": "not",
+}
 REDUCTIONS = frozenset(("sum", "mean", "amax", "max", "amin", "norm", "linalg_vector_norm"))
 
 
@@ -43,7 +113,7 @@ class Entry(NamedTuple):
     """One operator's cost, and where it belongs."""
 
     operator: str
-    block: str                            # "embeddings", "mask", "layer" (any one of them), "layer.3" or "heads"
+    block: str  # "embeddings", "mask", "layer" (any one of them), "layer.3" or "heads"
     phase: str
     category: str
     cost: Cost
@@ -52,7 +122,7 @@ class Entry(NamedTuple):
 class Edge(NamedTuple):
     """A tensor made in one block and read in another."""
 
-    source: str                           # as Entry.block, with the layer's number: "layer.0"
+    source: str  # as Entry.block, with the layer's number: "layer.0"
     target: str
     phase: str
     num_bytes: int
@@ -64,12 +134,15 @@ class Lowered:
     """Costs of a whole graph under one memory proportion."""
 
     entries: Tuple[Entry, ...]
-    unknown: Dict[str, int]               # operator -> how often it was costed as elementwise
-    layers_alike: bool                    # then "layer" stands for every encoder layer
+    unknown: Dict[str, int]  # operator -> how often it was costed as elementwise
+    layers_alike: bool  # then "layer" stands for every encoder layer
 
     def cost(self, block: str, phase: Optional[str] = None, category: Optional[str] = None) -> Cost:
-        return total(e.cost for e in self.entries if e.block == block and phase in (None, e.phase)
-                     and category in (None, e.category))
+        return total(
+            e.cost
+            for e in self.entries
+            if e.block == block and phase in (None, e.phase) and category in (None, e.category)
+        )
 
 
 def short_name(operator: str) -> Tuple[str, bool]:
@@ -131,28 +204,41 @@ def _is_constant(graph: Graph, index: int) -> bool:
 class Lowering:
     """Lowers one graph for one IPU. Costs are those of the fullest tile."""
 
-    def __init__(self, graph: Graph, planner: Planner, *, memory_proportion: float, partial_bytes: int = HALF,
-                 serialized: int = 1):
+    def __init__(
+        self,
+        graph: Graph,
+        planner: Planner,
+        *,
+        memory_proportion: float,
+        partial_bytes: int = HALF,
+        serialized: int = 1,
+    ):
         self.graph = graph
         self.planner = planner
         self.target = planner.target
         self.memory_proportion = memory_proportion
         self.partial_bytes = partial_bytes
-        self.serialized = serialized               # parts of the vocabulary product (embedding_serialization_factor)
+        self.serialized = serialized  # parts of the vocabulary product (embedding_serialization_factor)
         self.unknown: Counter = Counter()
         self._layouts: Dict[int, TensorLayout] = {}
-        self._dropout: Set[int] = set()            # masks and scales that the fused dropout vertex makes itself
+        self._dropout: Set[int] = set()  # masks and scales that the fused dropout vertex makes itself
         self._parameters = set(graph.parameters)
         self._mask = derived_from(graph, "input_mask")
         self._made = producers(graph)
-        self._vocabulary = max((graph.values[i].shape[0] for i in graph.parameters
-                                if graph.values[i].name.endswith("word_embeddings.weight")), default=0)
+        self._vocabulary = max(
+            (
+                graph.values[i].shape[0]
+                for i in graph.parameters
+                if graph.values[i].name.endswith("word_embeddings.weight")
+            ),
+            default=0,
+        )
 
     # The whole graph ------------------------------------------------------------------------------------------------
 
     def run(self) -> Lowered:
         alike = layers_alike(self.graph)
-        chosen = self.graph.num_layers // 2        # the layer lowered for all; of three the one in the middle
+        chosen = self.graph.num_layers // 2  # the layer lowered for all; of three the one in the middle
         entries: List[Entry] = []
         for operation in self.graph.operations:
             layer = layer_of(operation.scope)
@@ -182,7 +268,9 @@ class Lowering:
         if scope.startswith(("masked_lm_slots", "cls.predictions")):
             return MLM
         if scope.startswith("loss"):
-            largest = max([self.graph.values[i].elements for i in list(operation.inputs()) + list(operation.outputs)] or [0])
+            largest = max(
+                [self.graph.values[i].elements for i in list(operation.inputs()) + list(operation.outputs)] or [0]
+            )
             return MLM if self._vocabulary and largest >= self._vocabulary else LOSS
         return ENCODER
 
@@ -192,7 +280,7 @@ class Lowering:
         """Cost of one call; records the layout of its result."""
         name, in_place = short_name(operation.operator)
         if name.startswith("_foreach_"):
-            return self._foreach(operation, name[len("_foreach_"):].rstrip("_"))
+            return self._foreach(operation, name[len("_foreach_") :].rstrip("_"))
         if name in VIEWS:
             self._view(operation, name)
             return Cost()
@@ -219,8 +307,11 @@ class Lowering:
     def layout(self, index: int) -> TensorLayout:
         """A value's layout; parameters, inputs and values of layers not lowered are grouped where they have columns."""
         if index not in self._layouts:
-            self._layouts[index] = TensorLayout(index, grouped=len(self.graph.values[index].shape) >= 2
-                                          and kind_of(self.graph.values[index].dtype) in ("half", "float"))
+            self._layouts[index] = TensorLayout(
+                index,
+                grouped=len(self.graph.values[index].shape) >= 2
+                and kind_of(self.graph.values[index].dtype) in ("half", "float"),
+            )
         return self._layouts[index]
 
     def _made_by(self, operation: Operation, output: int) -> TensorLayout:
@@ -256,7 +347,7 @@ class Lowering:
         name, _ = short_name(operation.operator)
         if name in ("bernoulli", "div") and len(operation.inputs()) == 1:
             self._dropout.update(operation.outputs)
-            return Cost()                              # counted where the mask is applied, by the same vertex
+            return Cost()  # counted where the mask is applied, by the same vertex
         value = self._output(operation)
         source = next(i for i in operation.inputs() if i not in self._dropout)
         self._layouts[operation.outputs[0]] = self.layout(source)
@@ -269,7 +360,9 @@ class Lowering:
         name, _ = short_name(operation.operator)
         out = self._output(operation)
         made = [self._made.get(i) for i in operation.inputs()]
-        if name == "add" and any(m is not None and m.operator.startswith("aten.embedding_dense_backward") for m in made):
+        if name == "add" and any(
+            m is not None and m.operator.startswith("aten.embedding_dense_backward") for m in made
+        ):
             # The table is tied to the decoder: the scatter adds into the decoder's gradient in place (PopART's
             # TiedGatherAccumulate) and contains this sum.
             return Cost()
@@ -306,11 +399,11 @@ class Lowering:
                 rows, columns = self._block(out, lead_layout)
                 cycles += vertices.row_values(rows, columns, size)
                 moved = moved + step(self.target, exchange_bytes=rows * size)
-            elif form == "outer":                       # both operands are broadcast: a row against a column
+            elif form == "outer":  # both operands are broadcast: a row against a column
                 rows, columns = self._block(out, lead_layout)
                 cycles += vertices.binary(n, work, kind)
                 moved = moved + step(self.target, exchange_bytes=(rows + columns) * size)
-            else:                # every tile receives the whole block, such as a block mask for all heads
+            else:  # every tile receives the whole block, such as a block mask for all heads
                 moved = moved + unknown_copy(n * size, self.target)
                 cycles += vertices.binary(n, work, kind)
         return moved + step(self.target, vertices_cycles=cycles)
@@ -322,7 +415,9 @@ class Lowering:
     def _unary(self, operation: Operation) -> Cost:
         name, _ = short_name(operation.operator)
         value = self._output(operation)
-        return step(self.target, vertices_cycles=vertices.unary(self._on_tile(value), UNARY[name], kind_of(value.dtype)))
+        return step(
+            self.target, vertices_cycles=vertices.unary(self._on_tile(value), UNARY[name], kind_of(value.dtype))
+        )
 
     def _elementwise_unknown(self, operation: Operation) -> Cost:
         values = [self.graph.values[i] for i in list(operation.inputs()) + list(operation.outputs)]
@@ -348,16 +443,19 @@ class Lowering:
     def _op_tanh_backward(self, operation: Operation) -> Cost:
         value = self._output(operation)
         return self._gradient_to(operation) + step(
-            self.target, vertices_cycles=vertices.tanh_gradient(self._on_tile(value), element_bytes(value.dtype)))
+            self.target, vertices_cycles=vertices.tanh_gradient(self._on_tile(value), element_bytes(value.dtype))
+        )
 
     def _op__to_copy(self, operation: Operation) -> Cost:
         before, after = self._value(operation), self._output(operation)
         old, new = kind_of(before.dtype), kind_of(after.dtype)
         n = self._on_tile(after)
         if old == new:
-            return Cost()                              # the device has no 64-bit types
+            return Cost()  # the device has no 64-bit types
         if "half" in (old, new) and "float" in (old, new):
-            return step(self.target, vertices_cycles=vertices.cast(n, element_bytes(before.dtype), element_bytes(after.dtype)))
+            return step(
+                self.target, vertices_cycles=vertices.cast(n, element_bytes(before.dtype), element_bytes(after.dtype))
+            )
         return step(self.target, vertices_cycles=vertices.cast_integer(n))
 
     def _op_where(self, operation: Operation) -> Cost:
@@ -371,7 +469,7 @@ class Lowering:
         cost = step(self.target, vertices_cycles=vertices.select(n))
         for index in tensors:
             value = self.graph.values[index]
-            size = max(2, element_bytes(value.dtype))      # a byte costs as much to move as two
+            size = max(2, element_bytes(value.dtype))  # a byte costs as much to move as two
             if index == lead:
                 continue
             if broadcast_form(value, out) == "block":
@@ -413,8 +511,11 @@ class Lowering:
         parts = ceil(columns / columns_t)
         if parts > 1:
             outputs = self.target.per_tile(rows)
-            cost = cost + step(self.target, vertices_cycles=vertices.reduce_rows(outputs, parts, FLOAT),
-                               exchange_bytes=parts * outputs * FLOAT)
+            cost = cost + step(
+                self.target,
+                vertices_cycles=vertices.reduce_rows(outputs, parts, FLOAT),
+                exchange_bytes=parts * outputs * FLOAT,
+            )
             cost = cost + Cost(exchange=exchange.receive(rows_t * FLOAT, self.target), sync=self.target.sync_cycles)
         return cost
 
@@ -423,8 +524,11 @@ class Lowering:
         parts = ceil(rows / rows_t)
         if parts > 1:
             outputs = self.target.per_tile(columns)
-            cost = cost + step(self.target, vertices_cycles=vertices.reduce_generic(outputs, parts),
-                               exchange_bytes=parts * outputs * FLOAT)
+            cost = cost + step(
+                self.target,
+                vertices_cycles=vertices.reduce_generic(outputs, parts),
+                exchange_bytes=parts * outputs * FLOAT,
+            )
         return cost
 
     def _reduction(self, operation: Operation) -> Cost:
@@ -436,7 +540,8 @@ class Lowering:
             n = self._on_tile(value)
             used = min(self.target.tiles, value.elements)
             return step(self.target, vertices_cycles=vertices.reduce_rows(1, n, size)) + step(
-                self.target, vertices_cycles=vertices.reduce_rows(1, used, FLOAT), exchange_bytes=used * FLOAT)
+                self.target, vertices_cycles=vertices.reduce_rows(1, used, FLOAT), exchange_bytes=used * FLOAT
+            )
         if out.elements == rows or (value.shape and out.elements * value.shape[-1] == value.elements):
             return self._row_reduction(rows, columns, rows_t, columns_t, size)
         return self._column_reduction(rows, columns, rows_t, columns_t)
@@ -449,8 +554,9 @@ class Lowering:
         parts = ceil(columns / columns_t)
         if parts > 1:
             outputs = self.target.per_tile(rows)
-            cost = cost + step(self.target, vertices_cycles=vertices.argmax(outputs * parts),
-                               exchange_bytes=outputs * parts * 8)
+            cost = cost + step(
+                self.target, vertices_cycles=vertices.argmax(outputs * parts), exchange_bytes=outputs * parts * 8
+            )
         return cost
 
     # Softmax, LayerNorm and the losses: as PopART lowers them -------------------------------------------------------
@@ -465,9 +571,12 @@ class Lowering:
         rows_t, columns_t = shape[2:]
         size, kind, n = element_bytes(value.dtype), kind_of(value.dtype), rows_t * columns_t
         row = vertices.row_values(rows_t, columns_t, size)
-        return (self._row_reduction(*shape, size) + self._steps(row, vertices.unary(n, "exp", kind))
-                + self._row_reduction(*shape, size)
-                + self._steps(vertices.unary(rows_t, "reciprocal", "float"), vertices.cast(rows_t, FLOAT, size), row))
+        return (
+            self._row_reduction(*shape, size)
+            + self._steps(row, vertices.unary(n, "exp", kind))
+            + self._row_reduction(*shape, size)
+            + self._steps(vertices.unary(rows_t, "reciprocal", "float"), vertices.cast(rows_t, FLOAT, size), row)
+        )
 
     def _op__softmax_backward_data(self, operation: Operation) -> Cost:
         gradient, probabilities = operation.inputs()[:2]
@@ -476,9 +585,11 @@ class Lowering:
         n, size, kind = shape[2] * shape[3], element_bytes(value.dtype), kind_of(value.dtype)
         work = vertices.binary(n, "mul", kind)
         self._layouts[operation.outputs[0]] = self.layout(probabilities)
-        return (self._gradient_to(operation) + self._steps(work, vertices.row_values(shape[2], shape[3], size),
-                                                           vertices.binary(n, "add", kind))
-                + self._row_reduction(*shape, size))
+        return (
+            self._gradient_to(operation)
+            + self._steps(work, vertices.row_values(shape[2], shape[3], size), vertices.binary(n, "add", kind))
+            + self._row_reduction(*shape, size)
+        )
 
     def _op__log_softmax(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
@@ -487,8 +598,12 @@ class Lowering:
         rows_t, columns_t = shape[2:]
         size, kind = element_bytes(value.dtype), kind_of(value.dtype)
         row = vertices.row_values(rows_t, columns_t, size)
-        return (self._row_reduction(*shape, size) + self._steps(row, vertices.unary(rows_t * columns_t, "exp", kind))
-                + self._row_reduction(*shape, size) + self._steps(vertices.unary(rows_t, "log", "float"), row))
+        return (
+            self._row_reduction(*shape, size)
+            + self._steps(row, vertices.unary(rows_t * columns_t, "exp", kind))
+            + self._row_reduction(*shape, size)
+            + self._steps(vertices.unary(rows_t, "log", "float"), row)
+        )
 
     def _op__log_softmax_backward_data(self, operation: Operation) -> Cost:
         gradient, logarithms = operation.inputs()[:2]
@@ -496,7 +611,10 @@ class Lowering:
         shape = self._rows(value, logarithms)
         n, size, kind = shape[2] * shape[3], element_bytes(value.dtype), kind_of(value.dtype)
         return self._row_reduction(*shape, size) + self._steps(
-            vertices.unary(n, "exp", kind), vertices.row_values(shape[2], shape[3], size), vertices.binary(n, "add", kind))
+            vertices.unary(n, "exp", kind),
+            vertices.row_values(shape[2], shape[3], size),
+            vertices.binary(n, "add", kind),
+        )
 
     def _op_nll_loss_forward(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
@@ -504,8 +622,9 @@ class Lowering:
         shape = self._rows(value, index)
         size, kind = element_bytes(value.dtype), kind_of(value.dtype)
         labels = self.target.per_tile(shape[0])
-        return self._steps(vertices.one_hot(labels), vertices.binary(shape[2] * shape[3], "mul", kind)) \
-            + self._row_reduction(*shape, size)
+        return self._steps(
+            vertices.one_hot(labels), vertices.binary(shape[2] * shape[3], "mul", kind)
+        ) + self._row_reduction(*shape, size)
 
     def _op_nll_loss_backward(self, operation: Operation) -> Cost:
         index = operation.inputs()[1]
@@ -513,8 +632,9 @@ class Lowering:
         shape = self._rows(value, index)
         size = element_bytes(value.dtype)
         self._layouts[operation.outputs[0]] = self.layout(index)
-        return self._steps(vertices.one_hot(self.target.per_tile(shape[0])),
-                           vertices.row_values(shape[2], shape[3], size))
+        return self._steps(
+            vertices.one_hot(self.target.per_tile(shape[0])), vertices.row_values(shape[2], shape[3], size)
+        )
 
     def _op_native_layer_norm(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
@@ -524,23 +644,30 @@ class Lowering:
         size = element_bytes(value.dtype)
         row = vertices.row_values(rows_t, columns_t, size)
         self._layouts[operation.outputs[0]] = self.layout(index)
-        return (self._row_reduction(*shape, size) * 2.0
-                + self._steps(vertices.inverse_deviation(rows_t), row, row,
-                              vertices.multiply_row_vector(columns_t, rows_t, size),
-                              vertices.add_row_vector(columns_t, rows_t, size)))
+        return self._row_reduction(*shape, size) * 2.0 + self._steps(
+            vertices.inverse_deviation(rows_t),
+            row,
+            row,
+            vertices.multiply_row_vector(columns_t, rows_t, size),
+            vertices.add_row_vector(columns_t, rows_t, size),
+        )
 
     def _op_native_layer_norm_backward(self, operation: Operation) -> Cost:
-        index = operation.inputs()[1]                  # the saved input
+        index = operation.inputs()[1]  # the saved input
         value = self.graph.values[index]
         shape = self._rows(value, index)
         rows_t, columns_t = shape[2:]
         n, size, kind = rows_t * columns_t, element_bytes(value.dtype), kind_of(value.dtype)
         row = vertices.row_values(rows_t, columns_t, size)
         self._layouts[operation.outputs[0]] = self.layout(index)
-        return (self._gradient_to(operation) + self._steps(row, row) + self._column_reduction(*shape) * 2.0
-                + self._steps(vertices.multiply_row_vector(columns_t, rows_t, size))
-                + self._row_reduction(*shape, size) * 2.0
-                + self._steps(*[vertices.binary(n, "add", kind)] * 4))
+        return (
+            self._gradient_to(operation)
+            + self._steps(row, row)
+            + self._column_reduction(*shape) * 2.0
+            + self._steps(vertices.multiply_row_vector(columns_t, rows_t, size))
+            + self._row_reduction(*shape, size) * 2.0
+            + self._steps(*[vertices.binary(n, "add", kind)] * 4)
+        )
 
     # Gathers --------------------------------------------------------------------------------------------------------
 
@@ -553,12 +680,13 @@ class Lowering:
             width = ceil(columns / column_split)
             if gradient:
                 cycles = vertices.gather_gradient(indices, width, size, row_split=row_split)
-                moved = float(indices * width * size)      # every part of the table receives all gradient rows
+                moved = float(indices * width * size)  # every part of the table receives all gradient rows
             else:
                 cycles = vertices.gather(indices, width, size, row_split=row_split)
                 moved = indices * columns * size / self.target.tiles if row_split > 1 else 0.0
-            cost = step(self.target, vertices_cycles=cycles, exchange_bytes=indices * 4) \
-                + Cost(exchange=exchange.receive(moved, self.target), sync=self.target.sync_cycles if moved else 0.0)
+            cost = step(self.target, vertices_cycles=cycles, exchange_bytes=indices * 4) + Cost(
+                exchange=exchange.receive(moved, self.target), sync=self.target.sync_cycles if moved else 0.0
+            )
             if best is None or cost.cycles(0.0) < best.cycles(0.0):
                 best = cost
             row_split *= 2
@@ -568,7 +696,9 @@ class Lowering:
     def _op_embedding(self, operation: Operation) -> Cost:
         table, indices = self._value(operation, 0), self._value(operation, 1)
         self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=16)
-        return self._gather(table.shape[0], table.shape[1], indices.elements, element_bytes(table.dtype), gradient=False)
+        return self._gather(
+            table.shape[0], table.shape[1], indices.elements, element_bytes(table.dtype), gradient=False
+        )
 
     def _op_embedding_dense_backward(self, operation: Operation) -> Cost:
         gradient, indices = self._value(operation, 0), self._value(operation, 1)
@@ -605,16 +735,27 @@ class Lowering:
 
     # Products -------------------------------------------------------------------------------------------------------
 
-    def _product(self, matrices: int, rows: int, inner: int, columns: int, dtype: str, rearranged: Rearranged,
-                 parts: int = 1) -> Tuple[Cost, int]:
+    def _product(
+        self, matrices: int, rows: int, inner: int, columns: int, dtype: str, rearranged: Rearranged, parts: int = 1
+    ) -> Tuple[Cost, int]:
         """Cost, and the columns of a tile's block of the result."""
         size = element_bytes(dtype)
-        product = Product(matrices, rows, inner, columns, element_bytes=size,
-                          partial_bytes=self.partial_bytes if size == HALF else FLOAT,
-                          memory_proportion=self.memory_proportion)
+        product = Product(
+            matrices,
+            rows,
+            inner,
+            columns,
+            element_bytes=size,
+            partial_bytes=self.partial_bytes if size == HALF else FLOAT,
+            memory_proportion=self.memory_proportion,
+        )
         plan = self.planner.plan(product, rearranged)
         width = min(columns, ceil(ceil(columns / 16) / plan.column_split) * 16)
-        cost = Cost(matmul=plan.compute_cycles, exchange=plan.exchange_cycles, sync=plan.sync_cycles + self.target.dispatch_cycles)
+        cost = Cost(
+            matmul=plan.compute_cycles,
+            exchange=plan.exchange_cycles,
+            sync=plan.sync_cycles + self.target.dispatch_cycles,
+        )
         return cost * float(parts), width
 
     def _is_weight(self, index: int) -> bool:
@@ -646,7 +787,7 @@ class Lowering:
             rearranged = BACKWARD_DATA if self._is_weight(right) or self._is_weight(left) else WEIGHT_UPDATE
         cost, width = self._product(1, rows, inner, columns, a.dtype, rearranged, parts)
         self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=width)
-        if rearranged == FORWARD:                      # the plan contains the rearrangements of backward passes
+        if rearranged == FORWARD:  # the plan contains the rearrangements of backward passes
             cost = cost + self._operand(left)
         return cost
 
@@ -667,8 +808,9 @@ class Lowering:
         out = self._output(operation)
         rows, columns = self._block(out, self.layout(operation.outputs[0]))
         size = element_bytes(out.dtype)
-        return cost + step(self.target, vertices_cycles=vertices.add_row_vector(columns, rows, size),
-                           exchange_bytes=columns * size)
+        return cost + step(
+            self.target, vertices_cycles=vertices.add_row_vector(columns, rows, size), exchange_bytes=columns * size
+        )
 
     def _batched(self, operation: Operation, left: int, right: int) -> Cost:
         """Attention: both operands come from other operations and must be rearranged."""
@@ -687,7 +829,8 @@ class Lowering:
         added, left, right = operation.inputs()[:3]
         out = self._output(operation)
         return self._batched(operation, left, right) + self._combine(
-            operation, "add", kind_of(out.dtype), (operation.outputs[0], added), out)
+            operation, "add", kind_of(out.dtype), (operation.outputs[0], added), out
+        )
 
     # The optimiser: lists of tensors, each list one multi-tensor operation ------------------------------------------
 
@@ -699,8 +842,10 @@ class Lowering:
         if name == "norm":
             squares = vertices.unary(n, "square", "float") + vertices.reduce_rows(1, n, FLOAT)
             return step(self.target, vertices_cycles=squares) + step(
-                self.target, vertices_cycles=vertices.reduce_rows(1, self.target.tiles, FLOAT),
-                exchange_bytes=self.target.tiles * FLOAT)
+                self.target,
+                vertices_cycles=vertices.reduce_rows(1, self.target.tiles, FLOAT),
+                exchange_bytes=self.target.tiles * FLOAT,
+            )
         if name in UNARY:
             return step(self.target, vertices_cycles=vertices.unary(n, UNARY[name], "float"))
         if name == "add" and lists == 2:

@@ -4,6 +4,7 @@ A product of G matrices, [M, K] times [K, N], is split over g matrices, m rows, 
 outputs in parallel, and over s parts of the outputs in series, with g*m*k*n <= tiles. Formulas: poplibs, poplin
 PerformanceEstimation and ConvModel (SDK 3.4 line), restated. Cycles are tile cycles of the fullest tile.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -19,20 +20,20 @@ import numpy as np
 from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
 from pack_data.files import write_atomically
 
-GROUP = 16                                # inputs and outputs of one AMP block, half precision
+GROUP = 16  # inputs and outputs of one AMP block, half precision
 
 
 @dataclass(frozen=True)
 class Product:
     """A product to plan: G matrices [M, K] x [K, N]."""
 
-    matrices: int                         # G, batch times heads
-    rows: int                             # M
-    inner: int                            # K
-    columns: int                          # N
+    matrices: int  # G, batch times heads
+    rows: int  # M
+    inner: int  # K
+    columns: int  # N
     element_bytes: int = HALF
     partial_bytes: int = HALF
-    memory_proportion: float = 0.6        # of a tile's memory, for temporaries (poplibs availableMemoryProportion)
+    memory_proportion: float = 0.6  # of a tile's memory, for temporaries (poplibs availableMemoryProportion)
 
     @property
     def macs(self) -> int:
@@ -47,7 +48,7 @@ class Rearranged(NamedTuple):
     output: bool = False
 
 
-FORWARD = Rearranged()                                            # operands are created in the plan's layout
+FORWARD = Rearranged()  # operands are created in the plan's layout
 BACKWARD_DATA = Rearranged(input=True)
 WEIGHT_UPDATE = Rearranged(input=True, weights=True, output=True)
 
@@ -61,17 +62,17 @@ class MatmulPlan:
     inner_split: int
     column_split: int
     serial_split: int
-    vertex_cycles: float                  # AMP work
-    reduction_cycles: float               # summing partials of the inner split
-    slice_cycles: float                   # taking and putting the parts of a serial split
-    transform_cycles: float               # layout changes inside tiles
+    vertex_cycles: float  # AMP work
+    reduction_cycles: float  # summing partials of the inner split
+    slice_cycles: float  # taking and putting the parts of a serial split
+    transform_cycles: float  # layout changes inside tiles
     input_exchange_cycles: float
     weight_exchange_cycles: float
     partial_exchange_cycles: float
     transform_exchange_cycles: float
     sync_cycles: float
-    temporary_bytes: int                  # on the fullest tile
-    fits: bool                            # within the memory proportion
+    temporary_bytes: int  # on the fullest tile
+    fits: bool  # within the memory proportion
 
     @property
     def tiles(self) -> int:
@@ -83,8 +84,12 @@ class MatmulPlan:
 
     @property
     def exchange_cycles(self) -> float:
-        return (self.input_exchange_cycles + self.weight_exchange_cycles + self.partial_exchange_cycles
-                + self.transform_exchange_cycles)
+        return (
+            self.input_exchange_cycles
+            + self.weight_exchange_cycles
+            + self.partial_exchange_cycles
+            + self.transform_exchange_cycles
+        )
 
     @property
     def cycles(self) -> float:
@@ -95,7 +100,9 @@ def _inner_half(rows_per_worker: np.ndarray, *, accumulates: bool) -> np.ndarray
     """Tile cycles of one 16x16 block, half precision; the first pass over the inputs writes, later ones accumulate."""
     extra = 1 if accumulates else 0
     p = rows_per_worker
-    table = np.where(p >= 3, 30 + extra + 4 * (p - 3), np.where(p == 2, 34 + extra, np.where(p == 1, 25 + extra, 14 + extra)))
+    table = np.where(
+        p >= 3, 30 + extra + 4 * (p - 3), np.where(p == 2, 34 + extra, np.where(p == 1, 25 + extra, 14 + extra))
+    )
     return 6 * table
 
 
@@ -107,8 +114,16 @@ def coefficient_load(target: Target, *, element_bytes: int, partial_bytes: int) 
     return units * 32 // target.coefficient_bytes_per_cycle
 
 
-def amp_vertex(rows: np.ndarray, inner_groups: np.ndarray, column_groups: np.ndarray, matrices: np.ndarray, *,
-               target: Target, element_bytes: int = HALF, partial_bytes: int = HALF) -> np.ndarray:
+def amp_vertex(
+    rows: np.ndarray,
+    inner_groups: np.ndarray,
+    column_groups: np.ndarray,
+    matrices: np.ndarray,
+    *,
+    target: Target,
+    element_bytes: int = HALF,
+    partial_bytes: int = HALF,
+) -> np.ndarray:
     """Tile cycles of the 1x1 AMP vertex.
 
     rows: of the tile; inner_groups: groups of 16 inputs (8 in float); column_groups: groups of 16 outputs;
@@ -122,10 +137,9 @@ def amp_vertex(rows: np.ndarray, inner_groups: np.ndarray, column_groups: np.nda
         passes = 1
     else:
         first, later = _inner_half(p, accumulates=False), _inner_half(p, accumulates=True)
-        passes = 1 if partial_bytes == HALF else 2          # 8 units take two passes for 16 outputs
+        passes = 1 if partial_bytes == HALF else 2  # 8 units take two passes for 16 outputs
     blocks = column_groups * passes
-    per_matrix = (13 + (inner_groups - 1) * (15 + blocks * (25 + load + later))
-                  + 11 + blocks * (25 + load + first))
+    per_matrix = 13 + (inner_groups - 1) * (15 + blocks * (25 + load + later)) + 11 + blocks * (25 + load + first)
     return 50 + 6 * (7 + 3 * (inner_groups * matrices - 1)) + matrices * per_matrix
 
 
@@ -179,9 +193,13 @@ def plan(product: Product, target: Target) -> MatmulPlan:
     inner_groups, column_groups = ceil(product.inner / inner_group), ceil(product.columns / GROUP)
     limit = target.tiles
     axes = np.meshgrid(
-        np.array(_splits(product.matrices, limit), dtype=np.int64), np.array(_splits(product.rows, limit), dtype=np.int64),
+        np.array(_splits(product.matrices, limit), dtype=np.int64),
+        np.array(_splits(product.rows, limit), dtype=np.int64),
         np.array(_splits(inner_groups, limit, largest=True), dtype=np.int64),
-        np.array(_splits(column_groups, limit, even=True), dtype=np.int64), indexing="ij", sparse=True)
+        np.array(_splits(column_groups, limit, even=True), dtype=np.int64),
+        indexing="ij",
+        sparse=True,
+    )
     used = axes[0] * axes[1] * axes[2] * axes[3]
     keep = np.nonzero(used <= limit)
     g, m, k, n = (np.broadcast_to(axis, used.shape)[keep] for axis in axes)
@@ -196,7 +214,7 @@ def plan(product: Product, target: Target) -> MatmulPlan:
         weights = matrices * inner * inner_group * columns * GROUP
         outputs = matrices * rows * columns * GROUP
         vertex = amp_vertex(rows, inner, columns, matrices, target=target, element_bytes=size, partial_bytes=partial)
-        pair = np.where(n % 2 == 0, 2, 1)                    # both tiles of a pair take the same rows
+        pair = np.where(n % 2 == 0, 2, 1)  # both tiles of a pair take the same rows
         rate = target.exchange_bytes_per_cycle
         in_exchange = inputs * (1 - 1 / n) * size / rate / pair
         weight_exchange = weights * (1 - 1 / m) * size / rate
@@ -221,16 +239,26 @@ def plan(product: Product, target: Target) -> MatmulPlan:
         at = int(np.argmin(order))
         key = (float(order[at]), float(total[at]))
         if best is None or key < best[:2]:
-            best = key + (MatmulPlan(
-                matrix_split=int(g[at]), row_split=int(m[at]), inner_split=int(k[at]), column_split=int(n[at]),
-                serial_split=serial, vertex_cycles=float(serial * vertex[at]), reduction_cycles=float(serial * reduction[at]),
-                slice_cycles=float(serial * slices[at]), transform_cycles=0.0,
-                input_exchange_cycles=float(serial * in_exchange[at]),
-                weight_exchange_cycles=float(serial * weight_exchange[at]),
-                partial_exchange_cycles=float(serial * partial_exchange[at]),
-                transform_exchange_cycles=0.0,
-                sync_cycles=float(serial * sync[at]),
-                temporary_bytes=int(memory[at]), fits=bool(fits[at])),)
+            best = key + (
+                MatmulPlan(
+                    matrix_split=int(g[at]),
+                    row_split=int(m[at]),
+                    inner_split=int(k[at]),
+                    column_split=int(n[at]),
+                    serial_split=serial,
+                    vertex_cycles=float(serial * vertex[at]),
+                    reduction_cycles=float(serial * reduction[at]),
+                    slice_cycles=float(serial * slices[at]),
+                    transform_cycles=0.0,
+                    input_exchange_cycles=float(serial * in_exchange[at]),
+                    weight_exchange_cycles=float(serial * weight_exchange[at]),
+                    partial_exchange_cycles=float(serial * partial_exchange[at]),
+                    transform_exchange_cycles=0.0,
+                    sync_cycles=float(serial * sync[at]),
+                    temporary_bytes=int(memory[at]),
+                    fits=bool(fits[at]),
+                ),
+            )
         serial *= 2
     assert best is not None
     return best[2]
@@ -238,14 +266,23 @@ def plan(product: Product, target: Target) -> MatmulPlan:
 
 def rearrange(base: MatmulPlan, product: Product, rearranged: Rearranged, target: Target) -> MatmulPlan:
     """`base`, and the cycles of rearranging the operands that this pass must rearrange."""
-    aligned = product.columns % 4 == 0      # rows and inputs are padded to the plan's groups in any case
-    sizes = (product.matrices * product.rows * product.inner, product.matrices * product.inner * product.columns,
-             product.matrices * product.rows * product.columns)
-    moved = [transform(elements, element_bytes=product.element_bytes, aligned=aligned, target=target)
-             for elements, wanted in zip(sizes, rearranged) if wanted]
-    return replace(base, transform_cycles=float(sum(compute for compute, _ in moved)),
-                   transform_exchange_cycles=float(sum(exchange for _, exchange in moved)),
-                   sync_cycles=base.sync_cycles + target.sync_cycles * len(moved))
+    aligned = product.columns % 4 == 0  # rows and inputs are padded to the plan's groups in any case
+    sizes = (
+        product.matrices * product.rows * product.inner,
+        product.matrices * product.inner * product.columns,
+        product.matrices * product.rows * product.columns,
+    )
+    moved = [
+        transform(elements, element_bytes=product.element_bytes, aligned=aligned, target=target)
+        for elements, wanted in zip(sizes, rearranged)
+        if wanted
+    ]
+    return replace(
+        base,
+        transform_cycles=float(sum(compute for compute, _ in moved)),
+        transform_exchange_cycles=float(sum(exchange for _, exchange in moved)),
+        sync_cycles=base.sync_cycles + target.sync_cycles * len(moved),
+    )
 
 
 def cache_folder() -> Path:
@@ -264,7 +301,7 @@ class Planner:
 
     def __init__(self, target: Target, folder: Optional[Path] = None):
         self.target = target
-        self.searched = 0                 # plans that had to be searched, for the report and the tests
+        self.searched = 0  # plans that had to be searched, for the report and the tests
         self._plans: Dict[str, MatmulPlan] = {}
         self._path = None
         if folder is not None:
@@ -279,7 +316,7 @@ class Planner:
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             return {key: MatmulPlan(**fields) for key, fields in stored.items()}
-        except (OSError, ValueError, TypeError):              # absent, or from a damaged disk: search again
+        except (OSError, ValueError, TypeError):  # absent, or from a damaged disk: search again
             return {}
 
     def plan(self, product: Product, rearranged: Rearranged = FORWARD) -> MatmulPlan:

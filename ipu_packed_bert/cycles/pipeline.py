@@ -6,6 +6,7 @@ each of its stages, then all of them copy to their neighbours:
 
     cycles of an update = (accumulation + stages - 1) * (slowest IPU + slowest copy) + once-per-update work
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -36,8 +37,8 @@ class PipelinePlacement(NamedTuple):
     memory_proportion: Tuple[float, ...]
     replicas: int = 1
     serialized: int = 1
-    sharded: bool = False                 # optimiser state and update split over replicas
-    off_chip: bool = False                # optimiser state in streaming memory
+    sharded: bool = False  # optimiser state and update split over replicas
+    off_chip: bool = False  # optimiser state in streaming memory
     recompute: bool = True
     half_partials: bool = True
 
@@ -52,15 +53,17 @@ class PipelinePlacement(NamedTuple):
             end += layers
             if layer < end:
                 return ipu
-        raise ValueError(f"layer {layer} lies beyond placement.layers_per_ipu; place as many layers as model.num_layers")
+        raise ValueError(
+            f"layer {layer} lies beyond placement.layers_per_ipu; place as many layers as model.num_layers"
+        )
 
 
 @dataclass(frozen=True)
 class Parameters:
     """The two calibrated parameters (`calibration`)."""
 
-    factor: float = 1.0                   # on everything that happens on chip
-    layout: float = 3.125                 # cycles a byte of rearrangements with unknown atoms, 0.44 to 5.148
+    factor: float = 1.0  # on everything that happens on chip
+    layout: float = 3.125  # cycles a byte of rearrangements with unknown atoms, 0.44 to 5.148
 
 
 class Ipu(NamedTuple):
@@ -68,17 +71,17 @@ class Ipu(NamedTuple):
 
     number: int
     layers: int
-    costs: Dict[str, Cost]                # category -> cost
-    total: Cost                           # of all categories
-    link_bytes: Dict[str, float]          # block -> bytes that leave for a neighbour in the copy phase
+    costs: Dict[str, Cost]  # category -> cost
+    total: Cost  # of all categories
+    link_bytes: Dict[str, float]  # block -> bytes that leave for a neighbour in the copy phase
 
 
 class Step(NamedTuple):
     """Cycles of one weight update."""
 
-    pipeline_cycle: float                 # slowest IPU and copy phase
-    update: float                         # once per weight update
-    cycles: float                         # all of it
+    pipeline_cycle: float  # slowest IPU and copy phase
+    update: float  # once per weight update
+    cycles: float  # all of it
     seconds: float
 
 
@@ -89,10 +92,10 @@ class Pipeline:
     ipus: Tuple[Ipu, ...]
     placement: PipelinePlacement
     target: Target
-    micro_batch: int                      # packs
-    update_costs: Tuple[Cost, ...]        # of each IPU, once per weight update
+    micro_batch: int  # packs
+    update_costs: Tuple[Cost, ...]  # of each IPU, once per weight update
     update_link_bytes: Tuple[float, ...]  # gradients summed over replicas
-    update_streamed_bytes: Tuple[float, ...]   # optimiser state from and to streaming memory
+    update_streamed_bytes: Tuple[float, ...]  # optimiser state from and to streaming memory
     unknown: Dict[str, int]
 
     def ipu_cycles(self, ipu: Ipu, parameters: Parameters) -> float:
@@ -111,8 +114,10 @@ class Pipeline:
 
     def micro_batch_cycles(self, parameters: Parameters) -> float:
         """Cycles of one micro-batch through all IPUs, one after the other, without the pipeline's overlap."""
-        return sum(self.ipu_cycles(ipu, parameters) + self.target.link_cycles(sum(ipu.link_bytes.values()))
-                   for ipu in self.ipus)
+        return sum(
+            self.ipu_cycles(ipu, parameters) + self.target.link_cycles(sum(ipu.link_bytes.values()))
+            for ipu in self.ipus
+        )
 
     def category_cycles(self, parameters: Parameters) -> Dict[str, float]:
         """`micro_batch_cycles` by category; the rearrangements of each separately, as "<category>, layout"."""
@@ -129,16 +134,20 @@ class Pipeline:
 
     def update_cycles(self, parameters: Parameters) -> float:
         return max(
-            parameters.factor * cost.cycles(parameters.layout) + self.target.link_cycles(link) + self.target.streaming_cycles(streamed)
-            for cost, link, streamed in zip(self.update_costs, self.update_link_bytes, self.update_streamed_bytes))
+            parameters.factor * cost.cycles(parameters.layout)
+            + self.target.link_cycles(link)
+            + self.target.streaming_cycles(streamed)
+            for cost, link, streamed in zip(self.update_costs, self.update_link_bytes, self.update_streamed_bytes)
+        )
 
     def step(self, accumulation: int, parameters: Parameters) -> Step:
         cycle, update = self.pipeline_cycle(parameters), self.update_cycles(parameters)
         cycles = (accumulation + self.placement.stages - 1) * cycle + update
         return Step(cycle, update, cycles, self.target.seconds(cycles))
 
-    def sequences_per_second(self, accumulation: int, packing_factor: float, parameters: Parameters, *,
-                             replicas: Optional[int] = None) -> float:
+    def sequences_per_second(
+        self, accumulation: int, packing_factor: float, parameters: Parameters, *, replicas: Optional[int] = None
+    ) -> float:
         """Throughput of all replicas; `packing_factor` sequences stand in a pack."""
         replicas = self.placement.replicas if replicas is None else replicas
         sequences = accumulation * self.micro_batch * replicas * packing_factor
@@ -173,15 +182,21 @@ def _route(source: int, target: int, count: int, *, through: bool = False) -> Li
     return list(range(source, target, 1 if target > source else -1))
 
 
-def assemble(graph: Graph, update: Graph, placement: PipelinePlacement, planner: Planner, *, num_layers: int, micro_batch: int) -> Pipeline:
+def assemble(
+    graph: Graph, update: Graph, placement: PipelinePlacement, planner: Planner, *, num_layers: int, micro_batch: int
+) -> Pipeline:
     """Lower the graph for every IPU and add what the pipeline itself costs."""
     target = planner.target
     count = len(placement.layers_per_ipu)
     lowered: Dict[float, Lowered] = {}
     for proportion in sorted(set(placement.memory_proportion)):
         lowered[proportion] = Lowering(
-            graph, planner, memory_proportion=proportion, serialized=placement.serialized,
-            partial_bytes=HALF if placement.half_partials else FLOAT).run()
+            graph,
+            planner,
+            memory_proportion=proportion,
+            serialized=placement.serialized,
+            partial_bytes=HALF if placement.half_partials else FLOAT,
+        ).run()
     crossing = edges(graph)
     links = _link_bytes(graph, crossing, placement, num_layers, count)
     elements = _parameters_per_ipu(graph, placement, num_layers, count)
@@ -203,7 +218,9 @@ def assemble(graph: Graph, update: Graph, placement: PipelinePlacement, planner:
         stash = step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(hidden)))
         costs[COPIES] = costs[COPIES] + stash * float(layers + (1 if number == 0 else 0))
         if carried:
-            costs[COPIES] = costs[COPIES] + step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(carried)))
+            costs[COPIES] = costs[COPIES] + step(
+                target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(carried))
+            )
         accumulate = step(target, vertices_cycles=vertices.scaled_add(target.per_tile(elements[number])))
         costs[ENCODER] = costs[ENCODER] + accumulate
         ipus.append(Ipu(number, layers, costs, total(costs.values()), links[number]))
@@ -219,8 +236,9 @@ def assemble(graph: Graph, update: Graph, placement: PipelinePlacement, planner:
     unknown: Dict[str, int] = {}
     for result in lowered.values():
         unknown.update(result.unknown)
-    return Pipeline(tuple(ipus), placement, target, micro_batch, tuple(update_costs), tuple(update_links), tuple(streamed),
-                    unknown)
+    return Pipeline(
+        tuple(ipus), placement, target, micro_batch, tuple(update_costs), tuple(update_links), tuple(streamed), unknown
+    )
 
 
 def _times(block: str, ipu: int, first_layer: int, layers: int) -> int:
@@ -228,14 +246,17 @@ def _times(block: str, ipu: int, first_layer: int, layers: int) -> int:
     if block == "layer":
         return layers
     if block.startswith("layer."):
-        return int(first_layer <= int(block[len("layer."):]) < first_layer + layers)
+        return int(first_layer <= int(block[len("layer.") :]) < first_layer + layers)
     return int(ipu == 0)
 
 
 def _hidden_elements(graph: Graph, crossing: Sequence[Edge]) -> int:
     """Elements of a layer's output: the largest tensor that passes from block to block in the forward pass."""
-    sizes = [graph.values[edge.value].elements for edge in crossing
-             if edge.phase == "forward" and edge.target.startswith("layer.") and edge.source != "mask"]
+    sizes = [
+        graph.values[edge.value].elements
+        for edge in crossing
+        if edge.phase == "forward" and edge.target.startswith("layer.") and edge.source != "mask"
+    ]
     return max(sizes, default=0)
 
 
@@ -246,28 +267,31 @@ def _carried_elements(graph: Graph, crossing: Sequence[Edge], count: int) -> int
     return sum(graph.values[value].elements for value, readers in _layer_readers(crossing).items() if len(readers) > 1)
 
 
-def _link_bytes(graph: Graph, crossing: Sequence[Edge], placement: PipelinePlacement, num_layers: int,
-                count: int) -> List[Dict[str, float]]:
+def _link_bytes(
+    graph: Graph, crossing: Sequence[Edge], placement: PipelinePlacement, num_layers: int, count: int
+) -> List[Dict[str, float]]:
     """Bytes that leave each IPU in one copy phase, over its busier direction, by the block they come from."""
-    directions: Dict[str, List[Dict[str, float]]] = {phase: [{} for _ in range(count)] for phase in ("forward", "backward")}
+    directions: Dict[str, List[Dict[str, float]]] = {
+        phase: [{} for _ in range(count)] for phase in ("forward", "backward")
+    }
     homes = [placement.ipu_of_layer(layer) for layer in range(num_layers)]
     readers = _layer_readers(crossing)
 
     def home(block: str) -> int:
         if not block.startswith("layer."):
             return 0
-        layer = int(block[len("layer."):])
+        layer = int(block[len("layer.") :])
         return homes[-1 if layer == graph.num_layers - 1 else layer]
 
     seen = set()
     for edge in crossing:
         within_layers = edge.source.startswith("layer.") and edge.target.startswith("layer.")
         if within_layers and {edge.source, edge.target} != {"layer.0", "layer.1"}:
-            continue                               # the first pair represents all
+            continue  # the first pair represents all
         for_all_layers = not edge.source.startswith("layer.") and len(readers.get(edge.value, ())) > 1
-        if within_layers:                          # from layer to layer: copied where they lie on different IPUs
+        if within_layers:  # from layer to layer: copied where they lie on different IPUs
             pairs = list(zip(homes, homes[1:])) if edge.phase == "forward" else list(zip(homes[1:], homes))
-        elif for_all_layers:                       # handed on from IPU to IPU
+        elif for_all_layers:  # handed on from IPU to IPU
             pairs = [(0, homes[-1])]
         else:
             pairs = [(home(edge.source), home(edge.target))]
@@ -281,7 +305,9 @@ def _link_bytes(graph: Graph, crossing: Sequence[Edge], placement: PipelinePlace
                 leaving = directions[edge.phase][link]
                 leaving[category] = leaving.get(category, 0.0) + edge.num_bytes
     # Activations go one way while gradients go the other: the busier direction counts.
-    return [max(both, key=lambda sent: sum(sent.values())) for both in zip(directions["forward"], directions["backward"])]
+    return [
+        max(both, key=lambda sent: sum(sent.values())) for both in zip(directions["forward"], directions["backward"])
+    ]
 
 
 def _layer_readers(crossing: Sequence[Edge]) -> Dict[int, set]:
@@ -302,8 +328,10 @@ def _parameters_per_ipu(graph: Graph, placement: PipelinePlacement, num_layers: 
             other += graph.values[index].elements
         elif layer == 0:
             layer_elements += graph.values[index].elements
-    return [layers * layer_elements + (other if number == 0 else 0)
-            for number, layers in enumerate(placement.layers_per_ipu)]
+    return [
+        layers * layer_elements + (other if number == 0 else 0)
+        for number, layers in enumerate(placement.layers_per_ipu)
+    ]
 
 
 def _update_cost(update: Graph, planner: Planner, elements: float, placement: PipelinePlacement) -> Cost:

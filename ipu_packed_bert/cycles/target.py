@@ -1,11 +1,12 @@
 """The figures of one IPU: what it does in a tile cycle, and where each figure comes from."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
 from typing import Dict
 
-HALF, FLOAT = 2, 4                        # bytes of an element
+HALF, FLOAT = 2, 4  # bytes of an element
 
 
 @dataclass(frozen=True)
@@ -13,20 +14,20 @@ class Target:
     """One IPU and its links. Unless a unit is given, cycles are tile cycles and sizes are bytes."""
 
     name: str
-    clock_hz: float                       # MLPerf v1.0 and v2.0 system files, accelerator_frequency
-    tiles: int = 1472                     # poplibs tests; Mk2 specification
-    workers: int = 6                      # hardware threads a tile, barrel scheduled: one worker instruction = 6 cycles
-    memory_per_tile: int = 638_976        # 624 KiB; PopART available-memory tests
-    amp_units_half: int = 16              # half input, half partials (poplibs, "dual AMP"): 64 multiply-adds a cycle
+    clock_hz: float  # MLPerf v1.0 and v2.0 system files, accelerator_frequency
+    tiles: int = 1472  # poplibs tests; Mk2 specification
+    workers: int = 6  # hardware threads a tile, barrel scheduled: one worker instruction = 6 cycles
+    memory_per_tile: int = 638_976  # 624 KiB; PopART available-memory tests
+    amp_units_half: int = 16  # half input, half partials (poplibs, "dual AMP"): 64 multiply-adds a cycle
     amp_units_float_partials: int = 8
     coefficient_bytes_per_cycle: int = 8  # poplibs: 128-bit coefficient loads are off by default
-    exchange_bytes_per_cycle: int = 4     # received by one tile; 7.83 TB/s a chip at 1.33 GHz
-    sync_cycles: int = 126                # the longest on-chip sync; third-party compiler reading Poplar's Target
-    global_sync_cycles: int = 600         # between IPUs; same source
-    dispatch_cycles: int = 64             # call and return of a compute set: 50 to 100 in practice, inferred
-    fragment_cycles: int = 3              # issue slots of a separately addressed exchange fragment
-    link_bytes_per_second: float = 64.0e9          # one direction between neighbours (two of ten links): inferred
-    streaming_bytes_per_second: float = 5.0e9      # DDR an IPU (20 GB/s an M2000): recalled, uncertain by a factor of 2
+    exchange_bytes_per_cycle: int = 4  # received by one tile; 7.83 TB/s a chip at 1.33 GHz
+    sync_cycles: int = 126  # the longest on-chip sync; third-party compiler reading Poplar's Target
+    global_sync_cycles: int = 600  # between IPUs; same source
+    dispatch_cycles: int = 64  # call and return of a compute set: 50 to 100 in practice, inferred
+    fragment_cycles: int = 3  # issue slots of a separately addressed exchange fragment
+    link_bytes_per_second: float = 64.0e9  # one direction between neighbours (two of ten links): inferred
+    streaming_bytes_per_second: float = 5.0e9  # DDR an IPU (20 GB/s an M2000): recalled, uncertain by a factor of 2
 
     def per_tile(self, elements: int) -> int:
         """Elements on the fullest tile when `elements` are spread evenly."""
@@ -56,7 +57,7 @@ class Target:
 
 
 MK2 = Target("mk2", clock_hz=1.33e9)
-BOW = Target("bow", clock_hz=1.85e9)      # the same chip on a faster clock: equal cycles, fewer seconds
+BOW = Target("bow", clock_hz=1.85e9)  # the same chip on a faster clock: equal cycles, fewer seconds
 
 TARGETS: Dict[str, Target] = {target.name: target for target in (MK2, BOW)}
 

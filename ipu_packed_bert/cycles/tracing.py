@@ -6,6 +6,7 @@ backward pass too. Tracing imports torch; what reads the resulting `Graph` does 
 
 Encoder layers are alike: three are traced and compared, and all of them only where the three differ.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -28,8 +29,8 @@ class Value(NamedTuple):
 
     shape: Tuple[int, ...]
     strides: Tuple[int, ...]
-    dtype: str                            # "float16", "float32", "int32", "int64", "bool"
-    name: str                             # of the parameter or batch field, "" for everything else
+    dtype: str  # "float16", "float32", "int32", "int64", "bool"
+    name: str  # of the parameter or batch field, "" for everything else
 
     @property
     def elements(self) -> int:
@@ -42,12 +43,12 @@ class Value(NamedTuple):
 class Operation(NamedTuple):
     """One operator call."""
 
-    operator: str                         # "aten.mm.default"
-    arguments: Tuple[Any, ...]            # numbers, strings, lists of them; a tensor is {"value": index}
+    operator: str  # "aten.mm.default"
+    arguments: Tuple[Any, ...]  # numbers, strings, lists of them; a tensor is {"value": index}
     keywords: Dict[str, Any]
-    outputs: Tuple[int, ...]              # indices of values
-    scope: str                            # dotted module name; in the backward pass that of the forward operator
-    phase: str                            # "forward", "backward" or "update"
+    outputs: Tuple[int, ...]  # indices of values
+    scope: str  # dotted module name; in the backward pass that of the forward operator
+    phase: str  # "forward", "backward" or "update"
 
     def inputs(self) -> List[int]:
         """Indices of all tensors read, in order."""
@@ -60,15 +61,22 @@ class Graph:
 
     values: Tuple[Value, ...]
     operations: Tuple[Operation, ...]
-    parameters: Tuple[int, ...]           # indices of values
-    gradients: Tuple[int, ...]            # of the parameters, in the same order; -1 where a parameter has none
-    num_layers: int                       # encoder layers that were traced
-    buffers: Tuple[int, ...] = ()         # indices of values: constants that the model holds
+    parameters: Tuple[int, ...]  # indices of values
+    gradients: Tuple[int, ...]  # of the parameters, in the same order; -1 where a parameter has none
+    num_layers: int  # encoder layers that were traced
+    buffers: Tuple[int, ...] = ()  # indices of values: constants that the model holds
 
     def to_json(self) -> str:
-        return json.dumps({
-            "values": self.values, "operations": self.operations, "parameters": self.parameters,
-            "gradients": self.gradients, "num_layers": self.num_layers, "buffers": self.buffers})
+        return json.dumps(
+            {
+                "values": self.values,
+                "operations": self.operations,
+                "parameters": self.parameters,
+                "gradients": self.gradients,
+                "num_layers": self.num_layers,
+                "buffers": self.buffers,
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Graph:
@@ -76,8 +84,11 @@ class Graph:
         return cls(
             values=tuple(Value(tuple(v[0]), tuple(v[1]), v[2], v[3]) for v in plain["values"]),
             operations=tuple(Operation(o[0], tuple(o[1]), o[2], tuple(o[3]), o[4], o[5]) for o in plain["operations"]),
-            parameters=tuple(plain["parameters"]), gradients=tuple(plain["gradients"]), num_layers=plain["num_layers"],
-            buffers=tuple(plain["buffers"]))
+            parameters=tuple(plain["parameters"]),
+            gradients=tuple(plain["gradients"]),
+            num_layers=plain["num_layers"],
+            buffers=tuple(plain["buffers"]),
+        )
 
 
 def _values_in(arguments):
@@ -109,13 +120,20 @@ class _Recorder:
         if id(tensor) not in self._index:
             self._index[id(tensor)] = len(self.values)
             self._kept.append(tensor)
-            self.values.append(Value(tuple(int(size) for size in tensor.shape), tuple(int(step) for step in tensor.stride()),
-                                     str(tensor.dtype).replace("torch.", ""), name))
+            self.values.append(
+                Value(
+                    tuple(int(size) for size in tensor.shape),
+                    tuple(int(step) for step in tensor.stride()),
+                    str(tensor.dtype).replace("torch.", ""),
+                    name,
+                )
+            )
         return self._index[id(tensor)]
 
     def plain(self, argument: Any) -> Any:
         """`argument` in types that JSON has."""
         import torch
+
         if isinstance(argument, torch.Tensor):
             return {"value": self.value(argument)}
         if isinstance(argument, (list, tuple)):
@@ -126,23 +144,25 @@ class _Recorder:
 
     def mode(self):
         from torch.utils._python_dispatch import TorchDispatchMode
+
         recorder = self
 
         class Mode(TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 kwargs = kwargs or {}
                 if func.namespace != "aten" or func.__name__.startswith("promote_types"):
-                    return func(*args, **kwargs)             # asks about a tensor; nothing reaches the device
+                    return func(*args, **kwargs)  # asks about a tensor; nothing reaches the device
                 arguments = tuple(recorder.plain(argument) for argument in args)
                 keywords = {key: recorder.plain(argument) for key, argument in kwargs.items()}
                 if func.__name__.startswith("_foreach_") and func.__name__.split(".")[0].endswith("_"):
-                    result = None            # in place: shapes stay, and torch 2.0 has no fake kernel for some
+                    result = None  # in place: shapes stay, and torch 2.0 has no fake kernel for some
                 else:
                     result = func(*args, **kwargs)
                 flat = result if isinstance(result, (tuple, list)) else (result,)
                 outputs = tuple(recorder.value(tensor) for tensor in flat if hasattr(tensor, "stride"))
                 recorder.operations.append(
-                    Operation(str(func), arguments, keywords, outputs, recorder.scope, recorder.phase))
+                    Operation(str(func), arguments, keywords, outputs, recorder.scope, recorder.phase)
+                )
                 return result
 
         return Mode()
@@ -166,15 +186,17 @@ class _Scopes:
 
     def _entering(self, name: str) -> Callable:
         def hook(module, inputs):
-            self._tag(inputs, self._recorder.scope)          # the caller made them
+            self._tag(inputs, self._recorder.scope)  # the caller made them
             self._stack.append(self._recorder.scope)
             self._recorder.scope = name
+
         return hook
 
     def _leaving(self) -> Callable:
         def hook(module, inputs, output):
             self._tag(output, self._recorder.scope)
             self._recorder.scope = self._stack.pop()
+
         return hook
 
     def _tag(self, tensors: Any, scope: str) -> None:
@@ -191,6 +213,7 @@ class _Scopes:
     def _prehook(self, scope: str) -> Callable:
         def hook(gradients):
             self._recorder.scope = scope
+
         return hook
 
     def _nodes(self, tensors: Any):
@@ -231,8 +254,14 @@ def capture(build: Callable[[], Any], batch_shapes: Dict[str, Tuple[Tuple[int, .
             found = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
         gradients = [-1 if gradient is None else recorder.value(gradient) for gradient in found]
         scopes.remove()
-    return Graph(tuple(recorder.values), tuple(recorder.operations), tuple(parameters), tuple(gradients), num_layers,
-                 tuple(buffers))
+    return Graph(
+        tuple(recorder.values),
+        tuple(recorder.operations),
+        tuple(parameters),
+        tuple(gradients),
+        num_layers,
+        tuple(buffers),
+    )
 
 
 def capture_update(build: Callable[[], Any], optimizer: Callable[[Any], Any], num_layers: int) -> Graph:
@@ -259,6 +288,7 @@ def capture_update(build: Callable[[], Any], optimizer: Callable[[Any], Any], nu
 @contextmanager
 def _default_type(dtype: Any):
     import torch
+
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -282,9 +312,16 @@ def layer_signature(graph: Graph, layer: int) -> str:
 
     prefix = f"bert.encoder.layer.{layer}"
     described = [
-        (operation.operator, named(operation.arguments), sorted((k, named(v)) for k, v in operation.keywords.items()),
-         operation.scope[len(prefix):], operation.phase)
-        for operation in graph.operations if layer_of(operation.scope) == layer]
+        (
+            operation.operator,
+            named(operation.arguments),
+            sorted((k, named(v)) for k, v in operation.keywords.items()),
+            operation.scope[len(prefix) :],
+            operation.phase,
+        )
+        for operation in graph.operations
+        if layer_of(operation.scope) == layer
+    ]
     return hashlib.sha256(repr(described).encode()).hexdigest()
 
 
@@ -315,7 +352,7 @@ def cached(key: str, folder: Optional[Path], make: Callable[[], Graph]) -> Graph
     path = folder / f"trace_{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     try:
         return Graph.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, IndexError, TypeError):       # absent or damaged: trace again
+    except (OSError, ValueError, KeyError, IndexError, TypeError):  # absent or damaged: trace again
         graph = make()
         write_cache(path, graph.to_json())
         return graph

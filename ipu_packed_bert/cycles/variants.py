@@ -4,6 +4,7 @@ Modules of `PackedBertForPreTraining` are replaced from outside, as an engine do
 proves the equality, and that the arrangement `arrangement.PACKED` is the graph that the IPU engine makes.
 Letters as in the model: B rows, S slots, N heads, A width of a head, H hidden size, K gathered slots.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -16,7 +17,7 @@ from ipu_packed_bert.model.bert import MaskedScores
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
 
-HIDDEN = -1000.0                          # exactly no attention, in every type (the model's own constant)
+HIDDEN = -1000.0  # exactly no attention, in every type (the model's own constant)
 
 
 def build(model: Any, loss: Any, arrangement: Arrangement, *, slots: int, depth: int, columns: int) -> nn.Module:
@@ -24,7 +25,7 @@ def build(model: Any, loss: Any, arrangement: Arrangement, *, slots: int, depth:
 
     columns: width of the codes of a "product" mask, `Config.mask_columns(depth)`.
     """
-    built: Any = PackedBertForPreTraining(model, loss)         # whose modules are replaced by others of their kind
+    built: Any = PackedBertForPreTraining(model, loss)  # whose modules are replaced by others of their kind
     attentions = [layer.attention.self for layer in built.bert.encoder.layer]
     if arrangement.mask == "product":
         mask_in_product(built, sequences=depth, columns=columns)
@@ -59,6 +60,7 @@ def _replace_scores(attentions: Any, make: Any) -> None:
 
 
 # Masks ---------------------------------------------------------------------------------------------------------------
+
 
 class RowMask(nn.Module):
     """Padding mask of unpacked sequences, [B, 1, 1, S]."""
@@ -97,6 +99,7 @@ class Numbers(nn.Module):
 
 # Scores --------------------------------------------------------------------------------------------------------------
 
+
 class UnmaskedScores(nn.Module):
     def forward(self, query_BNSA, key_BNSA, input_mask_BS):
         return torch.matmul(query_BNSA, key_BNSA.transpose(2, 3))
@@ -121,6 +124,7 @@ class RebuildingScores(MaskedScores):
 
 
 # Slots and positions --------------------------------------------------------------------------------------------------
+
 
 class FirstSlots(nn.Module):
     """[CLS] at the first slots, as in unpacked rows; packs need data with all [CLS] tokens first for it."""

@@ -6,6 +6,7 @@ of its busiest worker, and a worker instruction takes 6 tile cycles because six 
 A multi-vertex costs frame + 6 * (overhead + loop(w)); where the estimators give a worker's cycles, the functions here
 give six times as many.
 """
+
 from __future__ import annotations
 
 from math import ceil, floor
@@ -38,36 +39,74 @@ class Loop(NamedTuple):
 
 # (operation, type) -> loop. Types: half, float, int, bool. Both operands full.
 BINARY: Dict[Tuple[str, str], Loop] = {
-    ("add", "half"): Loop(3, 4), ("add", "float"): Loop(3, 2), ("add", "int"): Loop(7, 1),
-    ("mul", "half"): Loop(3, 4), ("mul", "float"): Loop(3, 2), ("mul", "int"): Loop(7, 1),
-    ("div", "half"): Loop(21, 4), ("div", "float"): Loop(10, 2), ("div", "int"): Loop(40, 1),
-    ("max", "half"): Loop(4, 4), ("max", "float"): Loop(3, 2), ("max", "int"): Loop(7, 1),
-    ("compare", "half"): Loop(9, 4), ("compare", "float"): Loop(14, 4), ("compare", "int"): Loop(22, 4),
-    ("compare", "bool"): Loop(6, 4), ("logical", "bool"): Loop(5, 4),
+    ("add", "half"): Loop(3, 4),
+    ("add", "float"): Loop(3, 2),
+    ("add", "int"): Loop(7, 1),
+    ("mul", "half"): Loop(3, 4),
+    ("mul", "float"): Loop(3, 2),
+    ("mul", "int"): Loop(7, 1),
+    ("div", "half"): Loop(21, 4),
+    ("div", "float"): Loop(10, 2),
+    ("div", "int"): Loop(40, 1),
+    ("max", "half"): Loop(4, 4),
+    ("max", "float"): Loop(3, 2),
+    ("max", "int"): Loop(7, 1),
+    ("compare", "half"): Loop(9, 4),
+    ("compare", "float"): Loop(14, 4),
+    ("compare", "int"): Loop(22, 4),
+    ("compare", "bool"): Loop(6, 4),
+    ("logical", "bool"): Loop(5, 4),
 }
 # The same with one operand a scalar.
 SCALAR: Dict[Tuple[str, str], Loop] = {
-    ("add", "half"): Loop(2, 4), ("add", "float"): Loop(2, 2), ("add", "int"): Loop(6, 1),
-    ("mul", "half"): Loop(2, 4), ("mul", "float"): Loop(2, 2), ("mul", "int"): Loop(6, 1),
-    ("div", "half"): Loop(8, 2), ("div", "float"): Loop(6, 2), ("div", "int"): Loop(40, 1),
-    ("max", "half"): Loop(3, 4), ("max", "float"): Loop(3, 2), ("max", "int"): Loop(6, 1),
-    ("compare", "half"): Loop(8, 4), ("compare", "float"): Loop(12, 4), ("compare", "int"): Loop(16, 4),
-    ("compare", "bool"): Loop(5, 4), ("logical", "bool"): Loop(4, 4),
+    ("add", "half"): Loop(2, 4),
+    ("add", "float"): Loop(2, 2),
+    ("add", "int"): Loop(6, 1),
+    ("mul", "half"): Loop(2, 4),
+    ("mul", "float"): Loop(2, 2),
+    ("mul", "int"): Loop(6, 1),
+    ("div", "half"): Loop(8, 2),
+    ("div", "float"): Loop(6, 2),
+    ("div", "int"): Loop(40, 1),
+    ("max", "half"): Loop(3, 4),
+    ("max", "float"): Loop(3, 2),
+    ("max", "int"): Loop(6, 1),
+    ("compare", "half"): Loop(8, 4),
+    ("compare", "float"): Loop(12, 4),
+    ("compare", "int"): Loop(16, 4),
+    ("compare", "bool"): Loop(5, 4),
+    ("logical", "bool"): Loop(4, 4),
 }
 UNARY: Dict[Tuple[str, str], Loop] = {
-    ("exp", "half"): Loop(4, 4), ("exp", "float"): Loop(6, 2),
-    ("tanh", "half"): Loop(4, 4), ("tanh", "float"): Loop(12, 2),
-    ("sigmoid", "half"): Loop(6, 4), ("sigmoid", "float"): Loop(12, 2),
-    ("log", "half"): Loop(4, 4), ("log", "float"): Loop(12, 2),
-    ("reciprocal", "half"): Loop(15, 4), ("reciprocal", "float"): Loop(6, 2),
-    ("sqrt", "half"): Loop(23, 4), ("sqrt", "float"): Loop(10, 2),
-    ("rsqrt", "half"): Loop(19, 4), ("rsqrt", "float"): Loop(8, 2),
-    ("square", "half"): Loop(2, 4), ("square", "float"): Loop(2, 2),
-    ("neg", "half"): Loop(2, 4), ("neg", "float"): Loop(2, 2), ("neg", "int"): Loop(5, 1),
-    ("abs", "half"): Loop(5, 1), ("abs", "float"): Loop(5, 1), ("abs", "int"): Loop(5, 1),
-    ("erf", "half"): Loop(13, 1), ("erf", "float"): Loop(41, 1),
-    ("gelu_erf", "half"): Loop(16, 1), ("gelu_erf", "float"): Loop(22, 1),
-    ("not", "bool"): Loop(17, 1), ("clamp", "half"): Loop(2, 4), ("clamp", "float"): Loop(2, 2),
+    ("exp", "half"): Loop(4, 4),
+    ("exp", "float"): Loop(6, 2),
+    ("tanh", "half"): Loop(4, 4),
+    ("tanh", "float"): Loop(12, 2),
+    ("sigmoid", "half"): Loop(6, 4),
+    ("sigmoid", "float"): Loop(12, 2),
+    ("log", "half"): Loop(4, 4),
+    ("log", "float"): Loop(12, 2),
+    ("reciprocal", "half"): Loop(15, 4),
+    ("reciprocal", "float"): Loop(6, 2),
+    ("sqrt", "half"): Loop(23, 4),
+    ("sqrt", "float"): Loop(10, 2),
+    ("rsqrt", "half"): Loop(19, 4),
+    ("rsqrt", "float"): Loop(8, 2),
+    ("square", "half"): Loop(2, 4),
+    ("square", "float"): Loop(2, 2),
+    ("neg", "half"): Loop(2, 4),
+    ("neg", "float"): Loop(2, 2),
+    ("neg", "int"): Loop(5, 1),
+    ("abs", "half"): Loop(5, 1),
+    ("abs", "float"): Loop(5, 1),
+    ("abs", "int"): Loop(5, 1),
+    ("erf", "half"): Loop(13, 1),
+    ("erf", "float"): Loop(41, 1),
+    ("gelu_erf", "half"): Loop(16, 1),
+    ("gelu_erf", "float"): Loop(22, 1),
+    ("not", "bool"): Loop(17, 1),
+    ("clamp", "half"): Loop(2, 4),
+    ("clamp", "float"): Loop(2, 2),
 }
 
 
@@ -222,7 +261,7 @@ def argmax(n: float) -> float:
 
 # Rearranging data inside a tile: poplibs' regression over ten thousand random cases, 587 + bytes * factor.
 REARRANGE_CALL = 587
-REARRANGE_BYTE = {8: 0.44, 4: 3.125, 2: 5.148}        # cycles a byte, by the size of the contiguous atoms
+REARRANGE_BYTE = {8: 0.44, 4: 3.125, 2: 5.148}  # cycles a byte, by the size of the contiguous atoms
 
 
 def rearrange(num_bytes: float, cycles_per_byte: float) -> float:

@@ -1,4 +1,5 @@
 """A configuration as a workload of the cycle model: which graph to trace, in which arrangement, on which IPUs."""
+
 from __future__ import annotations
 
 from dataclasses import astuple, replace
@@ -11,16 +12,16 @@ from ipu_packed_bert.cycles.pipeline import Pipeline, PipelinePlacement, assembl
 from ipu_packed_bert.cycles.target import Target
 from ipu_packed_bert.cycles.tracing import Graph, cached, capture, capture_update, layers_alike, sources_digest
 
-TRACED_LAYERS = 3                         # first, last, and one between that stands for all
+TRACED_LAYERS = 3  # first, last, and one between that stands for all
 
 
 class MicroBatchShape(NamedTuple):
     """Sizes of a micro-batch of packs."""
 
-    micro_batch: int              # B, packs
-    slots: int                    # S
-    depth: int                    # D, sequences a pack has room for
-    masked: int                   # P, masked tokens a pack has room for
+    micro_batch: int  # B, packs
+    slots: int  # S
+    depth: int  # D, sequences a pack has room for
+    masked: int  # P, masked tokens a pack has room for
 
 
 def shape_of(config: Any, *, depth: Optional[int] = None) -> MicroBatchShape:
@@ -30,23 +31,36 @@ def shape_of(config: Any, *, depth: Optional[int] = None) -> MicroBatchShape:
     """
     depth = depth if depth is not None else config.data.max_sequences_per_pack
     if depth is None:
-        raise ValueError(f"{config.path}: data.max_sequences_per_pack is unlimited; the cycle model needs a number, set "
-                         "it or give --depth")
-    return MicroBatchShape(config.batch.micro_batch, config.data.max_sequence_length, depth,
-                 config.predictions_per_sequence + (depth if depth > 1 else 0))
+        raise ValueError(
+            f"{config.path}: data.max_sequences_per_pack is unlimited; the cycle model needs a number, set "
+            "it or give --depth"
+        )
+    return MicroBatchShape(
+        config.batch.micro_batch,
+        config.data.max_sequence_length,
+        depth,
+        config.predictions_per_sequence + (depth if depth > 1 else 0),
+    )
 
 
 def placement_of(config: Any) -> PipelinePlacement:
     placement, engine = config.placement, config.engine
     return PipelinePlacement(
-        tuple(placement.layers_per_ipu), tuple(placement.available_memory_proportion), placement.replicas,
-        placement.embedding_serialization_factor, placement.replicated_tensor_sharding and placement.replicas > 1,
-        placement.optimizer_state_off_chip, engine.recompute_layers, engine.half_partials)
+        tuple(placement.layers_per_ipu),
+        tuple(placement.available_memory_proportion),
+        placement.replicas,
+        placement.embedding_serialization_factor,
+        placement.replicated_tensor_sharding and placement.replicas > 1,
+        placement.optimizer_state_off_chip,
+        engine.recompute_layers,
+        engine.half_partials,
+    )
 
 
 def batch_shapes(shape: MicroBatchShape) -> Dict[str, Tuple[Tuple[int, ...], str]]:
     """name -> (shape, dtype) of the model's inputs, in their order."""
     from ipu_packed_bert.model.packed import BATCH_FIELDS
+
     sizes = {"masked_lm": shape.masked, "next_sentence": shape.depth}
     shapes: Dict[str, Tuple[Tuple[int, ...], str]] = {}
     for name in BATCH_FIELDS:
@@ -61,8 +75,10 @@ def batch_shapes(shape: MicroBatchShape) -> Dict[str, Tuple[Tuple[int, ...], str
 def build(config: Any, model: Any, shape: MicroBatchShape, arrangement: Arrangement) -> Any:
     """The network of `config`, with the layers of `model`, in an arrangement. Needs torch; a cached graph does not."""
     from ipu_packed_bert.cycles import variants
-    return variants.build(model, config.loss, arrangement, slots=shape.slots, depth=shape.depth,
-                          columns=config.mask_columns(shape.depth))
+
+    return variants.build(
+        model, config.loss, arrangement, slots=shape.slots, depth=shape.depth, columns=config.mask_columns(shape.depth)
+    )
 
 
 def engine_arrangement(config: Any) -> Arrangement:
@@ -80,6 +96,7 @@ class Traces:
 
     def _get(self, key: Tuple, make: Callable[[], Graph]) -> Graph:
         if key not in self._graphs:
+
             def trace() -> Graph:
                 self.traced += 1
                 return make()
@@ -89,15 +106,21 @@ class Traces:
 
     def training(self, config: Any, shape: MicroBatchShape, arrangement: Arrangement) -> Graph:
         """Forward and backward of a micro-batch; where all layers are alike, three of them are traced."""
+
         def traced(num_layers: int) -> Graph:
             model = replace(config.model, num_layers=num_layers)
 
             def make() -> Graph:
                 return capture(lambda: build(config, model, shape, arrangement), batch_shapes(shape), num_layers)
-            return self._get(("training", astuple(model), astuple(config.loss), tuple(shape), astuple(arrangement)), make)
+
+            return self._get(
+                ("training", astuple(model), astuple(config.loss), tuple(shape), astuple(arrangement)), make
+            )
 
         few = traced(min(TRACED_LAYERS, config.model.num_layers))
-        return few if few.num_layers == config.model.num_layers or layers_alike(few) else traced(config.model.num_layers)
+        return (
+            few if few.num_layers == config.model.num_layers or layers_alike(few) else traced(config.model.num_layers)
+        )
 
     def update(self, config: Any) -> Graph:
         """The weight update of a network of one layer: its costs are scaled to the parameters of a whole one."""
@@ -105,9 +128,13 @@ class Traces:
 
         def make() -> Graph:
             from ipu_packed_bert.optim import build_optimizer
+
             return capture_update(
                 lambda: build(config, model, MicroBatchShape(1, config.data.max_sequence_length, 1, 1), UNPACKED),
-                lambda built: build_optimizer(built, config.optimizer, betas=(0.9, 0.999)), 1)
+                lambda built: build_optimizer(built, config.optimizer, betas=(0.9, 0.999)),
+                1,
+            )
+
         return self._get(("update", astuple(model), astuple(config.loss), config.optimizer.name), make)
 
 
@@ -120,17 +147,31 @@ class Machine:
         self.traces = traces or Traces(folder)
         self._pipelines: Dict[Tuple, Pipeline] = {}
 
-    def pipeline(self, config: Any, *, arrangement: Optional[Arrangement] = None, depth: Optional[int] = None) -> Pipeline:
+    def pipeline(
+        self, config: Any, *, arrangement: Optional[Arrangement] = None, depth: Optional[int] = None
+    ) -> Pipeline:
         """The configuration's training step on this target; `depth` replaces the configured packing depth."""
         shape = shape_of(config, depth=depth)
         if arrangement is None:
             arrangement = engine_arrangement(config) if shape.depth > 1 else UNPACKED
         placement = placement_of(config)
-        key = (astuple(config.model), astuple(config.loss), astuple(config.optimizer), tuple(shape), tuple(placement), arrangement)
+        key = (
+            astuple(config.model),
+            astuple(config.loss),
+            astuple(config.optimizer),
+            tuple(shape),
+            tuple(placement),
+            arrangement,
+        )
         if key not in self._pipelines:
             self._pipelines[key] = assemble(
-                self.traces.training(config, shape, arrangement), self.traces.update(config), placement, self.planner,
-                num_layers=config.model.num_layers, micro_batch=shape.micro_batch)
+                self.traces.training(config, shape, arrangement),
+                self.traces.update(config),
+                placement,
+                self.planner,
+                num_layers=config.model.num_layers,
+                micro_batch=shape.micro_batch,
+            )
         return self._pipelines[key]
 
     @property

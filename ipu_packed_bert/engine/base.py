@@ -34,7 +34,8 @@ def micro_batches(task: Task, batch: Batch, micro_batch: int) -> int:
     packs = batch["input_ids"].shape[0]
     if packs == 0 or packs % micro_batch:
         raise ValueError(
-            f"the batch holds {packs} packs, not a multiple of batch.micro_batch {micro_batch}; fill it with empty packs"
+            f"the batch holds {packs} packs, not a multiple of batch.micro_batch {micro_batch}; fill it with empty "
+            f"packs"
         )
     return packs // micro_batch
 

@@ -32,7 +32,10 @@ def pick_attention(config: Any, task: Task, device: torch.device) -> str:
     Raises ValueError for varlen with engine.compile: the blocks have other shapes in every batch.
     """
     if config.engine.attention == "varlen" and config.engine.compile:
-        raise ValueError("engine.attention: varlen does not go with engine.compile: true, as its blocks have other shapes in every batch; switch one off")
+        raise ValueError(
+            "engine.attention: varlen does not go with engine.compile: true, as its blocks have other shapes in every "
+            "batch; switch one off"
+        )
     if config.engine.attention != "auto":
         return config.engine.attention
     if device.type == "cpu" and task.max_sequence_length >= VARLEN_FROM and not config.engine.compile:
@@ -85,8 +88,11 @@ class HostEngine(Engine):
         betas = config.betas(packing_factor)
         self.optimizer = build_optimizer(self.model, config.optimizer, betas=betas)
         predictions = getattr(self.model, "predictions", None)
-        self._programs = {mode: _Program(call, config.engine.compile) for mode, call in (
-            ("training", self.model), ("evaluation", self.model), ("prediction", predictions)) if call is not None}
+        self._programs = {
+            mode: _Program(call, config.engine.compile)
+            for mode, call in (("training", self.model), ("evaluation", self.model), ("prediction", predictions))
+            if call is not None
+        }
         # Dropout draws from a stream of the engine's own, so that a resumed run continues it, whoever else draws.
         with self._outer_random_stream_kept():
             torch.manual_seed(config.run.seed)
@@ -97,7 +103,10 @@ class HostEngine(Engine):
         if self._attention != "varlen":
             return build_network(task, config.run.seed, attention=self._attention)
         if task.max_sequences_per_pack is None:
-            raise ValueError("engine.attention: varlen needs the number of sequences in a pack: from the data set, or data.max_sequences_per_pack")
+            raise ValueError(
+                "engine.attention: varlen needs the number of sequences in a pack: from the data set, or "
+                "data.max_sequences_per_pack"
+            )
         precision = torch.bfloat16 if config.engine.precision == "bfloat16" else torch.float32
         network = build_network(task, config.run.seed, attention="sdpa")
         kernel = has_kernel(self._device, precision, task.model.attention_dropout)

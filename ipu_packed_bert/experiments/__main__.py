@@ -4,6 +4,7 @@ An experiment is a module of this package with SUMMARY (what it shows, its defau
 add_arguments(parser), settings(options) (all that decides what a cell measures) and run(options, runner).
 Options every experiment has: data_dir, out, size ("quick", "default" or "full"), seeds, plot, progress.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -18,10 +19,12 @@ from pack_data.command import ArgumentParser, positive_int, run_main, typed
 
 # Names and one line each; a module is imported when it is asked for.
 EXPERIMENTS = {
-    "learning_curves": "packed and unpacked pre-training, over sequences and over seconds (paper section 4.2, Figure 3)",
+    "learning_curves": "packed and unpacked pre-training, over sequences and over seconds (paper section 4.2, Figure "
+    "3)",
     "ablation": "what each adjustment of packedBERT is worth (paper section 4.2.1, Figure 4)",
     "exactness": "packed and unpacked training give the same weights (beyond the paper)",
-    "fine_tuning": "SQuAD and BANKING77 fine-tuned in packs: F1, accuracy, seconds (beyond the paper; needs --data-dir)",
+    "fine_tuning": "SQuAD and BANKING77 fine-tuned in packs: F1, accuracy, seconds (beyond the paper; needs "
+    "--data-dir)",
     "position_ids": "nine ways to make batches for a causal model (packing with position ids, Tables 2 to 6)",
 }
 
@@ -30,7 +33,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, EXPERIMENTS))
-        print(f"usage: {typed('experiments', 'python -m ipu_packed_bert.experiments')} NAME [options]\n\nexperiments (NAME --help says sizes and times):")
+        print(
+            f"usage: {typed('experiments', 'python -m ipu_packed_bert.experiments')} NAME [options]\n\nexperiments "
+            f"(NAME --help says sizes and times):"
+        )
         for name, line in EXPERIMENTS.items():
             print(f"  {name:<{width}}  {line}", flush=True)
         return 0
@@ -39,14 +45,40 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise ValueError(f"{name}: no such experiment; there are {', '.join(EXPERIMENTS)}")
     experiment = importlib.import_module(f"ipu_packed_bert.experiments.{name}")
     parser = ArgumentParser(prog=f"python -m ipu_packed_bert.experiments {name}", description=experiment.SUMMARY)
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="folder with larger data (wikipedia/, squad/, ...); default: the embedded corpus")
-    parser.add_argument("--out", type=Path, default=Path("runs", "experiments", name), metavar="DIR", help="default %(default)s; a run that was stopped goes on there")
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder with larger data (wikipedia/, squad/, ...); default: the embedded corpus",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs", "experiments", name),
+        metavar="DIR",
+        help="default %(default)s; a run that was stopped goes on there",
+    )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--full", action="store_const", const="full", default="default", dest="size", help="the larger size, for a GPU or for hours")
-    size.add_argument("--quick", action="store_const", const="quick", dest="size", help="the smallest size: shows that it runs, no more")
+    size.add_argument(
+        "--full",
+        action="store_const",
+        const="full",
+        default="default",
+        dest="size",
+        help="the larger size, for a GPU or for hours",
+    )
+    size.add_argument(
+        "--quick",
+        action="store_const",
+        const="quick",
+        dest="size",
+        help="the smallest size: shows that it runs, no more",
+    )
     parser.add_argument("--seeds", type=positive_int, default=3, metavar="N", help="runs of each variant, default 3")
     plot = parser.add_mutually_exclusive_group()
-    plot.add_argument("--plot", action="store_true", default=True, help="draw the figure (the default; needs matplotlib)")
+    plot.add_argument(
+        "--plot", action="store_true", default=True, help="draw the figure (the default; needs matplotlib)"
+    )
     plot.add_argument("--no-plot", action="store_false", dest="plot")
     parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
     experiment.add_arguments(parser)

@@ -1,8 +1,9 @@
 """What each adjustment of packedBERT is worth: the held-out loss, on unpacked sequences, of runs that leave one out.
 
-Nothing is switched off inside the model: a variant changes the batch that the model is given, the way the packs were made,
-or the loss in the configuration.
+Nothing is switched off inside the model: a variant changes the batch that the model is given, the way the packs were
+made, or the loss in the configuration.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -15,11 +16,13 @@ from ipu_packed_bert.experiments.runner import Cell, Row, Runner
 from ipu_packed_bert.loader import Batch
 
 SUMMARY = (
-    "Packed training without the mask, without the position reset, with means over micro-batches, with separators only\n"
+    "Packed training without the mask, without the position reset, with means over micro-batches, with separators "
+    "only\n"
     "(GREEDY) and without next sentence prediction, against the full model and the unpacked one (packedBERT, 4.2.1).\n"
     "Held-out loss on unpacked sequences of other documents.\n\n"
     + "\n".join(f"{name}: {pretraining.describe(size)}" for name, size in pretraining.SIZES.items())
-    + "\nThe shared checkpoint and the data sets are made once and serve learning_curves too.")
+    + "\nThe shared checkpoint and the data sets are made once and serve learning_curves too."
+)
 
 settings = pretraining.settings
 
@@ -69,7 +72,9 @@ def run(options: Any, runner: Runner) -> None:
 
     def measure(cell: Cell) -> List[Row]:
         variant, micro_batch = VARIANTS[cell.variant], setup.size.micro_batch
-        config = setup.config(variant.store, seed=cell.seed, steps=setup.size.steps, next_sentence=variant.next_sentence)
+        config = setup.config(
+            variant.store, seed=cell.seed, steps=setup.size.steps, next_sentence=variant.next_sentence
+        )
         return setup.run(config, lambda batch: variant.change(batch, micro_batch))
 
     rows = runner.run([Cell(name, seed) for seed in range(1, options.seeds + 1) for name in VARIANTS], measure)
@@ -94,24 +99,36 @@ def final(rows: List[Row], name: str, value: str) -> np.ndarray:
 
 
 def table(rows: List[Row]) -> str:
-    """Held-out loss and accuracies of each variant at its end; differences are taken seed by seed against the full model."""
+    """Held-out loss and accuracies of each variant at its end; differences are taken seed by seed against the full
+    model."""
     full = final(rows, "full", "mlm_loss")
     lines = []
     for name, variant in VARIANTS.items():
         loss = final(rows, name, "mlm_loss")
-        lines.append([
-            variant.words, tables.spread(loss), "" if name == "full" else tables.spread(loss - full, 4),
-            tables.spread(100 * final(rows, name, "mlm_accuracy"), 2),
-            "" if not variant.next_sentence else tables.spread(100 * final(rows, name, "nsp_accuracy"), 1)])
-    return tables.markdown(["variant", "held-out MLM loss", "against full", "masked tokens right, %", "next sentence right, %"], lines)
+        lines.append(
+            [
+                variant.words,
+                tables.spread(loss),
+                "" if name == "full" else tables.spread(loss - full, 4),
+                tables.spread(100 * final(rows, name, "mlm_accuracy"), 2),
+                "" if not variant.next_sentence else tables.spread(100 * final(rows, name, "nsp_accuracy"), 1),
+            ]
+        )
+    return tables.markdown(
+        ["variant", "held-out MLM loss", "against full", "masked tokens right, %", "next sentence right, %"], lines
+    )
 
 
 def panel(rows: List[Row]):
     """Held-out loss over sequences processed."""
     from ipu_packed_bert.experiments.pictures import Curve, Panel
 
-    curves = [Curve(variant.words, columns(rows, name, "sequences"), columns(rows, name, "mlm_loss"), dashed=name == "unpacked")
-              for name, variant in VARIANTS.items()]
+    curves = [
+        Curve(
+            variant.words, columns(rows, name, "sequences"), columns(rows, name, "mlm_loss"), dashed=name == "unpacked"
+        )
+        for name, variant in VARIANTS.items()
+    ]
     return Panel("what an adjustment is worth", "sequences processed", "held-out MLM loss, unpacked", curves)
 
 

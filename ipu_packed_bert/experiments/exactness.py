@@ -1,9 +1,11 @@
 """Packed and unpacked training give the same weights, beyond the paper: the same sequences in the same updates.
 
-Both runs start from the same weights and take LAMB's steps.  The packed one gets packs, the unpacked one the very sequences
-of those packs, each alone in its row.  With losses normalised over the update nothing parts them but rounding; with the
-usual mean over each micro-batch they part from the first update, because a sequence's weight then depends on its neighbours.
+Both runs start from the same weights and take LAMB's steps.  The packed one gets packs, the unpacked one the very
+sequences of those packs, each alone in its row.  With losses normalised over the update nothing parts them but
+rounding; with the usual mean over each micro-batch they part from the first update, because a sequence's weight then
+depends on its neighbours.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -28,7 +30,8 @@ SUMMARY = (
     "One model trained on packs and one on the same sequences unpacked, in the same updates, in float64 and float32:\n"
     "relative L2 distance of all parameters after 100 updates (the promise: below 1e-6 in float64), and how far they\n"
     "part with the usual means over micro-batches.\n\n"
-    "Data of the other experiments' size; hidden 32, 2 layers, 8 packs an update (quick: 5 updates).")
+    "Data of the other experiments' size; hidden 32, 2 layers, 8 packs an update (quick: 5 updates)."
+)
 
 UPDATES = {"quick": 5, "default": 100, "full": 1000}
 PACKS, MICRO_BATCH = 8, 2
@@ -49,7 +52,12 @@ VARIANTS: Dict[str, Normalisation] = {
 
 
 def settings(options: Any) -> Dict[str, Any]:
-    return {**pretraining.settings(options), "updates": UPDATES[options.size], "packs": PACKS, "micro_batch": MICRO_BATCH}
+    return {
+        **pretraining.settings(options),
+        "updates": UPDATES[options.size],
+        "packs": PACKS,
+        "micro_batch": MICRO_BATCH,
+    }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,14 +72,19 @@ def run(options: Any, runner: Runner) -> None:
     runner.write_csv("distances.csv", rows)
     factor = setup.store("packed").manifest.packing_factor
     text = table(rows) + (
-        f"\nLAMB, no dropout, {PACKS} packs of {setup.size.max_sequence_length} slots (about {PACKS * factor:.0f} sequences) an "
-        f"update, micro-batches of {MICRO_BATCH} rows, {options.seeds} seeds; {setup.corpus}; {tables.machine()}\n")
+        f"\nLAMB, no dropout, {PACKS} packs of {setup.size.max_sequence_length} slots (about {PACKS * factor:.0f} "
+        f"sequences) an "
+        f"update, micro-batches of {MICRO_BATCH} rows, {options.seeds} seeds; {setup.corpus}; {tables.machine()}\n"
+    )
     runner.write("table.md", text)
     print("\n" + text)
     if options.plot:
         _plot(rows, runner)
     worst = max(row["distance"] for row in rows if row["variant"] == "update_float64")
-    print(f"float64, losses over the update: at most {worst:.1e} apart, {'below' if worst < LIMIT else 'ABOVE'} the limit of {LIMIT:.0e}")
+    print(
+        f"float64, losses over the update: at most {worst:.1e} apart, {'below' if worst < LIMIT else 'ABOVE'} the "
+        f"limit of {LIMIT:.0e}"
+    )
 
 
 def part(setup: PretrainingSetup, variant: Normalisation, *, seed: int, updates: int) -> List[Row]:
@@ -85,14 +98,26 @@ def part(setup: PretrainingSetup, variant: Normalisation, *, seed: int, updates:
             scaled = [scales(batch, variant) for batch in (packs, alone)]
             results = [each.step(batch, rate) for each, batch in zip((packed, unpacked), scaled)]
             if number in (1, 2, 5, 10, 20, 50) or number % 100 == 0 or number == updates:
-                rows.append({"update": number, "distance": distance(packed, unpacked), "packed_loss": results[0].loss, "unpacked_loss": results[1].loss})
+                rows.append(
+                    {
+                        "update": number,
+                        "distance": distance(packed, unpacked),
+                        "packed_loss": results[0].loss,
+                        "unpacked_loss": results[1].loss,
+                    }
+                )
     return rows
 
 
 def configuration(setup: PretrainingSetup, *, seed: int, updates: int) -> Config:
     config = setup.config("packed", seed=seed, steps=updates)
     model = replace(config.model, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=128)
-    return replace(config, model=model, batch=replace(config.batch, micro_batch=MICRO_BATCH), optimizer=replace(config.optimizer, name="lamb"))
+    return replace(
+        config,
+        model=model,
+        batch=replace(config.batch, micro_batch=MICRO_BATCH),
+        optimizer=replace(config.optimizer, name="lamb"),
+    )
 
 
 def engine(config: Config, dtype: torch.dtype) -> HostEngine:
@@ -111,7 +136,9 @@ def same_sequences(store: PackStore, *, seed: int, updates: int) -> Iterator[Tup
         records = store.records(random.choice(len(store), PACKS, replace=False))
         sequences = disassemble(store.schema, records)
         rows = len(sequences.lengths)
-        alone = assemble(alone_schema, sequences, np.arange(rows), np.zeros(rows, np.int64), -(-rows // MICRO_BATCH) * MICRO_BATCH)
+        alone = assemble(
+            alone_schema, sequences, np.arange(rows), np.zeros(rows, np.int64), -(-rows // MICRO_BATCH) * MICRO_BATCH
+        )
         packed, unpacked = decode(store.schema, records), decode(alone_schema, alone)
         yield {name: packed[name] for name in FIELDS}, {name: unpacked[name] for name in FIELDS}
 
@@ -137,9 +164,17 @@ def table(rows: List[Row]) -> str:
     """The largest distance over the seeds after some of the updates."""
     numbers = sorted({row["update"] for row in rows})
     shown = [number for number in numbers if number in (1, 10, 100, 1000) or number == numbers[-1]]
-    lines = [[variant.words] + [tables.small(max(row["distance"] for row in rows if (row["variant"], row["update"]) == (name, number))) for number in shown]
-             for name, variant in VARIANTS.items()]
-    return tables.markdown(["losses normalised"] + [f"after {number} update{'s' if number > 1 else ''}" for number in shown], lines)
+    lines = [
+        [variant.words]
+        + [
+            tables.small(max(row["distance"] for row in rows if (row["variant"], row["update"]) == (name, number)))
+            for number in shown
+        ]
+        for name, variant in VARIANTS.items()
+    ]
+    return tables.markdown(
+        ["losses normalised"] + [f"after {number} update{'s' if number > 1 else ''}" for number in shown], lines
+    )
 
 
 def _plot(rows: List[Row], runner: Runner) -> None:
@@ -147,7 +182,14 @@ def _plot(rows: List[Row], runner: Runner) -> None:
 
     def values(name: str, column: str) -> np.ndarray:
         seeds = sorted({row["seed"] for row in rows if row["variant"] == name})
-        return np.array([[row[column] for row in rows if (row["variant"], row["seed"]) == (name, seed)] for seed in seeds])
+        return np.array(
+            [[row[column] for row in rows if (row["variant"], row["seed"]) == (name, seed)] for seed in seeds]
+        )
 
-    curves = [Curve(variant.words, values(name, "update"), values(name, "distance")) for name, variant in VARIANTS.items()]
-    draw([Panel("packed and unpacked weights", "updates", "relative L2 distance", curves, logarithmic=True)], runner.folder / "exactness.png")
+    curves = [
+        Curve(variant.words, values(name, "update"), values(name, "distance")) for name, variant in VARIANTS.items()
+    ]
+    draw(
+        [Panel("packed and unpacked weights", "updates", "relative L2 distance", curves, logarithmic=True)],
+        runner.folder / "exactness.png",
+    )

@@ -45,12 +45,16 @@ class FineTuningSize(NamedTuple):
 
 
 SIZES = {
-    "quick": FineTuningSize(Amounts(16, 8, 1, 8, 4, 3.0e-4), Amounts(16, 8, 1, 8, 4, 3.0e-4), Amounts(160, 40, 1, 16, 16, 3.0e-4)),
+    "quick": FineTuningSize(
+        Amounts(16, 8, 1, 8, 4, 3.0e-4), Amounts(16, 8, 1, 8, 4, 3.0e-4), Amounts(160, 40, 1, 16, 16, 3.0e-4)
+    ),
     "default": FineTuningSize(
         Amounts(None, 250, 1, 8, 4, 3.0e-4), Amounts(300, 250, 1, 8, 4, 2.0e-4), Amounts(1000, 400, 2, 16, 16, 8.0e-4)
     ),
     "full": FineTuningSize(
-        Amounts(None, None, 1, 8, 8, 3.0e-4), Amounts(None, None, 3, 16, 8, 3.0e-4), Amounts(None, None, 5, 32, 16, 2.0e-4)
+        Amounts(None, None, 1, 8, 8, 3.0e-4),
+        Amounts(None, None, 3, 16, 8, 3.0e-4),
+        Amounts(None, None, 5, 32, 16, 2.0e-4),
     ),
 }
 START, START_SEED = "squad_start", 5

@@ -1,4 +1,5 @@
 """Learning curves as figures: a line for the mean over seeds, a band for all of them."""
+
 from __future__ import annotations
 
 from pathlib import Path

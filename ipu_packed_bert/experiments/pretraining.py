@@ -1,9 +1,11 @@
-"""What the pre-training experiments share: text cut into training and held-out documents, one checkpoint, one run a cell.
+"""What the pre-training experiments share: text cut into training and held-out documents, one checkpoint, one run a
+cell.
 
-The runs are those of `run_pretraining.py`: the same build, `GlobalBatches`, `HostEngine` and `train`.  An experiment only
-chooses the configuration and changes batches before the engine sees them.  Held-out loss is always measured on unpacked
-sequences of documents that no training sequence comes from.
+The runs are those of `run_pretraining.py`: the same build, `GlobalBatches`, `HostEngine` and `train`.  An experiment
+only chooses the configuration and changes batches before the engine sees them.  Held-out loss is always measured on
+unpacked sequences of documents that no training sequence comes from.
 """
+
 from __future__ import annotations
 
 import json
@@ -16,8 +18,17 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 
 from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
-from ipu_packed_bert.config import (BatchConfig, Config, DataConfig, EngineConfig, LossConfig, ModelConfig, OptimizerConfig,
-                                    PlacementConfig, RunConfig)
+from ipu_packed_bert.config import (
+    BatchConfig,
+    Config,
+    DataConfig,
+    EngineConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PlacementConfig,
+    RunConfig,
+)
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments.runner import Row, Runner
@@ -26,16 +37,16 @@ from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, SilentLog, train
 from pack_data.build import BuildOptions, build
-from pack_data.text.corpus import EMBEDDED, documents
 from pack_data.files import write_atomically
 from pack_data.store import MANIFEST, PackStore
+from pack_data.text.corpus import EMBEDDED, documents
 
 DEPTH = 3
 
 
 class PretrainingSize(NamedTuple):
-    """How large an experiment is. A share of the documents' sequences is cut short, which at 192 slots spreads the lengths
-    of Wikipedia as they are at 512: nearly half of the slots are padding, and two sequences fit into a pack."""
+    """How large an experiment is. A share of the documents' sequences is cut short, which at 192 slots spreads the
+    lengths of Wikipedia as they are at 512: nearly half of the slots are padding, and two sequences fit into a pack."""
 
     max_sequence_length: int
     hidden_size: int
@@ -62,9 +73,13 @@ SIZES = {
 
 def describe(size: PretrainingSize, seeds: Optional[int] = None) -> str:
     """One line for tables and help."""
-    return (f"{size.max_sequence_length} slots, hidden {size.hidden_size}, {size.num_layers} layer{'' if size.num_layers == 1 else 's'}, "
-            f"vocabulary {size.vocabulary_size}, {size.start_steps} updates to the shared checkpoint, then {size.steps} of about "
-            f"{size.micro_batch * size.accumulation} sequences" + (f", {seeds} seeds" if seeds else ""))
+    return (
+        f"{size.max_sequence_length} slots, hidden {size.hidden_size}, {size.num_layers} "
+        f"layer{'' if size.num_layers == 1 else 's'}, "
+        f"vocabulary {size.vocabulary_size}, {size.start_steps} updates to the shared checkpoint, then {size.steps} of "
+        f"about "
+        f"{size.micro_batch * size.accumulation} sequences" + (f", {seeds} seeds" if seeds else "")
+    )
 
 
 class PretrainingSetup:
@@ -73,7 +88,9 @@ class PretrainingSetup:
     corpus: the folder of JSONL files `wikipedia` in --data-dir, or "embedded".
     """
 
-    def __init__(self, folder: Path, size: PretrainingSize, data_dir: Optional[Path], *, progress: Optional[bool] = None) -> None:
+    def __init__(
+        self, folder: Path, size: PretrainingSize, data_dir: Optional[Path], *, progress: Optional[bool] = None
+    ) -> None:
         self.folder, self.size, self._progress = Path(folder), size, progress
         self.corpus = EMBEDDED if data_dir is None else str(data_dir / "wikipedia")
         self._settings = {"size": list(size), "corpus": self.corpus}
@@ -84,12 +101,15 @@ class PretrainingSetup:
         # As many micro-batches as make the packed update, a whole number of them too, hold nearly as many sequences.
         factor = self.store("packed").manifest.packing_factor
         around = range(max(2, size.accumulation - 4), size.accumulation + 5)
-        self.accumulation = min(around, key=lambda number: (-(-number // factor) * factor / number, abs(number - size.accumulation)))
+        self.accumulation = min(
+            around, key=lambda number: (-(-number // factor) * factor / number, abs(number - size.accumulation))
+        )
 
     # ---- data --------------------------------------------------------------------------------------------------------
 
     def store(self, name: str) -> PackStore:
-        """`unpacked`, `packed` (optimal, depth 3), `greedy` (in order of arrival), all of the same sequences; `held_out`."""
+        """`unpacked`, `packed` (optimal, depth 3), `greedy` (in order of arrival), all of the same sequences;
+        `held_out`."""
         unpacked = self.folder / "unpacked"
         if name == "packed":
             self._build(name, source=unpacked, packer="optimal", max_sequences_per_pack=DEPTH)
@@ -99,41 +119,77 @@ class PretrainingSetup:
             self._build(name, corpus=self.folder / "held_out.jsonl", vocabulary=unpacked / "vocab.txt")
         store = PackStore.open(self.folder / name)
         if name in ("packed", "greedy"):
-            assert store.manifest.digest == PackStore.open(unpacked).manifest.digest, "other sequences than the unpacked ones"
+            assert store.manifest.digest == PackStore.open(unpacked).manifest.digest, (
+                "other sequences than the unpacked ones"
+            )
         return store
 
     def _build(self, name: str, **options: Any) -> None:
         if (self.folder / name / MANIFEST).exists():
             return
         print(f"building the {name.replace('_', ' ')} sequences in {self.folder / name}", flush=True)
-        chosen = {"packer": "none", "max_sequences_per_pack": 1, "duplication_factor": 1, "vocabulary_size": self.size.vocabulary_size,
-                  "short_sequence_probability": self.size.short_sequence_probability,
-                  "max_sequence_length": self.size.max_sequence_length, "seed": 5, "workers": 1, **options}
+        chosen = {
+            "packer": "none",
+            "max_sequences_per_pack": 1,
+            "duplication_factor": 1,
+            "vocabulary_size": self.size.vocabulary_size,
+            "short_sequence_probability": self.size.short_sequence_probability,
+            "max_sequence_length": self.size.max_sequence_length,
+            "seed": 5,
+            "workers": 1,
+            **options,
+        }
         if "source" in chosen:
             chosen["vocabulary"] = self.folder / "unpacked" / "vocab.txt"
         build(BuildOptions(out=self.folder / name, **chosen), self._progress).close()
 
     # ---- runs --------------------------------------------------------------------------------------------------------
 
-    def config(self, store: str, *, seed: int, steps: int, adjustment: str = "accumulation", rate: float = 1.0, next_sentence: bool = True) -> Config:
-        """`rate` multiplies the learning rate of the size; no dropout, so that seeds differ in the order of the data only."""
+    def config(
+        self,
+        store: str,
+        *,
+        seed: int,
+        steps: int,
+        adjustment: str = "accumulation",
+        rate: float = 1.0,
+        next_sentence: bool = True,
+    ) -> Config:
+        """`rate` multiplies the learning rate of the size; no dropout, so that seeds differ in the order of the data
+        only."""
         size, packed = self.size, store not in ("unpacked", "held_out")
         depth = self.store(store).schema.max_sequences_per_pack if packed else 1
         return Config(
-            data=DataConfig(directory=str(self.folder / store), max_sequence_length=size.max_sequence_length,
-                            max_predictions_per_sequence=None, max_sequences_per_pack=depth, packer="optimal" if packed else "none",
-                            evaluation_directory=str(self.folder / "held_out")),
-            model=ModelConfig(vocabulary_size=self.store("unpacked").manifest.vocabulary_size, hidden_size=size.hidden_size, num_layers=size.num_layers,
-                              num_heads=size.num_heads, intermediate_size=4 * size.hidden_size,
-                              max_position_embeddings=size.max_sequence_length, hidden_dropout=0.0),
+            data=DataConfig(
+                directory=str(self.folder / store),
+                max_sequence_length=size.max_sequence_length,
+                max_predictions_per_sequence=None,
+                max_sequences_per_pack=depth,
+                packer="optimal" if packed else "none",
+                evaluation_directory=str(self.folder / "held_out"),
+            ),
+            model=ModelConfig(
+                vocabulary_size=self.store("unpacked").manifest.vocabulary_size,
+                hidden_size=size.hidden_size,
+                num_layers=size.num_layers,
+                num_heads=size.num_heads,
+                intermediate_size=4 * size.hidden_size,
+                max_position_embeddings=size.max_sequence_length,
+                hidden_dropout=0.0,
+            ),
             loss=LossConfig(next_sentence=next_sentence),
-            optimizer=OptimizerConfig(learning_rate=rate * size.learning_rate, warmup_fraction=0.1, packing_adjustment=adjustment),
+            optimizer=OptimizerConfig(
+                learning_rate=rate * size.learning_rate, warmup_fraction=0.1, packing_adjustment=adjustment
+            ),
             batch=BatchConfig(micro_batch=size.micro_batch, gradient_accumulation=self.accumulation),
-            engine=EngineConfig(kind="host"), placement=PlacementConfig(layers_per_ipu=(size.num_layers,)),
-            run=RunConfig(steps=steps, seed=seed, evaluate_every=max(1, steps // size.points)))
+            engine=EngineConfig(kind="host"),
+            placement=PlacementConfig(layers_per_ipu=(size.num_layers,)),
+            run=RunConfig(steps=steps, seed=seed, evaluate_every=max(1, steps // size.points)),
+        )
 
     def run(self, config: Config, change: Callable[[Batch], Batch] = lambda batch: batch) -> List[Row]:
-        """Train from the shared checkpoint; a row for each measurement of the held-out sequences, the first before any update."""
+        """Train from the shared checkpoint; a row for each measurement of the held-out sequences, the first before any
+        update."""
         state = self.start()
         with PackStore.open(Path(config.data.directory)) as store, self.store("held_out") as held_out:
             factor = store.manifest.packing_factor
@@ -179,10 +235,13 @@ def settings(options: Any) -> Dict[str, Any]:
 
 
 def split_documents(source: str, folder: Path, *, characters: int, held_out: float = 0.1, seed: int = 5) -> None:
-    """Documents drawn at random until they have `characters`; a share of them, whole ones, goes into held_out.jsonl, the
-    others into training.jsonl."""
+    """Documents drawn at random until they have `characters`; a share of them, whole ones, goes into held_out.jsonl,
+    the others into training.jsonl."""
     if source != EMBEDDED and not Path(source).is_dir():
-        raise ValueError(f"{source}: no such folder; --data-dir names one that has the folder wikipedia, without it the embedded corpus is used")
+        raise ValueError(
+            f"{source}: no such folder; --data-dir names one that has the folder wikipedia, without it the embedded "
+            f"corpus is used"
+        )
     drawn = list(documents(source))
     draw = random.Random(seed)
     draw.shuffle(drawn)
@@ -196,7 +255,9 @@ def split_documents(source: str, folder: Path, *, characters: int, held_out: flo
         parts[name].append(json.dumps({"text": "\n".join(document.lines)}) + "\n")
     for name, lines in parts.items():
         write_atomically(folder / name, "".join(lines).encode())
-    write_atomically(folder / "documents.json", json.dumps({name: len(lines) for name, lines in parts.items()}).encode())
+    write_atomically(
+        folder / "documents.json", json.dumps({name: len(lines) for name, lines in parts.items()}).encode()
+    )
 
 
 class Changed:
@@ -229,14 +290,23 @@ class HeldOutLosses(Log):
         self._seconds += result.seconds
 
     def evaluation(self, step: int, found: Evaluation) -> None:
-        self.rows.append({
-            "step": step, "sequences": self._sequences, "tokens": self._tokens, "seconds": round(self._seconds, 4),
-            **{name: found.metrics[name] for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")}})
+        self.rows.append(
+            {
+                "step": step,
+                "sequences": self._sequences,
+                "tokens": self._tokens,
+                "seconds": round(self._seconds, 4),
+                **{name: found.metrics[name] for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")},
+            }
+        )
 
 
 def first_batches(store: PackStore, config: Config, sequences: int) -> List[Batch]:
-    """Batches of the first sequences of an unpacked data set, the same for every seed; each as large as an unpacked update."""
-    same = replace(config, optimizer=replace(config.optimizer, packing_adjustment="none"), run=replace(config.run, seed=0))
+    """Batches of the first sequences of an unpacked data set, the same for every seed; each as large as an unpacked
+    update."""
+    same = replace(
+        config, optimizer=replace(config.optimizer, packing_adjustment="none"), run=replace(config.run, seed=0)
+    )
     with closing(all_batches(store, same, 1.0)) as batches:
         number = min(batches.updates_per_epoch, -(-sequences // batches.packs_per_update))
         return [next(batches) for _ in range(number)]
@@ -244,7 +314,9 @@ def first_batches(store: PackStore, config: Config, sequences: int) -> List[Batc
 
 def all_batches(store: PackStore, config: Config, packing_factor: float) -> GlobalBatches:
     """Batches of all packs of a data set; the held-out sequences are another data set."""
-    return GlobalBatches(StoredPacks(store, seed=config.run.seed), Pretraining(config, store.schema).layout(config, packing_factor))
+    return GlobalBatches(
+        StoredPacks(store, seed=config.run.seed), Pretraining(config, store.schema).layout(config, packing_factor)
+    )
 
 
 def _train(config: Config, engine: HostEngine, batches: Any, log: Log, checkpoints: Optional[Path] = None) -> None:
@@ -258,16 +330,21 @@ def _train(config: Config, engine: HostEngine, batches: Any, log: Log, checkpoin
 
 
 def update_scales(batch: Batch, micro_batch: int) -> Batch:
-    """The batch with float64 scales that normalise over the whole update: what `GlobalBatches` gives, in double precision."""
+    """The batch with float64 scales that normalise over the whole update: what `GlobalBatches` gives, in double
+    precision."""
     rows = len(batch["input_ids"])
     masked, sequences = _counts(batch)
-    return {**batch, "mlm_scale": np.full(rows, rows / micro_batch / max(1, masked.sum())),
-            "nsp_scale": np.full(rows, rows / micro_batch / max(1, sequences.sum()))}
+    return {
+        **batch,
+        "mlm_scale": np.full(rows, rows / micro_batch / max(1, masked.sum())),
+        "nsp_scale": np.full(rows, rows / micro_batch / max(1, sequences.sum())),
+    }
 
 
 def micro_batch_means(batch: Batch, micro_batch: int) -> Batch:
-    """The batch with the scales of common implementations: every micro-batch is a mean over its own tokens and sequences,
-    so that a sequence weighs the less the more others are packed beside it. Types as they are."""
+    """The batch with the scales of common implementations: every micro-batch is a mean over its own tokens and
+    sequences, so that a sequence weighs the less the more others are packed beside it. Types as they are."""
+
     def scale(counts: np.ndarray, like: np.ndarray) -> np.ndarray:
         sums = counts.reshape(-1, micro_batch).sum(axis=1)
         return np.repeat(1.0 / np.maximum(1, sums), micro_batch).astype(like.dtype)

@@ -4,9 +4,10 @@
     rows = runner.run(cells, measure)                                 # measure(cell) -> rows, plain values by name
     runner.write_csv("curves.csv", rows)
 
-`cells.jsonl` in the folder gets one line for each finished cell.  A run that was killed or interrupted leaves whole lines
-and at most one cut one, which is dropped; the same command then runs the cells that are missing.
+`cells.jsonl` in the folder gets one line for each finished cell.  A run that was killed or interrupted leaves whole
+lines and at most one cut one, which is dropped; the same command then runs the cells that are missing.
 """
+
 from __future__ import annotations
 
 import csv
@@ -37,7 +38,8 @@ class Cell(NamedTuple):
 class Runner:
     """The folder of one experiment, held by one process at a time.
 
-    Raises ValueError where the folder holds cells that were measured with other settings, or another process runs there.
+    Raises ValueError where the folder holds cells that were measured with other settings, or another process runs
+    there.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], *, progress: Optional[bool] = None) -> None:
@@ -45,12 +47,16 @@ class Runner:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._progress = progress
         with ExitStack() as held:
-            held.enter_context(locked(
-                self.folder / "lock", f"{self.folder}: another process runs this experiment; wait for it or give another --out"))
+            held.enter_context(
+                locked(
+                    self.folder / "lock",
+                    f"{self.folder}: another process runs this experiment; wait for it or give another --out",
+                )
+            )
             self._settle(settings)
             self._lock = held.pop_all()
 
-    def __enter__(self) -> "Runner":
+    def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -64,7 +70,9 @@ class Runner:
             different = sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
             if different and self.finished():
                 changes = ", ".join(f"{name} {found.get(name)} (now {wanted.get(name)})" for name in different)
-                raise ValueError(f"{self.folder}: holds cells measured with {changes}; give another --out or remove the folder")
+                raise ValueError(
+                    f"{self.folder}: holds cells measured with {changes}; give another --out or remove the folder"
+                )
         write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
 
     def finished(self) -> Dict[Cell, List[Row]]:
@@ -84,7 +92,8 @@ class Runner:
             print(f"{len(cells) - len(missing)} of {len(cells)} cells are in {self.folder} already", flush=True)
         self._drop_cut_line()
         with open(self.folder / CELLS, "a", encoding="utf-8") as out, progress_bar(
-                len(cells), "cells", shown=self._progress, unit="cell") as bar:
+            len(cells), "cells", shown=self._progress, unit="cell"
+        ) as bar:
             bar.update(len(cells) - len(missing))
             for done, cell in enumerate(missing):
                 bar.set_postfix_str(f"{cell.variant}, seed {cell.seed}")
@@ -93,11 +102,17 @@ class Runner:
                     rows = [{"variant": cell.variant, "seed": cell.seed, **row} for row in measure(cell)]
                 except KeyboardInterrupt:
                     kept = len(cells) - len(missing) + done
-                    print(f"\nstopped: {kept} of {len(cells)} cells are kept in {self.folder}; the same command goes on", file=sys.stderr)
+                    print(
+                        f"\nstopped: {kept} of {len(cells)} cells are kept in {self.folder}; the same command goes on",
+                        file=sys.stderr,
+                    )
                     raise
                 seconds = time.perf_counter() - start
                 finished[cell] = rows
-                out.write(json.dumps({"variant": cell.variant, "seed": cell.seed, "seconds": round(seconds, 3), "rows": rows}) + "\n")
+                out.write(
+                    json.dumps({"variant": cell.variant, "seed": cell.seed, "seconds": round(seconds, 3), "rows": rows})
+                    + "\n"
+                )
                 out.flush()
                 os.fsync(out.fileno())
                 bar.update(1)
@@ -110,7 +125,7 @@ class Runner:
         if path.exists():
             data = path.read_bytes()
             if not data.endswith(b"\n") and data:
-                write_atomically(path, data[:data.rfind(b"\n") + 1])
+                write_atomically(path, data[: data.rfind(b"\n") + 1])
 
     def write_csv(self, name: str, rows: Sequence[Row]) -> Path:
         """One line a row; the columns are those of all rows, in the order in which they first appear."""

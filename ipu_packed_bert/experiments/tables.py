@@ -1,4 +1,5 @@
 """Tables for a README: Markdown, numbers rounded once, each with the command and the machine it came from."""
+
 from __future__ import annotations
 
 import math
@@ -42,7 +43,10 @@ def machine() -> str:
         device = torch.cuda.get_device_name()
     else:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        device = f"{_processor()}, {cores} core{'' if cores == 1 else 's'}, {torch.get_num_threads()} torch thread{'' if torch.get_num_threads() == 1 else 's'}"
+        device = (
+            f"{_processor()}, {cores} core{'' if cores == 1 else 's'}, {torch.get_num_threads()} torch "
+            f"thread{'' if torch.get_num_threads() == 1 else 's'}"
+        )
     return f"{device}; Python {platform.python_version()}, torch {torch.__version__}"
 
 

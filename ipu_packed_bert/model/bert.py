@@ -44,7 +44,8 @@ class BertEmbeddings(nn.Module):
 
 
 class MaskedScores(nn.Module):
-    """query and key [B, N, S, A], additive mask -> scores [B, N, S, S]. Of its own so that it can be replaced as a whole."""
+    """query and key [B, N, S, A], additive mask -> scores [B, N, S, S]. Of its own so that it can be replaced as a
+    whole."""
 
     def forward(self, query_BNSA, key_BNSA, mask_B1SS) -> torch.Tensor:
         scores_BNSS = torch.matmul(query_BNSA, key_BNSA.transpose(2, 3))
@@ -77,7 +78,8 @@ class BertSelfAttention(nn.Module):
         return projected_BSH.view(batch, slots, self.num_heads, self.head_size).transpose(1, 2)
 
     def forward(self, hidden_BSH, mask_B1SS) -> torch.Tensor:
-        """Attention within each sequence; `mask_B1SS` is what `packed.AttentionMask` made for this kind of attention."""
+        """Attention within each sequence; `mask_B1SS` is what `packed.AttentionMask` made for this kind of
+        attention."""
         query_BNSA = self._heads(self.query(hidden_BSH))
         key_BNSA = self._heads(self.key(hidden_BSH))
         value_BNSA = self._heads(self.value(hidden_BSH))
@@ -121,8 +123,8 @@ class BertIntermediate(nn.Module):
         self.dense = nn.Linear(model.hidden_size, model.intermediate_size)
 
     def forward(self, hidden_BSH) -> torch.Tensor:
-        # The exact form (erf), as in Hugging Face's checkpoints. Some static compilers compute the tanh form whatever is
-        # asked for; the two differ by less than 5e-4.
+        # The exact form (erf), as in Hugging Face's checkpoints. Some static compilers compute the tanh form whatever
+        # is asked for; the two differ by less than 5e-4.
         return F.gelu(self.dense(hidden_BSH))
 
 
@@ -183,7 +185,8 @@ class BertPredictionHeadTransform(nn.Module):
 
 
 class VocabularyProduct(nn.Module):
-    """hidden [.., H] x table [V, H] transposed + bias [V]. A module of its own so that it can be replaced as a whole."""
+    """hidden [.., H] x table [V, H] transposed + bias [V]. A module of its own so that it can be replaced as a
+    whole."""
 
     def forward(self, hidden_BPH, table_VH, bias_V) -> torch.Tensor:
         return F.linear(hidden_BPH, table_VH, bias_V)

@@ -91,7 +91,8 @@ class PackedBertForPreTraining(PackedBert):
     """BERT with both pre-training heads over packs; a pack of one sequence is the unpacked case.
 
     Without next sentence prediction (`loss.next_sentence` false) the pooler and its classifier do not exist, and the
-    remaining names are those of Hugging Face's BertForMaskedLM. `cls.predictions.product` may be replaced from outside too.
+    remaining names are those of Hugging Face's BertForMaskedLM. `cls.predictions.product` may be replaced from outside
+    too.
     """
 
     def __init__(self, model: ModelConfig, loss: LossConfig, *, attention: str = "eager"):

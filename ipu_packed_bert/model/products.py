@@ -1,7 +1,9 @@
-"""What packing adds to BERT, written as matrix products: for devices on which a product is cheaper than a select or a gather.
+"""What packing adds to BERT, written as matrix products: for devices on which a product is cheaper than a select or a
+gather.
 
-Each class replaces a piece of `packed.PackedBertForPreTraining` from outside and computes the same; none has parameters.
-Letters as in `bert.py`: B rows, S slots, N heads, A width of a head, H hidden size, K gathered slots; C columns of a code.
+Each class replaces a piece of `packed.PackedBertForPreTraining` from outside and computes the same; none has
+parameters. Letters as in `bert.py`: B rows, S slots, N heads, A width of a head, H hidden size, K gathered slots; C
+columns of a code.
 
 The mask needs no [S, S] tensor. The sequence numbers are written in binary, and each slot gets two codes: "own" has a
 column for each digit and one for its complement, "other" the same with complement and digit exchanged and negative.
@@ -13,11 +15,12 @@ The product of two slots' codes then counts the digits in which their numbers di
        2     1 0      32   0   0  32      0 -32  -32   0               2  -1024    -2048        0    -1024
        3     1 1      32   0  32   0      0 -32    0 -32               3  -2048    -1024    -1024        0
 
-Appended to query and key, the codes make the score product itself add the mask. It is exact in every type: between slots
-of one sequence each added term is 0 for itself, so that no rounding of a partial sum, in whatever order and precision it
-is made, can differ from the sum without codes; between two sequences at least one term is -1024, which like the additive
-mask's -1000 leaves soft-max nothing but 0. Both factors are powers of two and small, so that they are exact, and so that
-the gradients of the codes' columns, which nobody needs but the product makes, stay as small as those of query and key.
+Appended to query and key, the codes make the score product itself add the mask. It is exact in every type: between
+slots of one sequence each added term is 0 for itself, so that no rounding of a partial sum, in whatever order and
+precision it is made, can differ from the sum without codes; between two sequences at least one term is -1024, which
+like the additive mask's -1000 leaves soft-max nothing but 0. Both factors are powers of two and small, so that they are
+exact, and so that the gradients of the codes' columns, which nobody needs but the product makes, stay as small as those
+of query and key.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ class SequenceCodes(nn.Module):
         super().__init__()
         digits = sequences.bit_length()
         if columns < 2 * digits:
-            raise ValueError(f"{columns} columns for the codes of {sequences} sequences; at least {2 * digits} are needed")
+            raise ValueError(
+                f"{columns} columns for the codes of {sequences} sequences; at least {2 * digits} are needed"
+            )
         rows = []
         for number in range(sequences + 1):
             ones = [float(number >> digit & 1) for digit in reversed(range(digits))]
@@ -75,7 +80,8 @@ class ProductMaskedScores(nn.Module):
 
 
 class OneHotSlots(nn.Module):
-    """As `packed.GatherSlots`; exact, since every sum has one term. Above all its gradient is cheaper than a scatter."""
+    """As `packed.GatherSlots`; exact, since every sum has one term. Above all its gradient is cheaper than a
+    scatter."""
 
     def __init__(self, max_sequence_length: int):
         super().__init__()

@@ -1,10 +1,10 @@
 """Attention that skips what packing masks: softmax over each sequence's own block, never over a whole row.
 
-A dense mask multiplies S x S scores of a row and throws away those between sequences; here a row of sequences of l1, l2, ...
-costs l1^2 + l2^2 + ... only (the variable-length attention of "Enhancing Training Efficiency Using Packing with Flash
-Attention", section 2). For devices without static graphs; the classes replace pieces of a network from outside, have no
-parameters, and compute the same for every slot of a sequence. Padding gets the context 0, or its own, and nobody reads it.
-Letters as in `bert.py`: B rows, S slots, N heads, A width of a head, D slots for sequences; T = B S.
+A dense mask multiplies S x S scores of a row and throws away those between sequences; here a row of sequences of l1,
+l2, ... costs l1^2 + l2^2 + ... only (the variable-length attention of "Enhancing Training Efficiency Using Packing with
+Flash Attention", section 2). For devices without static graphs; the classes replace pieces of a network from outside,
+have no parameters, and compute the same for every slot of a sequence. Padding gets the context 0, or its own, and
+nobody reads it. Letters as in `bert.py`: B rows, S slots, N heads, A width of a head, D slots for sequences; T = B S.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Boundaries(NamedTuple):
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype, dropout: float) -> bool:
-    """Whether torch brings a variable-length kernel for this: CUDA, half types, no dropout (`torch.nn.attention.varlen`)."""
+    """Whether torch brings a variable-length kernel for this: CUDA, half types, no dropout
+    (`torch.nn.attention.varlen`)."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or dropout > 0.0:
         return False
     try:
@@ -65,7 +66,9 @@ class BlockContext(nn.Module):
             if number % boundaries.padding == 0 or not len(query_LNA):
                 contexts.append(torch.zeros_like(query_LNA))
                 continue
-            query_1NLA, key_1NLA, value_1NLA = (piece.transpose(0, 1).unsqueeze(0) for piece in (query_LNA, key_LNA, value_LNA))
+            query_1NLA, key_1NLA, value_1NLA = (
+                piece.transpose(0, 1).unsqueeze(0) for piece in (query_LNA, key_LNA, value_LNA)
+            )
             context_1NLA = F.scaled_dot_product_attention(query_1NLA, key_1NLA, value_1NLA, dropout_p=dropout)
             contexts.append(context_1NLA.squeeze(0).transpose(0, 1))
         return _rows(torch.cat(contexts), query_BNSA)
@@ -79,8 +82,13 @@ class KernelContext(nn.Module):
 
         slots = query_BNSA.shape[2]  # no sequence is longer
         context_TNA = varlen_attn(
-            _end_to_end(query_BNSA), _end_to_end(key_BNSA), _end_to_end(value_BNSA),
-            boundaries.cumulative, boundaries.cumulative, slots, slots,
+            _end_to_end(query_BNSA),
+            _end_to_end(key_BNSA),
+            _end_to_end(value_BNSA),
+            boundaries.cumulative,
+            boundaries.cumulative,
+            slots,
+            slots,
         )
         return _rows(context_TNA, query_BNSA)
 

@@ -1,4 +1,5 @@
 """`python -m ipu_packed_bert.report`: the overhead report, as profiling/overhead_report.py in a checkout."""
+
 from ipu_packed_bert.report.command import main
 from pack_data.command import run_main
 

@@ -2,6 +2,7 @@
 
 `--check` fits again and compares with what is stored, bit for bit, instead of writing.
 """
+
 from __future__ import annotations
 
 import sys
@@ -15,7 +16,9 @@ from pack_data.files import write_atomically
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare with the stored fit; exit status 1 where it differs")
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the stored fit; exit status 1 where it differs"
+    )
     parser.add_argument("--no-cache", action="store_true", help="search every plan and trace every graph again")
     args = parser.parse_args(argv)
 
@@ -32,4 +35,3 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     write_atomically(calibration.STORED, text.encode())
     print(f"wrote {calibration.STORED}", file=sys.stderr)
     return 0
-

@@ -17,6 +17,7 @@ published (measured by others), computed (arithmetic), config.
 
 Where the counted memory of a configuration exceeds an IPU's, no sequences/s are given and the exit status is 1.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -52,14 +53,24 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
     what.add_argument("--arrangements", action="store_true")
     what.add_argument("--all", action="store_true", help="all of these")
     where = found.add_argument_group("of what")
-    where.add_argument("--config", type=Path, action="append", default=[], help="configuration; two or more are compared")
-    where.add_argument("--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[],
-                       help="override a setting (in a comparison: of the last configuration)")
+    where.add_argument(
+        "--config", type=Path, action="append", default=[], help="configuration; two or more are compared"
+    )
+    where.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="SECTION.KEY=VALUE",
+        action="append",
+        default=[],
+        help="override a setting (in a comparison: of the last configuration)",
+    )
     where.add_argument("--depth", type=positive_int, help="packing depth instead of the configured one")
     where.add_argument(
-        "--micro-batch", type=positive_int, help="packs in a forward pass instead of the configured number")
+        "--micro-batch", type=positive_int, help="packs in a forward pass instead of the configured number"
+    )
     where.add_argument(
-        "--packing-factor", type=parse_factor, help="sequences per pack instead of what the histogram gives")
+        "--packing-factor", type=parse_factor, help="sequences per pack instead of what the histogram gives"
+    )
     where.add_argument("--target", choices=("mk2", "bow"), default="mk2")
     add_histogram_arguments(found)
     runs = found.add_argument_group("runs and profiles instead of the model")
@@ -71,7 +82,9 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
     out = found.add_argument_group("how")
     out.add_argument("--json", action="store_true")
     out.add_argument("--csv", action="store_true")
-    out.add_argument("--plot", type=Path, metavar="FILE.png|svg", help="paper and model side by side (needs matplotlib)")
+    out.add_argument(
+        "--plot", type=Path, metavar="FILE.png|svg", help="paper and model side by side (needs matplotlib)"
+    )
     out.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
     return found
 
@@ -85,7 +98,7 @@ class OverheadReport:
         self.calibration = calibration.load()
         self.machine = workload.Machine(target.get_target(args.target), self.folder)
         self.tables: List[tables.Table] = []
-        self.too_large: List[str] = []        # configurations that do not fit, a line each
+        self.too_large: List[str] = []  # configurations that do not fit, a line each
 
     def load(self, path: Path, overrides: Sequence[str] = (), *, as_written: bool = False) -> Config:
         """A configuration for IPUs; as_written: without the options that replace its settings."""
@@ -133,11 +146,12 @@ class OverheadReport:
         if config.data.max_sequence_length != histogram.max_sequence_length:
             raise ValueError(
                 f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}, the histogram "
-                f"{histogram.name} is of {histogram.max_sequence_length}; give a matching --config")
+                f"{histogram.name} is of {histogram.max_sequence_length}; give a matching --config"
+            )
         packings = Packings(histogram, self.folder, paper.ROWS)
         try:
             comparison = paper.ModelledOverhead(self.machine, config, self.calibration)
-            for _, depth in paper.ROWS:            # traced here while the packers run in their own process
+            for _, depth in paper.ROWS:  # traced here while the packers run in their own process
                 if depth is not None and depth > 1:
                     comparison.packed(depth)
             batching = sort.batch(histogram, batch_size=256)
@@ -166,8 +180,10 @@ class OverheadReport:
             return 1.0, "unpacked"
         given = self.args.packing_factor
         if given is not None and depth is not None and given > depth:
-            raise ValueError(f"--packing-factor {given:g}: packs of {config.name} hold at most {depth} sequences; "
-                             "give no more than that, or a larger --depth")
+            raise ValueError(
+                f"--packing-factor {given:g}: packs of {config.name} hold at most {depth} sequences; "
+                "give no more than that, or a larger --depth"
+            )
         packed_by: List[str] = []
 
         def packed(histogram: LengthHistogram, packer: str, depth: Optional[int]) -> float:
@@ -177,12 +193,15 @@ class OverheadReport:
                 return packings[packer, depth].packing_factor
             finally:
                 packings.close()
+
         slots = config.data.max_sequence_length
         made = planned_factor(
-            slots, config.data.packer, depth, given=given, histogram=self.histogram(), factor_of=packed)
+            slots, config.data.packer, depth, given=given, histogram=self.histogram(), factor_of=packed
+        )
         if made is None:
             raise ValueError(
-                f"{config.path}: no histogram of length {slots} is known; give --packing-factor or --histogram")
+                f"{config.path}: no histogram of length {slots} is known; give --packing-factor or --histogram"
+            )
         # In a few words, for a column.
         source = made.source if given is not None else packed_by[0] if packed_by else "paper, Table 2"
         return made.value, source
@@ -205,8 +224,13 @@ class OverheadReport:
                 name += f" micro-batch {args.micro_batch}"
         factor, source = self.factor(config, depth)
         return paper.ModelledRun(
-            name, machine.pipeline(config, depth=depth), config.accumulation(factor), factor, source,
-            self.too_large_for(name, config, depth, factor))
+            name,
+            machine.pipeline(config, depth=depth),
+            config.accumulation(factor),
+            factor,
+            source,
+            self.too_large_for(name, config, depth, factor),
+        )
 
     def what_if(self) -> None:
         """Several configurations beside the first; a single one, as the options change it, beside itself as written."""
@@ -245,9 +269,15 @@ class OverheadReport:
 
         def overhead_of(packed: arrangement.Arrangement) -> paper.ModelledOverhead:
             return paper.ModelledOverhead(machine_of["mk2"], config, self.calibration, packed=packed)
-        self.tables.append(paper.points(
-            observations, self.calibration, overhead_of(points.POPART),
-            [overhead_of(arrangement.PACKED), overhead_of(arrangement.ADDITIVE)]))
+
+        self.tables.append(
+            paper.points(
+                observations,
+                self.calibration,
+                overhead_of(points.POPART),
+                [overhead_of(arrangement.PACKED), overhead_of(arrangement.ADDITIVE)],
+            )
+        )
         for machine in machine_of.values():
             machine.save()
 
@@ -260,11 +290,18 @@ class OverheadReport:
     def measured(self) -> None:
         args = self.args
         self._measured(("--packed", args.packed), ("--unpacked", args.unpacked), sources.LoggedRun)
-        self._measured(("--profile-packed", args.profile_packed), ("--profile-unpacked", args.profile_unpacked),
-                       lambda path: sources.PopVisionProfile(path, packs=args.profile_packs))
+        self._measured(
+            ("--profile-packed", args.profile_packed),
+            ("--profile-unpacked", args.profile_unpacked),
+            lambda path: sources.PopVisionProfile(path, packs=args.profile_packs),
+        )
 
-    def _measured(self, packed: Tuple[str, Optional[Path]], unpacked: Tuple[str, Optional[Path]],
-                  source_of: Callable[[Path], sources.CycleSource]) -> None:
+    def _measured(
+        self,
+        packed: Tuple[str, Optional[Path]],
+        unpacked: Tuple[str, Optional[Path]],
+        source_of: Callable[[Path], sources.CycleSource],
+    ) -> None:
         """packed, unpacked: an option and its value."""
         if packed[1] is not None and unpacked[1] is not None:
             found = sources.compare(source_of(packed[1]).measure(), source_of(unpacked[1]).measure())
@@ -279,10 +316,14 @@ class OverheadReport:
         self.measured()
         asked = bool(self.tables)
         for wanted, make in (
-                (1 in args.table or args.all, self.table1), (args.graphs or args.all, self.graphs),
-                (2 in args.table or args.all, self.table2),
-                (args.per_ipu or args.all, self.per_ipu), (args.scaling or args.all, self.scaling),
-                (args.points or args.all, self.points), (args.arrangements or args.all, self.arrangements)):
+            (1 in args.table or args.all, self.table1),
+            (args.graphs or args.all, self.graphs),
+            (2 in args.table or args.all, self.table2),
+            (args.per_ipu or args.all, self.per_ipu),
+            (args.scaling or args.all, self.scaling),
+            (args.points or args.all, self.points),
+            (args.arrangements or args.all, self.arrangements),
+        ):
             if wanted:
                 make()
                 asked = True
@@ -307,10 +348,17 @@ def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) ->
 
     if args.json:
         parameters = report.calibration.parameters
-        print(json.dumps({
-            "calibration": {"factor": parameters.factor, "layout_cycles_per_byte": parameters.layout},
-            "unknown_operators": report.machine.unknown, "does_not_fit": report.too_large,
-            "tables": [tables.as_json(table) for table in report.tables]}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "calibration": {"factor": parameters.factor, "layout_cycles_per_byte": parameters.layout},
+                    "unknown_operators": report.machine.unknown,
+                    "does_not_fit": report.too_large,
+                    "tables": [tables.as_json(table) for table in report.tables],
+                },
+                indent=1,
+            )
+        )
     elif args.csv:
         print(tables.as_csv(report.tables), end="")
     else:
@@ -320,8 +368,10 @@ def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) ->
             if line not in said:
                 print(f"\n{line}")
         parameters, rms = report.calibration.parameters, report.calibration.report["rms_error"]
-        print(f"\nModel: calibrated with 2 parameters (factor {parameters.factor}, layout {parameters.layout} "
-              f"cycles/byte; left-out error {100 * rms['left_out']:.1f} % rms over six published throughputs).")
+        print(
+            f"\nModel: calibrated with 2 parameters (factor {parameters.factor}, layout {parameters.layout} "
+            f"cycles/byte; left-out error {100 * rms['left_out']:.1f} % rms over six published throughputs)."
+        )
         unknown = ", ".join(f"{operator} x{times}" for operator, times in sorted(report.machine.unknown.items()))
         print(f"Operators without an estimator, costed as elementwise work: {unknown or 'none'}.")
         print(f"Cache of plans, traces and packings: {report.folder if report.folder else 'off'}")

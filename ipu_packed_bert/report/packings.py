@@ -1,4 +1,5 @@
 """Packings of a histogram for the report's rows, computed once and kept: a packer's result never changes."""
+
 from __future__ import annotations
 
 import hashlib
@@ -14,7 +15,7 @@ from ipu_packed_bert.cycles.matmul import write_cache
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 
-PackingKey = Tuple[str, Optional[int]]    # packer, packing depth (None: unlimited)
+PackingKey = Tuple[str, Optional[int]]  # packer, packing depth (None: unlimited)
 
 
 class PackingSummary(NamedTuple):
@@ -33,8 +34,9 @@ def pack_one(counts: Tuple[int, ...], name: str, algorithm: str, depth: Optional
     """Run one packer, in whichever process: counts[l] sequences of length l."""
     histogram = LengthHistogram(np.array(counts, dtype=np.int64), name)
     made = get_packer(algorithm)(histogram, max_sequences_per_pack=depth)
-    return PackingSummary(algorithm, depth, made.packs, made.efficiency, made.packing_factor, made.largest_depth,
-                          made.lower_bound)
+    return PackingSummary(
+        algorithm, depth, made.packs, made.efficiency, made.packing_factor, made.largest_depth, made.lower_bound
+    )
 
 
 class Packings:
@@ -55,7 +57,7 @@ class Packings:
             elif key[0] == "none":
                 self._known[key] = pack_one(self._counts, histogram.name, *key)
             else:
-                if self._pool is None:             # one beside this one: the smallest machine has two cores
+                if self._pool is None:  # one beside this one: the smallest machine has two cores
                     self._pool = ProcessPoolExecutor(max_workers=1)
                 self._pending[key] = self._pool.submit(pack_one, self._counts, histogram.name, *key)
         self._digest = digest
@@ -87,7 +89,7 @@ class Packings:
             return None
         try:
             return PackingSummary(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):              # absent or damaged: pack again
+        except (OSError, ValueError, TypeError):  # absent or damaged: pack again
             return None
 
 

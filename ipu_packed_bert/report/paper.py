@@ -1,4 +1,5 @@
 """The paper's tables and those beside them, each a function from the results of model and packers to a `Table`."""
+
 from __future__ import annotations
 
 from math import log, sqrt
@@ -40,30 +41,52 @@ from pack_data.sort import Batching
 
 # The rows of Table 1: (packer, packing depth), and the paper's figures: EFF %, p, OH %, realised speed-up.
 ROWS: Tuple[PackingKey, ...] = (
-    ("none", 1), ("greedy", None), ("spfhp", 2), ("spfhp", 3), ("nnlshp", 3), ("spfhp", 4), ("spfhp", 8), ("spfhp", None),
-    ("optimal", 2), ("optimal", 3), ("optimal", 4), ("optimal", 8), ("optimal", None))
+    ("none", 1),
+    ("greedy", None),
+    ("spfhp", 2),
+    ("spfhp", 3),
+    ("nnlshp", 3),
+    ("spfhp", 4),
+    ("spfhp", 8),
+    ("spfhp", None),
+    ("optimal", 2),
+    ("optimal", 3),
+    ("optimal", 4),
+    ("optimal", 8),
+    ("optimal", None),
+)
 PAPER_ROWS: Dict[PackingKey, Tuple[Any, Any, Any, Any]] = {
-    ("none", 1): (50.0, 1.00, 0.0, 1.0), ("sort", 1): (99.9, 2.00, ">>100", "<<1.000"),
-    ("greedy", None): ("~78", "~1.6", "~4.48", "~1.5"), ("spfhp", 2): (80.5, 1.61, 4.283, 1.544),
-    ("spfhp", 3): (89.4, 1.79, 4.287, 1.716), ("nnlshp", 3): (99.7, 2.00, 4.287, 1.913),
-    ("spfhp", 4): (93.9, 1.88, 4.294, 1.803), ("spfhp", 8): (98.9, 1.98, 4.481, 1.895),
-    ("spfhp", None): (99.6, 1.99, 4.477, 1.905)}
+    ("none", 1): (50.0, 1.00, 0.0, 1.0),
+    ("sort", 1): (99.9, 2.00, ">>100", "<<1.000"),
+    ("greedy", None): ("~78", "~1.6", "~4.48", "~1.5"),
+    ("spfhp", 2): (80.5, 1.61, 4.283, 1.544),
+    ("spfhp", 3): (89.4, 1.79, 4.287, 1.716),
+    ("nnlshp", 3): (99.7, 2.00, 4.287, 1.913),
+    ("spfhp", 4): (93.9, 1.88, 4.294, 1.803),
+    ("spfhp", 8): (98.9, 1.98, 4.481, 1.895),
+    ("spfhp", None): (99.6, 1.99, 4.477, 1.905),
+}
 PARTS = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
 # The graphs that are compared: this project's default, the same with an additive mask, and the paper's, on which the
 # model is calibrated.
 GRAPHS: Tuple[Tuple[str, Arrangement], ...] = (
-    ("this engine (mask in the query/key product)", PACKED), ("this engine, additive mask (engine.mask: additive)", ADDITIVE),
-    ("the paper's (PopART: mask made in every layer)", POPART))
+    ("this engine (mask in the query/key product)", PACKED),
+    ("this engine, additive mask (engine.mask: additive)", ADDITIVE),
+    ("the paper's (PopART: mask made in every layer)", POPART),
+)
 
 
 # What the numbers rest on; printed below every table that holds them.
-FITTED = (f"The overhead of the paper's graph at depth {FITTED_DEPTH} is fitted; the other depths repeat it, "
-          "plus what deeper heads cost.")
+FITTED = (
+    f"The overhead of the paper's graph at depth {FITTED_DEPTH} is fitted; the other depths repeat it, "
+    "plus what deeper heads cost."
+)
 PRODUCT_MASK = (
     "Low to high move one parameter, the layout's atoms. Not in it: whether joining query and key to the "
     "mask's columns rearranges them, and",
     "slices of their gradients. Counting both, BERT-large at 512 and depth 3 with its mask in the "
-    "product costs between 1.0 and 2.8 %.")
+    "product costs between 1.0 and 2.8 %.",
+)
 
 
 class Interval(NamedTuple):
@@ -77,8 +100,9 @@ class Interval(NamedTuple):
 class ModelledOverhead:
     """Overheads of packed pipelines over an unpacked one, each with its interval."""
 
-    def __init__(self, machine: Machine, config: Config, calibration: Calibration, *,
-                 packed: Optional[Arrangement] = None):
+    def __init__(
+        self, machine: Machine, config: Config, calibration: Calibration, *, packed: Optional[Arrangement] = None
+    ):
         """packed: the arrangement of the packed graph; None: that of the IPU engine with this configuration."""
         self.machine = machine
         self.config = config
@@ -112,9 +136,11 @@ class ModelledOverhead:
         accumulation = self.config.accumulation(packing_factor)
 
         def found(parameters: Parameters) -> float:
-            ratio = (packed.sequences_per_second(accumulation, packing_factor, parameters)
-                     / self.unpacked.sequences_per_second(full, 1.0, parameters))
+            ratio = packed.sequences_per_second(
+                accumulation, packing_factor, parameters
+            ) / self.unpacked.sequences_per_second(full, 1.0, parameters)
             return packing_factor / ratio - 1.0
+
         return Interval(*(found(parameters) for parameters in self.settings))
 
     def decomposition(self, depth: int) -> Dict[str, Interval]:
@@ -131,18 +157,27 @@ class ModelledOverhead:
         return {part: Interval(*values) for part, values in found.items()}
 
 
-def table1(comparison: ModelledOverhead, packings: Packings, rows: Sequence[PackingKey], sort: Optional[Batching],
-           histogram_name: str) -> Table:
+def table1(
+    comparison: ModelledOverhead,
+    packings: Packings,
+    rows: Sequence[PackingKey],
+    sort: Optional[Batching],
+    histogram_name: str,
+) -> Table:
     """Table 1 of the paper: packings of a histogram; SORT's batches where they are given."""
     lines: List[Dict[str, Any]] = []
     papers = ModelledOverhead(comparison.machine, comparison.config, comparison.calibration, packed=POPART)
     for key in rows:
         summary = packings[key]
-        line: Dict[str, Any] = {"depth": _depth(key[1], summary), "algorithm": key[0].upper(),
-                                "efficiency": percent(summary.efficiency), "packing_factor": summary.packing_factor}
+        line: Dict[str, Any] = {
+            "depth": _depth(key[1], summary),
+            "algorithm": key[0].upper(),
+            "efficiency": percent(summary.efficiency),
+            "packing_factor": summary.packing_factor,
+        }
         # The paper's own graph is counted in the rows that the paper measured.
         measured = isinstance(PAPER_ROWS.get(key, ("",))[-1], float)
-        for prefix, compared in (("", comparison), ("papers_", papers))[:2 if measured else 1]:
+        for prefix, compared in (("", comparison), ("papers_", papers))[: 2 if measured else 1]:
             if key[0] == "none":
                 over = Interval(0.0, 0.0, 0.0)
             else:
@@ -150,9 +185,18 @@ def table1(comparison: ModelledOverhead, packings: Packings, rows: Sequence[Pack
             line.update(_overhead_columns(prefix, over, summary.packing_factor))
         lines.append(_beside_paper(line, PAPER_ROWS.get(key)))
         if key[0] == "none" and sort is not None:
-            lines.append(_beside_paper(
-                {"depth": "1", "algorithm": "SORT", "efficiency": percent(sort.efficiency), "packing_factor": sort.speedup,
-                 "overhead": f"{sort.shapes} engines"}, PAPER_ROWS["sort", 1]))
+            lines.append(
+                _beside_paper(
+                    {
+                        "depth": "1",
+                        "algorithm": "SORT",
+                        "efficiency": percent(sort.efficiency),
+                        "packing_factor": sort.speedup,
+                        "overhead": f"{sort.shapes} engines",
+                    },
+                    PAPER_ROWS["sort", 1],
+                )
+            )
     notes = [
         "EFF and p are computed from the histogram; OH is extra cycles of a micro-batch against unpacked "
         "BERT of the same length;",
@@ -160,30 +204,50 @@ def table1(comparison: ModelledOverhead, packings: Packings, rows: Sequence[Pack
         "as in the paper.",
         "First the graph that this project's IPU engine makes (engine.mask: "
         f"{comparison.config.engine.mask}), then the paper's own (PopART: mask",
-        f"made in every layer), then what the paper measured. {FITTED}"]
+        f"made in every layer), then what the paper measured. {FITTED}",
+    ]
     if comparison.arrangement.mask == "product":
         notes += PRODUCT_MASK
     if sort is not None:
-        notes.append(f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
-                     "which is no percentage of a run.")
+        notes.append(
+            f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
+            "which is no percentage of a run."
+        )
     columns = (
-        ReportColumn("depth", "depth", CONFIGURED), ReportColumn("algorithm", "packing", CONFIGURED),
-        ReportColumn("efficiency", "EFF %", COMPUTED, ".2f"), ReportColumn("packing_factor", "p", COMPUTED, ".3f"),
-        ReportColumn("overhead_lower", "OH % low", MODEL, ".3f"), ReportColumn("overhead", "OH %", MODEL, ".3f"),
-        ReportColumn("overhead_upper", "OH % high", MODEL, ".3f"), ReportColumn("realised", "speed-up", MODEL, ".3f"),
-        ReportColumn("realised_lower", "at least", MODEL, ".3f"), ReportColumn("realised_upper", "at most", MODEL, ".3f"),
-        ReportColumn("papers_overhead_lower", "its graph: low", MODEL, ".3f"), ReportColumn("papers_overhead", "OH %", MODEL, ".3f"),
-        ReportColumn("papers_overhead_upper", "high", MODEL, ".3f"), ReportColumn("papers_realised", "speed-up", MODEL, ".3f"),
-        ReportColumn("papers_realised_lower", "at least", MODEL, ".3f"), ReportColumn("papers_realised_upper", "at most", MODEL, ".3f"),
-        ReportColumn("paper_efficiency", "EFF %", PAPER, ".1f"), ReportColumn("paper_packing_factor", "p", PAPER, ".2f"),
-        ReportColumn("paper_overhead", "OH %", PAPER, ".3f"), ReportColumn("paper_realised", "speed-up", PAPER, ".3f"))
+        ReportColumn("depth", "depth", CONFIGURED),
+        ReportColumn("algorithm", "packing", CONFIGURED),
+        ReportColumn("efficiency", "EFF %", COMPUTED, ".2f"),
+        ReportColumn("packing_factor", "p", COMPUTED, ".3f"),
+        ReportColumn("overhead_lower", "OH % low", MODEL, ".3f"),
+        ReportColumn("overhead", "OH %", MODEL, ".3f"),
+        ReportColumn("overhead_upper", "OH % high", MODEL, ".3f"),
+        ReportColumn("realised", "speed-up", MODEL, ".3f"),
+        ReportColumn("realised_lower", "at least", MODEL, ".3f"),
+        ReportColumn("realised_upper", "at most", MODEL, ".3f"),
+        ReportColumn("papers_overhead_lower", "its graph: low", MODEL, ".3f"),
+        ReportColumn("papers_overhead", "OH %", MODEL, ".3f"),
+        ReportColumn("papers_overhead_upper", "high", MODEL, ".3f"),
+        ReportColumn("papers_realised", "speed-up", MODEL, ".3f"),
+        ReportColumn("papers_realised_lower", "at least", MODEL, ".3f"),
+        ReportColumn("papers_realised_upper", "at most", MODEL, ".3f"),
+        ReportColumn("paper_efficiency", "EFF %", PAPER, ".1f"),
+        ReportColumn("paper_packing_factor", "p", PAPER, ".2f"),
+        ReportColumn("paper_overhead", "OH %", PAPER, ".3f"),
+        ReportColumn("paper_realised", "speed-up", PAPER, ".3f"),
+    )
     return Table("table1", f"Table 1: packing {histogram_name}, {comparison.config.name}", columns, lines, tuple(notes))
 
 
 def _overhead_columns(prefix: str, over: Interval, p: float) -> Dict[str, float]:
     """Overhead in percent and realised speed-up at packing factor p, with intervals; every key gets the prefix."""
-    found = {"overhead_lower": 100.0 * over.lower, "overhead": 100.0 * over.calibrated, "overhead_upper": 100.0 * over.upper,
-             "realised": p / (1 + over.calibrated), "realised_lower": p / (1 + over.upper), "realised_upper": p / (1 + over.lower)}
+    found = {
+        "overhead_lower": 100.0 * over.lower,
+        "overhead": 100.0 * over.calibrated,
+        "overhead_upper": 100.0 * over.upper,
+        "realised": p / (1 + over.calibrated),
+        "realised_lower": p / (1 + over.upper),
+        "realised_upper": p / (1 + over.lower),
+    }
     return {prefix + key: value for key, value in found.items()}
 
 
@@ -210,45 +274,86 @@ def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[Pack
                 continue
             summary = packings[key]
             over = compared.overhead(summary.largest_depth if key[1] is None else key[1])
-            lines.append({
-                "graph": name, "depth": _depth(key[1], summary), "algorithm": key[0].upper(), "packing_factor": summary.packing_factor,
-                "overhead_lower": percent(over.lower), "overhead": percent(over.calibrated), "overhead_upper": percent(over.upper),
-                "realised": summary.packing_factor / (1 + over.calibrated),
-                **({"paper_overhead": paper[2], "paper_realised": paper[3]} if arrangement == POPART else {})})
+            lines.append(
+                {
+                    "graph": name,
+                    "depth": _depth(key[1], summary),
+                    "algorithm": key[0].upper(),
+                    "packing_factor": summary.packing_factor,
+                    "overhead_lower": percent(over.lower),
+                    "overhead": percent(over.calibrated),
+                    "overhead_upper": percent(over.upper),
+                    "realised": summary.packing_factor / (1 + over.calibrated),
+                    **({"paper_overhead": paper[2], "paper_realised": paper[3]} if arrangement == POPART else {}),
+                }
+            )
     return Table(
-        "graphs", f"The same packings in other graphs, {comparison.config.name}", (
-            ReportColumn("graph", "graph", CONFIGURED), ReportColumn("depth", "depth", CONFIGURED), ReportColumn("algorithm", "packing", CONFIGURED),
-            ReportColumn("packing_factor", "p", COMPUTED, ".3f"), ReportColumn("overhead_lower", "OH % low", MODEL, ".3f"),
-            ReportColumn("overhead", "OH %", MODEL, ".3f"), ReportColumn("overhead_upper", "OH % high", MODEL, ".3f"),
-            ReportColumn("realised", "speed-up", MODEL, ".3f"), ReportColumn("paper_overhead", "OH %", PAPER, ".3f"),
-            ReportColumn("paper_realised", "speed-up", PAPER, ".3f")), lines,
-        ("The two parameters are fitted on the paper's graph and on published throughputs; this project's "
-         "graphs are predicted.", FITTED)
-        + PRODUCT_MASK)
+        "graphs",
+        f"The same packings in other graphs, {comparison.config.name}",
+        (
+            ReportColumn("graph", "graph", CONFIGURED),
+            ReportColumn("depth", "depth", CONFIGURED),
+            ReportColumn("algorithm", "packing", CONFIGURED),
+            ReportColumn("packing_factor", "p", COMPUTED, ".3f"),
+            ReportColumn("overhead_lower", "OH % low", MODEL, ".3f"),
+            ReportColumn("overhead", "OH %", MODEL, ".3f"),
+            ReportColumn("overhead_upper", "OH % high", MODEL, ".3f"),
+            ReportColumn("realised", "speed-up", MODEL, ".3f"),
+            ReportColumn("paper_overhead", "OH %", PAPER, ".3f"),
+            ReportColumn("paper_realised", "speed-up", PAPER, ".3f"),
+        ),
+        lines,
+        (
+            "The two parameters are fitted on the paper's graph and on published throughputs; this project's "
+            "graphs are predicted.",
+            FITTED,
+        )
+        + PRODUCT_MASK,
+    )
 
 
 def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
     parts = comparison.decomposition(depth)
     order = (MASK_BUILD, MASK_APPLICATION, SCORES, "layout", POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
-    rows = [{"part": part, "lower": percent(parts[part].lower),
-             "calibrated": percent(parts[part].calibrated), "upper": percent(parts[part].upper)} for part in order]
+    rows = [
+        {
+            "part": part,
+            "lower": percent(parts[part].lower),
+            "calibrated": percent(parts[part].calibrated),
+            "upper": percent(parts[part].upper),
+        }
+        for part in order
+    ]
     over, slowest = comparison.overhead(depth), comparison.pipeline_overhead(depth)
     rows.append({"part": "sum: a micro-batch (OH)", **_interval(over)})
     rows.append({"part": "a pipeline cycle", **_interval(slowest)})
     return Table(
-        "decomposition", f"Where the overhead at depth {depth} comes from, percent of the unpacked micro-batch's cycles",
-        (ReportColumn("part", "part", CONFIGURED), ReportColumn("lower", "low %", MODEL, ".3f"), ReportColumn("calibrated", "calibrated %", MODEL, ".3f"),
-         ReportColumn("upper", "high %", MODEL, ".3f")), rows,
-        (f"{SCORES}: what its columns for the mask cost (engine.mask: product), beside joining them to query "
-         "and key (mask application).",
-         "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; "
-         "the atom size is the unknown.",
-         "A pipeline cycle is what the slowest IPU takes: the first IPU's heads hide behind the encoder.")
-        + (PRODUCT_MASK if comparison.arrangement.mask == "product" else ()))
+        "decomposition",
+        f"Where the overhead at depth {depth} comes from, percent of the unpacked micro-batch's cycles",
+        (
+            ReportColumn("part", "part", CONFIGURED),
+            ReportColumn("lower", "low %", MODEL, ".3f"),
+            ReportColumn("calibrated", "calibrated %", MODEL, ".3f"),
+            ReportColumn("upper", "high %", MODEL, ".3f"),
+        ),
+        rows,
+        (
+            f"{SCORES}: what its columns for the mask cost (engine.mask: product), beside joining them to query "
+            "and key (mask application).",
+            "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; "
+            "the atom size is the unknown.",
+            "A pipeline cycle is what the slowest IPU takes: the first IPU's heads hide behind the encoder.",
+        )
+        + (PRODUCT_MASK if comparison.arrangement.mask == "product" else ()),
+    )
 
 
 def _interval(interval: Interval) -> Dict[str, Optional[float]]:
-    return {"lower": percent(interval.lower), "calibrated": percent(interval.calibrated), "upper": percent(interval.upper)}
+    return {
+        "lower": percent(interval.lower),
+        "calibrated": percent(interval.calibrated),
+        "upper": percent(interval.upper),
+    }
 
 
 TABLE2_NOTES = (
@@ -261,7 +366,8 @@ TABLE2_NOTES = (
     "at 384: Table 1 counts the kernel's cycles, Table 2 throughputs of the whole, and the two "
     "contradict each other. Host traffic does not",
     "explain it: the overhead is per row, and a packed row carries as many bytes as an unpacked one. "
-    "Nothing was tuned to it.")
+    "Nothing was tuned to it.",
+)
 
 
 def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibration) -> Table:
@@ -282,16 +388,30 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
         line["paper_overhead"] = f"{max(0.0, 100 * low):.1f} to {100 * high:.1f}"
         rows.append(line)
     return Table(
-        "table2", "Table 2: realised speed-up of pre-training, depth 3",
-        (ReportColumn("model", "model", CONFIGURED), ReportColumn("length", "length", CONFIGURED, "d"), ReportColumn("packing_factor", "p", PAPER, ".2f"),
-         ReportColumn("overhead_lower", "OH % low", MODEL, ".2f"), ReportColumn("overhead", "OH %", MODEL, ".2f"),
-         ReportColumn("overhead_upper", "OH % high", MODEL, ".2f"), ReportColumn("realised", "speed-up", MODEL, ".3f"),
-         ReportColumn("realised_lower", "at least", MODEL, ".3f"), ReportColumn("realised_upper", "at most", MODEL, ".3f"),
-         ReportColumn("papers_overhead_lower", "its graph: low", MODEL, ".2f"), ReportColumn("papers_overhead", "OH %", MODEL, ".2f"),
-         ReportColumn("papers_overhead_upper", "high", MODEL, ".2f"), ReportColumn("papers_realised", "speed-up", MODEL, ".3f"),
-         ReportColumn("papers_realised_lower", "at least", MODEL, ".3f"), ReportColumn("papers_realised_upper", "at most", MODEL, ".3f"),
-         ReportColumn("paper_realised", "speed-up", PAPER, ".2f"), ReportColumn("paper_overhead", "OH %", PAPER)),
-        rows, TABLE2_NOTES + PRODUCT_MASK)
+        "table2",
+        "Table 2: realised speed-up of pre-training, depth 3",
+        (
+            ReportColumn("model", "model", CONFIGURED),
+            ReportColumn("length", "length", CONFIGURED, "d"),
+            ReportColumn("packing_factor", "p", PAPER, ".2f"),
+            ReportColumn("overhead_lower", "OH % low", MODEL, ".2f"),
+            ReportColumn("overhead", "OH %", MODEL, ".2f"),
+            ReportColumn("overhead_upper", "OH % high", MODEL, ".2f"),
+            ReportColumn("realised", "speed-up", MODEL, ".3f"),
+            ReportColumn("realised_lower", "at least", MODEL, ".3f"),
+            ReportColumn("realised_upper", "at most", MODEL, ".3f"),
+            ReportColumn("papers_overhead_lower", "its graph: low", MODEL, ".2f"),
+            ReportColumn("papers_overhead", "OH %", MODEL, ".2f"),
+            ReportColumn("papers_overhead_upper", "high", MODEL, ".2f"),
+            ReportColumn("papers_realised", "speed-up", MODEL, ".3f"),
+            ReportColumn("papers_realised_lower", "at least", MODEL, ".3f"),
+            ReportColumn("papers_realised_upper", "at most", MODEL, ".3f"),
+            ReportColumn("paper_realised", "speed-up", PAPER, ".2f"),
+            ReportColumn("paper_overhead", "OH %", PAPER),
+        ),
+        rows,
+        TABLE2_NOTES + PRODUCT_MASK,
+    )
 
 
 class ModelledRun(NamedTuple):
@@ -302,7 +422,7 @@ class ModelledRun(NamedTuple):
     accumulation: int
     packing_factor: float
     factor_source: str
-    too_large: Optional[str] = None       # a line where it does not fit; then no rate is given
+    too_large: Optional[str] = None  # a line where it does not fit; then no rate is given
 
 
 def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
@@ -312,37 +432,66 @@ def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
     rows: List[Dict[str, Any]] = []
     for ipu in pipeline.ipus:
         cost, f = ipu.total, parameters.factor
-        rows.append({
-            "ipu": str(ipu.number), "layers": str(ipu.layers), "matmul": f * cost.matmul, "vertices": f * cost.vertices,
-            "layout": f * cost.layout_cycles(parameters.layout), "exchange": f * cost.exchange, "sync": f * cost.sync,
-            "copies": pipeline.target.link_cycles(sum(ipu.link_bytes.values())),
-            "cycles": pipeline.ipu_cycles(ipu, parameters), "lower": pipeline.ipu_cycles(ipu, calibration.lower),
-            "upper": pipeline.ipu_cycles(ipu, calibration.upper), "mark": "slowest" if ipu.number == slowest else ""})
+        rows.append(
+            {
+                "ipu": str(ipu.number),
+                "layers": str(ipu.layers),
+                "matmul": f * cost.matmul,
+                "vertices": f * cost.vertices,
+                "layout": f * cost.layout_cycles(parameters.layout),
+                "exchange": f * cost.exchange,
+                "sync": f * cost.sync,
+                "copies": pipeline.target.link_cycles(sum(ipu.link_bytes.values())),
+                "cycles": pipeline.ipu_cycles(ipu, parameters),
+                "lower": pipeline.ipu_cycles(ipu, calibration.lower),
+                "upper": pipeline.ipu_cycles(ipu, calibration.upper),
+                "mark": "slowest" if ipu.number == slowest else "",
+            }
+        )
     step = pipeline.step(accumulation, parameters)
     notes = [
         f"pipeline cycle {step.pipeline_cycle:,.0f} cycles, weight update {step.update:,.0f}, step of "
         f"{accumulation} accumulations {step.cycles:,.0f} cycles = {step.seconds:.3f} s "
-        f"({pipeline.target.name}, {MODEL})"]
+        f"({pipeline.target.name}, {MODEL})"
+    ]
     if run.too_large is None:
-        rates = [pipeline.sequences_per_second(accumulation, run.packing_factor, p)
-                 for p in (calibration.upper, parameters, calibration.lower)]
+        rates = [
+            pipeline.sequences_per_second(accumulation, run.packing_factor, p)
+            for p in (calibration.upper, parameters, calibration.lower)
+        ]
         replicas, ipus = pipeline.placement.replicas, len(pipeline.ipus)
         notes.append(
             f"{_count(replicas, 'replica')} x {_count(ipus, 'IPU')} = {_count(replicas * ipus, 'IPU')}: "
             f"{rates[1]:,.0f} sequences/s, {rates[0]:,.0f} to {rates[2]:,.0f} ({MODEL}; {run.packing_factor:.3f} "
-            f"sequences a pack, {run.factor_source})")
+            f"sequences a pack, {run.factor_source})"
+        )
     else:
         notes.append(run.too_large)
     if pipeline.unknown:
         named = ", ".join(f"{operator} x{times}" for operator, times in sorted(pipeline.unknown.items()))
         notes.append(f"operators without an estimator, costed as elementwise divisions: {named}")
     columns = [ReportColumn("ipu", "IPU", CONFIGURED), ReportColumn("layers", "layers", CONFIGURED)]
-    columns += [ReportColumn(key, title, MODEL, ",.0f") for key, title in (
-        ("matmul", "matmul"), ("vertices", "other compute"), ("layout", "layout"), ("exchange", "exchange"), ("sync", "sync"),
-        ("cycles", "cycles"), ("lower", "low"), ("upper", "high"), ("copies", "copy phase"))]
-    return Table("breakdown", f"{run.name} on {pipeline.target.name}: cycles of each IPU for one micro-batch of "
-                              f"{pipeline.micro_batch}",
-                 tuple(columns) + (ReportColumn("mark", "", MODEL),), rows, tuple(notes))
+    columns += [
+        ReportColumn(key, title, MODEL, ",.0f")
+        for key, title in (
+            ("matmul", "matmul"),
+            ("vertices", "other compute"),
+            ("layout", "layout"),
+            ("exchange", "exchange"),
+            ("sync", "sync"),
+            ("cycles", "cycles"),
+            ("lower", "low"),
+            ("upper", "high"),
+            ("copies", "copy phase"),
+        )
+    ]
+    return Table(
+        "breakdown",
+        f"{run.name} on {pipeline.target.name}: cycles of each IPU for one micro-batch of {pipeline.micro_batch}",
+        tuple(columns) + (ReportColumn("mark", "", MODEL),),
+        rows,
+        tuple(notes),
+    )
 
 
 def _count(number: int, what: str) -> str:
@@ -365,82 +514,188 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
         per_pack = step.pipeline_cycle / run.pipeline.micro_batch
         if first is None:
             first = (rate, per_pack)
-        rows.append({
-            "name": run.name, "target": run.pipeline.target.name, "micro_batch": run.pipeline.micro_batch,
-            "packing_factor": run.packing_factor, "factor_source": run.factor_source,
-            "pipeline_cycle": step.pipeline_cycle, "slowest": str(run.pipeline.bottleneck(calibration.parameters).number),
-            "per_pack": per_pack, "step_seconds": step.seconds, "rate": rate,
-            "rate_lower": rate_of(run, calibration.upper), "rate_upper": rate_of(run, calibration.lower),
-            "cycles_ratio": per_pack / first[1], "rate_ratio": None if rate is None or first[0] is None else rate / first[0]})
+        rows.append(
+            {
+                "name": run.name,
+                "target": run.pipeline.target.name,
+                "micro_batch": run.pipeline.micro_batch,
+                "packing_factor": run.packing_factor,
+                "factor_source": run.factor_source,
+                "pipeline_cycle": step.pipeline_cycle,
+                "slowest": str(run.pipeline.bottleneck(calibration.parameters).number),
+                "per_pack": per_pack,
+                "step_seconds": step.seconds,
+                "rate": rate,
+                "rate_lower": rate_of(run, calibration.upper),
+                "rate_upper": rate_of(run, calibration.lower),
+                "cycles_ratio": per_pack / first[1],
+                "rate_ratio": None if rate is None or first[0] is None else rate / first[0],
+            }
+        )
     return Table(
-        "what_if", "What if", (
-            ReportColumn("name", "configuration", CONFIGURED), ReportColumn("target", "target", CONFIGURED), ReportColumn("micro_batch", "micro-batch", CONFIGURED, "d"),
-            ReportColumn("packing_factor", "p", COMPUTED, ".3f"), ReportColumn("factor_source", "p from", CONFIGURED), ReportColumn("pipeline_cycle", "pipeline cycle", MODEL, ",.0f"),
-            ReportColumn("slowest", "slowest IPU", MODEL), ReportColumn("per_pack", "cycles/pack", MODEL, ",.0f"),
-            ReportColumn("step_seconds", "s/step", MODEL, ".3f"), ReportColumn("rate", "seq/s", MODEL, ",.0f"), ReportColumn("rate_lower", "at least", MODEL, ",.0f"),
-            ReportColumn("rate_upper", "at most", MODEL, ",.0f"), ReportColumn("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
-            ReportColumn("rate_ratio", "seq/s ratio", MODEL, ".4f")),
-        rows, ("Rates are of all replicas of the configuration; ratios are against the first line.",
-               "A configuration of depth 1 is counted as canonical BERT: a padding mask, [CLS] at slot 0, the same "
-               "positions in every row.")
-        + tuple(run.too_large for run in runs if run.too_large))
+        "what_if",
+        "What if",
+        (
+            ReportColumn("name", "configuration", CONFIGURED),
+            ReportColumn("target", "target", CONFIGURED),
+            ReportColumn("micro_batch", "micro-batch", CONFIGURED, "d"),
+            ReportColumn("packing_factor", "p", COMPUTED, ".3f"),
+            ReportColumn("factor_source", "p from", CONFIGURED),
+            ReportColumn("pipeline_cycle", "pipeline cycle", MODEL, ",.0f"),
+            ReportColumn("slowest", "slowest IPU", MODEL),
+            ReportColumn("per_pack", "cycles/pack", MODEL, ",.0f"),
+            ReportColumn("step_seconds", "s/step", MODEL, ".3f"),
+            ReportColumn("rate", "seq/s", MODEL, ",.0f"),
+            ReportColumn("rate_lower", "at least", MODEL, ",.0f"),
+            ReportColumn("rate_upper", "at most", MODEL, ",.0f"),
+            ReportColumn("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
+            ReportColumn("rate_ratio", "seq/s ratio", MODEL, ".4f"),
+        ),
+        rows,
+        (
+            "Rates are of all replicas of the configuration; ratios are against the first line.",
+            "A configuration of depth 1 is counted as canonical BERT: a padding mask, [CLS] at slot 0, the same "
+            "positions in every row.",
+        )
+        + tuple(run.too_large for run in runs if run.too_large),
+    )
 
 
-def points(observations: Observations, calibration: Calibration, paper_graph: ModelledOverhead,
-           own: Sequence[ModelledOverhead]) -> Table:
+def points(
+    observations: Observations, calibration: Calibration, paper_graph: ModelledOverhead, own: Sequence[ModelledOverhead]
+) -> Table:
     """D1 to D11: what others measured, what the model says, and what the trivial model ("31 % of peak") says."""
     errors = {row["point"]: row for row in calibration.report["points"]}
     rows: List[Dict[str, Any]] = []
 
-    def add(point: str, what: str, unit: str, measured: Optional[float], low: Optional[float], model: Optional[float],
-            high: Optional[float], trivial: Optional[float], use: str, left_out: Optional[float] = None) -> None:
+    def add(
+        point: str,
+        what: str,
+        unit: str,
+        measured: Optional[float],
+        low: Optional[float],
+        model: Optional[float],
+        high: Optional[float],
+        trivial: Optional[float],
+        use: str,
+        left_out: Optional[float] = None,
+    ) -> None:
         def error(value: Optional[float]) -> Optional[float]:
             return None if value is None or not measured else percent(value / measured - 1.0)
-        rows.append({"point": point, "what": what, "unit": unit, "measured": measured, "lower": low, "model": model, "upper": high,
-                     "error": error(model), "left_out": left_out, "trivial": trivial, "trivial_error": error(trivial), "use": use})
+
+        rows.append(
+            {
+                "point": point,
+                "what": what,
+                "unit": unit,
+                "measured": measured,
+                "lower": low,
+                "model": model,
+                "upper": high,
+                "error": error(model),
+                "left_out": left_out,
+                "trivial": trivial,
+                "trivial_error": error(trivial),
+                "use": use,
+            }
+        )
 
     by_name = {o.point.name: o for o in observations.throughputs}
     for name, o in by_name.items():
         values = [o.predicted(p) for p in (calibration.upper, calibration.parameters, calibration.lower)]
-        add(name, o.point.what, "seq/s", o.point.sequences_per_second, values[0], values[1], values[2], o.trivial(), "fitted",
-            percent(errors[name]["left_out_error"]))
+        add(
+            name,
+            o.point.what,
+            "seq/s",
+            o.point.sequences_per_second,
+            values[0],
+            values[1],
+            values[2],
+            o.trivial(),
+            "fitted",
+            percent(errors[name]["left_out_error"]),
+        )
 
     def ratio(point: str, what: str, a: str, b: str) -> None:
         first, second = by_name[a], by_name[b]
         clocks = first.pipeline.target.clock_hz / second.pipeline.target.clock_hz
-        add(point, what, "ratio", first.point.sequences_per_second / second.point.sequences_per_second / clocks,
-            None, first.predicted(calibration.parameters) / second.predicted(calibration.parameters) / clocks, None,
-            first.trivial() / second.trivial() / clocks, "ratio")
+        add(
+            point,
+            what,
+            "ratio",
+            first.point.sequences_per_second / second.point.sequences_per_second / clocks,
+            None,
+            first.predicted(calibration.parameters) / second.predicted(calibration.parameters) / clocks,
+            None,
+            first.trivial() / second.trivial() / clocks,
+            "ratio",
+        )
+
     ratio("D6/D5", "base: 512 against 128, seq/s", "D6", "D5")
     ratio("D4/D3", "large: packed 512 against unpacked 128, seq/s", "D4", "D3")
     ratio("D3/D5", "128: large against base, seq/s", "D3", "D5")
     ratio("D2/D1", "POD64 against POD16, packed 512, seq/s", "D2", "D1")
     ratio("D11", "D4 against D1, seq/s at equal clocks", "D4", "D1")
     d3 = by_name["D3"]
-    four = (d3.pipeline.sequences_per_second(512, 1.0, calibration.parameters, replicas=16)
-            / d3.pipeline.sequences_per_second(2048, 1.0, calibration.parameters, replicas=4))
+    four = d3.pipeline.sequences_per_second(
+        512, 1.0, calibration.parameters, replicas=16
+    ) / d3.pipeline.sequences_per_second(2048, 1.0, calibration.parameters, replicas=4)
     add("D8", "POD64 / POD16, large 128, Bow, seq/s", "ratio", POD64_SCALING, None, four, None, 4.0, "predicted")
     for depth, paper in PAPER_OVERHEAD.items():
         interval = paper_graph.overhead(depth)
-        add("D9", f"overhead at depth {depth}, PopART graph of the paper's time", "%", paper, percent(interval.lower),
-            percent(interval.calibrated), percent(interval.upper), 0.0, "fitted" if depth == FITTED_DEPTH else "rests on it",
-            percent(calibration.report["overhead_fitted_depth"]["left_out"] / paper - 1.0) if depth == FITTED_DEPTH else None)
+        add(
+            "D9",
+            f"overhead at depth {depth}, PopART graph of the paper's time",
+            "%",
+            paper,
+            percent(interval.lower),
+            percent(interval.calibrated),
+            percent(interval.upper),
+            0.0,
+            "fitted" if depth == FITTED_DEPTH else "rests on it",
+            percent(calibration.report["overhead_fitted_depth"]["left_out"] / paper - 1.0)
+            if depth == FITTED_DEPTH
+            else None,
+        )
     for comparison, mask in zip(own, ("product", "additive")):
         # Nobody has measured these graphs.
         interval = comparison.overhead(3)
-        add("D9", f"overhead at depth 3, this project's graph, {mask} mask", "%", None, percent(interval.lower),
-            percent(interval.calibrated), percent(interval.upper), None, "predicted")
+        add(
+            "D9",
+            f"overhead at depth 3, this project's graph, {mask} mask",
+            "%",
+            None,
+            percent(interval.lower),
+            percent(interval.calibrated),
+            percent(interval.upper),
+            None,
+            "predicted",
+        )
     rms = calibration.report["rms_error"]
     ratios = [row for row in rows if row["unit"] == "ratio"]
-    of_ratios = [sqrt(sum(log(row[key] / row["measured"]) ** 2 for row in ratios) / len(ratios)) for key in ("model", "trivial")]
+    of_ratios = [
+        sqrt(sum(log(row[key] / row["measured"]) ** 2 for row in ratios) / len(ratios)) for key in ("model", "trivial")
+    ]
     right, pairs = _ordered(observations, calibration)
     return Table(
-        "points", "D1 to D11: published measurements against the model and against \"31 % of peak\"", (
-            ReportColumn("point", "point", CONFIGURED), ReportColumn("what", "what", CONFIGURED), ReportColumn("unit", "unit", CONFIGURED),
-            ReportColumn("measured", "measured", PUBLISHED, ",.4g"), ReportColumn("lower", "at least", MODEL, ",.4g"), ReportColumn("model", "calibrated", MODEL, ",.4g"),
-            ReportColumn("upper", "at most", MODEL, ",.4g"), ReportColumn("error", "error %", MODEL, "+.1f"), ReportColumn("left_out", "left out %", MODEL, "+.1f"),
-            ReportColumn("trivial", "31 % of peak", COMPUTED, ",.4g"), ReportColumn("trivial_error", "error %", COMPUTED, "+.1f"), ReportColumn("use", "use", CONFIGURED)),
-        rows, (
+        "points",
+        'D1 to D11: published measurements against the model and against "31 % of peak"',
+        (
+            ReportColumn("point", "point", CONFIGURED),
+            ReportColumn("what", "what", CONFIGURED),
+            ReportColumn("unit", "unit", CONFIGURED),
+            ReportColumn("measured", "measured", PUBLISHED, ",.4g"),
+            ReportColumn("lower", "at least", MODEL, ",.4g"),
+            ReportColumn("model", "calibrated", MODEL, ",.4g"),
+            ReportColumn("upper", "at most", MODEL, ",.4g"),
+            ReportColumn("error", "error %", MODEL, "+.1f"),
+            ReportColumn("left_out", "left out %", MODEL, "+.1f"),
+            ReportColumn("trivial", "31 % of peak", COMPUTED, ",.4g"),
+            ReportColumn("trivial_error", "error %", COMPUTED, "+.1f"),
+            ReportColumn("use", "use", CONFIGURED),
+        ),
+        rows,
+        (
             f"rms error over D1 to D6: fitted {percent(rms['fitted']):.1f} %, each point left out of its own fit "
             f"{percent(rms['left_out']):.1f} %, 31 % of peak {percent(rms['trivial']):.1f} % (which was itself "
             "chosen on these points).",
@@ -451,13 +706,18 @@ def points(observations: Observations, calibration: Calibration, paper_graph: Mo
             "throughputs alone.",
             f"D7: the same task differs by {percent(FRAMEWORK_SPREAD):.0f} % between frameworks; D10 is Table 2 "
             "(--table 2).",
-            f"D9: {FITTED}") + PRODUCT_MASK)
+            f"D9: {FITTED}",
+        )
+        + PRODUCT_MASK,
+    )
 
 
 def _ordered(observations: Observations, calibration: Calibration) -> Tuple[int, int]:
     """(pairs of throughputs that the model orders rightly by their share of the peak, all pairs)"""
-    shares = [(o.point.sequences_per_second / o.trivial(), o.predicted(calibration.parameters) / o.trivial())
-              for o in observations.throughputs]
+    shares = [
+        (o.point.sequences_per_second / o.trivial(), o.predicted(calibration.parameters) / o.trivial())
+        for o in observations.throughputs
+    ]
     pairs = [(a, b) for number, a in enumerate(shares) for b in shares[:number]]
     return sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs), len(pairs)
 
@@ -474,10 +734,13 @@ ARRANGEMENTS: Tuple[Tuple[str, Arrangement], ...] = (
     ("positions by one-hot product", PACKED.with_(positions="one_hot")),
     ("CLS fixed, MLM by gather", PACKED.with_(mlm="gather", cls="fixed")),
     ("CLS fixed, positions by one-hot product", PACKED.with_(cls="fixed", positions="one_hot")),
-    ("no mask at all (wrong; shows the floor)", PACKED.with_(mask="none")))
+    ("no mask at all (wrong; shows the floor)", PACKED.with_(mask="none")),
+)
 
 
-def arrangements(machine: Machine, config: Config, calibration: Calibration, depth: int, packing_factor: float) -> Table:
+def arrangements(
+    machine: Machine, config: Config, calibration: Calibration, depth: int, packing_factor: float
+) -> Table:
     """Ways to write the packed parts, the cheapest first, and the realised speed-up that each gains."""
     rows: List[Dict[str, Any]] = []
     base: Optional[float] = None
@@ -487,42 +750,77 @@ def arrangements(machine: Machine, config: Config, calibration: Calibration, dep
         realised = packing_factor / (1.0 + over.calibrated)
         if base is None:
             base = realised
-        rows.append({"name": name, **{f"overhead_{k}": v for k, v in _interval(over).items()},
-                     "pipeline": percent(slowest.calibrated), "realised": realised, "gain": percent(realised / base - 1.0)})
+        rows.append(
+            {
+                "name": name,
+                **{f"overhead_{k}": v for k, v in _interval(over).items()},
+                "pipeline": percent(slowest.calibrated),
+                "realised": realised,
+                "gain": percent(realised / base - 1.0),
+            }
+        )
     rows.sort(key=lambda row: row["overhead_calibrated"])
     return Table(
-        "arrangements", f"Arrangements of mask, heads and positions at depth {depth}, {config.name}", (
-            ReportColumn("name", "arrangement", CONFIGURED), ReportColumn("overhead_lower", "OH % low", MODEL, ".3f"),
-            ReportColumn("overhead_calibrated", "OH %", MODEL, ".3f"), ReportColumn("overhead_upper", "OH % high", MODEL, ".3f"),
-            ReportColumn("pipeline", "pipeline OH %", MODEL, ".3f"), ReportColumn("realised", "speed-up", MODEL, ".3f"),
-            ReportColumn("gain", "gain %", MODEL, "+.2f")),
-        rows, (f"speed-up at p = {packing_factor:.3f}; gain is in realised speed-up over the arrangement that "
-               "engine/ipu/ runs by default.",
-               "Lines that name no mask have it in the query/key product: codes of the sequence numbers beside "
-               "query and key add it.")
-        + PRODUCT_MASK)
+        "arrangements",
+        f"Arrangements of mask, heads and positions at depth {depth}, {config.name}",
+        (
+            ReportColumn("name", "arrangement", CONFIGURED),
+            ReportColumn("overhead_lower", "OH % low", MODEL, ".3f"),
+            ReportColumn("overhead_calibrated", "OH %", MODEL, ".3f"),
+            ReportColumn("overhead_upper", "OH % high", MODEL, ".3f"),
+            ReportColumn("pipeline", "pipeline OH %", MODEL, ".3f"),
+            ReportColumn("realised", "speed-up", MODEL, ".3f"),
+            ReportColumn("gain", "gain %", MODEL, "+.2f"),
+        ),
+        rows,
+        (
+            f"speed-up at p = {packing_factor:.3f}; gain is in realised speed-up over the arrangement that "
+            "engine/ipu/ runs by default.",
+            "Lines that name no mask have it in the query/key product: codes of the sequence numbers beside "
+            "query and key add it.",
+        )
+        + PRODUCT_MASK,
+    )
 
 
 def measured(found: MeasuredOverhead, packing_factor: Optional[float]) -> Table:
     """Overhead from two run logs or profiles."""
     source, unit = found.packed.source, found.packed.unit
     factor = packing_factor if packing_factor is not None else found.packed.packing_factor
-    rows = [{"run": f"{kind}: {m.detail}", "per_pack": m.per_pack, "packing_factor": m.packing_factor}
-            for kind, m in (("packed", found.packed), ("unpacked", found.unpacked))]
+    rows = [
+        {"run": f"{kind}: {m.detail}", "per_pack": m.per_pack, "packing_factor": m.packing_factor}
+        for kind, m in (("packed", found.packed), ("unpacked", found.unpacked))
+    ]
     rows[0].update(overhead=percent(found.overhead), realised=None if factor is None else factor / (1 + found.overhead))
     # The paper's packs without a limit hold at most 16 sequences.
     depth = found.packed.depth if found.packed.depth != 16 else None
     beside = [row for (packer, limit), row in PAPER_ROWS.items() if packer in ("spfhp", "nnlshp") and limit == depth]
     if found.packed.length == 512 and beside:
         rows[0].update(paper_overhead=beside[-1][2], paper_realised=beside[-1][3])
-    notes = ["OH: extra time of a pack relative to an unpacked row; compare runs with equal accumulation and "
-             "waiting data."]
+    notes = [
+        "OH: extra time of a pack relative to an unpacked row; compare runs with equal accumulation and waiting data."
+    ]
     if source != HARDWARE:
-        notes.append("These are not cycles of IPU hardware." if source == PROFILE else "These are seconds of this host, not IPU cycles.")
-    return Table("measured", "Measured: packed against unpacked", (
-        ReportColumn("run", "run", CONFIGURED), ReportColumn("per_pack", f"{unit}/pack", source, ",.6g"), ReportColumn("packing_factor", "p", source, ".3f"),
-        ReportColumn("overhead", "OH %", source, ".2f"), ReportColumn("realised", "speed-up", source, ".3f"),
-        ReportColumn("paper_overhead", "OH %", PAPER, ".3f"), ReportColumn("paper_realised", "speed-up", PAPER, ".3f")), rows, tuple(notes))
+        notes.append(
+            "These are not cycles of IPU hardware."
+            if source == PROFILE
+            else "These are seconds of this host, not IPU cycles."
+        )
+    return Table(
+        "measured",
+        "Measured: packed against unpacked",
+        (
+            ReportColumn("run", "run", CONFIGURED),
+            ReportColumn("per_pack", f"{unit}/pack", source, ",.6g"),
+            ReportColumn("packing_factor", "p", source, ".3f"),
+            ReportColumn("overhead", "OH %", source, ".2f"),
+            ReportColumn("realised", "speed-up", source, ".3f"),
+            ReportColumn("paper_overhead", "OH %", PAPER, ".3f"),
+            ReportColumn("paper_realised", "speed-up", PAPER, ".3f"),
+        ),
+        rows,
+        tuple(notes),
+    )
 
 
 def scaling(found: Sequence[ScalingPoint], packing_factor: float, histogram_name: str) -> Table:
@@ -530,10 +828,18 @@ def scaling(found: Sequence[ScalingPoint], packing_factor: float, histogram_name
     batches = sorted({point.batch for point in found})
     devices = sorted({point.devices for point in found})
     speedup = {(point.batch, point.devices): point.speedup for point in found}
-    rows = [{"devices": count, "packing": packing_factor, **{f"batch_{b}": speedup[b, count] for b in batches}} for count in devices]
+    rows = [
+        {"devices": count, "packing": packing_factor, **{f"batch_{b}": speedup[b, count] for b in batches}}
+        for count in devices
+    ]
     return Table(
-        "scaling", f"Figure 5: theoretical speed-up over padding, {histogram_name}",
+        "scaling",
+        f"Figure 5: theoretical speed-up over padding, {histogram_name}",
         (ReportColumn("devices", "devices", CONFIGURED, "d"), ReportColumn("packing", "packing", COMPUTED, ".3f"))
-        + tuple(ReportColumn(f"batch_{b}", f"un-padding, {b}/device", COMPUTED, ".3f") for b in batches), rows,
-        ("Un-padding waits for the device that drew the longest sequences (simulated); packing takes equally "
-         "long everywhere.",))
+        + tuple(ReportColumn(f"batch_{b}", f"un-padding, {b}/device", COMPUTED, ".3f") for b in batches),
+        rows,
+        (
+            "Un-padding waits for the device that drew the longest sequences (simulated); packing takes equally "
+            "long everywhere.",
+        ),
+    )

@@ -1,4 +1,5 @@
 """The report's figures: the paper's values and the model's. Needs matplotlib."""
+
 from __future__ import annotations
 
 import textwrap
@@ -25,15 +26,34 @@ def draw(tables: Sequence[Table], path: Path) -> None:
     save(figure, path)
 
 
-def _bars(axes: Any, labels: Sequence[str], rows: Sequence[Dict[str, Any]], value: str, unit: str, *, paper: Optional[str] = None) -> None:
+def _bars(
+    axes: Any,
+    labels: Sequence[str],
+    rows: Sequence[Dict[str, Any]],
+    value: str,
+    unit: str,
+    *,
+    paper: Optional[str] = None,
+) -> None:
     """A bar of each row's `value` (a column of the model) with its interval; beside it that of the column `paper`."""
     width = 0.6 if paper is None else 0.4
     places = [place - (0.0 if paper is None else 0.2) for place in range(len(rows))]
     # Rounding may put the calibrated value just outside its interval; error bars must not be negative.
-    errors = [[max(0.0, row[value] - row[value + "_lower"]) for row in rows], [max(0.0, row[value + "_upper"] - row[value]) for row in rows]]
-    axes.bar(places, [row[value] for row in rows], width, yerr=errors, capsize=2, label="model (its layout low to high)")
+    errors = [
+        [max(0.0, row[value] - row[value + "_lower"]) for row in rows],
+        [max(0.0, row[value + "_upper"] - row[value]) for row in rows],
+    ]
+    axes.bar(
+        places, [row[value] for row in rows], width, yerr=errors, capsize=2, label="model (its layout low to high)"
+    )
     if paper is not None:
-        axes.bar([place + 0.4 for place in places], [row[paper] for row in rows], width, color="tab:orange", label="paper, measured")
+        axes.bar(
+            [place + 0.4 for place in places],
+            [row[paper] for row in rows],
+            width,
+            color="tab:orange",
+            label="paper, measured",
+        )
     axes.set_xticks(list(range(len(rows))))
     axes.set_xticklabels(labels, rotation=45, ha="right", fontsize=7)
     axes.set_ylabel(unit)
@@ -47,7 +67,14 @@ THEIRS, OURS = "the paper's graph, model and measurement", "this project's graph
 def _speedups(axes: Any, table: Table, names: Tuple[str, str], bottom: float, top: float, *, theirs: bool) -> None:
     key = "papers_realised" if theirs else "realised"
     rows = [row for row in table.rows if isinstance(row.get(key), float)]
-    _bars(axes, [f"{row[names[0]]} {row[names[1]]}" for row in rows], rows, key, "realised speed-up", paper="paper_realised" if theirs else None)
+    _bars(
+        axes,
+        [f"{row[names[0]]} {row[names[1]]}" for row in rows],
+        rows,
+        key,
+        "realised speed-up",
+        paper="paper_realised" if theirs else None,
+    )
     axes.set_ylim(bottom, top)
     axes.set_title(THEIRS if theirs else OURS)
 
@@ -63,9 +90,16 @@ def _table2(theirs: bool) -> Panel:
 def _graphs(theirs: bool) -> Panel:
     def panel(axes: Any, table: Table) -> None:
         rows = [row for row in table.rows if (row.get("paper_overhead") is not None) == theirs]
-        _bars(axes, [f"{row['graph'].split(' (')[0]}, {row['algorithm']} {row['depth']}" for row in rows], rows, "overhead", "overhead, %",
-              paper="paper_overhead" if theirs else None)
+        _bars(
+            axes,
+            [f"{row['graph'].split(' (')[0]}, {row['algorithm']} {row['depth']}" for row in rows],
+            rows,
+            "overhead",
+            "overhead, %",
+            paper="paper_overhead" if theirs else None,
+        )
         axes.set_title(THEIRS if theirs else OURS.replace("graph", "graphs"))
+
     return panel
 
 
@@ -110,5 +144,11 @@ def _arrangements(axes: Any, table: Table) -> None:
 
 
 PANELS: Dict[str, Tuple[Panel, ...]] = {
-    "table1": (_table1(True), _table1(False)), "graphs": (_graphs(True), _graphs(False)), "decomposition": (_decomposition,),
-    "table2": (_table2(True), _table2(False)), "scaling": (_scaling,), "points": (_points,), "arrangements": (_arrangements,)}
+    "table1": (_table1(True), _table1(False)),
+    "graphs": (_graphs(True), _graphs(False)),
+    "decomposition": (_decomposition,),
+    "table2": (_table2(True), _table2(False)),
+    "scaling": (_scaling,),
+    "points": (_points,),
+    "arrangements": (_arrangements,),
+}

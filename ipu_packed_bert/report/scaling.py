@@ -4,30 +4,38 @@ Un-padding computes each sequence at its own length, so a step takes as long as 
 computes whole packs, so that all devices take the same time, and its speed-up is the packing factor for any number of
 devices. Both are theoretical: without overhead and communication.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-DEVICES: Tuple[int, ...] = tuple(2 ** i for i in range(12))          # 1 to 2048
-BATCHES: Tuple[int, ...] = (1, 4, 16, 64)                             # sequences a device takes in a step
+DEVICES: Tuple[int, ...] = tuple(2**i for i in range(12))  # 1 to 2048
+BATCHES: Tuple[int, ...] = (1, 4, 16, 64)  # sequences a device takes in a step
 
 
 class ScalingPoint(NamedTuple):
     batch: int
     devices: int
-    speedup: float                        # of un-padding over padding
+    speedup: float  # of un-padding over padding
 
 
 def work(length: np.ndarray, *, hidden_size: int) -> np.ndarray:
     """Multiply-adds of a sequence in an encoder layer: linear layers by tokens, attention by tokens squared."""
     length = np.asarray(length, dtype=np.float64)
-    return 12.0 * hidden_size ** 2 * length + 2.0 * hidden_size * length ** 2
+    return 12.0 * hidden_size**2 * length + 2.0 * hidden_size * length**2
 
 
-def simulate(counts: np.ndarray, *, hidden_size: int, devices: Sequence[int] = DEVICES, batches: Sequence[int] = BATCHES,
-             steps: int = 64, seed: int = 0) -> Tuple[ScalingPoint, ...]:
+def simulate(
+    counts: np.ndarray,
+    *,
+    hidden_size: int,
+    devices: Sequence[int] = DEVICES,
+    batches: Sequence[int] = BATCHES,
+    steps: int = 64,
+    seed: int = 0,
+) -> Tuple[ScalingPoint, ...]:
     """Speed-up of un-padding: mean over simulated steps of the slowest device's work, against padded work.
 
     counts: sequences by length, counts[l] of length l; the longest possible length is len(counts) - 1.

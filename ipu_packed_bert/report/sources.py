@@ -3,6 +3,7 @@
 `measure()` gives a RunMeasurement whose `source` is printed beside every number computed from it. Where nothing was
 measured, cycles come from the analytic model (`cycles`).
 """
+
 from __future__ import annotations
 
 import json
@@ -21,14 +22,14 @@ from ipu_packed_bert.report.tables import HARDWARE, HOST, PROFILE
 class RunMeasurement:
     """Time of one pack of a training run: IPU cycles, or seconds where no device counts cycles."""
 
-    source: str                           # "hardware", "profile" or "host"
-    per_pack: float                       # cycles or seconds
-    unit: str                             # "cycles" or "seconds"
-    packing_factor: Optional[float]       # sequences / packs, where known
-    detail: str                           # what was read
-    length: Optional[int] = None          # slots of a pack and packing depth, where known
+    source: str  # "hardware", "profile" or "host"
+    per_pack: float  # cycles or seconds
+    unit: str  # "cycles" or "seconds"
+    packing_factor: Optional[float]  # sequences / packs, where known
+    detail: str  # what was read
+    length: Optional[int] = None  # slots of a pack and packing depth, where known
     depth: Optional[int] = None
-    model: Optional[Dict[str, Any]] = None    # the section `model` of the run's configuration, where known
+    model: Optional[Dict[str, Any]] = None  # the section `model` of the run's configuration, where known
 
 
 class CycleSource(Protocol):
@@ -61,21 +62,25 @@ def compare(packed: RunMeasurement, unpacked: RunMeasurement) -> MeasuredOverhea
     if (packed.source, packed.unit) != (unpacked.source, unpacked.unit):
         raise ValueError(
             f"{packed.detail} gives {packed.unit} ({packed.source}), {unpacked.detail} gives {unpacked.unit} "
-            f"({unpacked.source}); compare runs of the same engine")
+            f"({unpacked.source}); compare runs of the same engine"
+        )
     if packed.length is not None and unpacked.length is not None and packed.length != unpacked.length:
         raise ValueError(
             f"{packed.detail} has packs of {packed.length} slots, {unpacked.detail} rows of {unpacked.length}; "
-            "compare runs of the same data.max_sequence_length")
+            "compare runs of the same data.max_sequence_length"
+        )
     if packed.model is not None and unpacked.model is not None:
         for key in sorted(set(packed.model) | set(unpacked.model)):
             one, other = packed.model.get(key), unpacked.model.get(key)
             if one != other:
                 raise ValueError(
-                    f"{packed.detail} has model.{key} {one}, {unpacked.detail} {other}; compare runs of the same model")
+                    f"{packed.detail} has model.{key} {one}, {unpacked.detail} {other}; compare runs of the same model"
+                )
     if (unpacked.packing_factor or 1.0) > 1.0:
         raise ValueError(
             f"{unpacked.detail}: holds {unpacked.packing_factor:.3f} sequences a pack; the run to compare with must be "
-            "unpacked (data.max_sequences_per_pack: 1)")
+            "unpacked (data.max_sequences_per_pack: 1)"
+        )
     return MeasuredOverhead(packed, unpacked)
 
 
@@ -98,15 +103,25 @@ class LoggedRun:
         """Median over the steps without the first, which compiles and warms up."""
         steps = self._steps()
         if len(steps) < 2:
-            raise ValueError(f"{self.folder / 'log.jsonl'}: holds {len(steps)} steps; the first is a warm-up, so at least 2 "
-                             "are needed, train for more steps")
+            raise ValueError(
+                f"{self.folder / 'log.jsonl'}: holds {len(steps)} steps; the first is a warm-up, so at least 2 "
+                "are needed, train for more steps"
+            )
         steps = steps[1:]
         counted = all(step.get("cycles") is not None for step in steps)
         key = "cycles" if counted else "seconds"
         packs, sequences = sum(step["packs"] for step in steps), sum(step["sequences"] for step in steps)
         length, depth, model = self._settings()
-        return RunMeasurement(HARDWARE if counted else HOST, median(step[key] / step["packs"] for step in steps), key,
-                           sequences / packs, str(self.folder), length, depth, model)
+        return RunMeasurement(
+            HARDWARE if counted else HOST,
+            median(step[key] / step["packs"] for step in steps),
+            key,
+            sequences / packs,
+            str(self.folder),
+            length,
+            depth,
+            model,
+        )
 
     def _settings(self) -> Tuple[Optional[int], Optional[int], Optional[Dict[str, Any]]]:
         """(slots, depth, model) of the run's configuration; None for what it leaves open, or where it is not there."""
@@ -122,8 +137,9 @@ class LoggedRun:
         data = found.get("data") if isinstance(found, dict) else None
         model = found.get("model") if isinstance(found, dict) else None
         if not isinstance(data, dict) or not isinstance(model, (dict, type(None))):
-            raise ValueError(f"{path}: needs sections `data` and `model` of settings; it must be the config.yml that the "
-                             "run wrote")
+            raise ValueError(
+                f"{path}: needs sections `data` and `model` of settings; it must be the config.yml that the run wrote"
+            )
         for key in ("max_sequence_length", "max_sequences_per_pack"):
             if data.get(key) is not None and not _is_count(data[key]):
                 raise ValueError(f"{path}: data.{key} is {data[key]!r}; must be a whole number of at least 1")
@@ -145,7 +161,8 @@ class LoggedRun:
             for key in ("packs", "sequences"):
                 if not _is_count(record.get(key)):
                     raise ValueError(
-                        f"{path}: line {number}: {key} is {record.get(key)!r}; must be a whole number of at least 1")
+                        f"{path}: line {number}: {key} is {record.get(key)!r}; must be a whole number of at least 1"
+                    )
             for key in ("seconds", "cycles"):
                 value = record.get(key)
                 if not (_is_positive(value) or key == "cycles" and value is None):
@@ -174,8 +191,10 @@ class PopVisionProfile:
         try:
             import pva
         except ImportError:
-            raise ValueError("reading a PopVision profile needs the Poplar SDK's analysis library (pva); enable the SDK, "
-                             "or leave --profile-packed and --profile-unpacked out") from None
+            raise ValueError(
+                "reading a PopVision profile needs the Poplar SDK's analysis library (pva); enable the SDK, "
+                "or leave --profile-packed and --profile-unpacked out"
+            ) from None
         path = self.path / "profile.pop" if self.path.is_dir() else self.path
         if not path.is_file():
             raise ValueError(f"{path}: no such profile; give a profile.pop or the folder that holds it")

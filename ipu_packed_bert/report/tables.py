@@ -1,4 +1,5 @@
 """Tables whose columns name the source of their numbers, written as text, CSV or JSON."""
+
 from __future__ import annotations
 
 import csv
@@ -9,16 +10,16 @@ from pack_data.tables import text_table
 
 # Where the numbers of a column come from.
 HARDWARE, PROFILE, MODEL, HOST, PAPER = "hardware", "profile", "model", "host", "paper"
-COMPUTED = "computed"                     # arithmetic on a histogram or on other columns
-PUBLISHED = "published"                   # measured by others, not in the paper
+COMPUTED = "computed"  # arithmetic on a histogram or on other columns
+PUBLISHED = "published"  # measured by others, not in the paper
 CONFIGURED = "config"
 
 
 class ReportColumn(NamedTuple):
     key: str
     title: str
-    source: str                           # one of the above
-    form: str = ""                        # format specification; text where empty
+    source: str  # one of the above
+    form: str = ""  # format specification; text where empty
 
 
 class Table(NamedTuple):
@@ -62,9 +63,13 @@ def as_csv(tables: Sequence[Table]) -> str:
 
 
 def as_json(table: Table) -> Dict[str, Any]:
-    return {"name": table.name, "title": table.title, "notes": list(table.notes),
-            "columns": [{"key": c.key, "title": c.title, "source": c.source} for c in table.columns],
-            "rows": [{column.key: row.get(column.key) for column in table.columns} for row in table.rows]}
+    return {
+        "name": table.name,
+        "title": table.title,
+        "notes": list(table.notes),
+        "columns": [{"key": c.key, "title": c.title, "source": c.source} for c in table.columns],
+        "rows": [{column.key: row.get(column.key) for column in table.columns} for row in table.rows],
+    }
 
 
 def percent(fraction: Optional[float]) -> Optional[float]:

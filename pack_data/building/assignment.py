@@ -1,4 +1,5 @@
 """Which pack, and which place in it, each sequence of a list of lengths gets; vectorised over all sequences."""
+
 from __future__ import annotations
 
 from itertools import chain
@@ -58,7 +59,7 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
     slot = np.empty(len(lengths), dtype=smallest_type(deepest - 1))
     dealt = ends - packing.placed()
     for start in range(0, len(lengths), _BLOCK):
-        keys = lengths[start:start + _BLOCK].astype(key_type)
+        keys = lengths[start : start + _BLOCK].astype(key_type)
         order = np.argsort(keys, kind="stable")
         found = np.bincount(keys, minlength=S + 1)
         nth = np.repeat(dealt - (np.cumsum(found) - found), found)
@@ -66,8 +67,8 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
         dealt += found
         place: np.ndarray = np.empty(len(keys), dtype=place_type)
         place[order] = places[nth]
-        np.floor_divide(place, place_type(deepest), out=pack[start:start + _BLOCK])
-        slot[start:start + _BLOCK] = place - pack[start:start + _BLOCK] * place_type(deepest)
+        np.floor_divide(place, place_type(deepest), out=pack[start : start + _BLOCK])
+        slot[start : start + _BLOCK] = place - pack[start : start + _BLOCK] * place_type(deepest)
     return Assignment(pack, slot)
 
 
@@ -75,17 +76,19 @@ def _check_lengths(lengths: np.ndarray, packing: Packing) -> None:
     S, placed = packing.max_sequence_length, packing.placed()
     found = np.zeros(S + 1, dtype=np.int64)
     for start in range(0, len(lengths), _BLOCK):
-        block = lengths[start:start + _BLOCK]
+        block = lengths[start : start + _BLOCK]
         if not 1 <= int(block.min()) <= int(block.max()) <= S:
             raise ValueError(
-                f"lengths go from {int(block.min())} to {int(block.max())}; the packing is for lengths from 1 to {S}")
+                f"lengths go from {int(block.min())} to {int(block.max())}; the packing is for lengths from 1 to {S}"
+            )
         found += np.bincount(block.astype(np.int64, copy=False), minlength=S + 1)
     differs = np.flatnonzero(found != placed)
     if len(differs):
         length = int(differs[0])
         raise ValueError(
             f"there are {int(found[length])} sequences of length {length}, the packing places {int(placed[length])}; "
-            "make a packing of these lengths")
+            "make a packing of these lengths"
+        )
 
 
 def _shuffled_numbers(count: int, dtype: type, rng: np.random.Generator) -> np.ndarray:

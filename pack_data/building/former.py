@@ -1,4 +1,5 @@
 """The data set that is there already: whether it is the one to be built, and how one is appended to."""
+
 from __future__ import annotations
 
 import os
@@ -28,8 +29,10 @@ def is_built(side: Side, plan: Mapping[str, Any], own_files: Sequence[Path]) -> 
     if not (out / MANIFEST).exists():
         for name in ("recipe.json", "vocab.txt"):
             if (out / name).exists() and not any(os.path.samefile(out / name, path) for path in own_files):
-                raise ValueError(f"{out}: holds a file {name} but no data set; add --overwrite to replace the file, "
-                                 "or choose another --out")
+                raise ValueError(
+                    f"{out}: holds a file {name} but no data set; add --overwrite to replace the file, "
+                    "or choose another --out"
+                )
         return False
     try:
         manifest = read_manifest(out)
@@ -41,18 +44,20 @@ def is_built(side: Side, plan: Mapping[str, Any], own_files: Sequence[Path]) -> 
     same_files = sorted(made["sources"]) == sorted(plan["sources"])
     if not same_files or made.get("given", {}) != plan["given"]:
         what = "vocabulary or recipe" if same_files else "corpus"
-        raise ValueError(f"{out}: holds a data set made from another {what} ({manifest.packs:,} packs); "
-                         f"{way_out}, or add to it with --append")
+        raise ValueError(
+            f"{out}: holds a data set made from another {what} ({manifest.packs:,} packs); "
+            f"{way_out}, or add to it with --append"
+        )
     before, now = _meant(made["options"]), _meant(plan["options"])
     others = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    if others == ["epoch"]:                    # another pairing of the same sequences
+    if others == ["epoch"]:  # another pairing of the same sequences
         return False
     if others:
         changes = ", ".join(f"{name} {before.get(name)} (now {now.get(name)})" for name in others)
         raise ValueError(f"{out}: holds a data set made with {changes}; {way_out}")
     try:
         PackStore.open(out).close()
-    except ValueError:                         # damaged: it is built again
+    except ValueError:  # damaged: it is built again
         return False
     return True
 
@@ -76,18 +81,36 @@ def with_former_options(options: BuildOptions) -> BuildOptions:
     out = Path(options.out)
     manifest = read_manifest(out)
     if "options" not in manifest.made_with or "recipe.json" not in [entry.file for entry in manifest.files]:
-        raise ValueError(f"{out}: was not made by pack_data.build, so nothing can be appended; "
-                         f"build it anew with --from {out}")
+        raise ValueError(
+            f"{out}: was not made by pack_data.build, so nothing can be appended; build it anew with --from {out}"
+        )
     if manifest.made_with.get("side") == sides.HELD_OUT:
         raise ValueError(f"{out}: is the held-out side of a data set; append to the training side, both grow together")
     made_with = {"held_out": 0.0, **manifest.made_with["options"]}
     algorithm = Packing.load(out / "recipe.json").algorithm
-    kept = {name: made_with[name] for name in (
-        "vocabulary_size", "lower_case", "max_sequence_length", "max_predictions_per_sequence",
-        "max_sequences_per_pack", "duplication_factor", "short_sequence_probability", "masked_lm_probability", "seed",
-        "epoch", "held_out")}
-    return replace(options, **kept, packer=algorithm if algorithm in PACKERS else made_with["packer"], recipe=None,
-                   vocabulary=out / "vocab.txt" if (out / "vocab.txt").exists() else None)
+    kept = {
+        name: made_with[name]
+        for name in (
+            "vocabulary_size",
+            "lower_case",
+            "max_sequence_length",
+            "max_predictions_per_sequence",
+            "max_sequences_per_pack",
+            "duplication_factor",
+            "short_sequence_probability",
+            "masked_lm_probability",
+            "seed",
+            "epoch",
+            "held_out",
+        )
+    }
+    return replace(
+        options,
+        **kept,
+        packer=algorithm if algorithm in PACKERS else made_with["packer"],
+        recipe=None,
+        vocabulary=out / "vocab.txt" if (out / "vocab.txt").exists() else None,
+    )
 
 
 def fitted_schema(wanted: PackSchema, fixed: PackSchema, out: Path) -> PackSchema:
@@ -95,11 +118,14 @@ def fitted_schema(wanted: PackSchema, fixed: PackSchema, out: Path) -> PackSchem
     types = {column.name: np.dtype(column.dtype) for column in fixed.columns}
     for column in wanted.columns:
         if column.name not in types or not np.can_cast(np.dtype(column.dtype), types[column.name]):
-            raise ValueError(f"{out}: column {column.name} of what is new does not fit the data set's columns; "
-                             "build one of both together")
+            raise ValueError(
+                f"{out}: column {column.name} of what is new does not fit the data set's columns; "
+                "build one of both together"
+            )
     if len(wanted.columns) != len(fixed.columns):
-        raise ValueError(f"{out}: what is new lacks some of the data set's columns ({', '.join(types)}); "
-                         "build one of both together")
+        raise ValueError(
+            f"{out}: what is new lacks some of the data set's columns ({', '.join(types)}); build one of both together"
+        )
     return fixed
 
 
@@ -118,12 +144,20 @@ def split_overfull(packing: Packing, masked: np.ndarray, most: int) -> Packing:
             begun += (length,)
         packs.append((begun, repeat))
     if int(masked.max()) > most:
-        raise ValueError(f"a sequence has {int(masked.max())} masked tokens, the packs of this data set have room for "
-                         f"{most}; build one of both together")
+        raise ValueError(
+            f"a sequence has {int(masked.max())} masked tokens, the packs of this data set have room for "
+            f"{most}; build one of both together"
+        )
     return Packing.of(
-        packing.algorithm, LengthHistogram(packing.placed()), packing.max_sequences_per_pack, packs,
-        solve_seconds=packing.solve_seconds, lower_bound=packing.lower_bound, lp_bound=packing.lp_bound,
-        certificate=packing.certificate)
+        packing.algorithm,
+        LengthHistogram(packing.placed()),
+        packing.max_sequences_per_pack,
+        packs,
+        solve_seconds=packing.solve_seconds,
+        lower_bound=packing.lower_bound,
+        lp_bound=packing.lp_bound,
+        certificate=packing.certificate,
+    )
 
 
 def merged(former: Packing, new: Packing) -> Packing:
@@ -134,5 +168,6 @@ def merged(former: Packing, new: Packing) -> Packing:
         whole = get_packer(former.algorithm)(histogram, max_sequences_per_pack=former.max_sequences_per_pack)
         proof = {"lower_bound": whole.lower_bound, "lp_bound": whole.lp_bound, "certificate": whole.certificate}
     packs = [*zip(former.strategies, former.repeats), *zip(new.strategies, new.repeats)]
-    return Packing.of(former.algorithm, histogram, former.max_sequences_per_pack, packs,
-                      solve_seconds=new.solve_seconds, **proof)
+    return Packing.of(
+        former.algorithm, histogram, former.max_sequences_per_pack, packs, solve_seconds=new.solve_seconds, **proof
+    )

@@ -2,6 +2,7 @@
 
 Each input names the files that go in, and hands the work on them to workers in numbered parts.
 """
+
 from __future__ import annotations
 
 import abc
@@ -95,8 +96,12 @@ class BuildInput(abc.ABC):
 
     def schema(self, vocabulary_size: int) -> PackSchema:
         """The columns of the parts."""
-        return PackSchema.bert(self.options.max_sequence_length, 1, self.example_options.max_predictions_per_sequence,
-                               vocabulary_size=vocabulary_size)
+        return PackSchema.bert(
+            self.options.max_sequence_length,
+            1,
+            self.example_options.max_predictions_per_sequence,
+            vocabulary_size=vocabulary_size,
+        )
 
     @abc.abstractmethod
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[Any]:
@@ -160,20 +165,32 @@ class TextInput(BuildInput):
         for side, count in zip(self.sides, self._spread_text()["parts"]):
             for part in range(count):
                 if side.is_missing(part):
-                    yield ExamplesTask(str(side.work.resolve()), part, side.first_stream + part,
-                                       self.options.lower_case, self.example_options, schema)
+                    yield ExamplesTask(
+                        str(side.work.resolve()),
+                        part,
+                        side.first_stream + part,
+                        self.options.lower_case,
+                        self.example_options,
+                        schema,
+                    )
 
     def account(self) -> Dict[str, Any]:
         skipped = self._spread_text()["skipped"]
         return {"skipped": skipped} if skipped else {}
 
     def _documents(self, bad: BadRecords) -> Iterator[Document]:
-        how: Dict[str, Any] = {"json_field": self.options.json_field, "separator": self.options.document_separator,
-                               "bad": bad}
+        how: Dict[str, Any] = {
+            "json_field": self.options.json_field,
+            "separator": self.options.document_separator,
+            "bad": bad,
+        }
         if not self._left_out:
             return documents(self.options.corpus, **how)
-        files = (path for path in source_files(self.options.corpus)
-                 if relative_name(path, self.options.corpus) not in self._left_out)
+        files = (
+            path
+            for path in source_files(self.options.corpus)
+            if relative_name(path, self.options.corpus) not in self._left_out
+        )
         return chain.from_iterable(file_documents(path, **how) for path in files)
 
     def _training_documents(self) -> Iterator[Document]:
@@ -248,8 +265,9 @@ class SourceInput(BuildInput):
         return VocabularyFile(len(load_vocabulary(path, self.options.lower_case)), path)
 
     def schema(self, vocabulary_size: int) -> PackSchema:
-        return source_parts.parts_schema(self._source, self.options.max_sequence_length,
-                                         self.example_options.max_predictions_per_sequence)
+        return source_parts.parts_schema(
+            self._source, self.options.max_sequence_length, self.example_options.max_predictions_per_sequence
+        )
 
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[source_parts.SourceTask]:
         return source_parts.tasks(self._source, self.work, schema, self.sides[0].is_missing)
@@ -260,8 +278,10 @@ class SourceInput(BuildInput):
     def settled_vocabulary_size(self, notes: Sequence[Note], size: int) -> int:
         ids = source_parts.vocabulary_size(notes)
         if size and ids > size:
-            raise ValueError(f"{self.options.source}: token id {ids - 1} is not in the vocabulary of {size}; "
-                             "give the one it was made with")
+            raise ValueError(
+                f"{self.options.source}: token id {ids - 1} is not in the vocabulary of {size}; "
+                "give the one it was made with"
+            )
         return size or ids
 
     def packed_schema(self, schema: PackSchema, notes: Sequence[Note]) -> PackSchema:
@@ -293,27 +313,40 @@ class SyntheticInput(BuildInput):
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[SyntheticTask]:
         histogram, side, total = self._histogram, self.sides[0], self.options.sequences
         if histogram.longest > self.options.max_sequence_length:
-            raise ValueError(f"--synthetic {histogram.name} has sequences of {histogram.longest} tokens; "
-                             f"take --max-sequence-length {histogram.max_sequence_length}")
+            raise ValueError(
+                f"--synthetic {histogram.name} has sequences of {histogram.longest} tokens; "
+                f"take --max-sequence-length {histogram.max_sequence_length}"
+            )
         weights = tuple(histogram.counts.tolist())
         for part, first in enumerate(range(0, total, SYNTHETIC_PART)):
             if side.is_missing(part):
-                yield SyntheticTask(str(side.work.resolve()), part, side.first_stream + part,
-                                    min(SYNTHETIC_PART, total - first), weights, self.example_options, vocabulary_size,
-                                    schema)
+                yield SyntheticTask(
+                    str(side.work.resolve()),
+                    part,
+                    side.first_stream + part,
+                    min(SYNTHETIC_PART, total - first),
+                    weights,
+                    self.example_options,
+                    vocabulary_size,
+                    schema,
+                )
 
 
 def one_sided(options: BuildOptions, side: Side, count: int) -> str:
     """The words of the refusal where a side would have no documents."""
-    return (f"{options.corpus}: --held-out {options.held_out:g} puts none of its {count:,} documents with text on the "
-            f"{side.name} side (a document is held out where the hash of its text, as a fraction, is below that "
-            "number); choose another number or give more documents")
+    return (
+        f"{options.corpus}: --held-out {options.held_out:g} puts none of its {count:,} documents with text on the "
+        f"{side.name} side (a document is held out where the hash of its text, as a fraction, is below that "
+        "number); choose another number or give more documents"
+    )
 
 
 def _refuse_held_out(options: BuildOptions, option: str) -> None:
     if options.held_out:
-        raise ValueError(f"--held-out {options.held_out:g}: splits a corpus by documents, and {option} has none; "
-                         "build the held-out sequences from files of their own")
+        raise ValueError(
+            f"--held-out {options.held_out:g}: splits a corpus by documents, and {option} has none; "
+            "build the held-out sequences from files of their own"
+        )
 
 
 def _append_lines(waiting: Mapping[Path, Sequence[str]]) -> None:

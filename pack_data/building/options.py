@@ -1,4 +1,5 @@
 """What a build is told."""
+
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
@@ -16,14 +17,14 @@ class BuildOptions:
 
     out: Union[str, Path]
     corpus: Union[str, Path] = EMBEDDED
-    vocabulary: Union[str, Path, None] = None        # vocab.txt; None: train one of vocabulary_size on the corpus
+    vocabulary: Union[str, Path, None] = None  # vocab.txt; None: train one of vocabulary_size on the corpus
     vocabulary_size: int = 8192
     lower_case: bool = True
     max_sequence_length: int = 512
     max_predictions_per_sequence: Optional[int] = None
     packer: str = "optimal"
-    max_sequences_per_pack: Optional[int] = 3        # None: unlimited
-    recipe: Union[str, Path, None] = None            # a packing made before, instead of the packer
+    max_sequences_per_pack: Optional[int] = 3  # None: unlimited
+    recipe: Union[str, Path, None] = None  # a packing made before, instead of the packer
     duplication_factor: int = 5
     short_sequence_probability: float = 0.1
     masked_lm_probability: float = 0.15
@@ -31,16 +32,16 @@ class BuildOptions:
     epoch: int = 0
     json_field: str = "text"
     document_separator: str = "file"
-    synthetic: Optional[str] = None                  # draw lengths from this histogram instead of reading a corpus
-    sequences: int = 1_000_000                       # how many, with `synthetic`
-    source: Union[str, Path, None] = None            # sequences made elsewhere (pack_data.formats), instead of a corpus
+    synthetic: Optional[str] = None  # draw lengths from this histogram instead of reading a corpus
+    sequences: int = 1_000_000  # how many, with `synthetic`
+    source: Union[str, Path, None] = None  # sequences made elsewhere (pack_data.formats), instead of a corpus
     source_format: str = "auto"
-    columns: Tuple[str, ...] = ()                    # Parquet, Arrow: columns of the sequences; none: all of integers
+    columns: Tuple[str, ...] = ()  # Parquet, Arrow: columns of the sequences; none: all of integers
     skip_bad: int = 0
-    held_out: float = 0.0                            # share of the documents in a second data set, OUT-held-out
-    overwrite: bool = False                          # replace a data set in `out` that was made otherwise
-    append: bool = False                             # add to the data set in `out`, with the options it was made with
-    workers: Optional[int] = None                    # None: one a core
+    held_out: float = 0.0  # share of the documents in a second data set, OUT-held-out
+    overwrite: bool = False  # replace a data set in `out` that was made otherwise
+    append: bool = False  # add to the data set in `out`, with the options it was made with
+    workers: Optional[int] = None  # None: one a core
     dask: Optional[str] = None
 
     def __post_init__(self) -> None:
@@ -52,8 +53,14 @@ class BuildOptions:
         predictions = self.max_predictions_per_sequence
         if predictions is None:
             predictions = default_predictions(self.max_sequence_length, self.masked_lm_probability)
-        return ExampleOptions(self.max_sequence_length, predictions, self.duplication_factor,
-                              self.short_sequence_probability, self.masked_lm_probability, self.seed)
+        return ExampleOptions(
+            self.max_sequence_length,
+            predictions,
+            self.duplication_factor,
+            self.short_sequence_probability,
+            self.masked_lm_probability,
+            self.seed,
+        )
 
     def deciding(self) -> Dict[str, Any]:
         """The options that decide the bytes, for the manifest, which has the sha256 of files instead of their names."""

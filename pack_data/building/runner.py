@@ -3,6 +3,7 @@
 A task is a value. A function takes it, reads and writes files, and returns a small result. Tasks may run anywhere, in
 any order, and twice: each writes whole files under names of its own.
 """
+
 from __future__ import annotations
 
 import abc
@@ -71,7 +72,8 @@ class ProcessRunner(TaskRunner):
 
         self.workers = workers
         self._pool = ProcessPoolExecutor(
-            workers, mp_context=get_context("spawn"), initializer=_follow_parent, initargs=(os.getpid(),))
+            workers, mp_context=get_context("spawn"), initializer=_follow_parent, initargs=(os.getpid(),)
+        )
 
     def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         from concurrent.futures import FIRST_COMPLETED, wait
@@ -91,8 +93,10 @@ class ProcessRunner(TaskRunner):
                 for future in done:
                     yield future.result()
         except BrokenProcessPool:
-            raise ValueError("a worker process was killed (out of memory?); run the same command again, it continues; "
-                             "--workers 1 needs least memory") from None
+            raise ValueError(
+                "a worker process was killed (out of memory?); run the same command again, it continues; "
+                "--workers 1 needs least memory"
+            ) from None
         finally:
             for future in waiting:
                 future.cancel()
@@ -111,10 +115,11 @@ class DaskRunner(TaskRunner):
         distributed = load_package("distributed", "--dask")
         self._cluster: Optional[Any] = None
         if address.startswith("local:"):
-            if not address[len("local:"):].isdigit() or int(address[len("local:"):]) < 1:
+            if not address[len("local:") :].isdigit() or int(address[len("local:") :]) < 1:
                 raise ValueError(f"--dask {address}: local:N needs a number of workers N of at least 1")
             self._cluster = distributed.LocalCluster(
-                n_workers=int(address[len("local:"):]), threads_per_worker=1, dashboard_address=None)
+                n_workers=int(address[len("local:") :]), threads_per_worker=1, dashboard_address=None
+            )
             address = self._cluster.scheduler_address
         self.client = distributed.Client(address)
 

@@ -1,4 +1,5 @@
 """One data set of a build: where it is made, where it goes, and what was there before."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -3,6 +3,7 @@
 The hash of a document's text decides, so copies of a document are on one side, a file that is added later changes no
 other document's side, and two data sets of one corpus can be compared by their manifests alone.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -22,7 +23,7 @@ def held_out_folder(out: Union[str, Path]) -> Path:
 def place(lines: Iterable[str]) -> float:
     """Where the hash of a text lies between 0 and 1; other line breaks and blanks make no other text."""
     words = " ".join(word for line in lines for word in line.split())
-    return int.from_bytes(hashlib.sha256(words.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2 ** 64
+    return int.from_bytes(hashlib.sha256(words.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
 
 
 def split(documents: Iterable[Document], held_out: float) -> Iterator[Tuple[Document, bool]]:
@@ -42,6 +43,7 @@ def overlap(training: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bool:
 
     A manifest says which files went in, by sha256, and which of their documents: those with a place from a to b.
     """
+
     def files(made_with: Mapping[str, Any]) -> set:
         return {sha256 for _, sha256 in made_with.get("sources", ()) if sha256}
 

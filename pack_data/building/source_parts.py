@@ -3,6 +3,7 @@
 The largest id is known only after the last record. So the parts have the widest types, and the packs the smallest types
 that hold what was read.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -39,8 +40,9 @@ def parts_schema(source: Source, max_sequence_length: int, max_predictions: int)
     extra = [StoredColumn(name, SEQUENCE, "<i4") for name in integer_columns(first)]
     for name in [column.name for column in extra] + (list(first.value) if source.unpacked_kind == "tokens" else []):
         if name in _TAKEN:
-            raise ValueError(f"{first.origin.path}: a column may not be called {name}, the build has one of that name; "
-                             "rename it")
+            raise ValueError(
+                f"{first.origin.path}: a column may not be called {name}, the build has one of that name; rename it"
+            )
     if source.unpacked_kind == "tokens":
         columns = [StoredColumn(name, SLOT, "<i4") for name in first.value]
         return PackSchema.of_tokens(max_sequence_length, 1, columns + extra)
@@ -80,8 +82,12 @@ def narrowed(schema: PackSchema, notes: Sequence[Mapping[str, Any]]) -> PackSche
 
     # The types of positions and labels follow from the shape of the pack.
     own = {"first_segment_lengths", "next_sentence_labels", "masked_lm_positions"} if schema.kind == BERT else set()
-    return replace(schema, columns=tuple(
-        column if column.name in own else replace(column, dtype=dtype(column)) for column in schema.columns))
+    return replace(
+        schema,
+        columns=tuple(
+            column if column.name in own else replace(column, dtype=dtype(column)) for column in schema.columns
+        ),
+    )
 
 
 def vocabulary_size(notes: Sequence[Mapping[str, Any]]) -> int:

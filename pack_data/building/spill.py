@@ -4,6 +4,7 @@ A file holds one block of sequences (pack_data.sequences.Sequences), column afte
 in each column follows from three running totals: sequences, tokens, masked tokens. So a shard takes one contiguous read
 of each column of each file, however large the corpus is.
 """
+
 from __future__ import annotations
 
 import os
@@ -52,8 +53,12 @@ class SpillFormat:
 
     def write(self, path: Path, sequences: Sequences) -> None:
         """The whole file under its name, or none."""
-        columns = {"": {"lengths": sequences.lengths, "prediction_counts": sequences.prediction_counts},
-                   SEQUENCE: sequences.scalars, SLOT: sequences.tokens, PREDICTION: sequences.predictions}
+        columns = {
+            "": {"lengths": sequences.lengths, "prediction_counts": sequences.prediction_counts},
+            SEQUENCE: sequences.scalars,
+            SLOT: sequences.tokens,
+            PREDICTION: sequences.predictions,
+        }
         with replacing(path) as temporary, open(temporary, "wb") as out:
             for axis, name, _, dtype in self._parts():
                 out.write(np.ascontiguousarray(columns[axis][name].astype(dtype, copy=False)).data)
@@ -74,8 +79,13 @@ class SpillFormat:
         finally:
             os.close(descriptor)
         own = columns[""]
-        return Sequences(own["lengths"].astype(np.int64), columns[SLOT], own["prediction_counts"].astype(np.int64),
-                         columns[PREDICTION], columns[SEQUENCE])
+        return Sequences(
+            own["lengths"].astype(np.int64),
+            columns[SLOT],
+            own["prediction_counts"].astype(np.int64),
+            columns[PREDICTION],
+            columns[SEQUENCE],
+        )
 
     def read_all(self, path: Path, totals: RunningTotals) -> Sequences:
         return self.read(path, totals, RunningTotals(0, 0, 0), totals)

@@ -1,7 +1,8 @@
 """The stages of a build, each of which continues where a former run of it stopped.
 
-    plan -> examples -> packing -> assignment -> sorted by shard -> shards -> ready -> in place
+plan -> examples -> packing -> assignment -> sorted by shard -> shards -> ready -> in place
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -86,8 +87,9 @@ class Stages:
             held_out = sides.held_out_folder(self.out)
             check_out(held_out)
             places = [(sides.TRAINING, work, self.out), (sides.HELD_OUT, work / HELD_OUT_WORK, held_out)]
-        self.sides = [Side(name, folder, out, read_manifest(out) if options.append else None)
-                      for name, folder, out in places]
+        self.sides = [
+            Side(name, folder, out, read_manifest(out) if options.append else None) for name, folder, out in places
+        ]
         self.input = open_input(options, self.sides, progress)
 
     @contextmanager
@@ -149,11 +151,17 @@ class Stages:
             self.input.leave_out(known)
         if options.vocabulary is not None:
             load_vocabulary(options.vocabulary, options.lower_case)
-        given = {name: Path(path) for name, path in (("vocabulary", options.vocabulary), ("recipe", options.recipe))
-                 if path is not None}
-        plan = {"options": json.loads(json.dumps(options.deciding())), "sources": sources,
-                "given": {name: _sha256(path) for name, path in given.items()},
-                "former": [f"{side.former.digest:016x}" for side in self.sides if side.former]}
+        given = {
+            name: Path(path)
+            for name, path in (("vocabulary", options.vocabulary), ("recipe", options.recipe))
+            if path is not None
+        }
+        plan = {
+            "options": json.loads(json.dumps(options.deciding())),
+            "sources": sources,
+            "given": {name: _sha256(path) for name, path in given.items()},
+            "former": [f"{side.former.digest:016x}" for side in self.sides if side.former],
+        }
         path = self.work / PLAN
         continued = path.exists() and json.loads(path.read_text()) == plan
         if not options.append and not options.overwrite and not continued:
@@ -173,14 +181,21 @@ class Stages:
         already = sum(path.stat().st_size for path in self.work.rglob("*"))
         needed, free = need.text + need.tokens * BYTES_PER_TOKEN - already, free_bytes(self.work)
         if needed > free:
-            raise ValueError(f"{self.out}: the build needs about {needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB "
-                             "are free; make room or choose another --out")
+            raise ValueError(
+                f"{self.out}: the build needs about {needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB "
+                "are free; make room or choose another --out"
+            )
 
     def _made_with(self, side: Side, sources: Files) -> Dict[str, Any]:
         """The manifest's account of what went in, that of the former data set included."""
         account = json.loads((self.work / "examples.json").read_text())
-        made: Dict[str, Any] = {"options": self.options.deciding(), "sources": sources, "parts": len(side.notes),
-                                "documents": sum(note["documents"] for note in side.notes), **account}
+        made: Dict[str, Any] = {
+            "options": self.options.deciding(),
+            "sources": sources,
+            "parts": len(side.notes),
+            "documents": sum(note["documents"] for note in side.notes),
+            **account,
+        }
         given = json.loads((self.work / PLAN).read_text())["given"]
         if given:
             made["given"] = given
@@ -189,8 +204,13 @@ class Stages:
         if not side.former:
             return made
         before = side.former.made_with
-        return {**before, "sources": before["sources"] + sources, "parts": before["parts"] + made["parts"],
-                "documents": before["documents"] + made["documents"], **account}
+        return {
+            **before,
+            "sources": before["sources"] + sources,
+            "parts": before["parts"] + made["parts"],
+            "documents": before["documents"] + made["documents"],
+            **account,
+        }
 
     # ---- examples ---------------------------------------------------------------------------------------------------
 
@@ -211,7 +231,7 @@ class Stages:
             read = sum(note["documents"] for side in self.sides for note in side.notes)
             for side in self.sides:
                 for path in side.work.glob("examples-*.json"):
-                    path.unlink()                  # so that nothing stays behind
+                    path.unlink()  # so that nothing stays behind
             if empty and len(empty) < len(self.sides):
                 raise ValueError(one_sided(self.options, empty[0], read))
             what = self.options.source or self.options.corpus
@@ -220,7 +240,10 @@ class Stages:
     # ---- lengths to packing and assignment --------------------------------------------------------------------------
 
     def _packing(
-        self, side: Side, parts_schema: PackSchema, fixed: Optional[PackSchema],
+        self,
+        side: Side,
+        parts_schema: PackSchema,
+        fixed: Optional[PackSchema],
     ) -> Tuple[Packing, PackSchema]:
         """The recipe, solved once, and the schema of its packs; both stay in the work folder.
 
@@ -243,8 +266,11 @@ class Stages:
             if parts_schema.on(PREDICTION):
                 needed = max(int(masked[list(strategy)].sum()) for strategy in packing.strategies)
                 P = predictions_per_pack(self.example_options.max_predictions_per_sequence, depth, needed)
-            schema = replace(self.input.packed_schema(parts_schema, side.notes), max_sequences_per_pack=depth,
-                             max_predictions_per_pack=P)
+            schema = replace(
+                self.input.packed_schema(parts_schema, side.notes),
+                max_sequences_per_pack=depth,
+                max_predictions_per_pack=P,
+            )
             write_json(schema_file, (fitted_schema(schema, fixed, side.out) if fixed else schema).to_json())
         return Packing.load(recipe), PackSchema.from_json(json.loads(schema_file.read_text()))
 
@@ -265,9 +291,12 @@ class Stages:
         if done.exists():
             return
         spill = SpillFormat.of(parts_schema)
-        lengths = np.concatenate([
-            spill.read_lengths(side.work / f"{examples_name(note['part'])}.bin", RunningTotals(*note["totals"]))
-            for note in side.notes])
+        lengths = np.concatenate(
+            [
+                spill.read_lengths(side.work / f"{examples_name(note['part'])}.bin", RunningTotals(*note["totals"]))
+                for note in side.notes
+            ]
+        )
         assignment = assign(lengths, packing, (self.options.seed, self.options.epoch))
         save_array(side.work / "pack.npy", assignment.pack)
         save_array(done, assignment.slot)
@@ -282,9 +311,10 @@ class Stages:
         firsts = np.cumsum([0] + [total.sequences for total in totals])
         sort_tasks = [
             SortTask(str(work.resolve()), part, totals[part], int(firsts[part]), parts_schema, per_shard, count)
-            for part in range(len(notes)) if not (work / f"{sorted_name(part)}.npy").exists()]
-        with self._timed("sorting"), progress_bar(
-                len(notes), "sorting", shown=self.progress, unit=" parts") as bar:
+            for part in range(len(notes))
+            if not (work / f"{sorted_name(part)}.npy").exists()
+        ]
+        with self._timed("sorting"), progress_bar(len(notes), "sorting", shown=self.progress, unit=" parts") as bar:
             bar.update(len(notes) - len(sort_tasks))
             for _ in self.runner.map(sort_part, sort_tasks):
                 bar.update(1)
@@ -296,12 +326,21 @@ class Stages:
         def shard_task(number: int) -> ShardTask:
             between = tuple(
                 (totals[part], RunningTotals(*begin), RunningTotals(*end))
-                for part, (begin, end) in enumerate(runs[:, number:number + 2].tolist()))
-            return ShardTask(str(work.resolve()), str(side.ready.resolve()), number, first_shard + number,
-                             packs_of(number), between, parts_schema, schema, per_shard)
+                for part, (begin, end) in enumerate(runs[:, number : number + 2].tolist())
+            )
+            return ShardTask(
+                str(work.resolve()),
+                str(side.ready.resolve()),
+                number,
+                first_shard + number,
+                packs_of(number),
+                between,
+                parts_schema,
+                schema,
+                per_shard,
+            )
 
-        with self._timed("writing"), progress_bar(
-                packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
+        with self._timed("writing"), progress_bar(packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
             finished = read_notes(work, "shard-*.json")
             done = {note["number"] for note in finished if (side.ready / note["file"]).exists()}
             bar.update(sum(packs_of(number) for number in done))
@@ -310,12 +349,21 @@ class Stages:
                 bar.update(note["packs"])
         shards = read_notes(work, "shard-*.json")
         if (sum(note["digest"] for note in shards) - sum(note["digest"] for note in notes)) % (1 << 64):
-            raise ValueError(f"{work}: the packs do not hold exactly the sequences that were made; the disk lost data, "
-                             "remove the folder and build again")
+            raise ValueError(
+                f"{work}: the packs do not hold exactly the sequences that were made; the disk lost data, "
+                "remove the folder and build again"
+            )
         return shards
 
-    def _make_ready(self, side: Side, schema: PackSchema, packing: Packing, shards: Sequence[Note],
-                    made_with: Dict[str, Any], vocabulary: VocabularyFile) -> Packing:
+    def _make_ready(
+        self,
+        side: Side,
+        schema: PackSchema,
+        packing: Packing,
+        shards: Sequence[Note],
+        made_with: Dict[str, Any],
+        vocabulary: VocabularyFile,
+    ) -> Packing:
         """Puts the rest of the data set's files into the folder of what is ready. Returns the packing of all of it."""
         former = side.former
         whole = merged(Packing.load(side.out / "recipe.json"), packing) if former else packing
@@ -325,20 +373,34 @@ class Stages:
         if vocabulary.path is not None:
             files.append("vocab.txt")
             write_atomically(side.ready / "vocab.txt", vocabulary.path.read_bytes())
-        tables = chain([map_table(side.out, former.lengths, schema.lengths_dtype)] if former else [],
-                       (np.load(side.work / f"{shard_name(note['number'])}.npy") for note in shards))
+        tables = chain(
+            [map_table(side.out, former.lengths, schema.lengths_dtype)] if former else [],
+            (np.load(side.work / f"{shard_name(note['number'])}.npy") for note in shards),
+        )
         digest = sum(note["digest"] for note in side.notes) + (former.digest if former else 0)
-        write_manifest(side.ready, Manifest(
-            schema=schema, sequences=whole.sequences, packs=whole.packs, tokens=whole.tokens,
-            histogram=tuple(whole.placed().tolist()), digest=digest % (1 << 64),
-            shards=(former.shards if former else ()) + tuple(
-                StoredFile(note["file"], note["bytes"], note["sha256"], note["packs"]) for note in shards),
-            lengths=write_table(side.ready, "lengths", schema.lengths_dtype, tables, whole.packs),
-            algorithm=whole.algorithm, lower_bound=whole.lower_bound, lp_bound=whole.lp_bound,
-            seed=self.options.seed, max_predictions_per_sequence=self.example_options.max_predictions_per_sequence,
-            vocabulary_size=max(vocabulary.size, former.vocabulary_size if former else 0),
-            vocabulary_sha256=load_vocabulary(vocabulary.path).sha256 if vocabulary.path else "",
-            files=tuple(stored_file(side.ready, name) for name in files), made_with=made_with))
+        write_manifest(
+            side.ready,
+            Manifest(
+                schema=schema,
+                sequences=whole.sequences,
+                packs=whole.packs,
+                tokens=whole.tokens,
+                histogram=tuple(whole.placed().tolist()),
+                digest=digest % (1 << 64),
+                shards=(former.shards if former else ())
+                + tuple(StoredFile(note["file"], note["bytes"], note["sha256"], note["packs"]) for note in shards),
+                lengths=write_table(side.ready, "lengths", schema.lengths_dtype, tables, whole.packs),
+                algorithm=whole.algorithm,
+                lower_bound=whole.lower_bound,
+                lp_bound=whole.lp_bound,
+                seed=self.options.seed,
+                max_predictions_per_sequence=self.example_options.max_predictions_per_sequence,
+                vocabulary_size=max(vocabulary.size, former.vocabulary_size if former else 0),
+                vocabulary_sha256=load_vocabulary(vocabulary.path).sha256 if vocabulary.path else "",
+                files=tuple(stored_file(side.ready, name) for name in files),
+                made_with=made_with,
+            ),
+        )
         return whole
 
     def _keep(self, side: Side, former: Manifest, sources: Files) -> Packing:

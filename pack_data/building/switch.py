@@ -5,6 +5,7 @@ goes where; the rename of that file is the moment of the change. `complete` move
 build of the same data set begins with it again. So before that moment every data set is the former one, and after it
 every one becomes the new one.
 """
+
 from __future__ import annotations
 
 import errno
@@ -32,8 +33,14 @@ def announce(work: Path, targets: Sequence[Replacement]) -> None:
     entries: List[Dict[str, Any]] = []
     for target in targets:
         new = named_files(target.work / READY / MANIFEST)
-        entries.append({"work": target.work.relative_to(work).as_posix(), "out": target.out.name, "files": sorted(new),
-                        "remove": sorted(named_files(target.out / MANIFEST) - new)})
+        entries.append(
+            {
+                "work": target.work.relative_to(work).as_posix(),
+                "out": target.out.name,
+                "files": sorted(new),
+                "remove": sorted(named_files(target.out / MANIFEST) - new),
+            }
+        )
         sync_folder(target.work / READY)
     write_atomically(work / COMMIT, (json.dumps(entries) + "\n").encode())
 

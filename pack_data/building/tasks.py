@@ -6,6 +6,7 @@
 
 A task is done when its note exists, a small .json or .npy file, which is written by rename after the data.
 """
+
 from __future__ import annotations
 
 import json
@@ -73,8 +74,13 @@ def save_examples(work: Path, part: int, sequences: Sequences, schema: PackSchem
     """Writes a block of sequences as part `part`, then its note. Returns the note, with `about` in it."""
     name = examples_name(part)
     SpillFormat.of(schema).write(work / f"{name}.bin", sequences)
-    note = {"part": part, "totals": list(totals_of(sequences)), "digest": digest(sequences),
-            "lengths": count_lengths(sequences), **about}
+    note = {
+        "part": part,
+        "totals": list(totals_of(sequences)),
+        "digest": digest(sequences),
+        "lengths": count_lengths(sequences),
+        **about,
+    }
     write_json(work / f"{name}.json", note)
     return note
 
@@ -85,7 +91,7 @@ class ExamplesTask:
 
     work: str
     part: int
-    stream: int                     # of random numbers: the part's number, counted on over all that was appended
+    stream: int  # of random numbers: the part's number, counted on over all that was appended
     lower_case: bool
     options: ExampleOptions
     schema: PackSchema
@@ -100,7 +106,7 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
     """Makes the examples of the documents and writes them; then removes the text."""
     work, note = Path(task.work), Path(task.work) / f"{examples_name(task.part)}.json"
     text = work / text_name(task.part)
-    if not note.exists():           # a cluster may run a finished task again
+    if not note.exists():  # a cluster may run a finished task again
         documents, vocabulary = list(read_text(work, task.part)), _vocabulary(str(work / "vocab.txt"), task.lower_case)
         sequences = examples_of(documents, vocabulary, task.options, task.stream)
         save_examples(work, task.part, sequences, task.schema, documents=len(documents))
@@ -137,10 +143,15 @@ def make_synthetic_part(task: SyntheticTask) -> Dict[str, Any]:
     # Masked tokens stand at even distances: only their number matters.
     place = np.arange(masked) - np.repeat(np.cumsum(counts) - counts, counts)
     sequences = Sequences(
-        lengths, {"input_ids": rng.integers(1, task.vocabulary_size, tokens, dtype=np.uint32)},
-        counts, {"masked_lm_positions": place * np.repeat(lengths, counts) // np.repeat(counts, counts),
-                 "masked_lm_ids": rng.integers(1, task.vocabulary_size, masked, dtype=np.uint32)},
-        {"first_segment_lengths": (lengths + 1) // 2, "next_sentence_labels": rng.integers(0, 2, task.count)})
+        lengths,
+        {"input_ids": rng.integers(1, task.vocabulary_size, tokens, dtype=np.uint32)},
+        counts,
+        {
+            "masked_lm_positions": place * np.repeat(lengths, counts) // np.repeat(counts, counts),
+            "masked_lm_ids": rng.integers(1, task.vocabulary_size, masked, dtype=np.uint32),
+        },
+        {"first_segment_lengths": (lengths + 1) // 2, "next_sentence_labels": rng.integers(0, 2, task.count)},
+    )
     return save_examples(Path(task.work), task.part, sequences, task.schema, documents=0)
 
 
@@ -151,7 +162,7 @@ class SortTask:
     work: str
     part: int
     totals: RunningTotals
-    first: int                      # number of the part's first sequence among all
+    first: int  # number of the part's first sequence among all
     schema: PackSchema
     packs_per_shard: int
     shards: int
@@ -159,15 +170,18 @@ class SortTask:
 
 def _sorted_format(schema: PackSchema, packs_per_shard: int) -> SpillFormat:
     # A pack holds at most as many sequences as it has slots.
-    return SpillFormat.of(schema, StoredColumn("pack_in_shard", SEQUENCE, smallest_type(packs_per_shard)),
-                          StoredColumn("slot", SEQUENCE, smallest_type(schema.max_sequence_length - 1)))
+    return SpillFormat.of(
+        schema,
+        StoredColumn("pack_in_shard", SEQUENCE, smallest_type(packs_per_shard)),
+        StoredColumn("slot", SEQUENCE, smallest_type(schema.max_sequence_length - 1)),
+    )
 
 
 def sort_part(task: SortTask) -> int:
     """Sorts a part by shard. Its index, int64 [shards + 1, 3], has the running totals where each shard begins."""
     work = Path(task.work)
     source, index_file = work / f"{examples_name(task.part)}.bin", work / f"{sorted_name(task.part)}.npy"
-    if index_file.exists():         # a cluster may run a finished task again
+    if index_file.exists():  # a cluster may run a finished task again
         return task.part
     sequences = SpillFormat.of(task.schema).read_all(source, task.totals)
     own = slice(task.first, task.first + task.totals.sequences)
@@ -179,8 +193,13 @@ def sort_part(task: SortTask) -> int:
     sequences.scalars["slot"] = np.load(work / "slot.npy", mmap_mode="r")[own][order]
     _sorted_format(task.schema, task.packs_per_shard).write(work / f"{sorted_name(task.part)}.bin", sequences)
     runs = np.searchsorted(shard[order], np.arange(task.shards + 1))
-    index = np.stack([np.concatenate([[0], np.cumsum(values)])[runs] for values in (
-        np.ones(len(sequences), np.int64), sequences.lengths, sequences.prediction_counts)], axis=1)
+    index = np.stack(
+        [
+            np.concatenate([[0], np.cumsum(values)])[runs]
+            for values in (np.ones(len(sequences), np.int64), sequences.lengths, sequences.prediction_counts)
+        ],
+        axis=1,
+    )
     save_array(index_file, index)
     source.unlink()
     return task.part
@@ -191,14 +210,14 @@ class ShardTask:
     """A shard to be gathered from all parts."""
 
     work: str
-    folder: str                     # where the packs are written
+    folder: str  # where the packs are written
     number: int
-    shard: int                      # its number in the data set, which may have shards already
+    shard: int  # its number in the data set, which may have shards already
     packs: int
     # For each part: its totals, and the running totals where this shard begins and ends.
     runs: Tuple[Tuple[RunningTotals, RunningTotals, RunningTotals], ...]
-    parts_schema: PackSchema        # of the sorted files; ids from foreign files have a wider type there
-    schema: PackSchema              # of the packs
+    parts_schema: PackSchema  # of the sorted files; ids from foreign files have a wider type there
+    schema: PackSchema  # of the packs
     packs_per_shard: int
 
 
@@ -206,15 +225,23 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
     """Gathers the sequences of a shard, writes its packs, then its note with the checksum."""
     work = Path(task.work)
     spill = _sorted_format(task.parts_schema, task.packs_per_shard)
-    blocks = [spill.read(work / f"{sorted_name(part)}.bin", *run)
-              for part, run in enumerate(task.runs) if run[1] != run[2]]
+    blocks = [
+        spill.read(work / f"{sorted_name(part)}.bin", *run) for part, run in enumerate(task.runs) if run[1] != run[2]
+    ]
     sequences = Sequences.concatenate(blocks)
     pack, slot = sequences.scalars.pop("pack_in_shard"), sequences.scalars.pop("slot")
     records = assemble(task.schema, sequences, pack, slot, task.packs)
     entry = write_shard(Path(task.folder), task.shard, records)
     save_array(work / f"{shard_name(task.number)}.npy", lengths_of(task.schema, records))
-    note = {"number": task.number, "file": entry.file, "bytes": entry.bytes, "sha256": entry.sha256,
-            "packs": entry.packs, "digest": digest(sequences), "sequences": len(sequences)}
+    note = {
+        "number": task.number,
+        "file": entry.file,
+        "bytes": entry.bytes,
+        "sha256": entry.sha256,
+        "packs": entry.packs,
+        "digest": digest(sequences),
+        "sequences": len(sequences),
+    }
     write_json(work / f"{shard_name(task.number)}.json", note)
     return note
 

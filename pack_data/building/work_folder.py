@@ -1,4 +1,5 @@
 """OUT.building, where a build works: held by one build at a time, and kept for the next one if it is killed."""
+
 from __future__ import annotations
 
 import json
@@ -17,7 +18,8 @@ HELD_OUT_WORK = "held-out"
 _OWN = re.compile(
     r"lock|vocab\.txt|(plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|(pack|slot)\.npy|"
     r"(text|examples|sorted|shard)-\d{5,}\.(jsonl|json|bin|npy)|packs-\d{5,}-[0-9a-f]{8}\.npy|lengths-[0-9a-f]{8}\.npy|"
-    r"[\w.-]+\.\d+\.tmp")
+    r"[\w.-]+\.\d+\.tmp"
+)
 
 
 def check_out(out: Path) -> None:
@@ -40,8 +42,9 @@ def work_folder(out: Path) -> Iterator[Path]:
         work.mkdir(parents=True, exist_ok=True)
         _check_made_by_a_build(work, out)
     except OSError as error:
-        raise ValueError(f"--out {out}: the folder {work} cannot be made or read ({error.strerror}); "
-                         "choose another --out") from None
+        raise ValueError(
+            f"--out {out}: the folder {work} cannot be made or read ({error.strerror}); choose another --out"
+        ) from None
     busy = f"{out}: another build is writing this data set; wait for it or choose another --out"
     with locked(work / LOCK, busy):
         if not (work / LOCK).exists():  # the lock is of a folder that its build has removed meanwhile
@@ -67,8 +70,10 @@ def _check_made_by_a_build(work: Path, out: Path) -> None:
     except (OSError, ValueError):
         note = None
     if not isinstance(note, dict) or "options" not in note:
-        raise ValueError(f"{work}: was not made by a build, but a build of {out} needs this folder; "
-                         "move it away or choose another --out")
+        raise ValueError(
+            f"{work}: was not made by a build, but a build of {out} needs this folder; "
+            "move it away or choose another --out"
+        )
 
 
 def clear(folder: Path, keep: Sequence[str] = (LOCK,)) -> None:

@@ -5,6 +5,7 @@ least as many packs as all sequences together are worth: weak duality of the cut
 Gomory, "A linear programming approach to the cutting-stock problem", 1961).  Prices are whole numbers over one common
 denominator, so the check is exact: it finds the most valuable pack by dynamic programming over whole numbers.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -45,9 +46,13 @@ class Certificate:
         if not all(type(number) is int for number in numbers):
             raise ValueError("certificate: lengths, prices and limits are whole numbers; make the recipe again")
         if S < 1 or denominator < 1 or (D is not None and D < 1) or min(prices, default=0) < 0:
-            raise ValueError("certificate: limits and denominator are at least 1, prices at least 0; make the recipe again")
+            raise ValueError(
+                "certificate: limits and denominator are at least 1, prices at least 0; make the recipe again"
+            )
         if len(lengths) != len(prices) or not all(a < b for a, b in zip((0, *lengths), (*lengths, S + 1))):
-            raise ValueError(f"certificate: it needs one price for each length, lengths ascending in 1..{S}; make the recipe again")
+            raise ValueError(
+                f"certificate: it needs one price for each length, lengths ascending in 1..{S}; make the recipe again"
+            )
         return cls(S, D, lengths, prices, denominator)
 
 
@@ -61,7 +66,10 @@ class Proof:
 
 
 def best_pack_value(
-    lengths: Sequence[int], prices: Sequence[int], max_sequence_length: int, max_sequences_per_pack: Optional[int],
+    lengths: Sequence[int],
+    prices: Sequence[int],
+    max_sequence_length: int,
+    max_sequences_per_pack: Optional[int],
 ) -> int:
     """Price of the most valuable pack: at most D sequences, of these lengths and prices, of at most S tokens together.
 
@@ -78,7 +86,9 @@ def best_pack_value(
     room = max_sequence_length // kept_lengths[0]
     depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
     if depth * dearest >= 2**62:
-        raise ValueError(f"certificate: prices up to {dearest} at depth {depth} do not fit 64-bit arithmetic; make the recipe again")
+        raise ValueError(
+            f"certificate: prices up to {dearest} at depth {depth} do not fit 64-bit arithmetic; make the recipe again"
+        )
     S = max_sequence_length
     if depth == room:  # the limit on sequences has no effect: one table over tokens is enough
         length_array, price_array = np.array(kept_lengths), np.array(kept_prices, np.int64)
@@ -103,10 +113,12 @@ def proven_bound(certificate: Certificate, counts: np.ndarray) -> Proof:
     Raises ValueError where some pack is worth more than the certificate's denominator.
     """
     best = best_pack_value(
-        certificate.lengths, certificate.prices, certificate.max_sequence_length, certificate.max_sequences_per_pack)
+        certificate.lengths, certificate.prices, certificate.max_sequence_length, certificate.max_sequences_per_pack
+    )
     if best > certificate.denominator:
         raise ValueError(
             f"certificate: a pack within the limits is worth {best}/{certificate.denominator}, more than 1, "
-            "so the prices prove nothing; make the recipe again")
+            "so the prices prove nothing; make the recipe again"
+        )
     worth = sum(int(counts[length]) * price for length, price in zip(certificate.lengths, certificate.prices))
     return Proof(best, Fraction(worth, certificate.denominator), -(-worth // certificate.denominator))

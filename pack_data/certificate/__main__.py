@@ -1,4 +1,5 @@
 """`python -m pack_data.certificate RECIPE`: proves a recipe's lower bound again."""
+
 from __future__ import annotations
 
 from typing import Optional, Sequence
@@ -10,7 +11,9 @@ from pack_data.proof import prove, statement
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = ArgumentParser(
-        prog="python -m pack_data.certificate", description="Proves again the lower bound of a recipe that the optimal packer wrote.")
+        prog="python -m pack_data.certificate",
+        description="Proves again the lower bound of a recipe that the optimal packer wrote.",
+    )
     parser.add_argument("recipe", help="a recipe, written with `python -m pack_data.optimal --out`")
     args = parser.parse_args(argv)
     packing = Packing.load(args.recipe)

@@ -7,6 +7,7 @@ tokens, positions 1.., stand with those of the other sequences from slot 0 on.  
 sequence k at D - k.  Read only: rows come out in the layout of the packed format, [CLS] first in its sequence, and as
 wide: P is predictions of a sequence + D - 1 here and one more there.
 """
+
 from __future__ import annotations
 
 from typing import Dict, Iterator, Mapping
@@ -29,8 +30,18 @@ from pack_data.formats.records import (
 # "number": files in use have these masks in either type.
 FIELDS = tuple(
     tfrecord.Field(f"packed_{name}", "number" if name.endswith("_mask") and name != "input_mask" else "int64")
-    for name in ("input_ids", "input_mask", "segment_ids", "position_ids", "masked_lm_positions", "masked_lm_ids",
-                 "masked_lm_mask", "next_sentence_labels", "next_sentence_mask"))
+    for name in (
+        "input_ids",
+        "input_mask",
+        "segment_ids",
+        "position_ids",
+        "masked_lm_positions",
+        "masked_lm_ids",
+        "masked_lm_mask",
+        "next_sentence_labels",
+        "next_sentence_mask",
+    )
+)
 
 
 def _ten_fields(features: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:

@@ -1,10 +1,11 @@
 """Opens a source: finds its format and what it holds, and reads its records one after another.
 
-    source = open_source("wiki/", format="auto", skip_bad=3)
-    source.kind                       # "examples", "packs", "tokens" or "token_packs"
-    for record in source.read(): ...  # record.value, record.origin (file and number), record.foreign
-    source.bad.count                  # bad records skipped in the last reading
+source = open_source("wiki/", format="auto", skip_bad=3)
+source.kind                       # "examples", "packs", "tokens" or "token_packs"
+for record in source.read(): ...  # record.value, record.origin (file and number), record.foreign
+source.bad.count                  # bad records skipped in the last reading
 """
+
 from __future__ import annotations
 
 import importlib
@@ -36,7 +37,14 @@ FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
     "store": ("store", None),
 }
 MAGIC = ((b"\x89HDF\r\n\x1a\n", "hdf5"), (b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrow"))
-SUFFIXES = {"tfrecord": "TFRecord", "tfrecords": "TFRecord", "hdf5": "hdf5", "h5": "hdf5", "parquet": "parquet", "arrow": "arrow"}
+SUFFIXES = {
+    "tfrecord": "TFRecord",
+    "tfrecords": "TFRecord",
+    "hdf5": "hdf5",
+    "h5": "hdf5",
+    "parquet": "parquet",
+    "arrow": "arrow",
+}
 FRAMES_TO_LOOK_AT = 64
 
 
@@ -66,8 +74,10 @@ def files_of(path: str) -> List[str]:
     names = sorted((name for name in os.listdir(path) if os.path.isfile(os.path.join(path, name))), key=_natural)
     named = [name for name in names if _suffix(name) or re.fullmatch(r"part-\d+(-of-\d+)?(\.gz)?", name)]
     if not named:
-        raise ValueError(f"{path}: no data file in this folder; looked for "
-            f"{', '.join('.' + suffix for suffix in SUFFIXES)} and part-NNNNN")
+        raise ValueError(
+            f"{path}: no data file in this folder; looked for "
+            f"{', '.join('.' + suffix for suffix in SUFFIXES)} and part-NNNNN"
+        )
     return [os.path.join(path, name) for name in named]
 
 
@@ -101,7 +111,9 @@ def _tfrecord_format(path: str) -> str:
             names = set(tfrecord.parse(data))
         except RecordError:
             continue
-        complete = [name for name in ("packed_tfrecord", "mlperf_tfrecord", "cls_last_tfrecord") if _fields(name) <= names]
+        complete = [
+            name for name in ("packed_tfrecord", "mlperf_tfrecord", "cls_last_tfrecord") if _fields(name) <= names
+        ]
         if complete and not (complete[0] == "mlperf_tfrecord" and packed_only & names):
             votes[complete[0]] += 1
     if votes:
@@ -112,8 +124,10 @@ def _tfrecord_format(path: str) -> str:
         raise ValueError(f"{path}: its first records read {found}; name the format (--format, --from-format)")
     if not names:
         raise ValueError(f"{path}: no record of this TFRecord file can be read; name its format to see why")
-    raise ValueError(f"{path}: TFRecord with features {', '.join(sorted(names)[:12])}: no format known here; "
-                     "name the one it should be to see what is missing (--format, --from-format)")
+    raise ValueError(
+        f"{path}: TFRecord with features {', '.join(sorted(names)[:12])}: no format known here; "
+        "name the one it should be to see what is missing (--format, --from-format)"
+    )
 
 
 def detect(path: str) -> str:
@@ -146,7 +160,9 @@ class Source:
     columns: Tuple[str, ...] = ()
     skip_bad: int = 0
     bad: BadRecords = field(default_factory=BadRecords)
-    foreign_lost: Tuple[str, ...] = ()  # foreign columns that examples() could not give to one sequence, or blocks() not hold
+    foreign_lost: Tuple[
+        str, ...
+    ] = ()  # foreign columns that examples() could not give to one sequence, or blocks() not hold
 
     @property
     def unpacked_kind(self) -> str:
@@ -170,7 +186,9 @@ class Source:
         elif self.format == "store":
             yield from module_of("store").sequences(self.path)
         else:
-            checked: Callable[[Any], Tuple[Any, List[Any]]] = checked_pack if self.kind == "packs" else checked_token_pack
+            checked: Callable[[Any], Tuple[Any, List[Any]]] = (
+                checked_pack if self.kind == "packs" else checked_token_pack
+            )
             for record in self.read():
                 if record.foreign:
                     self.foreign_lost = tuple(sorted(set(self.foreign_lost) | set(record.foreign)))
@@ -208,19 +226,29 @@ class Source:
         for record in block:
             tokens = record.value if plain else {"input_ids": record.value.input_ids}
             if plain and list(tokens) != names:
-                raise ValueError(f"{record.origin}: columns {', '.join(tokens)} where the first record has {', '.join(names)}; "
-                    "choose some with --columns")
+                raise ValueError(
+                    f"{record.origin}: columns {', '.join(tokens)} where the first record has {', '.join(names)}; "
+                    "choose some with --columns"
+                )
             length = len(next(iter(tokens.values())))
             if longest is not None and length > longest:
-                raise ValueError(f"{record.origin}: {length} tokens, a pack has {longest} slots (--max-sequence-length); nothing "
-                    "is cut")
+                raise ValueError(
+                    f"{record.origin}: {length} tokens, a pack has {longest} slots (--max-sequence-length); nothing "
+                    "is cut"
+                )
             if scalars and integer_columns(record) != scalars:
-                raise ValueError(f"{record.origin}: the integer columns {', '.join(scalars)} of the first record are not all here")
-        numbers = {name: np.array([integer_value(record.foreign[name]) for record in block], np.int64) for name in scalars}
+                raise ValueError(
+                    f"{record.origin}: the integer columns {', '.join(scalars)} of the first record are not all here"
+                )
+        numbers = {
+            name: np.array([integer_value(record.foreign[name]) for record in block], np.int64) for name in scalars
+        }
         if plain:
             return Sequences.of_tokens(
                 np.array([len(record.value[names[0]]) for record in block], np.int64),
-                {name: np.concatenate([record.value[name] for record in block]) for name in names}, numbers)
+                {name: np.concatenate([record.value[name] for record in block]) for name in names},
+                numbers,
+            )
         made = Sequences.from_examples([record.value for record in block])
         made.scalars.update(numbers)
         return made

@@ -10,6 +10,7 @@ to the sequence that input_mask names at its position.
 Rows are read in slices, in order: the data is usually gzipped in blocks of many rows, and each random row would cost
 a whole block.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, Tuple
@@ -61,8 +62,10 @@ def _columns(path: str, file) -> Dict[str, Any]:
         raise ValueError(f"{path}: has no data set {missing[0]}; it has {', '.join(sorted(found)) or 'none'}")
     for name in needed:
         if not shapes[name] or shapes[name][0] != shapes["input_ids"][0]:
-            raise ValueError(f"{path}: {name} has shape {shapes[name]}, input_ids {shapes['input_ids']}: rows must be equal in "
-                "number")
+            raise ValueError(
+                f"{path}: {name} has shape {shapes[name]}, input_ids {shapes['input_ids']}: rows must be equal in "
+                "number"
+            )
     rows = shapes["input_ids"][0]
     return {name: data for name, data in found.items() if shapes[name] and shapes[name][0] == rows}
 
@@ -95,8 +98,14 @@ def _rows(path: str, columns: Dict[str, Any], bad: BadRecords) -> Iterator[Tuple
 def _example(row: Dict[str, np.ndarray]):
     positions = integers("masked_lm_positions", row["masked_lm_positions"])
     return example_from_row(
-        row["input_ids"], row.get("input_mask"), row["segment_ids"], positions, row["masked_lm_ids"],
-        predictions_by_position(positions), single("next_sentence_labels", row["next_sentence_labels"]))
+        row["input_ids"],
+        row.get("input_mask"),
+        row["segment_ids"],
+        positions,
+        row["masked_lm_ids"],
+        predictions_by_position(positions),
+        single("next_sentence_labels", row["next_sentence_labels"]),
+    )
 
 
 def _pack(row: Dict[str, np.ndarray]):
@@ -104,7 +113,9 @@ def _pack(row: Dict[str, np.ndarray]):
     positions = integers("masked_lm_positions", row["masked_lm_positions"])
     ids = integers("masked_lm_ids", row["masked_lm_ids"])
     if len(ids) != len(positions):
-        raise RecordError(f"masked_lm_positions has {len(positions)} values and masked_lm_ids {len(ids)}, must be equal")
+        raise RecordError(
+            f"masked_lm_positions has {len(positions)} values and masked_lm_ids {len(ids)}, must be equal"
+        )
     if (positions >= len(mask)).any():
         raise RecordError(f"masked_lm_positions holds {positions.max()}, the row has {len(mask)} slots")
     return checked_pack({**row, "masked_lm_weights": np.where(ids != 0, mask[positions], 0)})[0]

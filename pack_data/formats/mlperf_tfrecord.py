@@ -3,6 +3,7 @@
 int64: input_ids, input_mask, segment_ids [S]; masked_lm_positions, masked_lm_ids [P]; next_sentence_labels [1].
 float: masked_lm_weights [P], 1 for a prediction.  P is 20 at S = 128 and 76 at 512; unused values are 0.
 """
+
 from __future__ import annotations
 
 from typing import Iterable, Iterator, Mapping
@@ -25,8 +26,16 @@ from pack_data.sequences import Example
 
 FIELDS = tuple(
     tfrecord.Field(name, "float" if name == "masked_lm_weights" else "int64")
-    for name in ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights",
-                 "next_sentence_labels"))
+    for name in (
+        "input_ids",
+        "input_mask",
+        "segment_ids",
+        "masked_lm_positions",
+        "masked_lm_ids",
+        "masked_lm_weights",
+        "next_sentence_labels",
+    )
+)
 NAMES = [field.name for field in FIELDS]
 
 
@@ -35,11 +44,17 @@ def _value(features: Mapping[str, np.ndarray]) -> Example:
     if len(weights) != len(features["masked_lm_positions"]):
         raise RecordError(
             f"masked_lm_weights has {len(weights)} values and masked_lm_positions "
-            f"{len(features['masked_lm_positions'])}, must be equal")
+            f"{len(features['masked_lm_positions'])}, must be equal"
+        )
     return example_from_row(
-        features["input_ids"], features["input_mask"], features["segment_ids"],
-        features["masked_lm_positions"], features["masked_lm_ids"], predictions_by_weight(weights),
-        single("next_sentence_labels", features["next_sentence_labels"]))
+        features["input_ids"],
+        features["input_mask"],
+        features["segment_ids"],
+        features["masked_lm_positions"],
+        features["masked_lm_ids"],
+        predictions_by_weight(weights),
+        single("next_sentence_labels", features["next_sentence_labels"]),
+    )
 
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:

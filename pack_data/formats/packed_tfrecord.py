@@ -4,6 +4,7 @@ int64: input_ids, input_mask, segment_ids, positions [S]; masked_lm_positions, m
 next_sentence_positions, next_sentence_labels [D].  float: masked_lm_weights [P] (number of the sequence, 0 unused),
 next_sentence_weights [D].  Sequence numbers begin at 1, unused values are 0.
 """
+
 from __future__ import annotations
 
 from typing import Iterable, Iterator
@@ -22,7 +23,12 @@ FIELDS = tuple(tfrecord.Field(name, "float" if name in FLOATS else "int64") for 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The packs of one file, in its order, their rows laid out as they are there."""
     return tfrecord.read_records(
-        path, bad, FIELDS, lambda features: checked_pack(features)[0], lambda rows: together(rows, PACK_FIELDS, consecutive_packs))
+        path,
+        bad,
+        FIELDS,
+        lambda features: checked_pack(features)[0],
+        lambda rows: together(rows, PACK_FIELDS, consecutive_packs),
+    )
 
 
 def shape(path: str) -> RowWidths:

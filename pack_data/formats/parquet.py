@@ -9,6 +9,7 @@ All other columns are foreign and are handed on with their type.
 
 An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; written is the stream.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -70,7 +71,9 @@ def _schema(path: str):
                 schema = file.schema_arrow
         else:
             with arrow.OSFile(path) as file:
-                schema = (arrow.ipc.open_file(file) if magic.startswith(FILE_MAGIC) else arrow.ipc.open_stream(file)).schema
+                schema = (
+                    arrow.ipc.open_file(file) if magic.startswith(FILE_MAGIC) else arrow.ipc.open_stream(file)
+                ).schema
         _ = schema.names  # decoded only here
         return schema
     except _damage() as error:
@@ -80,7 +83,8 @@ def _schema(path: str):
 def _integer_lists(schema) -> List[str]:
     types = _arrow().types
     return [
-        column.name for column in schema
+        column.name
+        for column in schema
         if (types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type))
         and types.is_integer(column.type.value_type)
     ]
@@ -94,7 +98,9 @@ def _kind(path: str, schema, columns: Sequence[str]) -> Tuple[str, Tuple[str, ..
     if columns:
         for name in columns:
             if name not in lists:
-                raise ValueError(f"{path}: {name} is no column of integer lists; those are {', '.join(lists) or 'none'}")
+                raise ValueError(
+                    f"{path}: {name} is no column of integer lists; those are {', '.join(lists) or 'none'}"
+                )
         mask = ("attention_mask",) if "attention_mask" in lists and "attention_mask" not in columns else ()
         return "tokens", tuple(columns) + mask
     if all(name in schema.names for name in PACK_FIELDS):
@@ -150,8 +156,11 @@ def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
             except StopIteration:
                 break
             except _damage() as error:
-                bad.stop(Origin(path, start), f"Arrow cannot read on ({_one_line(error)}): the {start} records before it "
-                                              "were read, how many stand behind it cannot be known")
+                bad.stop(
+                    Origin(path, start),
+                    f"Arrow cannot read on ({_one_line(error)}): the {start} records before it "
+                    "were read, how many stand behind it cannot be known",
+                )
             for at in range(0, batch.num_rows, ROWS):
                 yield start + at, batch.slice(at, ROWS)
             start += batch.num_rows
@@ -184,7 +193,8 @@ class _Lists:
     def __getitem__(self, row: int) -> np.ndarray:
         begin, end = int(self._offsets[row]), int(self._offsets[row + 1])
         if (self._null is not None and self._null[row]) or (
-                self._arrow_values is not None and self._arrow_values.slice(begin, end - begin).null_count):
+            self._arrow_values is not None and self._arrow_values.slice(begin, end - begin).null_count
+        ):
             raise RecordError(f"{self._name} is null or holds a null")
         return self._values[begin:end]
 
@@ -194,7 +204,8 @@ def _tokens(row: Dict[str, np.ndarray]) -> Tokens:
     if len(set(sizes.values())) != 1:
         raise RecordError(
             f"columns of different lengths: {', '.join(f'{name} {size}' for name, size in sizes.items())} "
-            "(name the ones to take with --columns)")
+            "(name the ones to take with --columns)"
+        )
     mask = row.get("attention_mask")
     if mask is not None and len(row) > 1:
         row = {name: values for name, values in row.items() if name != "attention_mask"}
@@ -221,15 +232,25 @@ def _example(row: Dict[str, np.ndarray]):
     else:
         predictions = len(row["masked_lm_positions"])
     return example_from_row(
-        row["input_ids"], row.get("input_mask"), row["segment_ids"], row["masked_lm_positions"], row["masked_lm_ids"],
-        predictions, single("next_sentence_labels", row["next_sentence_labels"]))
+        row["input_ids"],
+        row.get("input_mask"),
+        row["segment_ids"],
+        row["masked_lm_positions"],
+        row["masked_lm_ids"],
+        predictions,
+        single("next_sentence_labels", row["next_sentence_labels"]),
+    )
 
 
 def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
     """The records of one file, in its order."""
     content, own = _kind(path, _schema(path), columns)
     readers: Dict[str, Callable[[Dict[str, np.ndarray]], Any]] = {
-        "packs": lambda row: checked_pack(row)[0], "examples": _example, "tokens": _tokens, "token_packs": dict}
+        "packs": lambda row: checked_pack(row)[0],
+        "examples": _example,
+        "tokens": _tokens,
+        "token_packs": dict,
+    }
     value_of = readers[content]
     batches = _parquet_batches if _magic(path).startswith(PARQUET_MAGIC) else _arrow_batches
     for start, batch in batches(path, bad):
@@ -242,9 +263,16 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
                 value = value_of({name: values[row] for name, values in lists.items()})
                 if content == "token_packs":
                     # Lists of another length are not one value a token: foreign.
-                    others.update({name: values for name, values in value.items()
-                                   if name != "positions" and len(values) != len(value["input_mask"])})
-                    value = checked_token_pack({name: values for name, values in value.items() if name not in others})[0]
+                    others.update(
+                        {
+                            name: values
+                            for name, values in value.items()
+                            if name != "positions" and len(values) != len(value["input_mask"])
+                        }
+                    )
+                    value = checked_token_pack({name: values for name, values in value.items() if name not in others})[
+                        0
+                    ]
             except RecordError as error:
                 bad.add(origin, str(error))
                 continue
@@ -257,11 +285,16 @@ def shape(path: str, columns: Sequence[str] = ()) -> RowWidths:
     content, own = _kind(path, schema, columns)
     if content == "packs":
         for record in read(path, BadRecords(allowed=2**62)):
-            return RowWidths(*(len(record.value[name]) for name in ("input_ids", "masked_lm_positions", "next_sentence_weights")))
+            return RowWidths(
+                *(len(record.value[name]) for name in ("input_ids", "masked_lm_positions", "next_sentence_weights"))
+            )
     if content == "examples" and all(name in own for name in DERIVED):
         batches = _parquet_batches if _magic(path).startswith(PARQUET_MAGIC) else _arrow_batches
         for _, batch in batches(path, BadRecords(allowed=2**62)):
-            rows = [_Lists(name, batch.column(batch.schema.get_field_index(name))) for name in ("input_ids", "masked_lm_positions")]
+            rows = [
+                _Lists(name, batch.column(batch.schema.get_field_index(name)))
+                for name in ("input_ids", "masked_lm_positions")
+            ]
             if batch.num_rows:
                 return RowWidths(*(len(values[0]) for values in rows))
     return RowWidths()
@@ -269,12 +302,17 @@ def shape(path: str, columns: Sequence[str] = ()) -> RowWidths:
 
 # ---- writing -----------------------------------------------------------------------------------------------------
 
-EXAMPLE_TYPES = {"input_ids": np.int32, "segment_ids": np.int8, "masked_lm_positions": np.int32, "masked_lm_ids": np.int32}
+EXAMPLE_TYPES = {
+    "input_ids": np.int32,
+    "segment_ids": np.int8,
+    "masked_lm_positions": np.int32,
+    "masked_lm_ids": np.int32,
+}
 
 
 def _example_row(example) -> Dict[str, np.ndarray]:
     segments = np.zeros(len(example.input_ids), np.int8)
-    segments[example.first_segment_length:] = 1
+    segments[example.first_segment_length :] = 1
     return {
         "input_ids": np.array(example.input_ids, np.int32),
         "segment_ids": segments,
@@ -291,8 +329,15 @@ def _fields(content: str, first: Record):
         own = [(name, arrow.list_(arrow.from_numpy_dtype(np.dtype(kind)))) for name, kind in EXAMPLE_TYPES.items()]
         own.append(("next_sentence_labels", arrow.int8()))
     elif content == "packs":
-        own = [(name, arrow.list_(arrow.float32() if name in ("masked_lm_weights", "next_sentence_weights") else arrow.int32()))
-               for name in PACK_FIELDS]
+        own = [
+            (
+                name,
+                arrow.list_(
+                    arrow.float32() if name in ("masked_lm_weights", "next_sentence_weights") else arrow.int32()
+                ),
+            )
+            for name in PACK_FIELDS
+        ]
     else:
         own = [(name, arrow.list_(arrow.from_numpy_dtype(values.dtype))) for name, values in first.value.items()]
     names = {name for name, _ in own}
@@ -315,8 +360,10 @@ def _column(field, values: List[Any]):
     if all(isinstance(value, np.ndarray) for value in values):
         offsets = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int32)
         return arrow.ListArray.from_arrays(offsets, arrow.array(np.concatenate(values)).cast(field.type.value_type))
-    plain = [value.as_py() if hasattr(value, "as_py") else value.tolist() if isinstance(value, np.ndarray) else value
-             for value in values]
+    plain = [
+        value.as_py() if hasattr(value, "as_py") else value.tolist() if isinstance(value, np.ndarray) else value
+        for value in values
+    ]
     return arrow.array(plain, field.type)
 
 
@@ -326,11 +373,15 @@ def _batch(schema, content: str, records: Sequence[Record]):
         row = {**record.foreign, **(_example_row(record.value) if content == "examples" else record.value)}
         unknown = sorted(set(row) - set(schema.names))
         if unknown:
-            raise ValueError(f"{record.origin}: column {unknown[0]} was not in the first record; a table has its columns from "
-                "the start")
+            raise ValueError(
+                f"{record.origin}: column {unknown[0]} was not in the first record; a table has its columns from "
+                "the start"
+            )
         rows.append(row)
     try:
-        return _arrow().record_batch([_column(field, [row.get(field.name) for row in rows]) for field in schema], schema=schema)
+        return _arrow().record_batch(
+            [_column(field, [row.get(field.name) for row in rows]) for field in schema], schema=schema
+        )
     except _arrow().ArrowException as error:
         raise ValueError(f"{records[0].origin} and the next {len(records) - 1}: {_one_line(error)}") from None
 
@@ -348,8 +399,11 @@ def write(path: str, records: Iterable[Record], content: str, stream: bool) -> i
     schema = _fields(content, first)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(path)) as temporary:
-        writer = arrow.ipc.new_stream(str(temporary), schema) if stream else parquet.ParquetWriter(
-            str(temporary), schema, write_page_checksum=True)
+        writer = (
+            arrow.ipc.new_stream(str(temporary), schema)
+            if stream
+            else parquet.ParquetWriter(str(temporary), schema, write_page_checksum=True)
+        )
         with writer:
             waiting.append(first)
             for record in records:

@@ -10,6 +10,7 @@ Four kinds of content:
 A reader yields a `Record` for each good one, also for all those before a damaged place.
 Records are counted from 0 within their file.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -85,7 +86,9 @@ def real_tokens(input_mask: np.ndarray) -> int:
     if length == 0:
         raise RecordError("input_mask is 0 everywhere, a record needs at least one token")
     if not (input_mask[:length] == 1).all():
-        raise RecordError("input_mask is not ones followed by zeros (a packed row numbers its sequences: is this a packed file?)")
+        raise RecordError(
+            "input_mask is not ones followed by zeros (a packed row numbers its sequences: is this a packed file?)"
+        )
     return length
 
 
@@ -117,10 +120,13 @@ def checked_example(
     if len(masked_lm_positions) != len(masked_lm_ids):
         raise RecordError(
             f"masked_lm_positions has {len(masked_lm_positions)} values and masked_lm_ids "
-                f"{len(masked_lm_ids)}, must be equal")
+            f"{len(masked_lm_ids)}, must be equal"
+        )
     outside = masked_lm_positions >= length
     if outside.any():
-        raise RecordError(f"masked_lm_positions holds {_first(masked_lm_positions, outside)}, the sequence has {length} tokens")
+        raise RecordError(
+            f"masked_lm_positions holds {_first(masked_lm_positions, outside)}, the sequence has {length} tokens"
+        )
     if len(np.unique(masked_lm_positions)) != len(masked_lm_positions):
         raise RecordError("masked_lm_positions names one position twice")
     if next_sentence_label not in (0, 1):
@@ -160,8 +166,15 @@ def example_from_row(
     positions = integers("masked_lm_positions", masked_lm_positions)
     ids = integers("masked_lm_ids", masked_lm_ids)
     if len(positions) != len(ids):
-        raise RecordError(f"masked_lm_positions has {len(positions)} values and masked_lm_ids {len(ids)}, must be equal")
-    if input_ids[length:].any() or segment_ids[length:].any() or positions[predictions:].any() or ids[predictions:].any():
+        raise RecordError(
+            f"masked_lm_positions has {len(positions)} values and masked_lm_ids {len(ids)}, must be equal"
+        )
+    if (
+        input_ids[length:].any()
+        or segment_ids[length:].any()
+        or positions[predictions:].any()
+        or ids[predictions:].any()
+    ):
         raise RecordError("a value behind the last real token or prediction is not 0")
     return checked_example(
         input_ids[:length],
@@ -198,15 +211,19 @@ def row_from_example(example: Example, shape: RowWidths) -> Dict[str, np.ndarray
     """The padded row of an example: int32, [S] and [P], next_sentence_labels [1].  RecordError if it is too long."""
     length, predictions = len(example.input_ids), len(example.masked_lm_positions)
     if shape.max_sequence_length is None or shape.max_predictions is None:
-        raise ValueError("a fixed-width file needs its widths: give --max-sequence-length and --max-predictions-per-sequence")
+        raise ValueError(
+            "a fixed-width file needs its widths: give --max-sequence-length and --max-predictions-per-sequence"
+        )
     if length > shape.max_sequence_length:
         raise RecordError(f"{length} tokens, a row holds {shape.max_sequence_length} (--max-sequence-length)")
     if predictions > shape.max_predictions:
-        raise RecordError(f"{predictions} predictions, a row holds {shape.max_predictions} (--max-predictions-per-sequence)")
+        raise RecordError(
+            f"{predictions} predictions, a row holds {shape.max_predictions} (--max-predictions-per-sequence)"
+        )
     row = {name: np.zeros(shape.max_sequence_length, np.int32) for name in ("input_ids", "input_mask", "segment_ids")}
     row["input_ids"][:length] = example.input_ids
     row["input_mask"][:length] = 1
-    row["segment_ids"][example.first_segment_length:length] = 1
+    row["segment_ids"][example.first_segment_length : length] = 1
     for name in P_FIELDS:
         row[name] = np.zeros(shape.max_predictions, np.int32)
     row["masked_lm_positions"][:predictions] = example.masked_lm_positions
@@ -229,7 +246,9 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
     for group in (S_FIELDS, P_FIELDS, D_FIELDS):
         sizes = {name: len(pack[name]) for name in group}
         if len(set(sizes.values())) != 1:
-            raise RecordError(f"fields of one length differ: {', '.join(f'{name} {size}' for name, size in sizes.items())}")
+            raise RecordError(
+                f"fields of one length differ: {', '.join(f'{name} {size}' for name, size in sizes.items())}"
+            )
     mask, positions = pack["input_mask"], pack["positions"]
     depth = len(pack["next_sentence_weights"])
     padding = mask == 0
@@ -247,13 +266,15 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
     outside = pack["masked_lm_positions"] >= len(mask)
     if outside.any():
         raise RecordError(
-            f"masked_lm_positions holds {_first(pack['masked_lm_positions'], outside)}, the row has {len(mask)} slots")
+            f"masked_lm_positions holds {_first(pack['masked_lm_positions'], outside)}, the row has {len(mask)} slots"
+        )
     stray = (weights != 0) & (mask[pack["masked_lm_positions"]] != weights)
     if stray.any():
         at = int(np.flatnonzero(stray)[0])
         raise RecordError(
             f"masked_lm_weights says sequence {weights[at]} at index {at}, input_mask says "
-                f"{mask[pack['masked_lm_positions'][at]]}")
+            f"{mask[pack['masked_lm_positions'][at]]}"
+        )
     deepest = int(mask.max()) if len(mask) else 0
     if deepest > depth:
         raise RecordError(f"input_mask holds sequence number {deepest}, next_sentence_weights has room for {depth}")
@@ -275,13 +296,15 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
         if int(slots[0]) not in label_of:
             raise RecordError(f"next_sentence_positions does not name slot {slots[0]}, where sequence {number} begins")
         own = np.flatnonzero(weights == number)
-        sequences.append(checked_example(
-            pack["input_ids"][slots],
-            first_segment(pack["segment_ids"][slots], f"segment_ids of sequence {number}"),
-            positions[pack["masked_lm_positions"][own]],
-            pack["masked_lm_ids"][own],
-            label_of[int(slots[0])],
-        ))
+        sequences.append(
+            checked_example(
+                pack["input_ids"][slots],
+                first_segment(pack["segment_ids"][slots], f"segment_ids of sequence {number}"),
+                positions[pack["masked_lm_positions"][own]],
+                pack["masked_lm_ids"][own],
+                label_of[int(slots[0])],
+            )
+        )
     if not sequences:
         raise RecordError("input_mask is 0 everywhere, a pack needs at least one sequence")
     return pack, sequences
@@ -294,7 +317,9 @@ def checked_token_pack(pack: Tokens) -> Tuple[Tokens, List[Tokens]]:
     if not others:
         raise RecordError(f"no column of tokens has as many values as input_mask, {len(mask)}")
     if any(len(values) != len(mask) for values in pack.values()):
-        raise RecordError(f"columns of different lengths: {', '.join(f'{name} {len(values)}' for name, values in pack.items())}")
+        raise RecordError(
+            f"columns of different lengths: {', '.join(f'{name} {len(values)}' for name, values in pack.items())}"
+        )
     if positions[mask == 0].any():
         raise RecordError("positions is not 0 where input_mask says padding")
     sequences = []
@@ -316,17 +341,23 @@ def shape_of_pack(pack: Mapping[str, np.ndarray]) -> RowWidths:
 def pack_from_examples(examples: Sequence[Example], shape: RowWidths) -> Pack:
     """One pack of the given widths, its sequences one behind the other.  Raises RecordError where it would not fit."""
     size, width, depth = shape.of_packs()
-    pack = {name: np.zeros(n, np.int32) for group, n in ((S_FIELDS, size), (P_FIELDS, width), (D_FIELDS, depth)) for name in group}
+    pack = {
+        name: np.zeros(n, np.int32)
+        for group, n in ((S_FIELDS, size), (P_FIELDS, width), (D_FIELDS, depth))
+        for name in group
+    }
     if len(examples) > depth:
         raise RecordError(f"{len(examples)} sequences, a pack holds {depth}")
     slot = prediction = 0
     for number, example in enumerate(examples, 1):
         end, last = slot + len(example.input_ids), prediction + len(example.masked_lm_positions)
         if end > size or last > width:
-            raise RecordError(f"{end} tokens and {last} predictions up to sequence {number}, a pack holds {size} and {width}")
+            raise RecordError(
+                f"{end} tokens and {last} predictions up to sequence {number}, a pack holds {size} and {width}"
+            )
         pack["input_ids"][slot:end] = example.input_ids
         pack["input_mask"][slot:end] = number
-        pack["segment_ids"][slot + example.first_segment_length:end] = 1
+        pack["segment_ids"][slot + example.first_segment_length : end] = 1
         pack["positions"][slot:end] = np.arange(end - slot)
         pack["masked_lm_positions"][prediction:last] = np.asarray(example.masked_lm_positions) + slot
         pack["masked_lm_ids"][prediction:last] = example.masked_lm_ids

@@ -1,4 +1,5 @@
 """The store of this package, as a source of packs and as a target for packs made elsewhere."""
+
 from __future__ import annotations
 
 from itertools import islice
@@ -39,7 +40,7 @@ def _blocks(path: str) -> Iterator[Tuple[int, PackSchema, np.ndarray]]:
         number = 0
         for shard in store.shards():
             for start in range(0, len(shard), PACKS):
-                records = np.array(shard[start:start + PACKS])
+                records = np.array(shard[start : start + PACKS])
                 yield number, store.schema, records
                 number += len(records)
 
@@ -48,12 +49,15 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The packs in order; foreign columns hold one value for each of the pack's sequences, then zeros."""
     for first, schema, records in _blocks(path):
         batch = decode(schema, records)
-        slots = FIELDS if schema.kind == BERT else [column.name for column in schema.on(SLOT)] + ["input_mask", "positions"]
+        slots = (
+            FIELDS if schema.kind == BERT else [column.name for column in schema.on(SLOT)] + ["input_mask", "positions"]
+        )
         for row in range(len(records)):
             yield Record(
                 Origin(path, first + row),
                 {name: batch[name][row] for name in slots},
-                {name: values[row] for name, values in batch.items() if name not in slots})
+                {name: values[row] for name, values in batch.items() if name not in slots},
+            )
 
 
 def sequences(path: str) -> Iterator[Record]:
@@ -61,12 +65,23 @@ def sequences(path: str) -> Iterator[Record]:
     for first, schema, records in _blocks(path):
         block = disassemble(schema, records)
         packs = np.repeat(np.arange(len(records)), (records["lengths"] > 0).sum(axis=1))
-        values: Sequence[Any] = block.to_examples() if schema.kind == BERT else [
-            {name: column[begin:begin + length] for name, column in block.tokens.items()}
-            for begin, length in zip(starts_of(block.lengths), block.lengths)]
-        foreign = [name for name in block.scalars if schema.kind != BERT or name not in ("first_segment_lengths", "next_sentence_labels")]
+        values: Sequence[Any] = (
+            block.to_examples()
+            if schema.kind == BERT
+            else [
+                {name: column[begin : begin + length] for name, column in block.tokens.items()}
+                for begin, length in zip(starts_of(block.lengths), block.lengths)
+            ]
+        )
+        foreign = [
+            name
+            for name in block.scalars
+            if schema.kind != BERT or name not in ("first_segment_lengths", "next_sentence_labels")
+        ]
         for row, value in enumerate(values):
-            yield Record(Origin(path, first + int(packs[row])), value, {name: block.scalars[name][row] for name in foreign})
+            yield Record(
+                Origin(path, first + int(packs[row])), value, {name: block.scalars[name][row] for name in foreign}
+            )
 
 
 def write(path: str, packs: Callable[[], Iterable[Record]], widths: RowWidths) -> int:
@@ -75,7 +90,10 @@ def write(path: str, packs: Callable[[], Iterable[Record]], widths: RowWidths) -
     The packing is kept, but rows take the store's layout (sequences one behind the other) and foreign columns, whose
     meaning within a pack is not known, are not stored.
     """
-    largest = max((max(int(record.value["input_ids"].max()), int(record.value["masked_lm_ids"].max())) for record in packs()), default=0)
+    largest = max(
+        (max(int(record.value["input_ids"].max()), int(record.value["masked_lm_ids"].max())) for record in packs()),
+        default=0,
+    )
     size, predictions, depth = widths.of_packs()
     schema = PackSchema.bert(size, depth, predictions, vocabulary_size=largest + 1)
     writer, records, count = StoreWriter(Path(path), schema), iter(packs()), 0

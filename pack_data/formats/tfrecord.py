@@ -4,6 +4,7 @@ A frame, little endian: uint64 length; uint32 masked CRC32C of those 8 bytes; da
 masked = rotate_right(crc, 15) + 0xa282ead8 mod 2**32 (tensorflow.org, TFRecord guide).  The data is a tf.train.Example
 message, whose schema is built here at run time.  A file may be gzipped, whatever its name.
 """
+
 from __future__ import annotations
 
 import gzip
@@ -106,7 +107,7 @@ class _Gunzip:
     def _salvage(self, inflate: Any, chunk: bytes) -> None:
         for at in range(len(chunk)):
             try:
-                self._buffer += inflate.decompress(chunk[at:at + 1])
+                self._buffer += inflate.decompress(chunk[at : at + 1])
             except zlib.error:
                 return
 
@@ -139,16 +140,24 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
             if len(header) == HEADER.size:
                 length, checksum = HEADER.unpack(header)
                 if masked_crc(header[:8]) != checksum:
-                    bad.stop(origin, f"the checksum of its length is wrong, at byte {position}: the {number} records before "
-                                     "it were read, where the next begins cannot be known (repair or cut the file there)")
+                    bad.stop(
+                        origin,
+                        f"the checksum of its length is wrong, at byte {position}: the {number} records before "
+                        "it were read, where the next begins cannot be known (repair or cut the file there)",
+                    )
                 if length > LARGEST_MESSAGE:
                     bad.stop(origin, f"says it has {length} bytes, at byte {position}: no message is that large")
                 body = source.read(length + CHECKSUM.size)
             if len(header) < HEADER.size or len(body) < length + CHECKSUM.size:
                 if source.broken and "damaged" in source.broken:
-                    bad.stop(origin, f"{source.broken}: the {number} records before it were read, nothing behind it can be")
+                    bad.stop(
+                        origin, f"{source.broken}: the {number} records before it were read, nothing behind it can be"
+                    )
                 if header or source.broken:
-                    bad.add(origin, source.broken or f"the file is cut short in this record, which begins at byte {position}")
+                    bad.add(
+                        origin,
+                        source.broken or f"the file is cut short in this record, which begins at byte {position}",
+                    )
                 return
             if masked_crc(body[:length]) != CHECKSUM.unpack(body[length:])[0]:
                 bad.add(origin, f"the checksum of its data is wrong, at byte {position}")
@@ -192,17 +201,24 @@ def message_class():
     for number, (name, value) in enumerate(lists, 1):
         file.message_type.add(name=name).field.add(name="value", number=1, label=many, type=value)
         feature.field.add(
-            name=f"{name[:-4].lower()}_list", number=number, label=one, type=kind.TYPE_MESSAGE,
-            type_name=f".tensorflow.{name}", oneof_index=0)
+            name=f"{name[:-4].lower()}_list",
+            number=number,
+            label=one,
+            type=kind.TYPE_MESSAGE,
+            type_name=f".tensorflow.{name}",
+            oneof_index=0,
+        )
     features = file.message_type.add(name="Features")
     entry = features.nested_type.add(name="FeatureEntry")
     entry.options.map_entry = True
     entry.field.add(name="key", number=1, label=one, type=kind.TYPE_STRING)
     entry.field.add(name="value", number=2, label=one, type=kind.TYPE_MESSAGE, type_name=".tensorflow.Feature")
     features.field.add(
-        name="feature", number=1, label=many, type=kind.TYPE_MESSAGE, type_name=".tensorflow.Features.FeatureEntry")
+        name="feature", number=1, label=many, type=kind.TYPE_MESSAGE, type_name=".tensorflow.Features.FeatureEntry"
+    )
     file.message_type.add(name="Example").field.add(
-        name="features", number=1, label=one, type=kind.TYPE_MESSAGE, type_name=".tensorflow.Features")
+        name="features", number=1, label=one, type=kind.TYPE_MESSAGE, type_name=".tensorflow.Features"
+    )
     pool.AddSerializedFile(file.SerializeToString())
     return factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
@@ -254,7 +270,12 @@ def _listed(name: str, value: Any) -> np.ndarray:
     if value is None:
         value = []
     values = value if isinstance(value, (list, np.ndarray)) else [value]
-    if len(values) and all(isinstance(item, (bytes, str)) for item in values) or not len(values) and isinstance(values, list):
+    if (
+        len(values)
+        and all(isinstance(item, (bytes, str)) for item in values)
+        or not len(values)
+        and isinstance(values, list)
+    ):
         listed = np.empty(len(values), object)
         listed[:] = [item.encode() if isinstance(item, str) else item for item in values]
         return listed
@@ -283,7 +304,10 @@ def demand(features: Mapping[str, Feature], fields: Iterable[Field]) -> None:
 
 
 def read_records(
-    path: str, bad: BadRecords, fields: Sequence[Field], value_of: Callable[[Mapping[str, Feature]], Value],
+    path: str,
+    bad: BadRecords,
+    fields: Sequence[Field],
+    value_of: Callable[[Mapping[str, Feature]], Value],
     values_of: Callable[[Sequence[Optional[Mapping[str, Feature]]]], List[Optional[Value]]],
 ) -> Iterator[Record]:
     """The records of one file that have `fields`, in its order.

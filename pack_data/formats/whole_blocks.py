@@ -3,6 +3,7 @@
 For any other row the value is None, and the reader checks it alone (records.py), which gives its value or says what is
 wrong with it.
 """
+
 from __future__ import annotations
 
 from typing import Callable, List, Mapping, Optional, Sequence
@@ -15,7 +16,9 @@ from pack_data.sequences import Example
 Rows = Mapping[str, np.ndarray]  # name -> [rows, width]
 
 
-def together(rows: Sequence[Optional[Mapping[str, np.ndarray]]], names: Sequence[str], values_of: Callable[[Rows], List]) -> List:
+def together(
+    rows: Sequence[Optional[Mapping[str, np.ndarray]]], names: Sequence[str], values_of: Callable[[Rows], List]
+) -> List:
     """`values_of` the rows that have the widths of the first one, None for the others (None as a row stays None)."""
     there = [(number, row) for number, row in enumerate(rows) if row is not None]
     values: List = [None] * len(rows)
@@ -61,10 +64,19 @@ def unpacked_examples(rows: Rows) -> List[Optional[Example]]:
     good &= (np.where(used, positions < lengths[:, None], positions == 0) & (positions >= 0)).all(axis=1)
     good &= _distinct(positions, used, S)
     return [
-        Example(ids[row, :length].tolist(), int(first), positions[row, :count].tolist(), labels[row, :count].tolist(), int(label))
-        if fine else None
-        for row, (fine, length, first, count, label) in enumerate(zip(
-            good.tolist(), lengths.tolist(), firsts.tolist(), predictions.tolist(), next_sentence.tolist()))]
+        Example(
+            ids[row, :length].tolist(),
+            int(first),
+            positions[row, :count].tolist(),
+            labels[row, :count].tolist(),
+            int(label),
+        )
+        if fine
+        else None
+        for row, (fine, length, first, count, label) in enumerate(
+            zip(good.tolist(), lengths.tolist(), firsts.tolist(), predictions.tolist(), next_sentence.tolist())
+        )
+    ]
 
 
 def consecutive_packs(rows: Rows) -> List[Optional[Pack]]:
@@ -73,8 +85,13 @@ def consecutive_packs(rows: Rows) -> List[Optional[Pack]]:
     places, weights, used_slots = rows["masked_lm_positions"], rows["masked_lm_weights"], rows["next_sentence_weights"]
     n, S = mask.shape
     D = used_slots.shape[1]
-    if len({rows[name].shape for name in PACK_FIELDS[:4]}) + len({rows[name].shape for name in PACK_FIELDS[4:7]}) + len(
-            {rows[name].shape for name in PACK_FIELDS[7:]}) != 3 or not S:
+    if (
+        len({rows[name].shape for name in PACK_FIELDS[:4]})
+        + len({rows[name].shape for name in PACK_FIELDS[4:7]})
+        + len({rows[name].shape for name in PACK_FIELDS[7:]})
+        != 3
+        or not S
+    ):
         return [None] * n
     # The lengths and first segments of the sequences 1..D give the whole layout; the row must have exactly that one.
     belongs = mask[:, None, :] == np.arange(1, D + 1)[:, None]
@@ -94,7 +111,9 @@ def consecutive_packs(rows: Rows) -> List[Optional[Pack]]:
     good &= (positions == np.where(real, slot - start, 0)).all(axis=1)
     good &= (segments == (real & (slot - start >= first))).all(axis=1) & (~present | (second < lengths)).all(axis=1)
     good &= _ids(rows["input_ids"], real)
-    good &= (used_slots == present).all(axis=1) & (rows["next_sentence_positions"] == np.where(present, starts, 0)).all(axis=1)
+    good &= (used_slots == present).all(axis=1) & (rows["next_sentence_positions"] == np.where(present, starts, 0)).all(
+        axis=1
+    )
     good &= ((rows["next_sentence_labels"] == 0) | (present & (rows["next_sentence_labels"] == 1))).all(axis=1)
     used = weights != 0
     inside = (places >= 0) & (places < S)

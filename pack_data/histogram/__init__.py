@@ -2,6 +2,7 @@
 
 Histograms of parts can be added: `python -m pack_data.histogram FILES` counts files apart and adds them.
 """
+
 from __future__ import annotations
 
 import csv
@@ -36,16 +37,21 @@ class LengthHistogram:
         if counts.ndim != 1 or len(counts) < 2 or not np.issubdtype(counts.dtype, np.integer):
             raise ValueError(
                 f"a histogram needs whole numbers for the lengths 0 to S, S >= 1; got {counts.dtype} of shape "
-                    f"{counts.shape}")
+                f"{counts.shape}"
+            )
         counts = counts.astype(np.int64)
         if counts.min() < 0:
             length = int(np.argmax(counts < 0))
             raise ValueError(f"length {length} occurs {int(counts[length])} times; a count is at least 0")
         if counts[0]:
-            raise ValueError(f"{int(counts[0])} sequences have length 0; a sequence has at least one token, drop them first")
+            raise ValueError(
+                f"{int(counts[0])} sequences have length 0; a sequence has at least one token, drop them first"
+            )
         # Slots are counted in int64; this sum is a float, which cannot overflow.
         if float(counts.sum(dtype=np.float64)) * (len(counts) - 1) >= 2.0**62:
-            raise ValueError(f"{_of(self.name)}the counts add up to 2^62 slots or more, too many to account for; correct the counts")
+            raise ValueError(
+                f"{_of(self.name)}the counts add up to 2^62 slots or more, too many to account for; correct the counts"
+            )
         counts.flags.writeable = False
         object.__setattr__(self, "counts", counts)
 
@@ -64,12 +70,15 @@ class LengthHistogram:
             bad = low if low < 1 else high
             raise ValueError(
                 f"{_of(name)}sequence {int(np.argmax(lengths == bad))} has length {bad}; "
-                f"lengths go from 1 to max_sequence_length = {max_sequence_length}: drop or cut it first")
+                f"lengths go from 1 to max_sequence_length = {max_sequence_length}: drop or cut it first"
+            )
         # NumPy before 2 refuses to count uint64.
         return cls(np.bincount(lengths.astype(np.int64, copy=False), minlength=max_sequence_length + 1), name)
 
     @classmethod
-    def from_csv(cls, path: Union[str, os.PathLike], max_sequence_length: int, name: Optional[str] = None) -> LengthHistogram:
+    def from_csv(
+        cls, path: Union[str, os.PathLike], max_sequence_length: int, name: Optional[str] = None
+    ) -> LengthHistogram:
         """Reads a table with the header `length,count`, each length at most once, in any order."""
         counts = np.zeros(_slots(max_sequence_length) + 1, np.int64)
         seen = set()
@@ -77,7 +86,9 @@ class LengthHistogram:
             try:
                 rows = list(csv.reader(file))
             except (UnicodeDecodeError, csv.Error) as error:
-                raise ValueError(f"{path}: not a text table ({error}); a histogram is a CSV file 'length,count'") from None
+                raise ValueError(
+                    f"{path}: not a text table ({error}); a histogram is a CSV file 'length,count'"
+                ) from None
         if not rows or [field.strip() for field in rows[0]] != ["length", "count"]:
             first = ",".join(rows[0])[:60] if rows else ""
             raise ValueError(f"{path}: the first line is {first!r}; a histogram starts with the line 'length,count'")
@@ -87,11 +98,14 @@ class LengthHistogram:
             try:
                 length, count = (int(field) for field in row)
             except ValueError:
-                raise ValueError(f"{path} line {line}: {','.join(row)[:60]!r} is not two whole numbers 'length,count'") from None
+                raise ValueError(
+                    f"{path} line {line}: {','.join(row)[:60]!r} is not two whole numbers 'length,count'"
+                ) from None
             if not 1 <= length <= max_sequence_length:
                 raise ValueError(
                     f"{path} line {line}: length {length}; lengths go from 1 to max_sequence_length = "
-                        f"{max_sequence_length}")
+                    f"{max_sequence_length}"
+                )
             if length in seen:
                 raise ValueError(f"{path} line {line}: length {length} stands there twice; give each length once")
             if not 0 <= count < 2**62:
@@ -143,7 +157,8 @@ class LengthHistogram:
         if self.longest > _slots(max_sequence_length):
             raise ValueError(
                 f"{_of(self.name)}the longest sequence has {self.longest} tokens; "
-                f"max_sequence_length = {max_sequence_length} is too short for it")
+                f"max_sequence_length = {max_sequence_length} is too short for it"
+            )
         counts = np.zeros(max_sequence_length + 1, np.int64)
         counts[: self.longest + 1] = self.counts[: self.longest + 1]
         return LengthHistogram(counts, self.name)
@@ -155,7 +170,8 @@ class LengthHistogram:
         if other.max_sequence_length != self.max_sequence_length:
             raise ValueError(
                 f"histograms of max_sequence_length {self.max_sequence_length} and {other.max_sequence_length} "
-                "do not add up; bring both to one length with with_max_sequence_length")
+                "do not add up; bring both to one length with with_max_sequence_length"
+            )
         names = [name for name in (self.name, other.name) if name]
         return LengthHistogram(self.counts + other.counts, " + ".join(dict.fromkeys(names)))
 

@@ -1,4 +1,5 @@
 """`python -m pack_data.histogram`: see pack_data.lengths.counting."""
+
 from __future__ import annotations
 
 from pack_data.command import run_main

@@ -2,6 +2,7 @@
 
 Files are counted in parallel, and their histograms are added.
 """
+
 from __future__ import annotations
 
 import bz2
@@ -38,7 +39,9 @@ class _Part(NamedTuple):
     max_sequence_length: Optional[int]  # None: the one that the source states, or its longest sequence
 
 
-def count(sources: Sequence[str], max_sequence_length: Optional[int] = None, workers: Optional[int] = None) -> LengthHistogram:
+def count(
+    sources: Sequence[str], max_sequence_length: Optional[int] = None, workers: Optional[int] = None
+) -> LengthHistogram:
     """One histogram of all sources together.
 
     A source is a shipped name; a packed data set (its manifest knows); a CSV histogram; a text file (.txt, .lengths,
@@ -64,7 +67,9 @@ def _map(parts: List[_Part], workers: int) -> Iterator[LengthHistogram]:
         yield from map(_count_part, parts)
         return
     methods = multiprocessing.get_all_start_methods()
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")) as pool:
+    with ProcessPoolExecutor(
+        workers, multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    ) as pool:
         yield from pool.map(_count_part, parts)
 
 
@@ -116,7 +121,7 @@ def _count_part(part: _Part) -> LengthHistogram:
             lengths = np.load(path, mmap_mode="r", allow_pickle=False).reshape(-1)
         except ValueError as error:
             raise ValueError(f"{path}: not a .npy array of numbers ({error})") from None
-        return _count_blocks(path, (lengths[at:at + _BLOCK] for at in range(0, len(lengths), _BLOCK)), S)
+        return _count_blocks(path, (lengths[at : at + _BLOCK] for at in range(0, len(lengths), _BLOCK)), S)
     return _count_blocks(path, _formats(path), S)
 
 
@@ -128,7 +133,9 @@ def _opened(path: str) -> Iterator[IO[str]]:
         with opener(path, "rt", encoding="utf-8") as file:
             yield file
     except (UnicodeDecodeError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # an error of the file system; those of gzip and bz2 have no number
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # an error of the file system; those of gzip and bz2 have no number
             raise
         raise ValueError(f"{path}: cannot be read as text ({error})") from None
 
@@ -141,10 +148,13 @@ def _lines(path: str) -> Iterator[np.ndarray]:
             try:
                 yield np.array([int(line) for line in lines if line.strip()], np.int64)
             except (ValueError, OverflowError):
-                number, line = next((number, line) for number, line in enumerate(lines, start=at + 1) if not _is_length(line))
+                number, line = next(
+                    (number, line) for number, line in enumerate(lines, start=at + 1) if not _is_length(line)
+                )
                 raise ValueError(
                     f"{path} line {number}: {line.strip()[:60]!r} is not a length; give one whole number in each "
-                    "line, or a histogram that starts with the line 'length,count'") from None
+                    "line, or a histogram that starts with the line 'length,count'"
+                ) from None
             at += len(lines)
 
 
@@ -190,7 +200,8 @@ def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> 
         if len(wrong):
             raise ValueError(
                 f"{path}: sequence {at + int(wrong[0])} has length {int(lengths[wrong[0]])}; "
-                f"lengths go from 1 to {'max_sequence_length = ' if S else ''}{limit}: drop or cut it first")
+                f"lengths go from 1 to {'max_sequence_length = ' if S else ''}{limit}: drop or cut it first"
+            )
         block = np.bincount(lengths)
         if len(block) > len(counts):
             counts = np.pad(counts, (0, len(block) - len(counts)))
@@ -213,7 +224,11 @@ def summary(histogram: LengthHistogram) -> str:
         ("shortest", f"{histogram.shortest:,}", ""),
         ("median", f"{histogram.median_length:,}", ""),
         ("mean", f"{histogram.mean_length:,.1f}", ""),
-        ("longest", f"{histogram.longest:,}", f"{full / sequences:.1%} fill all {S} slots" if full else f"of {S} slots"),
+        (
+            "longest",
+            f"{histogram.longest:,}",
+            f"{full / sequences:.1%} fill all {S} slots" if full else f"of {S} slots",
+        ),
         ("padding", f"{histogram.padding_share:.1%}", "of all slots, if each sequence is padded to the end"),
         ("speed-up", f"{histogram.theoretical_speedup:.3f}", "possible by packing without any padding"),
     ]
@@ -230,8 +245,10 @@ def _picture(histogram: LengthHistogram, rows: int = 16, width: int = 50) -> Lis
     lines = []
     for low, high, total in zip(edges[:-1] + 1, edges[1:], totals.tolist()):
         bar = "#" * round(width * total / totals.max())
-        lines.append(f"  {low:>{digits},} to {high:>{digits},}  {total / histogram.sequences:6.1%}  "
-            f"{bar or ('.' if total else '')}".rstrip())
+        lines.append(
+            f"  {low:>{digits},} to {high:>{digits},}  {total / histogram.sequences:6.1%}  "
+            f"{bar or ('.' if total else '')}".rstrip()
+        )
     return lines
 
 
@@ -263,18 +280,28 @@ def plot(histogram: LengthHistogram, path: str) -> None:
     shares = np.add.reduceat(histogram.counts, np.minimum(edges[:-1], S)) / max(histogram.sequences, 1)
     axes.bar(edges[:-1], shares, width=step, align="edge", color="#2b6cb0")
     axes.axvline(histogram.mean_length, color="#c05621", linewidth=1, label=f"mean {histogram.mean_length:.0f}")
-    axes.axvline(histogram.median_length, color="#c05621", linewidth=1, linestyle="--", label=f"median {histogram.median_length}")
+    axes.axvline(
+        histogram.median_length, color="#c05621", linewidth=1, linestyle="--", label=f"median {histogram.median_length}"
+    )
     axes.set_xlim(0, S + step)
     others = float(shares[:-1].max(initial=0.0))
     if shares[-1] > 3 * others > 0:  # many sequences were cut to S: that bar would make all others invisible
         axes.set_ylim(0, 1.5 * others)
         axes.annotate(
-            f"{shares[-1]:.1%}", (S + step / 2, 1.5 * others), (-6, -6), textcoords="offset points", ha="right", va="top",
-            color="#2b6cb0")
+            f"{shares[-1]:.1%}",
+            (S + step / 2, 1.5 * others),
+            (-6, -6),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            color="#2b6cb0",
+        )
     axes.set_xlabel("sequence length in tokens" + (f", in steps of {step}" if step > 1 else ""))
     axes.set_ylabel("share of the sequences")
-    axes.set_title(f"{histogram.name}: {histogram.padding_share:.1%} padding, theoretical speed-up "
-        f"{histogram.theoretical_speedup:.2f}")
+    axes.set_title(
+        f"{histogram.name}: {histogram.padding_share:.1%} padding, theoretical speed-up "
+        f"{histogram.theoretical_speedup:.2f}"
+    )
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.6, 1.0))
     save(figure, path)
 
@@ -285,12 +312,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         description="How long the sequences of a data set are, and what packing them can bring.\n\n"
         f"A source is a shipped name ({', '.join(PUBLISHED)}), a packed data set, a CSV 'length,count',\n"
         "a text file with a length in each line (also .gz, .xz, .bz2), a .npy array of lengths, or a TFRecord,\n"
-        "HDF5, Parquet or Arrow file of sequences.  Several sources are counted in parallel and added up.")
+        "HDF5, Parquet or Arrow file of sequences.  Several sources are counted in parallel and added up.",
+    )
     parser.add_argument("sources", nargs="*", default=[PUBLISHED[0]], metavar="SOURCE", help=f"default {PUBLISHED[0]}")
     parser.add_argument(
-        "--max-sequence-length", type=positive_int, metavar="S",
-        help="slots in a pack; else what a source states, or the longest sequence")
-    parser.add_argument("--workers", type=positive_int, metavar="N", help="processes; default: one for each file and core, if there is much to read")
+        "--max-sequence-length",
+        type=positive_int,
+        metavar="S",
+        help="slots in a pack; else what a source states, or the longest sequence",
+    )
+    parser.add_argument(
+        "--workers",
+        type=positive_int,
+        metavar="N",
+        help="processes; default: one for each file and core, if there is much to read",
+    )
     parser.add_argument("--out", metavar="CSV", help="write the histogram as 'length,count'")
     parser.add_argument("--plot", metavar="FILE", help="draw it (Figure 1 of the paper) as .png, .pdf or .svg")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the summary")

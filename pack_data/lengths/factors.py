@@ -1,4 +1,5 @@
 """The packing factor of a data set that does not exist yet: given, of a histogram, or the paper's."""
+
 from __future__ import annotations
 
 import argparse
@@ -27,7 +28,8 @@ def parse_factor(text: str) -> float:
         return checked_factor(float(text))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no packing factor: a pack holds at least one sequence; give a number from 1 on") from None
+            f"{text!r} is no packing factor: a pack holds at least one sequence; give a number from 1 on"
+        ) from None
 
 
 def checked_factor(value: float) -> float:
@@ -43,7 +45,11 @@ def published_for(slots: int) -> Optional[LengthHistogram]:
 
 
 def planned_factor(
-    slots: int, packer: str, max_sequences_per_pack: Optional[int], *, given: Optional[float] = None,
+    slots: int,
+    packer: str,
+    max_sequences_per_pack: Optional[int],
+    *,
+    given: Optional[float] = None,
     histogram: Optional[LengthHistogram] = None,
     factor_of: Optional[Callable[[LengthHistogram, str, Optional[int]], float]] = None,
 ) -> Optional[PackingFactor]:
@@ -63,12 +69,18 @@ def planned_factor(
         return PackingFactor(value, f"{which}, packed by {packer}")
     if slots in PAPER_FACTORS:
         return PackingFactor(
-            PAPER_FACTORS[slots], f"the paper's Table 2 for {slots} slots (packedBERT); the data set's own counts once it is built")
+            PAPER_FACTORS[slots],
+            f"the paper's Table 2 for {slots} slots (packedBERT); the data set's own counts once it is built",
+        )
     return None
 
 
 @lru_cache(maxsize=None)
 def _packed_factor(histogram: LengthHistogram, packer: str, max_sequences_per_pack: Optional[int]) -> float:
-    print(f"packing the histogram {histogram.name} with {packer} for its packing factor; --packing-factor saves the "
-          "seconds", file=sys.stderr, flush=True)
+    print(
+        f"packing the histogram {histogram.name} with {packer} for its packing factor; --packing-factor saves the "
+        "seconds",
+        file=sys.stderr,
+        flush=True,
+    )
     return get_packer(packer)(histogram, max_sequences_per_pack=max_sequences_per_pack).packing_factor

@@ -2,6 +2,7 @@
 
 The same specification always gives the same histogram: the seed is part of it (default 0).
 """
+
 from __future__ import annotations
 
 import math
@@ -42,7 +43,9 @@ def synthetic_histogram(specification: str) -> LengthHistogram:
     for key, least in (("max", 1), ("n", 1), ("min", 1), ("seed", 0)):
         if key in values:
             if not values[key].is_integer() or values[key] < least:
-                raise ValueError(f"--synthetic {specification}: {key}={values[key]:g} is not a whole number of at least {least}")
+                raise ValueError(
+                    f"--synthetic {specification}: {key}={values[key]:g} is not a whole number of at least {least}"
+                )
             values[key] = int(values[key])
     values.setdefault("seed", 0)
     try:
@@ -54,10 +57,10 @@ def synthetic_histogram(specification: str) -> LengthHistogram:
 def _lognormal(rng: np.random.Generator, *, max: int, n: int, sigma: float = 1.0, **centre: float) -> np.ndarray:
     if len(centre) != 1:
         raise ValueError("give one of mean, mode and median")
-    (kind, value), = centre.items()
+    ((kind, value),) = centre.items()
     if value <= 0 or sigma < 0:
         raise ValueError(f"{kind} has to be positive, sigma at least 0")
-    shift = {"mean": -sigma**2 / 2, "mode": sigma**2, "median": 0.0}[kind]
+    shift = {"mean": -(sigma**2) / 2, "mode": sigma**2, "median": 0.0}[kind]
     lengths = np.rint(rng.lognormal(math.log(value) + shift, sigma, n))
     return np.bincount(np.clip(lengths, 1, max).astype(np.int64), minlength=max + 1)
 

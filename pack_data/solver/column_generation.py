@@ -11,6 +11,7 @@ lengths at once. Source: Gilmore and Gomory, "A linear programming approach to t
 are smoothed towards the best ones so far: Pessoa, Sadykov, Uchoa and Vanderbeck, "Automation and combination of
 linear-programming based stabilization techniques in column generation" (2018).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ class PackTables:
         self._enough = max_sequence_length // max(1, int(self._steps[0])) if len(self._steps) else 1
         products = 2 * int(np.ceil(np.log2(max(2, most_sequences)))) - 1
         self._single = most_sequences <= _DEEP and (
-            most_sequences * len(self._steps) * (_CALL + len(steps)) < products * len(steps) ** 2 / 2)
+            most_sequences * len(self._steps) * (_CALL + len(steps)) < products * len(steps) ** 2 / 2
+        )
 
     def _parts(self, sequences: int) -> Tuple[int, int]:
         """Sequences in the two factors of the product."""
@@ -78,7 +80,7 @@ class PackTables:
             return before
         table = before.copy()
         for step, price in zip(self._steps.tolist(), one[self._steps].tolist()):
-            np.maximum(table[step:], before[:len(before) - step] + price, out=table[step:])
+            np.maximum(table[step:], before[: len(before) - step] + price, out=table[step:])
         return before if (table == before).all() else table
 
     def _product(self, sequences: int) -> np.ndarray:
@@ -232,7 +234,8 @@ def _hats(lengths: np.ndarray, knots: np.ndarray) -> csc_matrix:
     columns = np.arange(m)
     return coo_matrix(
         (np.concatenate([1 - share, share]), (np.concatenate([right - 1, right]), np.concatenate([columns, columns]))),
-        shape=(k, m)).tocsc()
+        shape=(k, m),
+    ).tocsc()
 
 
 def _solve_master(slots: csc_matrix, wanted: np.ndarray) -> _Master:
@@ -283,8 +286,8 @@ class Programme:
         lengths, S = self.lengths, self.S
         if len(lengths) > _CANDIDATES and reach > 1:  # the lengths with the best packs, and other lengths in turn
             value = tables.value(1, lengths) + tables.value(reach - 1, S - lengths)
-            best = lengths[np.argsort(-value, kind="stable")[:_CANDIDATES // 2]]
-            lengths = np.union1d(best, lengths[self._turn % self._stride::self._stride])
+            best = lengths[np.argsort(-value, kind="stable")[: _CANDIDATES // 2]]
+            lengths = np.union1d(best, lengths[self._turn % self._stride :: self._stride])
             self._turn += 1
         return np.hstack([lengths[:, None], tables.packs(reach - 1, S - lengths)])
 
@@ -339,8 +342,9 @@ class Programme:
         """
         lengths, weights, m = self.lengths, self.weights, len(self.lengths)
         first = lengths[:8]
-        special = np.concatenate([
-            first, self.S // 2 + np.arange(2), self.S // 3 + np.arange(2), self.S - first, self.S - first + 1])
+        special = np.concatenate(
+            [first, self.S // 2 + np.arange(2), self.S // 3 + np.arange(2), self.S - first, self.S - first + 1]
+        )
         special = np.clip(np.searchsorted(lengths, special), 0, m - 1)
         knots = np.unique(np.concatenate([np.linspace(0, m - 1, min(m, 24)).round().astype(np.int64), special]))
         settled, settled_bound = 0, self.bound
@@ -385,9 +389,17 @@ class Programme:
 
 
 def relax(
-    lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int, *,
-    seeds: Optional[np.ndarray] = None, good_enough: float = 0.0, incumbent: float = np.inf, rounds: int = 60,
-    exact: bool = False, progress: Progress = lambda value, bound: None,
+    lengths: np.ndarray,
+    counts: np.ndarray,
+    max_sequence_length: int,
+    depth: int,
+    *,
+    seeds: Optional[np.ndarray] = None,
+    good_enough: float = 0.0,
+    incumbent: float = np.inf,
+    rounds: int = 60,
+    exact: bool = False,
+    progress: Progress = lambda value, bound: None,
 ) -> Relaxation:
     """Solves the linear programme over `lengths` (ascending, all with counts > 0), packs of S slots, `depth` sequences.
 

@@ -7,6 +7,7 @@ Both solvers reach the least residual. The fast one is an interior-point method 
 not of the strategies, and then a vertex of the optimal face by linear programming, because the mixture of least
 strategies is the one that rounding hurts least.
 """
+
 from __future__ import annotations
 
 from functools import partial
@@ -38,7 +39,9 @@ def solve_fast(strategies: np.ndarray, weights: np.ndarray, counts: np.ndarray) 
 
 
 def _interior_point(
-    strategies: np.ndarray, weights: np.ndarray, counts: np.ndarray,
+    strategies: np.ndarray,
+    weights: np.ndarray,
+    counts: np.ndarray,
 ) -> Tuple[np.ndarray, np.ndarray]:
     """x > 0 near the minimum of |d - M x| with M = w A, d = w b, |d| of about 1; and s = M^T (M x - d) > 0, its prices.
 
@@ -71,7 +74,12 @@ def _interior_point(
         return min(1.0, float(np.min(-v[falling] / dv[falling], initial=np.inf)))
 
     def direction(
-        factor: Any, primal: np.ndarray, dual: np.ndarray, x: np.ndarray, s: np.ndarray, target: np.ndarray,
+        factor: Any,
+        primal: np.ndarray,
+        dual: np.ndarray,
+        x: np.ndarray,
+        s: np.ndarray,
+        target: np.ndarray,
     ) -> Tuple[np.ndarray, ...]:
         dr = cho_solve(factor, primal - times((target + x * dual) / s), check_finite=False)
         ds = -dual - transposed(dr)
@@ -121,8 +129,13 @@ def _vertex(strategies: np.ndarray, inner: np.ndarray, price: np.ndarray, size: 
     scale = 1e3 / counts.max()  # HiGHS works with absolute tolerances of 1e-7
     # Without presolve, which looks for dominated columns and took up to 60 times as long as the solve.
     found = linprog(
-        1e3 * price[used], A_eq=matrix, b_eq=scale * counts, bounds=(0, None), method="highs-ds",
-        options={"presolve": False})
+        1e3 * price[used],
+        A_eq=matrix,
+        b_eq=scale * counts,
+        bounds=(0, None),
+        method="highs-ds",
+        options={"presolve": False},
+    )
     if found.status != 0:  # the interior mixture has the same residual, with more strategies
         return inner
     mixture = np.zeros(len(inner))

@@ -1,4 +1,5 @@
 """Whole packs from a fractional packing: round down, solve again for the sequences that are left, and repeat."""
+
 from __future__ import annotations
 
 from typing import Callable, Dict, List, Optional, Tuple
@@ -54,7 +55,11 @@ def fill(strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray) -> Tup
 
 
 def follow(
-    strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray, prices: np.ndarray, least: float,
+    strategies: np.ndarray,
+    repeats: np.ndarray,
+    counts: np.ndarray,
+    prices: np.ndarray,
+    least: float,
 ) -> Tuple[Packs, np.ndarray]:
     """Makes packs like these strategies, where the strategies fit the sequences in total but not length by length.
 
@@ -80,9 +85,9 @@ def follow(
             room = S - sum(held)
             worth = prices[list(held)].sum()
             while count:
-                fitting = np.flatnonzero(left[:max(0, min(room, sum(slots) - sum(held))) + 1])
+                fitting = np.flatnonzero(left[: max(0, min(room, sum(slots) - sum(held))) + 1])
                 if not len(fitting) or worth + prices[fitting[-1]] < least:
-                    fitting = np.flatnonzero(left[:max(0, room) + 1])
+                    fitting = np.flatnonzero(left[: max(0, room) + 1])
                     if not len(fitting) or worth + prices[fitting[-1]] < least:
                         break
                 last = int(fitting[-1])
@@ -102,7 +107,7 @@ def _nearest(counts: np.ndarray, length: int, wanted: int) -> List[Tuple[int, in
     start = max(0, min(middle - wanted // 2, int(below[-1]) - wanted))
     first = int(np.searchsorted(below, start, side="right"))
     last = int(np.searchsorted(below, start + wanted, side="left"))
-    ends = np.clip(below[first:last + 1], None, start + wanted)
+    ends = np.clip(below[first : last + 1], None, start + wanted)
     taken = np.diff(np.concatenate([[start], ends]))
     near = np.flatnonzero(taken)
     return list(zip((near + first).tolist(), taken[near].tolist()))
@@ -132,7 +137,10 @@ def _merge(runs: List[List[Tuple[int, int]]], total: int) -> Packs:
 
 
 def whole_packs(
-    relaxation: Relaxation, counts: np.ndarray, max_sequences_per_pack: int, target: int,
+    relaxation: Relaxation,
+    counts: np.ndarray,
+    max_sequences_per_pack: int,
+    target: int,
     progress: Callable[[int], None] = lambda left: None,
 ) -> Packs:
     """Packs `counts` int [S + 1] by a fractional packing of them; stops as soon as `target` packs are enough."""
@@ -159,9 +167,15 @@ def whole_packs(
         if not len(lengths):
             return made
         relaxation = relax(
-            lengths, left[lengths], S, depth_of(lengths), seeds=_on(lengths, relaxation.strategies, S),
-            good_enough=target - total, rounds=12,
-            exact=placed < 0.1 * relaxation.bound)  # few packs could be made: now the single lengths matter
+            lengths,
+            left[lengths],
+            S,
+            depth_of(lengths),
+            seeds=_on(lengths, relaxation.strategies, S),
+            good_enough=target - total,
+            rounds=12,
+            exact=placed < 0.1 * relaxation.bound,
+        )  # few packs could be made: now the single lengths matter
 
     take = np.floor(relaxation.packs + 1e-6).astype(np.int64)
     while True:
@@ -171,7 +185,8 @@ def whole_packs(
         total += sum(count for _, count in packs)
         progress(int(left.sum()))
         rest = fit_decreasing(
-            LengthHistogram(left), max_sequences_per_pack, lambda free: np.argsort(free, kind="stable"))
+            LengthHistogram(left), max_sequences_per_pack, lambda free: np.argsort(free, kind="stable")
+        )
         complete = total + sum(count for _, count in rest)
         if best is None or complete < best_total:
             best, best_total = made + rest, complete
@@ -179,8 +194,15 @@ def whole_packs(
             return best
         lengths = np.flatnonzero(left)
         relaxation = relax(
-            lengths, left[lengths], S, depth_of(lengths), seeds=_on(lengths, pool, S), good_enough=target - total,
-            rounds=8, exact=True)
+            lengths,
+            left[lengths],
+            S,
+            depth_of(lengths),
+            seeds=_on(lengths, pool, S),
+            good_enough=target - total,
+            rounds=8,
+            exact=True,
+        )
         if total + np.ceil(relaxation.bound - 1e-6) >= best_total:  # no better packing is left
             return best
         take = _round(relaxation, left)
@@ -200,7 +222,8 @@ def _round(relaxation: Relaxation, counts: np.ndarray) -> np.ndarray:
     fraction = packs - take
     wanted = max(1, int(0.5 * packs.sum()))
     used = np.bincount(
-        relaxation.strategies.ravel(), np.repeat(take, relaxation.strategies.shape[1]), minlength=len(counts))
+        relaxation.strategies.ravel(), np.repeat(take, relaxation.strategies.shape[1]), minlength=len(counts)
+    )
     left = counts - used.astype(np.int64)
     left[0] = 0  # empty slots, which need no sequences
     total = int(take.sum())

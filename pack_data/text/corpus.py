@@ -4,6 +4,7 @@ One document is in memory at a time, and one of more than a million characters i
 does not grow with the corpus. A line that cannot be read is an error that names file and line; or it is left out and
 counted (`BadRecords`).
 """
+
 from __future__ import annotations
 
 import ast
@@ -42,8 +43,9 @@ class Document(NamedTuple):
     continues: bool = False  # whether it continues the document before it, which was too long
 
 
-def documents(source: Union[str, Path], *, json_field: str = "text", separator: str = "file",
-              bad: Optional[BadRecords] = None) -> Iterator[Document]:
+def documents(
+    source: Union[str, Path], *, json_field: str = "text", separator: str = "file", bad: Optional[BadRecords] = None
+) -> Iterator[Document]:
     """The documents of a file, a folder (all files below it, in order of their paths) or the `embedded` corpus.
 
     JSONL (.json, .jsonl, .ndjson): each line is an object with a text in `json_field`. Any other file is UTF-8 text;
@@ -65,9 +67,13 @@ def source_files(source: Union[str, Path]) -> List[Path]:
         return [path]
     if not path.is_dir():
         raise ValueError(
-            f"{source}: no such file or folder; give a text or JSONL file, a folder of them, or '{EMBEDDED}'")
-    files = sorted(item for item in path.rglob("*")
-                   if item.is_file() and not any(part.startswith(".") for part in item.relative_to(path).parts))
+            f"{source}: no such file or folder; give a text or JSONL file, a folder of them, or '{EMBEDDED}'"
+        )
+    files = sorted(
+        item
+        for item in path.rglob("*")
+        if item.is_file() and not any(part.startswith(".") for part in item.relative_to(path).parts)
+    )
     if not files:
         raise ValueError(f"{source}: the folder holds no files; a corpus needs at least one")
     return files
@@ -78,8 +84,9 @@ def relative_name(path: Path, source: Union[str, Path]) -> str:
     return path.name if path == Path(source) else path.relative_to(source).as_posix()
 
 
-def file_documents(path: Path, *, json_field: str = "text", separator: str = "file",
-                   bad: Optional[BadRecords] = None) -> Iterator[Document]:
+def file_documents(
+    path: Path, *, json_field: str = "text", separator: str = "file", bad: Optional[BadRecords] = None
+) -> Iterator[Document]:
     """The documents of one file; see `documents`."""
     bad = BadRecords() if bad is None else bad
     suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED_SUFFIXES]
@@ -125,8 +132,10 @@ def _json_documents(path: Path, handle: IO[str], json_field: str, bad: BadRecord
         if len(line) == LONGEST_JSON_LINE and not line.endswith("\n"):
             while line and not line.endswith("\n"):
                 line = handle.readline(LONGEST_JSON_LINE)
-            bad.add(Origin(str(path), number, "line"),
-                    f"longer than {LONGEST_JSON_LINE:,} characters; cut it into several documents")
+            bad.add(
+                Origin(str(path), number, "line"),
+                f"longer than {LONGEST_JSON_LINE:,} characters; cut it into several documents",
+            )
         elif line.strip():
             try:
                 text = _json_text(line, json_field)
@@ -194,7 +203,7 @@ def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
         line = handle.readline(LONGEST_DOCUMENT)
         if not line:
             break
-        if line.endswith("\n") or len(line) < LONGEST_DOCUMENT:      # a whole line; the last may have no line end
+        if line.endswith("\n") or len(line) < LONGEST_DOCUMENT:  # a whole line; the last may have no line end
             yield number, (rest + line).strip()
             number, rest = number + 1, ""
             continue
@@ -251,7 +260,7 @@ def _embedded() -> Iterator[Document]:
             except (SyntaxError, ValueError):
                 continue
         lines = [line for text in _docstrings(tree) for line in _paragraphs(text)]
-        yield from _cut(".".join(parts)[:-len(".py")], lines)
+        yield from _cut(".".join(parts)[: -len(".py")], lines)
 
     from pydoc_data import topics
 
@@ -280,9 +289,70 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 # A full stop after one of these, or after a single capital, ends no sentence.
 _ABBREVIATIONS = frozenset(
-    ["mr", "mrs", "ms", "dr", "prof", "rev", "hon", "st", "sr", "jr", "vs", "cf", "no", "nos", "fig", "figs", "eq", "sec", "vol", "vols", "pp", "ed", "eds", "al", "inc", "ltd", "co", "corp", "gen", "col", "lt", "sgt", "capt", "maj", "rep", "sen", "gov", "pres", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec", "approx", "dept", "est", "e.g", "i.e", "viz", "u.s", "u.k"])
+    [
+        "mr",
+        "mrs",
+        "ms",
+        "dr",
+        "prof",
+        "rev",
+        "hon",
+        "st",
+        "sr",
+        "jr",
+        "vs",
+        "cf",
+        "no",
+        "nos",
+        "fig",
+        "figs",
+        "eq",
+        "sec",
+        "vol",
+        "vols",
+        "pp",
+        "ed",
+        "eds",
+        "al",
+        "inc",
+        "ltd",
+        "co",
+        "corp",
+        "gen",
+        "col",
+        "lt",
+        "sgt",
+        "capt",
+        "maj",
+        "rep",
+        "sen",
+        "gov",
+        "pres",
+        "jan",
+        "feb",
+        "mar",
+        "apr",
+        "jun",
+        "jul",
+        "aug",
+        "sep",
+        "sept",
+        "oct",
+        "nov",
+        "dec",
+        "approx",
+        "dept",
+        "est",
+        "e.g",
+        "i.e",
+        "viz",
+        "u.s",
+        "u.k",
+    ]
+)
 _SENTENCE_END = re.compile(
-    r"[.!?]+[\"')\]\u201d\u2019]*(?P<gap>\s+)(?=[\"'(\[\u201c\u2018]*[^\Wa-z_])|(?<=[\u3002\uff01\uff1f])(?P<none>)(?=.)")
+    r"[.!?]+[\"')\]\u201d\u2019]*(?P<gap>\s+)(?=[\"'(\[\u201c\u2018]*[^\Wa-z_])|(?<=[\u3002\uff01\uff1f])(?P<none>)(?=.)"
+)
 _LAST_WORD = re.compile(r"(?:\w|\.(?=\w))+$")
 
 
@@ -294,8 +364,8 @@ def split_sentences(line: str) -> List[str]:
     """
     sentences, start = [], 0
     for match in _SENTENCE_END.finditer(line):
-        if match.group("gap") is not None and line[match.start():match.start() + 2].rstrip() == ".":
-            word = _LAST_WORD.search(line[max(start, match.start() - 20):match.start()])
+        if match.group("gap") is not None and line[match.start() : match.start() + 2].rstrip() == ".":
+            word = _LAST_WORD.search(line[max(start, match.start() - 20) : match.start()])
             if word and (word.group().lower() in _ABBREVIATIONS or (len(word.group()) == 1 and word.group().isupper())):
                 continue
         end = match.start("gap") if match.group("gap") is not None else match.start("none")

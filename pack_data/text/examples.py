@@ -5,6 +5,7 @@ replaced by text from another document (label 1); the replaced sentences go into
 trimmed to fit. 15 % of the tokens are masked: 80 % of these become [MASK], 10 % stay, 10 % become a random token. The
 loop over sentences works on integers; everything that concerns tokens is vectorised.
 """
+
 from __future__ import annotations
 
 import random
@@ -31,9 +32,13 @@ class ExampleOptions:
 
     def __post_init__(self) -> None:
         if self.max_sequence_length < 5:
-            raise ValueError(f"max_sequence_length is {self.max_sequence_length}; [CLS] a [SEP] b [SEP] needs at least 5")
+            raise ValueError(
+                f"max_sequence_length is {self.max_sequence_length}; [CLS] a [SEP] b [SEP] needs at least 5"
+            )
         if self.max_predictions_per_sequence < 1:
-            raise ValueError(f"max_predictions_per_sequence is {self.max_predictions_per_sequence}; at least 1 token is masked")
+            raise ValueError(
+                f"max_predictions_per_sequence is {self.max_predictions_per_sequence}; at least 1 token is masked"
+            )
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}; a seed is at least 0")
         if self.duplication_factor < 1:
@@ -104,12 +109,16 @@ def _segment_pairs(documents: TokenisedDocuments, options: ExampleOptions, rng: 
                         break
                 start = rng.randint(document_starts[other], document_starts[other + 1] - 1)
                 end = start + 1
-                while end < document_starts[other + 1] and sentence_starts[end] - sentence_starts[start] < target - length:
+                while (
+                    end < document_starts[other + 1] and sentence_starts[end] - sentence_starts[start] < target - length
+                ):
                     end += 1
                 pairs.append((begin, length, sentence_starts[start], sentence_starts[end] - sentence_starts[start], 1))
                 first = sentence = cut
             else:
-                pairs.append((begin, length, sentence_starts[cut], sentence_starts[sentence + 1] - sentence_starts[cut], 0))
+                pairs.append(
+                    (begin, length, sentence_starts[cut], sentence_starts[sentence + 1] - sentence_starts[cut], 0)
+                )
                 first = sentence = sentence + 1
     return np.array(pairs, dtype=np.int64).reshape(-1, 5)
 
@@ -131,14 +140,23 @@ def _trim(pairs: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
     return trimmed
 
 
-def _mask(ids: np.ndarray, lengths: np.ndarray, special: np.ndarray, mask_id: int, vocabulary_size: int,
-          options: ExampleOptions, rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _mask(
+    ids: np.ndarray,
+    lengths: np.ndarray,
+    special: np.ndarray,
+    mask_id: int,
+    vocabulary_size: int,
+    options: ExampleOptions,
+    rng: np.random.Generator,
+) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Masks `ids` (flat, in place): counts [n], positions and original ids of the masked tokens (flat).
 
     Each token that is not special gets a random key, and a sequence's smallest keys are masked: a uniform choice
     without replacement.
     """
-    counts = np.minimum(masked_count(lengths, options.max_predictions_per_sequence, options.masked_lm_probability), lengths - 3)
+    counts = np.minimum(
+        masked_count(lengths, options.max_predictions_per_sequence, options.masked_lm_probability), lengths - 3
+    )
     keys = rng.random(len(ids))
     keys[special] = 1.0
     rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -151,7 +169,9 @@ def _mask(ids: np.ndarray, lengths: np.ndarray, special: np.ndarray, mask_id: in
     return counts, chosen - np.repeat(starts_of(lengths), counts), labels
 
 
-def make_examples(documents: TokenisedDocuments, vocabulary: Vocabulary, options: ExampleOptions, part: int = 0) -> Sequences:
+def make_examples(
+    documents: TokenisedDocuments, vocabulary: Vocabulary, options: ExampleOptions, part: int = 0
+) -> Sequences:
     """The examples of these documents: duplication_factor passes, each with new segments and a new masking.
 
     part: the number of this block of documents in the corpus; with the seed it decides every random choice.
@@ -162,12 +182,19 @@ def make_examples(documents: TokenisedDocuments, vocabulary: Vocabulary, options
             break
         rng = np.random.default_rng([options.seed, part, repetition])
         pairs = _segment_pairs(documents, options, random.Random(f"{options.seed} {part} {repetition}"))
-        passes.append(_with_masks(documents, _trim(pairs, options.max_sequence_length - 3, rng), vocabulary, options, rng))
+        passes.append(
+            _with_masks(documents, _trim(pairs, options.max_sequence_length - 3, rng), vocabulary, options, rng)
+        )
     return Sequences.concatenate(passes) if passes else Sequences.from_examples([])
 
 
-def _with_masks(documents: TokenisedDocuments, pairs: np.ndarray, vocabulary: Vocabulary, options: ExampleOptions,
-                rng: np.random.Generator) -> Sequences:
+def _with_masks(
+    documents: TokenisedDocuments,
+    pairs: np.ndarray,
+    vocabulary: Vocabulary,
+    options: ExampleOptions,
+    rng: np.random.Generator,
+) -> Sequences:
     a_start, a_length, b_start, b_length, label = pairs.T
     lengths = a_length + b_length + 3
     starts = starts_of(lengths)
@@ -177,13 +204,20 @@ def _with_masks(documents: TokenisedDocuments, pairs: np.ndarray, vocabulary: Vo
     ids[middle] = ids[end] = vocabulary.ids["[SEP]"]
     ids[ragged_index(starts + 1, a_length)] = documents.ids[ragged_index(a_start, a_length)]
     ids[ragged_index(middle + 1, b_length)] = documents.ids[ragged_index(b_start, b_length)]
-    counts, positions, labels = _mask(ids, lengths, np.concatenate([starts, middle, end]), vocabulary.ids["[MASK]"],
-                                      len(vocabulary), options, rng)
-    return Sequences(lengths, {"input_ids": ids}, counts, {"masked_lm_positions": positions, "masked_lm_ids": labels},
-                     {"first_segment_lengths": a_length + 2, "next_sentence_labels": label})
+    counts, positions, labels = _mask(
+        ids, lengths, np.concatenate([starts, middle, end]), vocabulary.ids["[MASK]"], len(vocabulary), options, rng
+    )
+    return Sequences(
+        lengths,
+        {"input_ids": ids},
+        counts,
+        {"masked_lm_positions": positions, "masked_lm_ids": labels},
+        {"first_segment_lengths": a_length + 2, "next_sentence_labels": label},
+    )
 
 
-def examples_of(documents: Sequence[Document], vocabulary: Vocabulary, options: ExampleOptions,
-                part: int = 0) -> Sequences:
+def examples_of(
+    documents: Sequence[Document], vocabulary: Vocabulary, options: ExampleOptions, part: int = 0
+) -> Sequences:
     """Text to examples: `tokenise`, then `make_examples`."""
     return make_examples(tokenise(documents, vocabulary), vocabulary, options, part)

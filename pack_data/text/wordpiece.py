@@ -1,4 +1,5 @@
 """WordPiece: reads or trains a vocabulary, and turns text into token ids with the `tokenizers` library."""
+
 from __future__ import annotations
 
 import hashlib
@@ -39,7 +40,8 @@ class Vocabulary:
         missing = [token for token in SPECIAL_TOKENS if token not in set(self.tokens)]
         if missing:
             raise ValueError(
-                f"the vocabulary lacks {', '.join(missing)}; BERT needs {' '.join(SPECIAL_TOKENS)}, one token a line")
+                f"the vocabulary lacks {', '.join(missing)}; BERT needs {' '.join(SPECIAL_TOKENS)}, one token a line"
+            )
 
     @cached_property
     def ids(self) -> dict:
@@ -58,7 +60,9 @@ class Vocabulary:
     def _tokenizer(self) -> Tokenizer:
         from tokenizers import models
 
-        tokenizer = _untrained(models.WordPiece(self.ids, unk_token="[UNK]", max_input_chars_per_word=100), self.lower_case)
+        tokenizer = _untrained(
+            models.WordPiece(self.ids, unk_token="[UNK]", max_input_chars_per_word=100), self.lower_case
+        )
         return tokenizer
 
     def encode(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
@@ -67,7 +71,7 @@ class Vocabulary:
         lengths: List[int] = []
         # In blocks: the library's result takes a hundred bytes for each token.
         for start in range(0, len(sentences), 4096):
-            for item in self._tokenizer.encode_batch(list(sentences[start:start + 4096]), add_special_tokens=False):
+            for item in self._tokenizer.encode_batch(list(sentences[start : start + 4096]), add_special_tokens=False):
                 ids.append(np.array(item.ids, dtype=np.int32))
                 lengths.append(len(ids[-1]))
         return np.concatenate(ids), np.array(lengths, dtype=np.int64)
@@ -80,7 +84,8 @@ def _untrained(model: Any, lower_case: bool) -> Tokenizer:
 
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case)
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer
 
@@ -90,7 +95,9 @@ def load_vocabulary(path: Union[str, Path], lower_case: bool = True) -> Vocabula
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such vocabulary; give a vocab.txt, or leave it out to train one on the corpus") from None
+        raise ValueError(
+            f"{path}: no such vocabulary; give a vocab.txt, or leave it out to train one on the corpus"
+        ) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason}); a vocab.txt has one token a line") from None
     lines = text.split("\n")
@@ -127,9 +134,13 @@ def train_vocabulary(documents: Iterable[Document], size: int, lower_case: bool 
         raise ValueError("the corpus holds no text to train a vocabulary on; give a corpus with text in it")
     fixed = [*SPECIAL_TOKENS, *alphabet, *("##" + character for character in alphabet)]
     if size < len(fixed):
-        raise ValueError(f"a vocabulary of {size} tokens has no room for the {len(alphabet)} characters of this corpus; "
-            f"take at least {len(fixed)}")
-    rare = {ord(character): " " for character in characters if character not in set(alphabet) and not character.isspace()}
+        raise ValueError(
+            f"a vocabulary of {size} tokens has no room for the {len(alphabet)} characters of this corpus; "
+            f"take at least {len(fixed)}"
+        )
+    rare = {
+        ord(character): " " for character in characters if character not in set(alphabet) and not character.isspace()
+    }
     trainer = trainers.WordPieceTrainer(vocab_size=size, min_frequency=2, special_tokens=fixed, show_progress=False)
     tokenizer.train_from_iterator((text.translate(rare) if rare else text for text in texts), trainer)
     numbers = tokenizer.get_vocab()

@@ -4,6 +4,7 @@ PopTorch intercepts operators before they are decomposed, so its list has `dropo
 mode of torch sees `native_dropout`, `_to_copy` or `addmm`; :data:`POPTORCH_NAMES` translates.  `ALLOWED` is read from
 the published interface (tests/data/poptorch_api.json).
 """
+
 import json
 from pathlib import Path
 
@@ -16,25 +17,74 @@ ALLOWED = frozenset(API["aten_ops_with_lowering"])
 
 # What torch decomposes an operator into -> the operator as PopTorch registers it.
 POPTORCH_NAMES = {
-    "_to_copy": "to", "native_dropout": "dropout", "bernoulli_": "dropout", "empty_like": "dropout",
+    "_to_copy": "to",
+    "native_dropout": "dropout",
+    "bernoulli_": "dropout",
+    "empty_like": "dropout",
     "_scaled_dot_product_attention_math": "scaled_dot_product_attention",
-    "lift_fresh": "detach", "alias": "detach", "zero_": "zeros_like", "fill_": "full_like", "scalar_tensor": "full",
-    "new_empty": "new_zeros", "empty": "zeros",
+    "lift_fresh": "detach",
+    "alias": "detach",
+    "zero_": "zeros_like",
+    "fill_": "full_like",
+    "scalar_tensor": "full",
+    "new_empty": "new_zeros",
+    "empty": "zeros",
 }
 # Refused whatever the list says: the shape of the result would depend on values, or a value would be read on the host.
-DATA_DEPENDENT = frozenset({
-    "nonzero", "masked_select", "unique", "unique2", "_unique2", "unique_dim", "unique_consecutive",
-    "_local_scalar_dense", "item", "is_nonzero", "equal", "repeat_interleave",
-})
+DATA_DEPENDENT = frozenset(
+    {
+        "nonzero",
+        "masked_select",
+        "unique",
+        "unique2",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "_local_scalar_dense",
+        "item",
+        "is_nonzero",
+        "equal",
+        "repeat_interleave",
+    }
+)
 # Operators that take an integer tensor as an index or a label: there int64 is what torch demands and PopTorch narrows.
-INDEXING = frozenset({
-    "to", "view", "_unsafe_view", "reshape", "flatten", "expand", "unsqueeze", "squeeze", "detach", "clone", "gather", "embedding",
-    "index_select", "nll_loss_forward", "cross_entropy_loss", "argmax", "permute", "transpose", "select", "slice",
-})
-SUPPORTED_TYPES = frozenset({
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.float32,
-    torch.int64, torch.float64,                    # narrowed to int32 and float32
-})
+INDEXING = frozenset(
+    {
+        "to",
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "flatten",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "detach",
+        "clone",
+        "gather",
+        "embedding",
+        "index_select",
+        "nll_loss_forward",
+        "cross_entropy_loss",
+        "argmax",
+        "permute",
+        "transpose",
+        "select",
+        "slice",
+    }
+)
+SUPPORTED_TYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.float16,
+        torch.float32,
+        torch.int64,
+        torch.float64,  # narrowed to int32 and float32
+    }
+)
 
 
 def poptorch_name(func) -> str:
@@ -56,7 +106,8 @@ class Operator:
 
     def __repr__(self):
         return "{}({}) -> {}".format(
-            self.name, ", ".join(describe(t) for t in self.inputs), ", ".join(describe(t) for t in self.outputs))
+            self.name, ", ".join(describe(t) for t in self.inputs), ", ".join(describe(t) for t in self.outputs)
+        )
 
 
 def describe(tensor) -> str:
@@ -86,42 +137,46 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func._schema.name.startswith("prim::"):
-            return func(*args, **kwargs)             # a question about a tensor, such as its device
+            return func(*args, **kwargs)  # a question about a tensor, such as its device
         name = poptorch_name(func)
         inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         raw = func._schema.name.split("::")[1]
         if raw in DATA_DEPENDENT:
-            self._problem("{} depends on values, shapes must be static".format(raw))
+            self._problem(f"{raw} depends on values, shapes must be static")
         if name == "index" and any(
-                t is not None and t.dtype in (torch.bool, torch.uint8) for t in tree_flatten(args[1])[0]):
+            t is not None and t.dtype in (torch.bool, torch.uint8) for t in tree_flatten(args[1])[0]
+        ):
             self._problem("reading with a boolean mask has a data-dependent shape")
         outputs = func(*args, **kwargs)
         made = [t for t in tree_flatten(outputs)[0] if isinstance(t, torch.Tensor)]
         if name not in ALLOWED:
-            self._problem("no lowering for aten::{} ({})".format(name, raw))
+            self._problem(f"no lowering for aten::{name} ({raw})")
         for tensor in inputs:
             if id(tensor) not in self._known and raw != "lift_fresh":
-                self._problem("{} reads a host tensor {} that is no input, parameter or buffer".format(
-                    name, describe(tensor)))
+                self._problem(f"{name} reads a host tensor {describe(tensor)} that is no input, parameter or buffer")
         if raw == "lift_fresh":
-            self._problem("a constant {} is captured from the host; register it as a buffer".format(
-                describe(inputs[0])))
+            self._problem(f"a constant {describe(inputs[0])} is captured from the host; register it as a buffer")
         for tensor in inputs + made:
             if tensor.dtype not in SUPPORTED_TYPES:
-                self._problem("{} in {}: not a type of the device".format(describe(tensor), name))
+                self._problem(f"{describe(tensor)} in {name}: not a type of the device")
             if any(not isinstance(size, int) for size in tensor.shape):
-                self._problem("{} has a dynamic shape".format(name))
+                self._problem(f"{name} has a dynamic shape")
         self.operators.append(Operator(name, inputs, made, self.current_ipu()))
         for tensor in made:
-            self._known[id(tensor)] = tensor          # kept alive, so that no id is used twice
+            self._known[id(tensor)] = tensor  # kept alive, so that no id is used twice
         return outputs
 
 
 def wide_types(operators):
-    """Operators in which int64 or float64 matters: float64 anywhere, int64 where it is more than an index or a label."""
+    """Operators in which int64 or float64 matters: float64 anywhere, int64 where it is more than an index or a
+    label."""
     found = []
     for operator in operators:
         tensors = operator.inputs + operator.outputs
-        if any(t.dtype == torch.float64 for t in tensors) or any(t.dtype == torch.int64 for t in tensors) and operator.name not in INDEXING:
+        if (
+            any(t.dtype == torch.float64 for t in tensors)
+            or any(t.dtype == torch.int64 for t in tensors)
+            and operator.name not in INDEXING
+        ):
             found.append(operator)
     return found

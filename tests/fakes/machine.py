@@ -1,4 +1,6 @@
-"""The computer that the PopTorch stand-in pretends to run on, and what was done on it: read by tests, unknown to PopTorch."""
+"""The computer that the PopTorch stand-in pretends to run on, and what was done on it: read by tests, unknown to
+PopTorch."""
+
 from typing import Any, Dict, List, NamedTuple
 
 

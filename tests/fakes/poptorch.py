@@ -8,6 +8,7 @@ signatures are those of the published interface (tests/data/poptorch_api.json); 
 What it cannot show: memory, speed, the compiler's own limits, half precision as the IPU rounds it, and gelu, which the
 IPU computes by the tanh form.  Where it and PopTorch differ, PopTorch is right.
 """
+
 import copy as _copy
 import enum as _enum
 import inspect as _inspect
@@ -24,8 +25,10 @@ import torch as _torch
 from torch.func import functional_call as _functional_call
 
 from tests.fakes import poptorch_optim as optim
-from tests.fakes.lowering import API as _API, Recorder as _Recorder
-from tests.fakes.machine import CompiledProgram as _CompiledProgram, machine as _machine
+from tests.fakes.lowering import API as _API
+from tests.fakes.lowering import Recorder as _Recorder
+from tests.fakes.machine import CompiledProgram as _CompiledProgram
+from tests.fakes.machine import machine as _machine
 
 __version__ = _API["poptorch_version"]
 
@@ -43,6 +46,7 @@ class UnrecoverableError(Error):
 
 
 # ---------------------------------------------------------------------------------------------------------- enums
+
 
 class OutputMode(_enum.IntEnum):
     Final = 0
@@ -91,9 +95,10 @@ class SharingStrategy(_enum.IntEnum):
 
 # -------------------------------------------------------------------------------------------------------- options
 
+
 def _positive(value, name):
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError("{} must be a whole number above 0, not {!r}".format(name, value))
+        raise ValueError(f"{name} must be a whole number above 0, not {value!r}")
     return value
 
 
@@ -118,7 +123,7 @@ class _Settings:
         return self
 
     def __setattr__(self, name, value):
-        raise AttributeError("{} has no option {}".format(type(self).__name__, name))
+        raise AttributeError(f"{type(self).__name__} has no option {name}")
 
 
 class TensorLocationSettings(_Settings):
@@ -178,9 +183,9 @@ class _PopartOptions(_Settings):
             if key in names:
                 expected = kinds.get(kind, int)
                 if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
-                    raise RuntimeError("backend option {} takes {}, not {!r}".format(key, kind, value))
+                    raise RuntimeError(f"backend option {key} takes {kind}, not {value!r}")
                 return self._set(**{key: value})
-        raise RuntimeError("unknown backend option {}".format(key))
+        raise RuntimeError(f"unknown backend option {key}")
 
     def setEngineOptions(self, engine_options):
         for key, value in engine_options.items():
@@ -205,7 +210,7 @@ class _PrecisionOptions(_Settings):
 
     def setPartialsType(self, dtype):
         if dtype not in (_torch.float16, _torch.float32):
-            raise ValueError("partials are float16 or float32, not {}".format(dtype))
+            raise ValueError(f"partials are float16 or float32, not {dtype}")
         return self._set(partials=dtype)
 
 
@@ -230,12 +235,24 @@ class _TrainingOptions(_Settings):
 class Options(_Settings):
     def __init__(self):
         super().__init__()
-        self._values.update(device_iterations=1, replication_factor=1, output_mode=OutputMode.Default, period=1,
-                            auto_round=False, connection=ConnectionType.Always, strategy=None, memory={})
+        self._values.update(
+            device_iterations=1,
+            replication_factor=1,
+            output_mode=OutputMode.Default,
+            period=1,
+            auto_round=False,
+            connection=ConnectionType.Always,
+            strategy=None,
+            memory={},
+        )
         popart = _PopartOptions(self)
         self.__dict__.update(
-            _popart=popart, _precision=_PrecisionOptions(popart), _training=_TrainingOptions(popart),
-            _locations=_TensorLocationOptions(self), _distributed=_DistributedOptions(self))
+            _popart=popart,
+            _precision=_PrecisionOptions(popart),
+            _training=_TrainingOptions(popart),
+            _locations=_TensorLocationOptions(self),
+            _distributed=_DistributedOptions(self),
+        )
 
     TensorLocations = property(lambda self: self._locations)
     Distributed = property(lambda self: self._distributed)
@@ -257,9 +274,9 @@ class Options(_Settings):
     def setAvailableMemoryProportion(self, available_memory_proportion):
         for key, value in available_memory_proportion.items():
             if not _re.fullmatch(r"IPU\d+", key):
-                raise ValueError("keys are IPU0, IPU1, ..., not {!r}".format(key))
+                raise ValueError(f"keys are IPU0, IPU1, ..., not {key!r}")
             if not 0.0 <= value <= 1.0:
-                raise ValueError("{}: {} is not in 0..1".format(key, value))
+                raise ValueError(f"{key}: {value} is not in 0..1")
         return self._set(memory=dict(available_memory_proportion))
 
     def autoRoundNumIPUs(self, auto_round_num_ipus=True):
@@ -284,8 +301,13 @@ class Options(_Settings):
         return self._set(cycles=_of(bool, log_cycle_count, "log_cycle_count"))
 
     def enableProfiling(self, profile_dir=None):
-        self._popart.setEngineOptions({**self._popart._values.get("engineOptions", {}), "autoReport.all": "true",
-                                       "autoReport.directory": profile_dir or "."})
+        self._popart.setEngineOptions(
+            {
+                **self._popart._values.get("engineOptions", {}),
+                "autoReport.all": "true",
+                "autoReport.directory": profile_dir or ".",
+            }
+        )
         return self._set(profile_dir=profile_dir)
 
     def enableExecutableCaching(self, path):
@@ -322,18 +344,25 @@ class Options(_Settings):
         assert not self.defaultOutputMode(), "An output mode must be picked before serialisation"
         own, training, precision = self._values, self._training._values, self._precision._values
         merged = {
-            "execution_mode": 0,                                         # pipelined
-            "replication_factor": own["replication_factor"], "device_iterations": own["device_iterations"],
-            "output_mode": int(own["output_mode"]), "output_return_period": own["period"],
-            "auto_round_num_ipus": own["auto_round"], "connection_type": int(own["connection"]),
+            "execution_mode": 0,  # pipelined
+            "replication_factor": own["replication_factor"],
+            "device_iterations": own["device_iterations"],
+            "output_mode": int(own["output_mode"]),
+            "output_return_period": own["period"],
+            "auto_round_num_ipus": own["auto_round"],
+            "connection_type": int(own["connection"]),
             "available_memory_proportion": {int(name[3:]): share for name, share in own["memory"].items()},
             "use_model": own.get("ipu_model", False),
             "gradient_accumulation": training["accumulation"],
             "accumulation_and_replication_reduction_type": training["reduction"],
-            "num_distributed_processes": self._distributed.numProcesses, "distributed_process_id": self._distributed.processId,
-            **{f"location_{kind}": {_LOCATION_NAMES[name]: int(value) for name, value in location.items()}
-               for kind, location in self._locations._values.items()},
-            **self._popart._values}
+            "num_distributed_processes": self._distributed.numProcesses,
+            "distributed_process_id": self._distributed.processId,
+            **{
+                f"location_{kind}": {_LOCATION_NAMES[name]: int(value) for name, value in location.items()}
+                for kind, location in self._locations._values.items()
+            },
+            **self._popart._values,
+        }
         if "random_seed" in own:
             merged["random_seed"] = own["random_seed"]
         if "offline" in own:
@@ -341,7 +370,7 @@ class Options(_Settings):
         if "cache" in own:
             merged.update(cachePath=own["cache"], enableEngineCaching=True)
         if "synthetic_data" in own:
-            merged["syntheticDataMode"] = 2 if own["synthetic_data"] else 0     # random normal, off
+            merged["syntheticDataMode"] = 2 if own["synthetic_data"] else 0  # random normal, off
         if "cycles" in own:
             merged["instrumentWithHardwareCycleCounter"] = own["cycles"]
         if "automatic_loss_scaling" in training:
@@ -356,9 +385,12 @@ class Options(_Settings):
         self.__dict__["_frozen"] = True
 
 
-_LOCATION_NAMES = {"on_chip": "onChip", "sharding": "useReplicatedTensorSharding",
-                   "min_elements_for_off_chip": "minElementsForOffChip",
-                   "min_elements_for_replicated_tensor_sharding": "minElementsForReplicatedTensorSharding"}
+_LOCATION_NAMES = {
+    "on_chip": "onChip",
+    "sharding": "useReplicatedTensorSharding",
+    "min_elements_for_off_chip": "minElementsForOffChip",
+    "min_elements_for_replicated_tensor_sharding": "minElementsForReplicatedTensorSharding",
+}
 
 
 class PipelinedExecution:
@@ -369,6 +401,7 @@ class PipelinedExecution:
 
 
 # --------------------------------------------------------------------------------------------- what a graph may say
+
 
 class _Graph:
     """What is being traced: blocks in the order they begin, losses, checkpoints."""
@@ -387,7 +420,7 @@ class _Graph:
             if not runs or runs[-1] != ipu:
                 runs.append(ipu)
         if strategy is not None and strategy._auto_stage == AutoStage.SameAsIpu and len(set(runs)) < len(runs):
-            raise Error("AutoStage.SameAsIpu: stage {} returns to an IPU that an earlier stage left".format(len(runs)))
+            raise Error(f"AutoStage.SameAsIpu: stage {len(runs)} returns to an IPU that an earlier stage left")
         return runs
 
 
@@ -419,7 +452,7 @@ def BeginBlock(layer_to_call, user_id=None, ipu_id=None):
     _of(_torch.nn.Module, layer_to_call, "layer_to_call")
     kind = type(layer_to_call)
     if getattr(kind, "_begins_block", False):
-        raise Error("{} already begins a block".format(kind.__name__))
+        raise Error(f"{kind.__name__} already begins a block")
 
     class _BlockModule(kind):
         _begins_block = True
@@ -446,10 +479,10 @@ def identity_loss(x, reduction):
         result = x.sum()
     elif reduction == "none":
         if x.dim() and x.numel() != 1:
-            raise Error("a loss that is not reduced must be a scalar, not {}".format(list(x.shape)))
+            raise Error(f"a loss that is not reduced must be a scalar, not {list(x.shape)}")
         result = x * 1
     else:
-        raise ValueError("reduction is mean, sum or none, not {!r}".format(reduction))
+        raise ValueError(f"reduction is mean, sum or none, not {reduction!r}")
     if _graph is not None:
         _graph.losses.append(result)
     return result
@@ -464,16 +497,18 @@ def recomputationCheckpoint(*tensors):
 def serializedMatMul(lhs, rhs, mode, factor=0, keep_precision=False):
     _of(MatMulSerializationMode, mode, "mode"), _of(bool, keep_precision, "keep_precision")
     if lhs.dim() != 2 or rhs.dim() != 2:
-        raise Error("the stand-in serialises products of matrices; flatten {} x {}".format(
-            list(lhs.shape), list(rhs.shape)))
-    sizes = {MatMulSerializationMode.InputChannels: lhs.shape[0], MatMulSerializationMode.ReducingDim: lhs.shape[1],
-             MatMulSerializationMode.OutputChannels: rhs.shape[1]}
+        raise Error(f"the stand-in serialises products of matrices; flatten {list(lhs.shape)} x {list(rhs.shape)}")
+    sizes = {
+        MatMulSerializationMode.InputChannels: lhs.shape[0],
+        MatMulSerializationMode.ReducingDim: lhs.shape[1],
+        MatMulSerializationMode.OutputChannels: rhs.shape[1],
+    }
     if _graph is not None:
         _graph.serialised.append((mode, factor))
     if mode == MatMulSerializationMode.Disabled:
         return _torch.matmul(lhs, rhs)
     if factor < 1 or sizes[mode] % factor:
-        raise Error("a factor of {} does not divide {}".format(factor, sizes[mode]))
+        raise Error(f"a factor of {factor} does not divide {sizes[mode]}")
     width = sizes[mode] // factor
     if mode == MatMulSerializationMode.OutputChannels:
         return _torch.cat([_torch.matmul(lhs, part) for part in rhs.split(width, 1)], 1)
@@ -500,19 +535,27 @@ def setLogLevel(level):
 
 # ------------------------------------------------------------------------------------------------------ optimisers
 
-_GLOBAL_CONSTANTS = ("bias_correction", "accum_type", "first_order_momentum_accum_type",
-                     "second_order_momentum_accum_type")
+_GLOBAL_CONSTANTS = (
+    "bias_correction",
+    "accum_type",
+    "first_order_momentum_accum_type",
+    "second_order_momentum_accum_type",
+)
 _GROUP_ATTRIBUTES = ("lr", "betas", "eps", "weight_decay", "max_weight_norm")
 
 
 def _snapshot(optimizer):
     """What the device knows of an optimiser: taken when it is set, never read from the host's object later."""
     if not isinstance(optimizer, optim.Optimizer):
-        raise Error("the stand-in takes optimisers of poptorch.optim, not {}".format(type(optimizer).__name__))
+        raise Error(f"the stand-in takes optimisers of poptorch.optim, not {type(optimizer).__name__}")
     groups = [{name: group[name] for name in _GROUP_ATTRIBUTES if name in group} for group in optimizer.param_groups]
     shared = {name: getattr(optimizer, name) for name in _GLOBAL_CONSTANTS + ("loss_scaling",)}
-    constants = {(number, name): value for number, group in enumerate(groups) for name, value in group.items()
-                 if name != "lr" and optimizer.variable_attrs.isConstant(name)}
+    constants = {
+        (number, name): value
+        for number, group in enumerate(groups)
+        for name, value in group.items()
+        if name != "lr" and optimizer.variable_attrs.isConstant(name)
+    }
     constants.update({name: shared[name] for name in _GLOBAL_CONSTANTS})
     if optimizer.variable_attrs.isConstant("loss_scaling"):
         constants["loss_scaling"] = shared["loss_scaling"]
@@ -520,6 +563,7 @@ def _snapshot(optimizer):
 
 
 # --------------------------------------------------------------------------------------------------------- executor
+
 
 def trainingModel(model, options=None, optimizer=None):
     if optimizer is None:
@@ -531,7 +575,7 @@ def inferenceModel(model, options=None):
     return PoplarExecutor(model.model if isinstance(model, PoplarExecutor) else model, options, False, __version__)
 
 
-_wrapped = _weakref.WeakSet()                 # models that are being trained
+_wrapped = _weakref.WeakSet()  # models that are being trained
 _NARROWED = {_torch.int64: _torch.int32, _torch.float64: _torch.float32}
 
 
@@ -558,14 +602,14 @@ class PoplarExecutor:
             raise AssertionError("Gradient accumulation should be left to its default value (1) for inference")
         for name, buffer in model.named_buffers():
             if type(buffer) is not _torch.Tensor:
-                raise Error("buffer {} must be a plain torch.Tensor".format(name))
+                raise Error(f"buffer {name} must be a plain torch.Tensor")
         options._freeze()
         # A shallow copy, as PopTorch makes one: it shares parameters and submodules, not the attributes of its own.
         self._user_model, self._model = model, _copy.copy(model)
         self._options, self._training = options, training
         self._values = {**options._values, **options.Training._values}
         self._compiled = self._attached = False
-        self._device = None                       # parameters and buffers on the device
+        self._device = None  # parameters and buffers on the device
         self._moments = {}
         self._optimizer = self._device_optimizer = None
         self._cycles = None
@@ -592,9 +636,12 @@ class PoplarExecutor:
     def setOptimizer(self, optimizer):
         snapshot = _snapshot(optimizer)
         if self._compiled and snapshot["constants"] != self._device_optimizer["constants"]:
-            changed = [name for name, value in snapshot["constants"].items()
-                       if self._device_optimizer["constants"].get(name) != value]
-            raise Error("constant optimiser attributes changed after compilation: {}".format(changed))
+            changed = [
+                name
+                for name, value in snapshot["constants"].items()
+                if self._device_optimizer["constants"].get(name) != value
+            ]
+            raise Error(f"constant optimiser attributes changed after compilation: {changed}")
         if optimizer is not self._optimizer and self._compiled:
             optimizer._to_device = True
         self._optimizer, self._device_optimizer = optimizer, snapshot
@@ -613,8 +660,11 @@ class PoplarExecutor:
         rates = self._device_optimizer["groups"]
         optimizer._state_dict = {
             "ipu_state": state,
-            "ipu_param": {"lossScaling_FLOAT": _torch.tensor(self._device_optimizer["shared"]["loss_scaling"]),
-                          **{"learningRate___group{}".format(n): _torch.tensor(g["lr"]) for n, g in enumerate(rates)}}}
+            "ipu_param": {
+                "lossScaling_FLOAT": _torch.tensor(self._device_optimizer["shared"]["loss_scaling"]),
+                **{f"learningRate___group{n}": _torch.tensor(g["lr"]) for n, g in enumerate(rates)},
+            },
+        }
 
     def _write_optimizer_state(self):
         if self._optimizer is None or not self._optimizer._to_device:
@@ -623,10 +673,10 @@ class PoplarExecutor:
         if state is not None:
             for name, moments in self._moments.items():
                 for prefix, key in (("Accl1___model.", "first"), ("Accl2___model.", "second")):
-                    if prefix + name in state:                # a missing one is ignored, with a warning
+                    if prefix + name in state:  # a missing one is ignored, with a warning
                         given = state[prefix + name]
                         if given.shape != moments[key].shape or given.dtype != moments[key].dtype:
-                            raise Error("{}{}: {} {} does not fit".format(prefix, name, given.dtype, list(given.shape)))
+                            raise Error(f"{prefix}{name}: {given.dtype} {list(given.shape)} does not fit")
                         moments[key] = given.clone()
                 if "Step___model." + name in state:
                     moments["step"] = int(state["Step___model." + name])
@@ -656,9 +706,9 @@ class PoplarExecutor:
             raise Error("keyword-only arguments do not reach the device")
         for number, tensor in enumerate(tensors):
             if not isinstance(tensor, _torch.Tensor):
-                raise TypeError("argument {} is {}; inputs are tensors".format(number, type(tensor).__name__))
+                raise TypeError(f"argument {number} is {type(tensor).__name__}; inputs are tensors")
             if tensor.dtype == _torch.bfloat16 or tensor.dtype.is_complex:
-                raise Error("argument {}: {} does not exist on the device".format(number, tensor.dtype))
+                raise Error(f"argument {number}: {tensor.dtype} does not exist on the device")
         return [_narrow(tensor.detach()) for tensor in tensors]
 
     @property
@@ -672,12 +722,18 @@ class PoplarExecutor:
             rows = tensor.shape[0] if tensor.dim() else 1
             if rows % self._combined:
                 raise AssertionError(
-                    "Invalid batch dimension: {} rows are not a multiple of deviceIterations({}) * replicationFactor({}) * "
-                    "gradientAccumulation({}) = {}".format(rows, values["device_iterations"],
-                                                           values["replication_factor"], values["accumulation"],
-                                                           self._combined))
+                    "Invalid batch dimension: {} rows are not a multiple of deviceIterations({}) * "
+                    "replicationFactor({}) * "
+                    "gradientAccumulation({}) = {}".format(
+                        rows,
+                        values["device_iterations"],
+                        values["replication_factor"],
+                        values["accumulation"],
+                        self._combined,
+                    )
+                )
         offline = values["connection"] == ConnectionType.Never
-        self._mode = [part.training for part in self._model.modules()]      # a graph has dropout, or hasn't
+        self._mode = [part.training for part in self._model.modules()]  # a graph has dropout, or hasn't
         self._device = {name: tensor.detach().clone() for name, tensor in self._named()}
         graph, outputs = self._trace([t.narrow(0, 0, t.shape[0] // self._combined) for t in inputs])
         self._check_graph(graph, outputs)
@@ -694,14 +750,16 @@ class PoplarExecutor:
                 for parameter in group["params"]:
                     name = names[id(parameter)]
                     if name in self._groups:
-                        raise Error("{} is in two parameter groups".format(name))
+                        raise Error(f"{name} is in two parameter groups")
                     self._groups[name] = number
                     self._moments[name] = {
                         "first": _torch.zeros(parameter.shape, dtype=shared["first_order_momentum_accum_type"]),
                         "second": _torch.zeros(parameter.shape, dtype=shared["second_order_momentum_accum_type"]),
-                        "step": 0}
+                        "step": 0,
+                    }
         _machine.programs.append(
-            _CompiledProgram("training" if self._training else "inference", graph, self._stages, self._homes))
+            _CompiledProgram("training" if self._training else "inference", graph, self._stages, self._homes)
+        )
         if not offline:
             self.attachToDevice()
 
@@ -712,8 +770,11 @@ class PoplarExecutor:
     def _trace(self, micro_batch):
         """Run the model once under the rules of a graph; weights and random state are left as they were."""
         after = {}
-        watch = self._model.register_forward_hook(lambda model, *_: after.update(
-            {name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}))
+        watch = self._model.register_forward_hook(
+            lambda model, *_: after.update(
+                {name: id(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+            )
+        )
         graph = _Graph()
         recorder = _Recorder([*micro_batch, *self._device.values()], current_ipu=lambda: graph.ipu)
         try:
@@ -724,14 +785,14 @@ class PoplarExecutor:
         graph.operators = recorder.operators
         for name, tensor in self._device.items():
             if after.get(name) != id(tensor):
-                raise Error("{} is reassigned in forward; buffers are updated in place".format(name))
+                raise Error(f"{name} is reassigned in forward; buffers are updated in place")
         return graph, outputs
 
     def _run(self, micro_batch, graph, recorder=None, weights=None):
         global _graph
         previous, _graph = _graph, graph
         modes = [part.training for part in self._model.modules()]
-        held = dict(weights or self._device)      # functional_call writes what the model reassigns into it
+        held = dict(weights or self._device)  # functional_call writes what the model reassigns into it
         try:
             self._set_modes(self._mode)
             if recorder is None:
@@ -750,10 +811,11 @@ class PoplarExecutor:
         values = self._values
         for output in _scalars(outputs):
             if not isinstance(output, _torch.Tensor):
-                raise TypeError("outputs are tensors, not {}".format(type(output).__name__))
+                raise TypeError(f"outputs are tensors, not {type(output).__name__}")
         if self._training and len(graph.losses) != 1:
-            raise Error("a training model has exactly one final loss, this one has {}; see identity_loss".format(
-                len(graph.losses)))
+            raise Error(
+                f"a training model has exactly one final loss, this one has {len(graph.losses)}; see identity_loss"
+            )
         stages = graph.stages(values["strategy"])
         self._stages = stages
         if len(stages) > 1:
@@ -762,14 +824,14 @@ class PoplarExecutor:
             else:
                 needed, have, what = len(stages), values["device_iterations"], "deviceIterations"
             if have < needed:
-                raise Error("{} is {}; a pipeline of {} stages needs at least {}".format(what, have, len(stages), needed))
+                raise Error(f"{what} is {have}; a pipeline of {len(stages)} stages needs at least {needed}")
         used = (max(stages) + 1) * values["replication_factor"]
         if used & (used - 1):
             if not values["auto_round"]:
-                raise Error("{} IPUs are no power of two; see autoRoundNumIPUs".format(used))
+                raise Error(f"{used} IPUs are no power of two; see autoRoundNumIPUs")
             used = 1 << used.bit_length()
         if used > 64:
-            raise Error("a program has at most 64 IPUs, not {}".format(used))
+            raise Error(f"a program has at most 64 IPUs, not {used}")
         self._ipus = used
         homes = {}
         parameters = {id(tensor): name for name, tensor in self._device.items()}
@@ -777,8 +839,9 @@ class PoplarExecutor:
             for tensor in operator.inputs:
                 name = parameters.get(id(tensor))
                 if name is not None and homes.setdefault(name, operator.ipu) != operator.ipu:
-                    raise Error("{} is used on IPU {} and on IPU {}; tied weights share one".format(
-                        name, homes[name], operator.ipu))
+                    raise Error(
+                        f"{name} is used on IPU {homes[name]} and on IPU {operator.ipu}; tied weights share one"
+                    )
         self._homes = homes
 
     # -- device -------------------------------------------------------------------------------------------------
@@ -794,8 +857,7 @@ class PoplarExecutor:
             return
         if not self._values.get("ipu_model"):
             if _machine.attached + self._ipus > _machine.ipus:
-                raise Error("no device: {} IPUs wanted, {} of {} in use".format(
-                    self._ipus, _machine.attached, _machine.ipus))
+                raise Error(f"no device: {self._ipus} IPUs wanted, {_machine.attached} of {_machine.ipus} in use")
             _machine.attached += self._ipus
         self._attached = True
         self.copyWeightsToDevice()
@@ -849,18 +911,21 @@ class PoplarExecutor:
             self._compile(inputs)
         found = [(tuple(t.shape), t.dtype) for t in inputs]
         if found != self._shapes:
-            raise Error("compiled for {}, called with {}".format(self._shapes, found))
+            raise Error(f"compiled for {self._shapes}, called with {found}")
         if not self._attached:
             self.attachToDevice()
         self._write_optimizer_state()
         if self._values.get("synthetic_data"):
-            inputs = [_torch.randn(t.shape).to(t.dtype) if t.is_floating_point() else _torch.zeros_like(t) for t in inputs]
+            inputs = [
+                _torch.randn(t.shape).to(t.dtype) if t.is_floating_point() else _torch.zeros_like(t) for t in inputs
+            ]
 
         started = _time.perf_counter()
         with _torch.random.fork_rng(devices=[]):
             _torch.set_rng_state(self._rng)
-            produced = [self._iteration(self._rows(inputs, number))
-                        for number in range(self._values["device_iterations"])]
+            produced = [
+                self._iteration(self._rows(inputs, number)) for number in range(self._values["device_iterations"])
+            ]
             self._rng = _torch.get_rng_state()
         self._cycles = int((_time.perf_counter() - started) * 1.33e9)
         return self._collect(produced)
@@ -870,8 +935,10 @@ class PoplarExecutor:
         values = self._values
         replicas, accumulation = values["replication_factor"], values["accumulation"]
         shaped = [t.reshape(replicas, values["device_iterations"], accumulation, -1, *t.shape[1:]) for t in inputs]
-        return [[[t[replica, iteration, time] for t in shaped] for time in range(accumulation)]
-                for replica in range(replicas)]
+        return [
+            [[t[replica, iteration, time] for t in shaped] for time in range(accumulation)]
+            for replica in range(replicas)
+        ]
 
     def _iteration(self, rows):
         outputs = [[None] * len(times) for times in rows]
@@ -893,7 +960,8 @@ class PoplarExecutor:
                 outputs[replica][time] = self._keep(result)
                 wanted = list(self._moments)
                 gradients = _torch.autograd.grad(
-                    graph.losses[0] * shared["loss_scaling"], [weights[name] for name in wanted], allow_unused=True)
+                    graph.losses[0] * shared["loss_scaling"], [weights[name] for name in wanted], allow_unused=True
+                )
                 for name, gradient in zip(wanted, gradients):
                     if gradient is not None:
                         sums[name] += gradient.to(shared["accum_type"])
@@ -936,14 +1004,25 @@ class PoplarExecutor:
         replicas = self._values["replication_factor"]
         collected = []
         for index in range(len(produced[0][0][0])):
-            series = [[times[time][index] for iteration in produced for times in [iteration[replica]]
-                       for time in range(len(times))] for replica in range(replicas)]
+            series = [
+                [
+                    times[time][index]
+                    for iteration in produced
+                    for times in [iteration[replica]]
+                    for time in range(len(times))
+                ]
+                for replica in range(replicas)
+            ]
             if mode == OutputMode.All:
                 kept = [tensor for replica in series for tensor in replica]
             elif mode == OutputMode.Sum:
                 kept = [_torch.stack(replica).sum(0) for replica in series]
             elif mode == OutputMode.EveryN:
-                kept = [tensor for replica in series for tensor in replica[self._values["period"] - 1::self._values["period"]]]
+                kept = [
+                    tensor
+                    for replica in series
+                    for tensor in replica[self._values["period"] - 1 :: self._values["period"]]
+                ]
             else:
                 kept = [replica[-1] for replica in series]
             if kept[0].dim():
@@ -955,13 +1034,22 @@ class PoplarExecutor:
 
 # -------------------------------------------------------------------------------------------------------- data
 
+
 class AsynchronousDataAccessor:
     """Reads ahead; here in a thread, PopTorch's in a process of its own with shared memory."""
 
-    def __init__(self, dataset, buffer_size=3, miss_sleep_time_in_ms=0.1, load_indefinitely=True, early_preload=False,
-                 sharing_strategy=SharingStrategy.ForkServer, rebatched_size=None):
+    def __init__(
+        self,
+        dataset,
+        buffer_size=3,
+        miss_sleep_time_in_ms=0.1,
+        load_indefinitely=True,
+        early_preload=False,
+        sharing_strategy=SharingStrategy.ForkServer,
+        rebatched_size=None,
+    ):
         if sharing_strategy in (SharingStrategy.ForkServer, SharingStrategy.SharedMemory):
-            _pickle.dumps(dataset)            # it travels to the other process
+            _pickle.dumps(dataset)  # it travels to the other process
         self._dataset, self._stop = dataset, _threading.Event()
         self._ready = _queue.Queue(buffer_size)
         self._indefinitely = load_indefinitely

@@ -1,4 +1,5 @@
 """poptorch.optim of the stand-in: what an optimiser is told; the device does the arithmetic (poptorch.py)."""
+
 import torch
 
 
@@ -11,7 +12,7 @@ class VariableAttributes:
 
     def _check(self, attr):
         if attr not in self._allowed:
-            raise AssertionError("unknown attribute {}; one of {}".format(attr, self._allowed))
+            raise AssertionError(f"unknown attribute {attr}; one of {self._allowed}")
 
     def markAsConstant(self, attr):
         self._check(attr)
@@ -54,30 +55,53 @@ class Optimizer:
     def _setup(self, given, defaults, types):
         for name, dtype in types.items():
             if dtype not in (torch.float16, torch.float32):
-                raise AssertionError("{} must be float16 or float32".format(name))
+                raise AssertionError(f"{name} must be float16 or float32")
             setattr(self, name, dtype)
         self.variable_attrs = VariableAttributes(
-            [name for name, value in given.items() if value is not None], list(defaults) + ["loss_scaling"])
+            [name for name, value in given.items() if value is not None], list(defaults) + ["loss_scaling"]
+        )
 
 
 class LAMB(Optimizer, torch.optim.Optimizer):
     _trust = True
 
-    def __init__(self, params, lr=None, betas=None, eps=None, weight_decay=None, bias_correction=None,
-                 loss_scaling=None, max_weight_norm=None, accum_type=None, first_order_momentum_accum_type=None,
-                 second_order_momentum_accum_type=None):
-        given = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_weight_norm=max_weight_norm,
-                     loss_scaling=loss_scaling)
+    def __init__(
+        self,
+        params,
+        lr=None,
+        betas=None,
+        eps=None,
+        weight_decay=None,
+        bias_correction=None,
+        loss_scaling=None,
+        max_weight_norm=None,
+        accum_type=None,
+        first_order_momentum_accum_type=None,
+        second_order_momentum_accum_type=None,
+    ):
+        given = dict(
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            max_weight_norm=max_weight_norm,
+            loss_scaling=loss_scaling,
+        )
         filled = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, max_weight_norm=65500.0)
         defaults = {name: value if given[name] is None else given[name] for name, value in filled.items()}
         Optimizer.__init__(self)
         torch.optim.Optimizer.__init__(self, params, defaults)
         self.bias_correction = True if bias_correction is None else bias_correction
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
-        self._setup(given, defaults, {
-            "accum_type": accum_type or torch.float32,
-            "first_order_momentum_accum_type": first_order_momentum_accum_type or torch.float32,
-            "second_order_momentum_accum_type": second_order_momentum_accum_type or torch.float32})
+        self._setup(
+            given,
+            defaults,
+            {
+                "accum_type": accum_type or torch.float32,
+                "first_order_momentum_accum_type": first_order_momentum_accum_type or torch.float32,
+                "second_order_momentum_accum_type": second_order_momentum_accum_type or torch.float32,
+            },
+        )
 
     def step(self, closure=None):
         raise RuntimeError("the stand-in's optimisers run on the device only")
@@ -86,10 +110,26 @@ class LAMB(Optimizer, torch.optim.Optimizer):
 class AdamW(Optimizer, torch.optim.AdamW):
     _trust = False
 
-    def __init__(self, params, lr=None, betas=None, eps=None, weight_decay=None, amsgrad=None, maximize=None,
-                 foreach=None, capturable=None, differentiable=None, fused=None, loss_scaling=None,
-                 bias_correction=None, accum_type=None, first_order_momentum_accum_type=None,
-                 second_order_momentum_accum_type=None, max_grad_norm=None):
+    def __init__(
+        self,
+        params,
+        lr=None,
+        betas=None,
+        eps=None,
+        weight_decay=None,
+        amsgrad=None,
+        maximize=None,
+        foreach=None,
+        capturable=None,
+        differentiable=None,
+        fused=None,
+        loss_scaling=None,
+        bias_correction=None,
+        accum_type=None,
+        first_order_momentum_accum_type=None,
+        second_order_momentum_accum_type=None,
+        max_grad_norm=None,
+    ):
         if amsgrad:
             raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
         given = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, loss_scaling=loss_scaling)
@@ -99,7 +139,12 @@ class AdamW(Optimizer, torch.optim.AdamW):
         self.bias_correction = True if bias_correction is None else bias_correction
         self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
         self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
-        self._setup(given, self.defaults, {
-            "accum_type": accum_type or torch.float32,
-            "first_order_momentum_accum_type": first_order_momentum_accum_type or torch.float32,
-            "second_order_momentum_accum_type": second_order_momentum_accum_type or torch.float32})
+        self._setup(
+            given,
+            self.defaults,
+            {
+                "accum_type": accum_type or torch.float32,
+                "first_order_momentum_accum_type": first_order_momentum_accum_type or torch.float32,
+                "second_order_momentum_accum_type": second_order_momentum_accum_type or torch.float32,
+            },
+        )

@@ -1,4 +1,6 @@
-"""A Poplar SDK for the length of a test: ``import poptorch`` finds the stand-in, the modules of engine/ipu load anew."""
+"""A Poplar SDK for the length of a test: ``import poptorch`` finds the stand-in, the modules of engine/ipu load
+anew."""
+
 import contextlib
 import os
 import sys
@@ -32,7 +34,8 @@ def fake_popdist(*, index: int, instances: int, replicas: int):
 
 @contextlib.contextmanager
 def installed(*, ipus: int = 16, popdist=None):
-    """Yields (the package engine.ipu with its modules, stand-in) on a machine with `ipus` IPUs; everything is as before afterwards."""
+    """Yields (the package engine.ipu with its modules, stand-in) on a machine with `ipus` IPUs; everything is as before
+    afterwards."""
     import ipu_packed_bert.engine as package
 
     loaded = [name for name in sys.modules if name == _ENGINE or name.startswith(_ENGINE + ".")]

@@ -1,4 +1,5 @@
 """A modelled machine for the tests; plans and traces are made once and shared through a folder of this test run."""
+
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ def machine(cycle_cache):
     pytest.importorskip("torch")
     from ipu_packed_bert.cycles.target import MK2
     from ipu_packed_bert.cycles.workload import Machine
+
     return Machine(MK2, cycle_cache)
 
 
@@ -23,4 +25,5 @@ def machine(cycle_cache):
 def load():
     """load("packed_phase2_pod16.yml", "model.num_layers=4", ...) -> Config for IPUs."""
     from ipu_packed_bert.config import load_config
+
     return lambda name, *overrides: load_config(CONFIGS / name, ("without_ipus=null",) + overrides)

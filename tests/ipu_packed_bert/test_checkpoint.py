@@ -1,18 +1,33 @@
 """Checkpoints: whole or not at all, plain values, the last few kept, damage named in one line."""
+
 import os
 
 import pytest
 import torch
 
-from ipu_packed_bert.checkpoint import Checkpoint, checkpoint_path, checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
+from ipu_packed_bert.checkpoint import (
+    Checkpoint,
+    checkpoint_path,
+    checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
 
 
 def a_checkpoint(step=3):
     random = torch.Generator().manual_seed(step)
     weights = {"a.weight": torch.randn(64, 32, generator=random), "a.bias": torch.zeros(32)}
-    return Checkpoint(step, {"model": weights, "optimizer": {"step": step, "exp_avg": dict(weights), "exp_avg_sq": {}},
-                             "random": {"cpu": torch.get_rng_state()}},
-                      {"epoch": 1, "packs": 8, "seed": 5}, "run: {steps: 3}\n")
+    return Checkpoint(
+        step,
+        {
+            "model": weights,
+            "optimizer": {"step": step, "exp_avg": dict(weights), "exp_avg_sq": {}},
+            "random": {"cpu": torch.get_rng_state()},
+        },
+        {"epoch": 1, "packs": 8, "seed": 5},
+        "run: {steps: 3}\n",
+    )
 
 
 def test_comes_back_bit_for_bit(tmp_path):
@@ -42,7 +57,7 @@ def test_a_kill_while_saving_leaves_the_one_before(tmp_path, monkeypatch):
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             save_checkpoint(tmp_path, a_checkpoint(6), keep=2)
-    assert len(list(tmp_path.iterdir())) == 2               # the half-written one is there, under another name
+    assert len(list(tmp_path.iterdir())) == 2  # the half-written one is there, under another name
     assert load_checkpoint(newest_checkpoint(tmp_path)).step == 3
     save_checkpoint(tmp_path, a_checkpoint(9), keep=2)
     assert {path.name for path in tmp_path.iterdir()} == {"step_00000003.pt", "step_00000009.pt"}
@@ -51,7 +66,7 @@ def test_a_kill_while_saving_leaves_the_one_before(tmp_path, monkeypatch):
 def damaged(path, how):
     data = bytearray(path.read_bytes())
     if how == "cut":
-        data = data[:len(data) // 2]
+        data = data[: len(data) // 2]
     elif how == "empty":
         data = b""
     elif how == "text":
@@ -67,7 +82,7 @@ def test_damage_is_one_line(tmp_path, how):
     damaged(path, how)
     with pytest.raises(ValueError) as caught:
         load_checkpoint(path)
-    assert str(caught.value).startswith("{} is damaged (".format(path)) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{path} is damaged (") and "\n" not in str(caught.value)
     assert "delete it to continue from the checkpoint before it" in str(caught.value)
 
 

@@ -1,4 +1,5 @@
 """Every committed configuration: in range, what its name says, and the published values whatever the defaults are."""
+
 import json
 import re
 from pathlib import Path
@@ -14,7 +15,8 @@ FINE_TUNING = sorted(FOLDER.glob("finetune_*"))
 PATHS = sorted(set(FOLDER.glob("*")) - set(FINE_TUNING))
 NAME = re.compile(
     r"(?P<packing>packed|unpacked)_(?:(?P<phase>phase1|phase2)(?:_(?P<length>\d+))?(?P<base>_base)?_(?P<machine>pod16|pod4)"
-    r"|(?P<small>small_ipu1|host))\.yml")
+    r"|(?P<small>small_ipu1|host))\.yml"
+)
 
 # Published Graphcore configurations for POD16 (graphcore/examples, nlp/bert/pytorch): micro-batch, accumulation, steps,
 # peak learning rate, warm-up share, loss scale, first and other memory proportions, parts of the table.
@@ -32,9 +34,19 @@ MASKS = {128: 20, 384: 56, 512: 76}
 
 
 def test_all_that_were_asked_for_are_there():
-    sizes = [f"{packing}_{phase}{base}_pod16.yml" for packing in ("packed", "unpacked")
-             for phase in ("phase1", "phase2", "phase2_384") for base in ("", "_base")]
-    others = ["packed_phase2_pod4.yml", "unpacked_phase2_pod4.yml", "packed_small_ipu1.yml", "packed_host.yml", "unpacked_host.yml"]
+    sizes = [
+        f"{packing}_{phase}{base}_pod16.yml"
+        for packing in ("packed", "unpacked")
+        for phase in ("phase1", "phase2", "phase2_384")
+        for base in ("", "_base")
+    ]
+    others = [
+        "packed_phase2_pod4.yml",
+        "unpacked_phase2_pod4.yml",
+        "packed_small_ipu1.yml",
+        "packed_host.yml",
+        "unpacked_host.yml",
+    ]
     assert {path.name for path in PATHS} >= set(sizes + others)
 
 
@@ -66,8 +78,13 @@ def test_what_the_name_says(path):
     replicas = {"pod16": 4, "pod4": 1}[name["machine"]]
     assert (config.placement.replicas, config.placement.ipus_per_replica) == (replicas, 4)
     micro, accumulation, steps, rate, warmup, scale, first, others, parts = PUBLISHED[size, length]
-    assert (config.model.hidden_size, config.model.num_layers, config.model.num_heads, config.model.intermediate_size,
-            config.placement.layers_per_ipu) == SIZES[size]
+    assert (
+        config.model.hidden_size,
+        config.model.num_layers,
+        config.model.num_heads,
+        config.model.intermediate_size,
+        config.placement.layers_per_ipu,
+    ) == SIZES[size]
     # One pipeline has the batch of four by four times the accumulation.
     assert (config.batch.micro_batch, config.batch.gradient_accumulation * replicas) == (micro, accumulation * 4)
     assert config.packs_per_update(1.0) == {128: 65536}.get(length, 16384)
@@ -99,23 +116,47 @@ def test_the_table_of_published_settings_is_whole():
 def test_a_file_holds_what_its_run_sets_and_no_more(path):
     """A setting that a file states changes the run, or is one that a reader of the file looks for."""
     tree = yaml.safe_load(path.read_text())
-    stated = {f"{section}.{key}": value for section, values in tree.items() if section != "without_ipus" for key, value in values.items()}
+    stated = {
+        f"{section}.{key}": value
+        for section, values in tree.items()
+        if section != "without_ipus"
+        for key, value in values.items()
+    }
     default = Config().as_dict()
-    looked_for = {"data.packer", "data.max_sequences_per_pack", "data.max_sequence_length", "data.max_predictions_per_sequence", "engine.loss_scaling",
-                  *(f"model.{name}" for name in ("vocabulary_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")),
-                  "optimizer.learning_rate", "optimizer.warmup_fraction", "batch.micro_batch", "batch.gradient_accumulation", "run.steps"}
-    unneeded = {key for key, value in stated.items() if default[key.split(".")[0]][key.split(".")[1]] == value} - looked_for
+    looked_for = {
+        "data.packer",
+        "data.max_sequences_per_pack",
+        "data.max_sequence_length",
+        "data.max_predictions_per_sequence",
+        "engine.loss_scaling",
+        *(
+            f"model.{name}"
+            for name in ("vocabulary_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
+        ),
+        "optimizer.learning_rate",
+        "optimizer.warmup_fraction",
+        "batch.micro_batch",
+        "batch.gradient_accumulation",
+        "run.steps",
+    }
+    unneeded = {
+        key for key, value in stated.items() if default[key.split(".")[0]][key.split(".")[1]] == value
+    } - looked_for
     assert not unneeded
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if "_pod" in path.name or "_ipu" in path.name], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [path for path in PATHS if "_pod" in path.name or "_ipu" in path.name], ids=lambda path: path.name
+)
 def test_without_ipus_it_is_the_same_run_in_small(path):
     config = load_config(path)
     small, changes = config.applied_without_ipus()
     assert {change.key for change in changes} >= {"model.hidden_size", "batch.gradient_accumulation", "run.steps"}
     # Same shape of packs, same loss, same kind of optimiser: only sizes, speed and data differ.
     assert (small.data.max_sequence_length, small.data.max_sequences_per_pack) == (
-        config.data.max_sequence_length, config.data.max_sequences_per_pack)
+        config.data.max_sequence_length,
+        config.data.max_sequences_per_pack,
+    )
     assert small.data.packer == ("optimal" if config.packed else "none")
     assert small.loss == config.loss and small.optimizer.name == config.optimizer.name
     assert small.data.corpus == "embedded" and small.ipus == 1 and small.run.steps <= 200

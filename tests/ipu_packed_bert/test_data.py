@@ -1,4 +1,5 @@
 """What a data set says about itself need not be typed again; what both say must agree."""
+
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,25 +11,35 @@ from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.config import ConfigError, config_from_tree, load_config
 from ipu_packed_bert.data import described, facts, open_evaluation, open_or_build
 from ipu_packed_bert.settings import DEFAULT
-from pack_data.building import sides
 from pack_data.build import main as build_main
-from pack_data.command import run_main
+from pack_data.building import sides
 from pack_data.building.sides import held_out_folder
+from pack_data.command import run_main
 from pack_data.store import PackStore
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import DEPTH, PREDICTIONS, SLOTS, VOCABULARY, tiny_data
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 # Depth, predictions, slots and vocabulary of tests/tiny_runs.py: 3, 10, 64, 128; the file would build others.
-TINY = ["model.hidden_size=16", "model.num_heads=2", "model.num_layers=1", "placement.layers_per_ipu=[1]", "run.evaluate_every=0",
-        "run.steps=1"]
+TINY = [
+    "model.hidden_size=16",
+    "model.num_heads=2",
+    "model.num_layers=1",
+    "placement.layers_per_ipu=[1]",
+    "run.evaluate_every=0",
+    "run.steps=1",
+]
 
 
 def test_what_is_left_out_is_the_data_sets(tmp_path):
     config = load_config(CONFIGS / "packed_host.yml", [f"data.directory={tiny_data(tmp_path / 'mine')}"])
     found, manifest = described(config)
-    assert (found.data.max_sequence_length, found.data.max_sequences_per_pack, found.data.max_predictions_per_sequence,
-            found.model.vocabulary_size) == (SLOTS, DEPTH, PREDICTIONS, VOCABULARY) and manifest.packs
+    assert (
+        found.data.max_sequence_length,
+        found.data.max_sequences_per_pack,
+        found.data.max_predictions_per_sequence,
+        found.model.vocabulary_size,
+    ) == (SLOTS, DEPTH, PREDICTIONS, VOCABULARY) and manifest.packs
     assert "mine" in found.origins["data.max_sequence_length"]
     # What the file does state stays.
     assert found.data.packer == "optimal" and found.data.vocabulary_size == 8192
@@ -60,22 +71,38 @@ def test_the_embedding_table_has_a_row_for_every_slot(tmp_path, overrides, rows)
     assert facts(config, longer)["model.max_position_embeddings"] == 1024
 
 
-@pytest.mark.parametrize("override, words", [
-    ("data.max_sequence_length=128", "has packs of 64 slots, data.max_sequence_length is 128"),
-    ("data.max_sequences_per_pack=2", "was packed at depth 3, data.max_sequences_per_pack is 2"),
-    ("data.max_predictions_per_sequence=20", "masks up to 10 tokens a sequence, data.max_predictions_per_sequence is 20"),
-    ("model.vocabulary_size=100", "has a vocabulary of 128 tokens, model.vocabulary_size is 100"),
-    ("model.max_position_embeddings=32", "data.max_sequence_length is 64; must be at most model.max_position_embeddings, 32")])
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("data.max_sequence_length=128", "has packs of 64 slots, data.max_sequence_length is 128"),
+        ("data.max_sequences_per_pack=2", "was packed at depth 3, data.max_sequences_per_pack is 2"),
+        (
+            "data.max_predictions_per_sequence=20",
+            "masks up to 10 tokens a sequence, data.max_predictions_per_sequence is 20",
+        ),
+        ("model.vocabulary_size=100", "has a vocabulary of 128 tokens, model.vocabulary_size is 100"),
+        (
+            "model.max_position_embeddings=32",
+            "data.max_sequence_length is 64; must be at most model.max_position_embeddings, 32",
+        ),
+    ],
+)
 def test_where_both_speak_they_agree(tmp_path, override, words):
     folder = tiny_data(tmp_path / "mine")
     with pytest.raises(ConfigError, match="mine") as error:
-        described(load_config(CONFIGS / "packed_host.yml", [f"data.directory={folder}", override, "data.vocabulary_size=128"]))
+        described(
+            load_config(CONFIGS / "packed_host.yml", [f"data.directory={folder}", override, "data.vocabulary_size=128"])
+        )
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_vocabulary_that_would_not_fit_is_refused_before_it_is_trained(tmp_path):
     with pytest.raises(ConfigError, match="data.vocabulary_size is 8192; must be at most model.vocabulary_size, 4000"):
-        described(load_config(CONFIGS / "packed_host.yml", ["model.vocabulary_size=4000", f"data.directory={tmp_path / 'none'}"]))
+        described(
+            load_config(
+                CONFIGS / "packed_host.yml", ["model.vocabulary_size=4000", f"data.directory={tmp_path / 'none'}"]
+            )
+        )
 
 
 def test_one_option_trains_on_a_data_set_of_ones_own(tmp_path, capsys):
@@ -90,14 +117,31 @@ def test_one_option_trains_on_a_data_set_of_ones_own(tmp_path, capsys):
 
 
 def test_show_config_prints_every_setting_and_its_origin(tmp_path, capsys):
-    arguments = ["--config", str(CONFIGS / "packed_host.yml"), "--data", str(tiny_data(tmp_path / "mine")), "--set", "run.seed=7"]
+    arguments = [
+        "--config",
+        str(CONFIGS / "packed_host.yml"),
+        "--data",
+        str(tiny_data(tmp_path / "mine")),
+        "--set",
+        "run.seed=7",
+    ]
     assert run_main(pretrain.main, [*arguments, "--show-config"]) == 0
     text = capsys.readouterr().out
-    expected = described(load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'mine'}", "run.seed=7"]))[0]
+    expected = described(
+        load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'mine'}", "run.seed=7"])
+    )[0]
     assert config_from_tree(yaml.safe_load(text), "shown") == expected
-    origin = {line.split(":")[0].strip(): line.split("#")[1].split(";")[0].strip() for line in text.splitlines() if "#" in line}
+    origin = {
+        line.split(":")[0].strip(): line.split("#")[1].split(";")[0].strip()
+        for line in text.splitlines()
+        if "#" in line
+    }
     assert (origin["max_sequence_length"], origin["micro_batch"], origin["keep_checkpoints"], origin["directory"]) == (
-        f"the data set in {tmp_path / 'mine'}", "file", "default", "--set")
+        f"the data set in {tmp_path / 'mine'}",
+        "file",
+        "default",
+        "--set",
+    )
     assert re.search(r"seed: 7 +# --set", text)
 
 
@@ -110,15 +154,26 @@ def corpus(tmp_path_factory):
 
 
 def for_corpus(corpus, out, *overrides):
-    return load_config(CONFIGS / "packed_host.yml", [
-        f"data.corpus={corpus}", f"data.directory={out}", "data.held_out=0.3", "data.max_sequence_length=64", "data.vocabulary_size=200",
-        "data.packer=spfhp", *overrides])
+    return load_config(
+        CONFIGS / "packed_host.yml",
+        [
+            f"data.corpus={corpus}",
+            f"data.directory={out}",
+            "data.held_out=0.3",
+            "data.max_sequence_length=64",
+            "data.vocabulary_size=200",
+            "data.packer=spfhp",
+            *overrides,
+        ],
+    )
 
 
 def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):
     config, store = open_or_build(for_corpus(corpus, tmp_path / "data"))
     evaluation = open_evaluation(config, store.manifest)
-    assert evaluation.folder == held_out_folder(store.folder) and not sides.overlap(store.manifest.made_with, evaluation.manifest.made_with)
+    assert evaluation.folder == held_out_folder(store.folder) and not sides.overlap(
+        store.manifest.made_with, evaluation.manifest.made_with
+    )
     assert store.manifest.made_with["documents"] + evaluation.manifest.made_with["documents"] == 20
     assert open_evaluation(replace(config, run=replace(config.run, evaluate_every=0)), store.manifest) is None
     # The line to type that a refusal prints builds exactly this.
@@ -130,31 +185,54 @@ def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):
 def test_without_held_out_data_the_line_to_type_is_printed(corpus, tmp_path):
     config = for_corpus(corpus, tmp_path / "data")
     with build_small(corpus, tmp_path / "data", vocabulary_size=200) as store:
-        with pytest.raises(ConfigError, match="there is no data set in .*data-held-out to evaluate on; build both") as error:
+        with pytest.raises(
+            ConfigError, match="there is no data set in .*data-held-out to evaluate on; build both"
+        ) as error:
             open_evaluation(config, store.manifest)
         assert "\n" not in str(error.value)
         # It names what the data set was built from and with, not what the configuration would build.
         options = dict(re.findall(r"--([a-z-]+) ([^ `]+)", str(error.value)))
         made = store.manifest.made_with["options"]
-        assert options["corpus"] == str(corpus) and options["out"] == str(tmp_path / "data") and options["held-out"] == "0.3"
-        assert all(options[name.replace("_", "-")] == str(made[name]) for name in ("packer", "vocabulary_size", "seed", "duplication_factor"))
+        assert (
+            options["corpus"] == str(corpus)
+            and options["out"] == str(tmp_path / "data")
+            and options["held-out"] == "0.3"
+        )
+        assert all(
+            options[name.replace("_", "-")] == str(made[name])
+            for name in ("packer", "vocabulary_size", "seed", "duplication_factor")
+        )
         with pytest.raises(ConfigError, match="--corpus CORPUS .*--overwrite"):
-            open_evaluation(load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'data'}"]), store.manifest)
+            open_evaluation(
+                load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'data'}"]), store.manifest
+            )
     # A data set without documents has nothing to hold out.
-    with PackStore.open(tiny_data(tmp_path / "tiny")) as store, pytest.raises(ConfigError, match="name a data set in data.evaluation_directory"):
+    with PackStore.open(tiny_data(tmp_path / "tiny")) as store, pytest.raises(
+        ConfigError, match="name a data set in data.evaluation_directory"
+    ):
         open_evaluation(for_corpus(corpus, tmp_path / "elsewhere"), store.manifest)
 
 
-@pytest.mark.parametrize("change, words", [
-    ({}, "holds documents that the training data in .* hold too"),
-    ({"max_sequence_length": 32}, "packs of 32 slots, the training data"),
-    ({"max_sequences_per_pack": 5, "packer": "best_fit", "held_out": 0.3},
-     "packs of up to 5 sequences, those of the training data have room for 3"),
-    ({"vocabulary_size": 150, "held_out": 0.3}, "made with another vocabulary"),
-], ids=["not held out", "slots", "depth", "vocabulary"])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({}, "holds documents that the training data in .* hold too"),
+        ({"max_sequence_length": 32}, "packs of 32 slots, the training data"),
+        (
+            {"max_sequences_per_pack": 5, "packer": "best_fit", "held_out": 0.3},
+            "packs of up to 5 sequences, those of the training data have room for 3",
+        ),
+        ({"vocabulary_size": 150, "held_out": 0.3}, "made with another vocabulary"),
+    ],
+    ids=["not held out", "slots", "depth", "vocabulary"],
+)
 def test_what_one_cannot_evaluate_on(corpus, tmp_path, change, words):
     build_small(corpus, tmp_path / "data", held_out=0.3).close()
-    build_small(corpus, tmp_path / "other", **{"vocabulary": None if "vocabulary_size" in change else tmp_path / "data" / "vocab.txt", **change}).close()
+    build_small(
+        corpus,
+        tmp_path / "other",
+        **{"vocabulary": None if "vocabulary_size" in change else tmp_path / "data" / "vocab.txt", **change},
+    ).close()
     other = held_out_folder(tmp_path / "other") if "held_out" in change else tmp_path / "other"
     config, store = open_or_build(for_corpus(corpus, tmp_path / "data", f"data.evaluation_directory={other}"))
     with pytest.raises(ConfigError, match=words) as error:
@@ -167,7 +245,9 @@ def test_a_smaller_share_held_out_elsewhere_can_be_evaluated_on(corpus, tmp_path
     build_small(corpus, tmp_path / "data", held_out=0.5).close()
     build_small(corpus, tmp_path / "other", held_out=0.3, vocabulary=tmp_path / "data" / "vocab.txt").close()
     for training, evaluation, fits in (("data", "other", True), ("other", "data", False)):
-        config, store = open_or_build(for_corpus(corpus, tmp_path / training, f"data.evaluation_directory={tmp_path / evaluation}-held-out"))
+        config, store = open_or_build(
+            for_corpus(corpus, tmp_path / training, f"data.evaluation_directory={tmp_path / evaluation}-held-out")
+        )
         if fits:
             open_evaluation(config, store.manifest).close()
         else:

@@ -164,8 +164,10 @@ def scores_of(network, batch) -> SequenceScores:
         )
     ids, numbers = fields["masked_lm_ids"], fields["masked_lm_weights"]
     labels, present = fields["next_sentence_labels"], fields["next_sentence_weights"]
-    mlm = [sequence_means(values, numbers, present.shape[1])
-           for values in (cross_entropy(mlm_logits, ids), correct(mlm_logits, ids).double())]
+    mlm = [
+        sequence_means(values, numbers, present.shape[1])
+        for values in (cross_entropy(mlm_logits, ids), correct(mlm_logits, ids).double())
+    ]
     if nsp_logits is None:
         return SequenceScores(*mlm, torch.zeros_like(mlm[0]), torch.zeros_like(mlm[0]))
     return SequenceScores(*mlm, cross_entropy(nsp_logits, labels) * present, correct(nsp_logits, labels) * present)
@@ -173,9 +175,7 @@ def scores_of(network, batch) -> SequenceScores:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_each_sequence_scores_as_if_it_were_alone(loss):
-    case = make_case(
-        7, sequences=14, depth=4, micro_batch=1, unpacked_micro_batch=1, normalisation=loss.normalisation
-    )
+    case = make_case(7, sequences=14, depth=4, micro_batch=1, unpacked_micro_batch=1, normalisation=loss.normalisation)
     assert max(len(pack) for pack in case.packs) >= 3
     network = build(loss)
     packed, unpacked = scores_of(network, case.packed), scores_of(network, case.unpacked)

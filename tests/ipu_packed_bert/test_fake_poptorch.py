@@ -1,4 +1,5 @@
 """The stand-in for PopTorch: its names are PopTorch's, and it keeps the rules that PopTorch keeps."""
+
 import inspect
 
 import pytest
@@ -29,10 +30,13 @@ def published(module, entries):
 
 
 def same_signature(function, parameters, *, method):
-    mine = list(inspect.signature(function).parameters.values())[1 if method else 0:]
-    kinds = {"positional_or_keyword": inspect.Parameter.POSITIONAL_OR_KEYWORD,
-             "var_positional": inspect.Parameter.VAR_POSITIONAL, "keyword_only": inspect.Parameter.KEYWORD_ONLY,
-             "var_keyword": inspect.Parameter.VAR_KEYWORD}
+    mine = list(inspect.signature(function).parameters.values())[1 if method else 0 :]
+    kinds = {
+        "positional_or_keyword": inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        "var_positional": inspect.Parameter.VAR_POSITIONAL,
+        "keyword_only": inspect.Parameter.KEYWORD_ONLY,
+        "var_keyword": inspect.Parameter.VAR_KEYWORD,
+    }
     assert [p.name for p in mine] == [p["name"] for p in parameters]
     for own, real in zip(mine, parameters):
         assert own.kind == kinds[real["kind"]], own
@@ -52,7 +56,7 @@ def compare_class(kind, entry):
             # torch puts a profiled `step` into the classes of optimisers.
             if (name.startswith("_") and name not in methods) or not function.__module__.startswith("tests.fakes"):
                 continue
-            assert name in methods, "{} is no method of {}".format(name, kind.__name__)
+            assert name in methods, f"{name} is no method of {kind.__name__}"
             static = isinstance(value, staticmethod)
             assert static == (methods[name]["kind"] == "static_method")
             same_signature(value.__func__ if static else value, methods[name]["params"], method=not static)
@@ -63,7 +67,7 @@ def compare_class(kind, entry):
 def test_every_name_and_signature_is_poptorchs():
     compared = 0
     for name, value, entries in [*published(poptorch, TOP), *published(poptorch.optim, OPTIM)]:
-        assert name in entries, "PopTorch has no {}".format(name)
+        assert name in entries, f"PopTorch has no {name}"
         entry = entries[name]
         if entry["kind"] == "enum":
             assert {member.name: member.value for member in value} == entry["members"]
@@ -82,7 +86,7 @@ def test_sub_options_are_poptorchs(name):
     if kind is not None:
         assert compare_class(kind, OPTIONS[name]) > 0
     else:
-        assert name == "_JitOptions"                  # nothing in it that an application of 3.4 would set
+        assert name == "_JitOptions"  # nothing in it that an application of 3.4 would set
 
 
 # ------------------------------------------------------------------------------------------------------------ options
@@ -187,7 +191,7 @@ def test_sum_reduction_sums():
         executor = poptorch.trainingModel(model, made(accumulation=4, reduction=reduction), optimizer)
         x, y = torch.ones(4, 3), torch.zeros(4, 3)
         executor(x, y)
-        expected = 2.0 * model.linear(x).detach()[0][:, None].expand(3, 3)        # before the update: the host's are stale
+        expected = 2.0 * model.linear(x).detach()[0][:, None].expand(3, 3)  # before the update: the host's are stale
         moment = optimizer.state_dict()["ipu_state"]["Accl1___model.linear.weight"]
         assert torch.allclose(moment, factor * expected, atol=1e-5)
         executor.destroy()
@@ -207,8 +211,10 @@ def test_iterations_are_updates():
     assert not torch.allclose(one, three, atol=1e-3)
 
 
-@pytest.mark.parametrize("mode, losses, rows", [
-    (poptorch.OutputMode.All, 12, 24), (poptorch.OutputMode.Sum, 2, 4), (poptorch.OutputMode.Final, 2, 4)])
+@pytest.mark.parametrize(
+    "mode, losses, rows",
+    [(poptorch.OutputMode.All, 12, 24), (poptorch.OutputMode.Sum, 2, 4), (poptorch.OutputMode.Final, 2, 4)],
+)
 def test_output_modes(mode, losses, rows):
     """3 micro-batches x 2 replicas x 2 iterations of 2 rows."""
     _, (loss, first) = trained(made(accumulation=3, replicas=2, iterations=2, mode=mode), 24)
@@ -268,10 +274,10 @@ def test_a_rate_reaches_the_device_through_set_optimizer_only():
 
 def test_constants_may_not_change_after_compilation():
     model = Regression()
-    optimizer = adamw(model)                                      # eps is left at its default: a constant
+    optimizer = adamw(model)  # eps is left at its default: a constant
     executor = poptorch.trainingModel(model, made(), optimizer)
     optimizer.param_groups[0]["eps"] = 1e-3
-    executor.setOptimizer(optimizer)                              # not compiled yet: allowed
+    executor.setOptimizer(optimizer)  # not compiled yet: allowed
     executor(torch.ones(1, 3), torch.zeros(1, 3))
     optimizer.param_groups[0]["eps"] = 1e-4
     with pytest.raises(poptorch.Error, match="eps"):
@@ -330,17 +336,20 @@ def loss_of(tensor):
     return poptorch.identity_loss(tensor.float(), reduction="sum")
 
 
-@pytest.mark.parametrize("name, forward", [
-    ("boolean mask", lambda m, x: loss_of((x * m.weight)[x > 0])),
-    ("nonzero", lambda m, x: loss_of(m.weight * torch.nonzero(x).shape[0])),
-    ("masked_select", lambda m, x: loss_of(torch.masked_select(x * m.weight, x > 0))),
-    ("item", lambda m, x: loss_of(m.weight * x.sum().item())),
-    ("if on a value", lambda m, x: loss_of(m.weight * x) if x.sum() > 0 else loss_of(m.weight)),
-    ("tril", lambda m, x: loss_of(torch.tril(x * m.weight))),
-    ("bfloat16", lambda m, x: loss_of((x * m.weight).to(torch.bfloat16))),
-    ("captured tensor", lambda m, x, t=torch.ones(3): loss_of(x * m.weight * t)),  # noqa: B008
-    ("literal tensor", lambda m, x: loss_of(x * m.weight * torch.tensor([1.0, 2.0, 3.0]))),
-])
+@pytest.mark.parametrize(
+    "name, forward",
+    [
+        ("boolean mask", lambda m, x: loss_of((x * m.weight)[x > 0])),
+        ("nonzero", lambda m, x: loss_of(m.weight * torch.nonzero(x).shape[0])),
+        ("masked_select", lambda m, x: loss_of(torch.masked_select(x * m.weight, x > 0))),
+        ("item", lambda m, x: loss_of(m.weight * x.sum().item())),
+        ("if on a value", lambda m, x: loss_of(m.weight * x) if x.sum() > 0 else loss_of(m.weight)),
+        ("tril", lambda m, x: loss_of(torch.tril(x * m.weight))),
+        ("bfloat16", lambda m, x: loss_of((x * m.weight).to(torch.bfloat16))),
+        ("captured tensor", lambda m, x, t=torch.ones(3): loss_of(x * m.weight * t)),  # noqa: B008
+        ("literal tensor", lambda m, x: loss_of(x * m.weight * torch.tensor([1.0, 2.0, 3.0]))),
+    ],
+)
 def test_what_cannot_be_lowered_is_refused(name, forward):
     with pytest.raises(RuntimeError, match="cannot lower"):
         compile_training(forward, torch.ones(2, 3))
@@ -350,6 +359,7 @@ def test_assigning_through_a_mask_and_int_gathers_are_allowed():
     def forward(model, x):
         chosen = torch.gather(x * model.weight, 1, torch.zeros(x.shape, dtype=torch.int64, device=x.device))
         return loss_of(torch.where(x > 0, chosen, torch.zeros_like(chosen)))
+
     compile_training(forward, torch.ones(2, 3))
 
 
@@ -363,8 +373,11 @@ def test_exactly_one_loss():
 
 
 def test_int64_comes_back_as_int32():
-    executor = compile_training(lambda m, x, i: (loss_of(x * m.weight), i, torch.argmax(x, 1)), torch.ones(2, 3),
-                                torch.zeros(2, dtype=torch.int64))
+    executor = compile_training(
+        lambda m, x, i: (loss_of(x * m.weight), i, torch.argmax(x, 1)),
+        torch.ones(2, 3),
+        torch.zeros(2, dtype=torch.int64),
+    )
     _, given, largest = executor(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))
     assert given.dtype == largest.dtype == torch.int32
 
@@ -373,6 +386,7 @@ def test_buffers_are_not_reassigned():
     def forward(model, x):
         model.counts = model.counts + 1
         return loss_of(x * model.weight)
+
     with pytest.raises(poptorch.Error, match="reassigned"):
         compile_training(forward, torch.ones(2, 3))
 
@@ -404,7 +418,7 @@ class Chain(nn.Module):
         if tie:
             self.parts[tie[1]].weight = self.parts[tie[0]].weight
         for number, ipu in enumerate(ipus):
-            poptorch.BeginBlock(self.parts[number], "block {}".format(number), ipu_id=ipu)
+            poptorch.BeginBlock(self.parts[number], f"block {number}", ipu_id=ipu)
 
     def forward(self, x):
         for part in self.parts:
@@ -498,11 +512,15 @@ def test_cycles_are_counted_on_hardware_only():
         executor.cycleCount()
 
 
-@pytest.mark.parametrize("mode, factor, shapes", [
-    (poptorch.MatMulSerializationMode.OutputChannels, 4, ((5, 6), (6, 8))),
-    (poptorch.MatMulSerializationMode.InputChannels, 5, ((5, 6), (6, 8))),
-    (poptorch.MatMulSerializationMode.ReducingDim, 3, ((5, 6), (6, 8))),
-    (poptorch.MatMulSerializationMode.Disabled, 0, ((5, 6), (6, 8)))])
+@pytest.mark.parametrize(
+    "mode, factor, shapes",
+    [
+        (poptorch.MatMulSerializationMode.OutputChannels, 4, ((5, 6), (6, 8))),
+        (poptorch.MatMulSerializationMode.InputChannels, 5, ((5, 6), (6, 8))),
+        (poptorch.MatMulSerializationMode.ReducingDim, 3, ((5, 6), (6, 8))),
+        (poptorch.MatMulSerializationMode.Disabled, 0, ((5, 6), (6, 8))),
+    ],
+)
 def test_serialised_products_are_products(mode, factor, shapes):
     a, b = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
     assert torch.allclose(poptorch.serializedMatMul(a, b, mode, factor), a @ b)

@@ -69,7 +69,9 @@ def test_packed_and_unpacked_runs_stay_together(name, normalisation):
         batches = make_batches(3, depth=depth, micro_batch=micro_batch, normalisation=normalisation)
         results = [engine.step(batch, 1e-2) for batch in batches]
         ends.append(weights(engine))
-        losses.append([[result.loss, result.metrics["mlm_accuracy"], result.metrics["nsp_accuracy"]] for result in results])
+        losses.append(
+            [[result.loss, result.metrics["mlm_accuracy"], result.metrics["nsp_accuracy"]] for result in results]
+        )
     assert np.allclose(losses[0], losses[1], rtol=1e-4)
     assert_same(found=ends[0], expected=ends[1], dtype=torch.float32)
 

@@ -19,7 +19,14 @@ transformers = pytest.importorskip("transformers", reason="the outside reference
 SLOTS = 32
 LENGTHS = [5, 32, 17, 9, 1, 21, 12, 8]
 MODEL = replace(
-    TINY, vocabulary_size=97, hidden_size=32, num_layers=3, num_heads=4, intermediate_size=64, max_position_embeddings=SLOTS)
+    TINY,
+    vocabulary_size=97,
+    hidden_size=32,
+    num_layers=3,
+    num_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=SLOTS,
+)
 TIED = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
 
 

@@ -1,11 +1,12 @@
 """Weights of one vocabulary never meet data of another: beginning, resuming, exporting, importing, fine-tuning."""
+
 import pytest
 import torch
 
 from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
 from ipu_packed_bert.commands import export, pretrain
-from ipu_packed_bert.start import find_start
 from ipu_packed_bert.identity import agree, vocabulary_of_run
+from ipu_packed_bert.start import find_start
 from pack_data.command import run_main
 from pack_data.store import read_manifest
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
@@ -34,9 +35,22 @@ def house(tmp_path_factory):
 
 def trained(folder, *arguments):
     config = tiny_config(folder / "tiny.yml", folder / "one")
-    return run_main(pretrain.main, [
-        "--config", str(config), "--steps", "2", "--set", f"model.vocabulary_size={SIZE}", "--set", "run.evaluate_every=0",
-        "--set", "run.checkpoint_every=1", *map(str, arguments)])
+    return run_main(
+        pretrain.main,
+        [
+            "--config",
+            str(config),
+            "--steps",
+            "2",
+            "--set",
+            f"model.vocabulary_size={SIZE}",
+            "--set",
+            "run.evaluate_every=0",
+            "--set",
+            "run.checkpoint_every=1",
+            *map(str, arguments),
+        ],
+    )
 
 
 def newest(run):
@@ -91,7 +105,9 @@ def test_export_writes_the_vocabulary_of_the_weights(house, tmp_path, capsys):
     assert run_main(export.main, ["--import", str(tmp_path / "hf"), str(tmp_path / "again")]) == 0
     assert newest(tmp_path / "again").vocabulary == ONE.sha256
     capsys.readouterr()
-    refused(trained(house, "--start-from", tmp_path / "again", "--data", house / "other", "--out", tmp_path / "run"), capsys)
+    refused(
+        trained(house, "--start-from", tmp_path / "again", "--data", house / "other", "--out", tmp_path / "run"), capsys
+    )
 
 
 @pytest.mark.parametrize("form", ["our run", "hugging face"])
@@ -103,8 +119,12 @@ def test_fine_tuning_begins_with_the_vocabulary_of_the_weights(house, tmp_path, 
         export.export_run(house / "run", start)
     table = tiny_table(tmp_path / "train.csv", "single_label")
     with pytest.raises(ValueError, match="another vocabulary"):
-        find_start(fine_tuning_config(start, table, task="single_label", model={"vocabulary": str(house / "other.txt")}))
-    found = find_start(fine_tuning_config(start, table, task="single_label", model={"vocabulary": str(house / "one.txt")}))
+        find_start(
+            fine_tuning_config(start, table, task="single_label", model={"vocabulary": str(house / "other.txt")})
+        )
+    found = find_start(
+        fine_tuning_config(start, table, task="single_label", model={"vocabulary": str(house / "one.txt")})
+    )
     assert found.vocabulary.sha256 == ONE.sha256 and "not compared" not in found.description
 
 
@@ -117,13 +137,17 @@ def test_runs_of_before_the_hash_was_saved(house, tmp_path):
     old.parent.mkdir()
     torch.save(content, old)
     assert load_checkpoint(old).vocabulary == "" and torch.equal(
-        load_checkpoint(old).engine["model"]["bert.pooler.dense.weight"], content["engine"]["model"]["bert.pooler.dense.weight"])
+        load_checkpoint(old).engine["model"]["bert.pooler.dense.weight"],
+        content["engine"]["model"]["bert.pooler.dense.weight"],
+    )
     assert vocabulary_of_run(house / "run", load_checkpoint(old)) == ONE.sha256
     assert vocabulary_of_run(tmp_path, load_checkpoint(old)) == ""
 
 
-@pytest.mark.parametrize("weights, data, known, noted", [
-    ("a", "a", "a", ()), ("a", "", "a", ("DATA",)), ("", "a", "a", ("RUN",)), ("", "", "", ("DATA", "RUN"))])
+@pytest.mark.parametrize(
+    "weights, data, known, noted",
+    [("a", "a", "a", ()), ("a", "", "a", ("DATA",)), ("", "a", "a", ("RUN",)), ("", "", "", ("DATA", "RUN"))],
+)
 def test_what_both_sides_say(weights, data, known, noted):
     found = agree(weights, data, weights_of="RUN", data_of="DATA")
     assert found.vocabulary == known
@@ -138,4 +162,8 @@ def test_one_vocabulary_has_one_identity_however_its_lines_end(tmp_path):
     identity = load_vocabulary(tmp_path / "dos.txt").sha256
     for name in ("dos", "cut"):
         build_small(corpus, tmp_path / name, vocabulary=tmp_path / f"{name}.txt")
-        assert read_manifest(tmp_path / name).vocabulary_sha256 == identity == read_manifest(tmp_path / "first").vocabulary_sha256
+        assert (
+            read_manifest(tmp_path / name).vocabulary_sha256
+            == identity
+            == read_manifest(tmp_path / "first").vocabulary_sha256
+        )

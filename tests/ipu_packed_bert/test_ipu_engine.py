@@ -2,6 +2,7 @@
 
 Tests marked `ipu`, at the end, run on what the stand-in stands for.
 """
+
 import dataclasses
 import json
 import pickle
@@ -42,21 +43,35 @@ def make_config(*, layers_per_ipu=(2,), replicas=1, accumulation=4, micro_batch=
     """A two-layer BERT in float32 with nothing random, on IPUs of which each has its share of the layers."""
     config = Config(
         data=DataConfig(max_sequence_length=SLOTS, max_predictions_per_sequence=5, max_sequences_per_pack=3),
-        model=dataclasses.replace(TINY, vocabulary_size=VOCABULARY, num_layers=sum(layers_per_ipu), initializer_range=0.2),
+        model=dataclasses.replace(
+            TINY, vocabulary_size=VOCABULARY, num_layers=sum(layers_per_ipu), initializer_range=0.2
+        ),
         optimizer=OptimizerConfig(),
         batch=BatchConfig(micro_batch=micro_batch, gradient_accumulation=accumulation),
-        engine=EngineConfig(kind="ipu", half_weights=False, loss_scaling=128.0, gradient_accumulator_type="float32",
-                            stochastic_rounding=False, log_cycles=True),
+        engine=EngineConfig(
+            kind="ipu",
+            half_weights=False,
+            loss_scaling=128.0,
+            gradient_accumulator_type="float32",
+            stochastic_rounding=False,
+            log_cycles=True,
+        ),
         placement=PlacementConfig(
-            replicas=replicas, ipus_per_replica=len(layers_per_ipu), layers_per_ipu=tuple(layers_per_ipu),
-            available_memory_proportion=(0.2,) * len(layers_per_ipu), embedding_serialization_factor=2,
-            replicated_tensor_sharding=replicas > 1))
+            replicas=replicas,
+            ipus_per_replica=len(layers_per_ipu),
+            layers_per_ipu=tuple(layers_per_ipu),
+            available_memory_proportion=(0.2,) * len(layers_per_ipu),
+            embedding_serialization_factor=2,
+            replicated_tensor_sharding=replicas > 1,
+        ),
+    )
     return change(config, **sections)
 
 
 def change(config, **sections):
     return dataclasses.replace(
-        config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()})
+        config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
+    )
 
 
 def make_batch(config, *, depth=3, seed=0, shortest=3, longest=15):
@@ -66,10 +81,12 @@ def make_batch(config, *, depth=3, seed=0, shortest=3, longest=15):
     number = rows + rows // 2 if depth <= 3 else rows * depth
     lengths = [int(length) for length in rng.integers(shortest, longest + 1, number)]
     examples = random_sequences(rng, lengths=lengths, vocabulary=VOCABULARY)
-    packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)[:rows - 1]
+    packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)[: rows - 1]
     packs += [[]] * (rows - len(packs))
     batch = lay_out(packs, examples, slots=SLOTS, depth=depth, predictions=5 + depth)
-    return with_scales(batch, micro_batches=config.micro_batches_per_update(1.0), normalisation=config.loss.normalisation)
+    return with_scales(
+        batch, micro_batches=config.micro_batches_per_update(1.0), normalisation=config.loss.normalisation
+    )
 
 
 def schema(depth=3):
@@ -99,7 +116,8 @@ def assert_same_weights(found, expected, tolerance=1e-6):
             assert float((found["model"][name] - expected["model"][name]).abs().max()) <= len(RATES) * max(RATES)
 
 
-# ------------------------------------------------------------------------------------------------- updates are the host's
+# ------------------------------------------------------------------------------------------------- updates are the
+# host's
 
 
 LAYOUTS = {
@@ -124,8 +142,13 @@ def test_three_updates_equal_the_hosts(sdk, layout, depth, mask):
     assert_same_weights(engine.state(), host.state())
     for moment in ("exp_avg", "exp_avg_sq"):
         names = [name for name in engine.state()["optimizer"][moment] if not name.endswith("key.bias")]
-        assert relative_error([engine.state()["optimizer"][moment][name] for name in names],
-                              [host.state()["optimizer"][moment][name] for name in names]) < 1e-5
+        assert (
+            relative_error(
+                [engine.state()["optimizer"][moment][name] for name in names],
+                [host.state()["optimizer"][moment][name] for name in names],
+            )
+            < 1e-5
+        )
     assert engine.state()["optimizer"]["step"] == host.state()["optimizer"]["step"] == 3
     # The run had one training program, and none for evaluation.
     assert engine.compilations == {"training": 1, "evaluation": 0}
@@ -207,7 +230,9 @@ def test_padding_weighs_nothing(sdk):
 def test_automatic_loss_scaling_starts_from_one(sdk):
     config = make_config(engine={"automatic_loss_scaling": True})
     ipu, _ = sdk
-    optimizer = ipu.options.build_optimizer(ipu.program.build_program(config, Pretraining(config, schema()), placed(config)), config, betas=(0.9, 0.999))
+    optimizer = ipu.options.build_optimizer(
+        ipu.program.build_program(config, Pretraining(config, schema()), placed(config)), config, betas=(0.9, 0.999)
+    )
     assert optimizer.loss_scaling == 1.0
 
 
@@ -219,7 +244,9 @@ def test_automatic_loss_scaling_starts_from_one(sdk):
 def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
     """Mask, serialised product, one-hot slots, checkpoints and blocks: losses and gradients in float64."""
     ipu, _ = sdk
-    config = make_config(layers_per_ipu=(1, 1), accumulation=5, loss={"next_sentence": next_sentence}, engine={"mask": mask})
+    config = make_config(
+        layers_per_ipu=(1, 1), accumulation=5, loss={"next_sentence": next_sentence}, engine={"mask": mask}
+    )
     plain, adapted = initial_network(config).double(), initial_network(config).double()
     ipu.program.adapt(adapted, config, Pretraining(config, schema()))
     ipu.program.begin_blocks(adapted, placed(config))
@@ -227,15 +254,18 @@ def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
     assert (type(adapted.attention_mask) is type(plain.attention_mask)) == (mask == "additive")
     assert type(adapted.cls.predictions.product) is not type(plain.cls.predictions.product)
     assert {name: p.shape for name, p in plain.state_dict().items()} == {
-        name: p.shape for name, p in adapted.state_dict().items()}
+        name: p.shape for name, p in adapted.state_dict().items()
+    }
     adapted.load_state_dict(plain.state_dict())
     fields = [torch.from_numpy(make_batch(config)[name]) for name in BATCH_FIELDS]
     outputs = [network(*fields) for network in (plain, adapted)]
     for _network, output in zip((plain, adapted), outputs):
         output.loss.backward()
     assert all(abs((a - b).item()) <= 1e-12 * max(1.0, abs(a.item())) for a, b in zip(*outputs))
-    gradients = [[p.grad for name, p in network.named_parameters() if not name.endswith("key.bias")]
-                 for network in (plain, adapted)]
+    gradients = [
+        [p.grad for name, p in network.named_parameters() if not name.endswith("key.bias")]
+        for network in (plain, adapted)
+    ]
     assert relative_error(*gradients) <= 1e-12
 
 
@@ -259,7 +289,11 @@ def test_every_layer_is_a_checkpoint_and_the_product_is_serialised(sdk):
 def test_evaluation_equals_the_hosts_and_changes_nothing(sdk):
     config = make_config(layers_per_ipu=(1, 1), replicas=2, accumulation=5, model={"hidden_dropout": 0.1})
     batches = [make_batch(config, seed=seed) for seed in range(3)]
-    host, engine, undisturbed = host_engine(config, packing_factor=1.0), make_engine(sdk, config), make_engine(sdk, config)
+    host, engine, undisturbed = (
+        host_engine(config, packing_factor=1.0),
+        make_engine(sdk, config),
+        make_engine(sdk, config),
+    )
     engine.step(batches[0], 0.01)
     host.load_state(engine.state())
     found, expected = engine.evaluate(batches[1]), host.evaluate(batches[1])
@@ -318,7 +352,7 @@ def test_checkpoints_move_from_host_to_ipu(sdk, compiled):
         host.step(batch, 0.01)
     engine = make_engine(sdk, config)
     if compiled:
-        engine.step(batches[3], 0.05)                             # must leave no trace
+        engine.step(batches[3], 0.05)  # must leave no trace
     engine.load_state(host.state())
     assert_same_weights(engine.state(), host.state(), tolerance=0.0)
     assert engine.state()["optimizer"]["step"] == 2
@@ -390,9 +424,14 @@ def test_a_state_of_another_model_is_refused(sdk):
 def test_moments_are_found_by_the_end_of_their_names(sdk):
     ipu, _ = sdk
     parameters = {"a.weight": torch.zeros(2), "b.a.weight": torch.zeros(2)}
-    device = {"Accl1___model.network.a.weight": torch.ones(2), "Accl1___model.network.b.a.weight": 2 * torch.ones(2),
-              "Accl2___model.network.a.weight": 3 * torch.ones(2), "Accl2___model.network.b.a.weight": 4 * torch.ones(2),
-              "Step___model.network.a.weight": torch.ones(1), "Accum___model.network.a.weight": torch.ones(2)}
+    device = {
+        "Accl1___model.network.a.weight": torch.ones(2),
+        "Accl1___model.network.b.a.weight": 2 * torch.ones(2),
+        "Accl2___model.network.a.weight": 3 * torch.ones(2),
+        "Accl2___model.network.b.a.weight": 4 * torch.ones(2),
+        "Step___model.network.a.weight": torch.ones(1),
+        "Accum___model.network.a.weight": torch.ones(2),
+    }
     found = ipu.state.moments(device, parameters)
     assert float(found["exp_avg"]["b.a.weight"][0]) == 2.0 and float(found["exp_avg_sq"]["a.weight"][0]) == 3.0
     del device["Accl2___model.network.b.a.weight"]
@@ -406,8 +445,15 @@ def test_moments_are_found_by_the_end_of_their_names(sdk):
 def test_options_say_what_the_configuration_says(sdk):
     ipu, stand_in = sdk
     path = "configs/packed_phase2_pod16.yml"
-    config = load_config(path, ["engine.executable_cache=cache", "engine.profile_directory=profile",
-                                "engine.log_cycles=true", "engine.automatic_loss_scaling=true"])
+    config = load_config(
+        path,
+        [
+            "engine.executable_cache=cache",
+            "engine.profile_directory=profile",
+            "engine.log_cycles=true",
+            "engine.automatic_loss_scaling=true",
+        ],
+    )
     device = ipu.devices.Device("ipu", "")
     options = ipu.options.training_options(config, device, ipu.devices.Instance(0, 1, 4, False), accumulation=1027)
     values = options.toDict()
@@ -415,7 +461,7 @@ def test_options_say_what_the_configuration_says(sdk):
     assert values["output_mode"] == stand_in.OutputMode.Sum
     assert values["random_seed"] == config.run.seed
     assert values["available_memory_proportion"] == {0: 0.10, 1: 0.15, 2: 0.15, 3: 0.15}
-    assert values["execution_mode"] == 0                                      # pipelined
+    assert values["execution_mode"] == 0  # pipelined
     assert values["cachePath"] == "cache" and values["instrumentWithHardwareCycleCounter"] is True
     assert values["syntheticDataMode"] == 0
     assert values["gradient_accumulation"] == 1027 and values["automaticLossScalingSettings.enabled"] is True
@@ -425,34 +471,50 @@ def test_options_say_what_the_configuration_says(sdk):
     assert values["accumulateOuterFragmentSettings.schedule"] == 3
     # Engine options are set as a whole: those of profiling and the others must both be there.
     assert set(values["engineOptions"]) == {
-        "opt.useAutoloader", "target.syncReplicasIndependently", "autoReport.all", "autoReport.directory"}
+        "opt.useAutoloader",
+        "target.syncReplicasIndependently",
+        "autoReport.all",
+        "autoReport.directory",
+    }
     assert values["engineOptions"]["autoReport.directory"] == "profile"
 
     evaluation = ipu.options.evaluation_options(
-        config, device, ipu.devices.Instance(0, 1, 4, False), iterations=12).toDict()
+        config, device, ipu.devices.Instance(0, 1, 4, False), iterations=12
+    ).toDict()
     assert evaluation["device_iterations"] == 12 and evaluation["gradient_accumulation"] == 1
     assert evaluation["enableStochasticRounding"] is False
 
 
-@pytest.mark.parametrize("key, value, name, expected", [
-    ("half_partials", False, "partialsTypeMatMuls", "float"),
-    ("stochastic_rounding", False, "enableStochasticRounding", False),
-    ("synthetic_data", True, "syntheticDataMode", 2),
-    ("log_cycles", False, "instrumentWithHardwareCycleCounter", False),
-])
+@pytest.mark.parametrize(
+    "key, value, name, expected",
+    [
+        ("half_partials", False, "partialsTypeMatMuls", "float"),
+        ("stochastic_rounding", False, "enableStochasticRounding", False),
+        ("synthetic_data", True, "syntheticDataMode", 2),
+        ("log_cycles", False, "instrumentWithHardwareCycleCounter", False),
+    ],
+)
 def test_engine_settings_reach_the_options(sdk, key, value, name, expected):
     ipu, _ = sdk
     config = make_config(engine={key: value})
-    options = ipu.options.training_options(config, ipu.devices.Device("ipu", ""), ipu.devices.Instance(0, 1, 1, False), accumulation=4)
+    options = ipu.options.training_options(
+        config, ipu.devices.Device("ipu", ""), ipu.devices.Instance(0, 1, 1, False), accumulation=4
+    )
     assert options.toDict()[name] == expected
 
 
 def test_the_ipu_model_gets_no_cycle_counter_and_no_cache(sdk):
     ipu, _ = sdk
     config = make_config(engine={"executable_cache": "cache", "ipu_model": True})
-    options = ipu.options.training_options(config, ipu.devices.Device("ipu_model", ""), ipu.devices.Instance(0, 1, 1, False), accumulation=4)
+    options = ipu.options.training_options(
+        config, ipu.devices.Device("ipu_model", ""), ipu.devices.Instance(0, 1, 1, False), accumulation=4
+    )
     values = options.toDict()
-    assert values["use_model"] is True and "cachePath" not in values and values["instrumentWithHardwareCycleCounter"] is False
+    assert (
+        values["use_model"] is True
+        and "cachePath" not in values
+        and values["instrumentWithHardwareCycleCounter"] is False
+    )
 
 
 def test_parameter_groups_and_types(sdk):
@@ -480,7 +542,9 @@ def test_half_first_moments_travel_as_float32(sdk):
     host = host_engine(config, packing_factor=1.0)
     host.load_state(state)
     engine.load_state(host.state())
-    assert engine.step(make_batch(config), 0.01).loss == pytest.approx(host.step(make_batch(config), 0.01).loss, rel=1e-4)
+    assert engine.step(make_batch(config), 0.01).loss == pytest.approx(
+        host.step(make_batch(config), 0.01).loss, rel=1e-4
+    )
 
 
 def _half_on_the_cpu():
@@ -498,7 +562,10 @@ def test_half_weights_train_with_a_float_loss(sdk):
     for seed in range(3):
         batch = make_batch(config, seed=seed)
         assert engine.step(batch, 0.01).loss == pytest.approx(host.step(batch, 0.01).loss, rel=0.01)
-    assert {p.dtype for p in sdk[0].program.build_program(config, Pretraining(config, schema()), placed(config)).parameters()} == {torch.float16}
+    assert {
+        p.dtype
+        for p in sdk[0].program.build_program(config, Pretraining(config, schema()), placed(config)).parameters()
+    } == {torch.float16}
     assert relative_error(weights_of(engine.state()), weights_of(host.state())) < 0.02
 
 
@@ -507,7 +574,8 @@ def test_synthetic_data_trains_on_noise(sdk):
     assert np.isfinite(make_engine(sdk, config).step(make_batch(config), 0.0).loss)
 
 
-# -------------------------------------------------------------------------------------------------- errors, one line each
+# -------------------------------------------------------------------------------------------------- errors, one line
+# each
 
 
 def one_line(error):
@@ -516,12 +584,15 @@ def one_line(error):
     return text
 
 
-@pytest.mark.parametrize("broken, complaint", [
-    (PackSchema(16, 3, 8), "16 slots"),
-    (PackSchema(SLOTS, 4, 9), "packed at depth 4"),
-    (PackSchema(SLOTS, 2, 7), "packed at depth 2"),
-    (PackSchema(SLOTS, 3, 4), "room for 4 masked tokens"),
-])
+@pytest.mark.parametrize(
+    "broken, complaint",
+    [
+        (PackSchema(16, 3, 8), "16 slots"),
+        (PackSchema(SLOTS, 4, 9), "packed at depth 4"),
+        (PackSchema(SLOTS, 2, 7), "packed at depth 2"),
+        (PackSchema(SLOTS, 3, 4), "room for 4 masked tokens"),
+    ],
+)
 def test_a_data_set_that_contradicts_the_configuration(sdk, broken, complaint):
     with pytest.raises(ValueError, match=complaint) as error:
         ipu_engine(sdk[0], make_config(), broken)
@@ -559,10 +630,13 @@ def test_too_old_a_poptorch(monkeypatch):
         pass
 
 
-@pytest.mark.parametrize("fault, complaint", [
-    ("assert False, 'PopTorch only works with torch==2.0.1'", "torch==2.0.1"),       # as PopTorch compares versions
-    ("raise ImportError('libpopart.so: cannot open shared object file')", "libpopart.so"),  # the SDK is not enabled
-])
+@pytest.mark.parametrize(
+    "fault, complaint",
+    [
+        ("assert False, 'PopTorch only works with torch==2.0.1'", "torch==2.0.1"),  # as PopTorch compares versions
+        ("raise ImportError('libpopart.so: cannot open shared object file')", "libpopart.so"),  # the SDK is not enabled
+    ],
+)
 def test_a_broken_sdk_is_one_line(tmp_path, monkeypatch, fault, complaint):
     import ipu_packed_bert.engine as package
 
@@ -630,7 +704,7 @@ def test_a_program_for_another_machine(tmp_path):
     file = tmp_path / "programs" / "training.poptorch"
     config = make_config(engine={"offline_export": str(file)})
     with installed(ipus=0) as sdk:
-        assert choose_engine(config).hardware                     # the configuration for IPUs applies
+        assert choose_engine(config).hardware  # the configuration for IPUs applies
         engine = make_engine(sdk, config)
         engine.compile(make_batch(config))
         assert file.stat().st_size > 0
@@ -645,8 +719,21 @@ def test_an_exported_program_is_not_said_to_be_loadable_here(tmp_path, capsys):
     config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
     file = tmp_path / "training.poptorch"
     with installed(ipus=0):
-        assert command("--config", config, "--out", str(tmp_path / "run"), "--engine", "ipu", "--set", f"engine.offline_export={file}",
-                       "--set", "engine.half_weights=false") == 0
+        assert (
+            command(
+                "--config",
+                config,
+                "--out",
+                str(tmp_path / "run"),
+                "--engine",
+                "ipu",
+                "--set",
+                f"engine.offline_export={file}",
+                "--set",
+                "engine.half_weights=false",
+            )
+            == 0
+        )
     assert f"compiled  {file}; this program cannot load it yet" in capsys.readouterr().out
     assert file.exists() and not (tmp_path / "run").exists()
 
@@ -666,8 +753,10 @@ def test_build_engine_takes_the_ipus(sdk):
 def test_each_process_reads_its_share(tmp_path):
     """Two processes of two replicas each: their rows are the global batch, their scales those of the whole update."""
     folder = tiny_data(tmp_path / "data")
-    config = load_config(tiny_config(tmp_path / "tiny.yml", folder), [
-        "placement.replicas=4", "engine.kind=ipu", "engine.half_weights=false", "model.hidden_dropout=0"])
+    config = load_config(
+        tiny_config(tmp_path / "tiny.yml", folder),
+        ["placement.replicas=4", "engine.kind=ipu", "engine.half_weights=false", "model.hidden_dropout=0"],
+    )
     store = PackStore.open(folder)
     whole = next(global_batches(store, config, packing_factor=1.0))
     parts, engines = [], []
@@ -688,9 +777,15 @@ def test_each_process_reads_its_share(tmp_path):
     # Each reports the means over its own sequences; weighed by their numbers they are those of the update.
     host, counts = host_engine(config, packing_factor=1.0).step(whole, 0.01), [count(part) for part in parts]
     masked, sequences = (np.array([each[name] for each in counts]) for name in ("masked_tokens", "sequences"))
-    assert np.dot([r.metrics["mlm_loss"] for r in engines], masked) / masked.sum() == pytest.approx(host.metrics["mlm_loss"], rel=1e-5)
-    assert np.dot([r.metrics["nsp_loss"] for r in engines], sequences) / sequences.sum() == pytest.approx(host.metrics["nsp_loss"], rel=1e-5)
-    assert np.dot([r.metrics["mlm_accuracy"] for r in engines], masked) / masked.sum() == pytest.approx(host.metrics["mlm_accuracy"])
+    assert np.dot([r.metrics["mlm_loss"] for r in engines], masked) / masked.sum() == pytest.approx(
+        host.metrics["mlm_loss"], rel=1e-5
+    )
+    assert np.dot([r.metrics["nsp_loss"] for r in engines], sequences) / sequences.sum() == pytest.approx(
+        host.metrics["nsp_loss"], rel=1e-5
+    )
+    assert np.dot([r.metrics["mlm_accuracy"] for r in engines], masked) / masked.sum() == pytest.approx(
+        host.metrics["mlm_accuracy"]
+    )
 
 
 def test_poprun_with_another_number_of_replicas():
@@ -716,8 +811,10 @@ def test_batches_ahead_are_the_batches(sdk, tmp_path):
     for _ in range(2 * plain.updates_per_epoch + 1):
         expected, found = next(plain), next(ahead)
         assert list(found) == list(BATCH_FIELDS)
-        assert all(np.array_equal(found[name], expected[name]) and found[name].dtype == expected[name].dtype
-                   for name in BATCH_FIELDS)
+        assert all(
+            np.array_equal(found[name], expected[name]) and found[name].dtype == expected[name].dtype
+            for name in BATCH_FIELDS
+        )
         assert ahead.state() == plain.state()
         states.append(ahead.state())
     assert states[-1]["epoch"] == 2
@@ -742,9 +839,13 @@ def test_the_reader_travels(sdk, tmp_path):
     folder = tiny_data(tmp_path / "data")
     config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
     batches = global_batches(PackStore.open(folder), config, packing_factor=1.0)
-    reader = sdk[0].feed.Reader(batches.packs.again(), batches.layout, (0, 1), batches.state(), batches.updates_per_epoch)
+    reader = sdk[0].feed.Reader(
+        batches.packs.again(), batches.layout, (0, 1), batches.state(), batches.updates_per_epoch
+    )
     travelled = pickle.loads(pickle.dumps(reader))
-    assert (travelled.layout, travelled.start) == (reader.layout, reader.start) and len(travelled) == batches.updates_per_epoch
+    assert (travelled.layout, travelled.start) == (reader.layout, reader.start) and len(
+        travelled
+    ) == batches.updates_per_epoch
     assert np.array_equal(next(iter(travelled))[0].numpy(), next(batches)["input_ids"])
 
 
@@ -764,18 +865,50 @@ def losses(run):
 def test_a_run_compiles_once_and_continues_on_the_host(tmp_path, capsys):
     """12 updates with evaluations and checkpoints: two programs. Saved on IPUs after 6 updates, resumed on the host."""
     config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
-    settings = ["--set", "engine.kind=auto", "--set", "engine.half_weights=false", "--set", "model.hidden_dropout=0",
-                "--set", "engine.gradient_accumulator_type=float32"]
+    settings = [
+        "--set",
+        "engine.kind=auto",
+        "--set",
+        "engine.half_weights=false",
+        "--set",
+        "model.hidden_dropout=0",
+        "--set",
+        "engine.gradient_accumulator_type=float32",
+    ]
     with installed(ipus=1):
         assert command("--config", config, "--out", str(tmp_path / "ipu"), *settings) == 0
         assert sorted(machine.compilations) == ["inference", "training"]
         assert machine.attached == 0
         assert "IPU hardware: 1 IPU (1 x 1)" in capsys.readouterr().out
-        assert command("--config", config, "--out", str(tmp_path / "half"), *settings, "--steps", "6",
-                       "--set", "optimizer.warmup_fraction=0") == 0
+        assert (
+            command(
+                "--config",
+                config,
+                "--out",
+                str(tmp_path / "half"),
+                *settings,
+                "--steps",
+                "6",
+                "--set",
+                "optimizer.warmup_fraction=0",
+            )
+            == 0
+        )
     assert command("--config", config, "--out", str(tmp_path / "host"), "--engine", "host", *settings[2:]) == 0
     assert losses(tmp_path / "ipu") == pytest.approx(losses(tmp_path / "host"), rel=1e-4)
-    assert command("--resume", str(tmp_path / "half"), "--engine", "host", "--steps", "8", "--set", "optimizer.schedule_steps=8") == 0
+    assert (
+        command(
+            "--resume",
+            str(tmp_path / "half"),
+            "--engine",
+            "host",
+            "--steps",
+            "8",
+            "--set",
+            "optimizer.schedule_steps=8",
+        )
+        == 0
+    )
     assert len(losses(tmp_path / "half")) == 8
 
 
@@ -783,13 +916,27 @@ def test_auto_runs_on_the_ipu_model_where_there_is_no_hardware(tmp_path, capsys)
     """The SDK without an IPU: what `auto` found is what the engine builds, instead of looking for hardware again."""
     config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
     with installed(ipus=0):
-        assert command("--config", config, "--out", str(tmp_path / "model"), "--set", "engine.kind=auto",
-                       "--set", "engine.half_weights=false", "--steps", "2") == 0
+        assert (
+            command(
+                "--config",
+                config,
+                "--out",
+                str(tmp_path / "model"),
+                "--set",
+                "engine.kind=auto",
+                "--set",
+                "engine.half_weights=false",
+                "--steps",
+                "2",
+            )
+            == 0
+        )
     assert "IPU Model" in capsys.readouterr().out
     assert len(losses(tmp_path / "model")) == 2
 
 
-# ------------------------------------------------------------------------------------- on the SDK itself, where there is one
+# ------------------------------------------------------------------------------------- on the SDK itself, where there
+# is one
 
 
 @pytest.fixture(scope="module")
@@ -797,8 +944,8 @@ def real_ipu():
     """The engine module on a real PopTorch, and the kind of device: hardware, else the Poplar IPU Model."""
     try:
         import poptorch
-    except (ImportError, AssertionError) as error:                # PopTorch asserts that torch is the version it wants
-        pytest.skip("no Poplar SDK: {}".format(error))
+    except (ImportError, AssertionError) as error:  # PopTorch asserts that torch is the version it wants
+        pytest.skip(f"no Poplar SDK: {error}")
     from ipu_packed_bert.engine import ipu
     from ipu_packed_bert.engine.ipu import engine  # noqa: F401 (an attribute of ipu)
 
@@ -806,8 +953,10 @@ def real_ipu():
 
 
 def real_config(simulated, **settings):
-    return make_config(layers_per_ipu=(2,), **{**settings, "engine": {
-        "ipu_model": simulated, "log_cycles": not simulated, **settings.get("engine", {})}})
+    return make_config(
+        layers_per_ipu=(2,),
+        **{**settings, "engine": {"ipu_model": simulated, "log_cycles": not simulated, **settings.get("engine", {})}},
+    )
 
 
 @pytest.mark.ipu

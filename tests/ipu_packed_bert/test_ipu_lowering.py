@@ -6,6 +6,7 @@ no memory.
 One configuration is traced at full depth, the others with two layers.  What this cannot show: the compiler's memory
 limits, and whether an operator's lowering takes these very arguments.
 """
+
 import dataclasses
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from tests.fakes.lowering import ALLOWED, Recorder, wide_types
 from tests.fakes.sdk import installed
 from tests.pretraining import placed
 
-CONFIGS = sorted(path for path in (Path(__file__).resolve().parents[2] / "configs").glob("*packed_*.yml") if "host" not in path.stem)
-DEVICE = torch.device("meta")                        # any but the host's
+CONFIGS = sorted(
+    path for path in (Path(__file__).resolve().parents[2] / "configs").glob("*packed_*.yml") if "host" not in path.stem
+)
+DEVICE = torch.device("meta")  # any but the host's
 FULL_DEPTH = "packed_phase2_pod16"
 
 
@@ -36,8 +39,11 @@ def two_layers(config):
     """The same program with two layers, each on an IPU of its own where there are several."""
     ipus = config.placement.ipus_per_replica
     layers = (0, 1, 1) + (0,) * (ipus - 3) if ipus > 2 else (2,)
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=2),
-                               placement=dataclasses.replace(config.placement, layers_per_ipu=layers))
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, num_layers=2),
+        placement=dataclasses.replace(config.placement, layers_per_ipu=layers),
+    )
 
 
 def widths(config):
@@ -61,8 +67,12 @@ class Trace:
         with FakeTensorMode(allow_non_fake_inputs=False):
             tensors = dict([*program.named_parameters(), *program.named_buffers()])
             self.weights = {name: torch.empty(t.shape, dtype=t.dtype, device=DEVICE) for name, t in tensors.items()}
-            inputs = [torch.zeros((rows,), device=DEVICE) if width is None else torch.zeros(
-                (rows, width), dtype=torch.int32, device=DEVICE) for _, width in widths(config)]
+            inputs = [
+                torch.zeros((rows,), device=DEVICE)
+                if width is None
+                else torch.zeros((rows, width), dtype=torch.int32, device=DEVICE)
+                for _, width in widths(config)
+            ]
             self.graph = stand_in._Graph()
             recorder = Recorder([*self.weights.values(), *inputs], current_ipu=lambda: self.graph.ipu, reject=False)
             stand_in._graph = self.graph
@@ -118,9 +128,16 @@ def test_one_is_at_full_depth_and_all_are_there():
     stems = [path.stem for path in CONFIGS]
     assert FULL_DEPTH in stems and load_config(CONFIGS[stems.index(FULL_DEPTH)]).model.num_layers == 24
     for kind in ("packed", "unpacked"):
-        for each in ("phase1_pod16", "phase2_384_pod16", "phase2_pod16", "phase1_base_pod16", "phase2_384_base_pod16",
-                     "phase2_base_pod16", "phase2_pod4"):
-            assert "{}_{}".format(kind, each) in stems
+        for each in (
+            "phase1_pod16",
+            "phase2_384_pod16",
+            "phase2_pod16",
+            "phase1_base_pod16",
+            "phase2_384_base_pod16",
+            "phase2_base_pod16",
+            "phase2_pod4",
+        ):
+            assert f"{kind}_{each}" in stems
     assert any(stem.endswith("ipu1") for stem in stems)
 
 
@@ -130,8 +147,15 @@ def test_the_additive_mask_lowers(path, sdk):
     check(Trace(config, sdk), config)
 
 
-@pytest.mark.parametrize("overrides", [
-    ["loss.normalisation=sequence"], ["loss.next_sentence=false"], ["engine.half_weights=false"], ["model.attention_dropout=0.1"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["loss.normalisation=sequence"],
+        ["loss.next_sentence=false"],
+        ["engine.half_weights=false"],
+        ["model.attention_dropout=0.1"],
+    ],
+)
 def test_variants_lower(overrides, sdk):
     config = two_layers(load_config(next(path for path in CONFIGS if path.stem == FULL_DEPTH), overrides))
     check(Trace(config, sdk), config)
@@ -154,7 +178,9 @@ def test_weights_of_a_block_stay_on_its_ipu(sdk):
             if id(tensor) in names:
                 homes.setdefault(names[id(tensor)], set()).add(operator.ipu)
     parameters = homes.keys() & {name for name, _ in trace.program.named_parameters()}
-    assert all(len(homes[name]) == 1 for name in parameters) and len(parameters) == len(list(trace.program.parameters()))
+    assert all(len(homes[name]) == 1 for name in parameters) and len(parameters) == len(
+        list(trace.program.parameters())
+    )
     assert homes["network.bert.embeddings.word_embeddings.weight"] == {0}
     assert homes["network.bert.encoder.layer.1.output.dense.weight"] == {2}
 
@@ -170,13 +196,16 @@ class Wrong(torch.nn.Module):
         return self.fault(x)
 
 
-@pytest.mark.parametrize("fault", [
-    lambda x: x + torch.ones(3),                                  # a tensor of the host
-    lambda x: x[x > 0],
-    lambda x: torch.tril(x),
-    lambda x: x.to(torch.bfloat16),
-    lambda x: x * torch.tensor([1.0, 2.0, 3.0]),
-])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda x: x + torch.ones(3),  # a tensor of the host
+        lambda x: x[x > 0],
+        lambda x: torch.tril(x),
+        lambda x: x.to(torch.bfloat16),
+        lambda x: x * torch.tensor([1.0, 2.0, 3.0]),
+    ],
+)
 def test_of_the_test(fault):
     with FakeTensorMode(allow_non_fake_inputs=False):
         x = torch.zeros((3, 3), device=DEVICE)
@@ -194,7 +223,7 @@ def test_wide_types_are_noticed():
         x = torch.zeros((3, 3), device=DEVICE, dtype=torch.int32)
         recorder = Recorder([x], reject=False)
         with recorder:
-            x.sum()                                               # torch sums integers in int64
+            x.sum()  # torch sums integers in int64
             x.to(torch.float64)
-            torch.argmax(x, 1)                                    # an index: allowed
+            torch.argmax(x, 1)  # an index: allowed
     assert [operator.name for operator in wide_types(recorder.operators)] == ["sum", "to"]

@@ -1,4 +1,6 @@
-"""Every use of PopTorch in engine/ipu/ exists in PopTorch 3.4 and fits its signature; read from the source, nothing runs."""
+"""Every use of PopTorch in engine/ipu/ exists in PopTorch 3.4 and fits its signature; read from the source, nothing
+runs."""
+
 import ast
 import inspect
 import json
@@ -34,18 +36,27 @@ OF_TORCH = {"param_groups"}
 
 
 def signature(parameters):
-    return inspect.Signature([
-        inspect.Parameter(p["name"], KINDS[p["kind"]], default=p.get("default", inspect.Parameter.empty)) for p in parameters])
+    return inspect.Signature(
+        [
+            inspect.Parameter(p["name"], KINDS[p["kind"]], default=p.get("default", inspect.Parameter.empty))
+            for p in parameters
+        ]
+    )
 
 
 def bind(parameters, call):
     """Raises TypeError as the call itself would."""
     if any(isinstance(argument, ast.Starred) for argument in call.args) or any(k.arg is None for k in call.keywords):
         # Unpacked arguments: the names given openly must exist, the rest is checked where the stand-in runs it.
-        unknown = [k.arg for k in call.keywords if k.arg and k.arg not in [p["name"] for p in parameters]
-                   and not any(p["kind"] == "var_keyword" for p in parameters)]
+        unknown = [
+            k.arg
+            for k in call.keywords
+            if k.arg
+            and k.arg not in [p["name"] for p in parameters]
+            and not any(p["kind"] == "var_keyword" for p in parameters)
+        ]
         if unknown:
-            raise TypeError("unknown keyword {}".format(unknown[0]))
+            raise TypeError(f"unknown keyword {unknown[0]}")
         return
     signature(parameters).bind(*call.args, **{keyword.arg: keyword.value for keyword in call.keywords})
 
@@ -70,7 +81,7 @@ def member(kind, name):
         if name == "variable_attrs" or name in OF_TORCH:
             return "property", None
         return member("Optimizer", name)
-    raise AttributeError("{} has no {}".format(kind, name))
+    raise AttributeError(f"{kind} has no {name}")
 
 
 class Uses(ast.NodeVisitor):
@@ -80,7 +91,7 @@ class Uses(ast.NodeVisitor):
         self.problems, self.names, self.calls = [], set(), 0
 
     def problem(self, node, text):
-        self.problems.append("line {}: {}".format(node.lineno, text))
+        self.problems.append(f"line {node.lineno}: {text}")
 
     def kind(self, node):
         """The class of PopTorch that an expression evaluates to, None if it isn't one."""
@@ -92,8 +103,11 @@ class Uses(ast.NodeVisitor):
             if isinstance(node.func, ast.Attribute):
                 owner = self.kind(node.func.value)
                 # Setters of options return the object.
-                return owner if owner and (owner in SUB_OPTIONS.values() or owner in (
-                    "Options", "TensorLocationSettings")) else None
+                return (
+                    owner
+                    if owner and (owner in SUB_OPTIONS.values() or owner in ("Options", "TensorLocationSettings"))
+                    else None
+                )
             return None
         if isinstance(node, ast.Attribute):
             owner = self.kind(node.value)
@@ -115,11 +129,11 @@ class Uses(ast.NodeVisitor):
             self.names.add(".".join(path))
             if path[0] == "optim":
                 if len(path) > 1 and path[1] not in OPTIM:
-                    self.problem(node, "poptorch.optim has no {}".format(path[1]))
+                    self.problem(node, f"poptorch.optim has no {path[1]}")
             elif path[0] not in TOP:
-                self.problem(node, "poptorch has no {}".format(path[0]))
+                self.problem(node, f"poptorch has no {path[0]}")
             elif len(path) > 1 and path[1] not in TOP[path[0]].get("members", {}):
-                self.problem(node, "poptorch.{} has no {}".format(path[0], path[1]))
+                self.problem(node, f"poptorch.{path[0]} has no {path[1]}")
             return
         owner = self.kind(node.value)
         if owner:
@@ -171,12 +185,25 @@ def uses_of(source):
 
 
 def test_every_call_fits_its_signature():
-    uses = uses_of("\n".join(path.read_text(encoding="utf-8").replace("from __future__ import annotations\n", "") for path in ENGINE))
+    uses = uses_of(
+        "\n".join(
+            path.read_text(encoding="utf-8").replace("from __future__ import annotations\n", "") for path in ENGINE
+        )
+    )
     assert uses.problems == []
     # Guard against a reader that finds nothing.
     assert uses.calls > 45
-    assert {"Options", "trainingModel", "inferenceModel", "BeginBlock", "optim.LAMB", "optim.AdamW", "identity_loss",
-            "recomputationCheckpoint", "serializedMatMul"} <= uses.names
+    assert {
+        "Options",
+        "trainingModel",
+        "inferenceModel",
+        "BeginBlock",
+        "optim.LAMB",
+        "optim.AdamW",
+        "identity_loss",
+        "recomputationCheckpoint",
+        "serializedMatMul",
+    } <= uses.names
 
 
 def test_backend_settings_exist():
@@ -193,32 +220,37 @@ def test_backend_settings_exist():
     types = {"bool": bool, "uint64": int, "double": float, "string": str, "container": list, "enum_as_uint64": int}
     for name, value in found.items():
         assert isinstance(value, types[kinds[name]]), name
-    assert found["accumulateOuterFragmentSettings.schedule"] == (
-        enums["AccumulateOuterFragmentSchedule"]["OverlapMemoryOptimized"])
+    assert (
+        found["accumulateOuterFragmentSettings.schedule"]
+        == (enums["AccumulateOuterFragmentSchedule"]["OverlapMemoryOptimized"])
+    )
     assert found["subgraphCopyingStrategy"] == enums["SubgraphCopyingStrategy"]["JustInTime"]
 
 
-@pytest.mark.parametrize("mistake", [
-    "options.gradientAccumulation(4)",                             # is Training's
-    "options.anchorMode(poptorch.OutputMode.Sum)",                 # until 2.4
-    "options.Training.setGradientAccumulation(4)",
-    "poptorch.SerializedLinear(1, 2, 3)",
-    "options.logCycleCounts(True)",
-    "options.device_iterations(4)",
-    "options.Precision.setPartialType(torch.half)",
-    "poptorch.optim.Lamb([])",
-    "options.Training.useOfflineIpuTarget()",
-    "poptorch.BeginBlock(layer, 'name', ipu_id=0, recompute=True)",
-    "poptorch.OutputMode.Mean",
-    "options.deviceIterations()",
-    "options.deviceIterations(1, 2)",
-    "options.randomSeed(seed=3)",
-    "self._training.cycleCounts()",
-    "self._training.setOptimizer()",
-    "poptorch.TensorLocationSettings().useOnChip(True)",
-    "optimizer.variable_attrs.markConstant('weight_decay')",
-    "poptorch.serializedMatMul(a, b)",
-    "poptorch.optim.LAMB(groups, beta=0.9)",
-])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "options.gradientAccumulation(4)",  # is Training's
+        "options.anchorMode(poptorch.OutputMode.Sum)",  # until 2.4
+        "options.Training.setGradientAccumulation(4)",
+        "poptorch.SerializedLinear(1, 2, 3)",
+        "options.logCycleCounts(True)",
+        "options.device_iterations(4)",
+        "options.Precision.setPartialType(torch.half)",
+        "poptorch.optim.Lamb([])",
+        "options.Training.useOfflineIpuTarget()",
+        "poptorch.BeginBlock(layer, 'name', ipu_id=0, recompute=True)",
+        "poptorch.OutputMode.Mean",
+        "options.deviceIterations()",
+        "options.deviceIterations(1, 2)",
+        "options.randomSeed(seed=3)",
+        "self._training.cycleCounts()",
+        "self._training.setOptimizer()",
+        "poptorch.TensorLocationSettings().useOnChip(True)",
+        "optimizer.variable_attrs.markConstant('weight_decay')",
+        "poptorch.serializedMatMul(a, b)",
+        "poptorch.optim.LAMB(groups, beta=0.9)",
+    ],
+)
 def test_common_mistakes_are_found(mistake):
     assert uses_of(mistake).problems

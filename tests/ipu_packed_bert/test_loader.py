@@ -1,4 +1,6 @@
-"""Global batches: every pack once an epoch, nothing dropped, those held out apart, the same again after a resumption."""
+"""Global batches: every pack once an epoch, nothing dropped, those held out apart, the same again after a
+resumption."""
+
 from collections import Counter
 from contextlib import closing
 
@@ -65,10 +67,15 @@ def test_held_out_packs_come_in_order_in_batches_of_the_shape_of_training(store,
         found = list(batches.held_out())
         assert len(found) > 1 and [pack for batch in found for pack in packs_in(batch)] == all_packs(evaluation)
         for batch in found:
-            assert {name: values.shape for name, values in batch.items()} == {name: values.shape for name, values in batches.first().items()}
+            assert {name: values.shape for name, values in batch.items()} == {
+                name: values.shape for name, values in batches.first().items()
+            }
         sequences = sum(int((batch["next_sentence_weights"] > 0).sum()) for batch in found)
         masked = sum(int((batch["masked_lm_weights"] > 0).sum()) for batch in found)
-        assert (sequences, masked) == (evaluation.manifest.sequences, int(evaluation.lengths()["prediction_counts"].sum()))
+        assert (sequences, masked) == (
+            evaluation.manifest.sequences,
+            int(evaluation.lengths()["prediction_counts"].sum()),
+        )
         assert Counter(pack for batch in found for pack in packs_in(batch)).keys().isdisjoint(all_packs(store))
     with pytest.raises(ValueError, match="no data set to evaluate on"):
         next(opened(store).held_out())
@@ -90,7 +97,7 @@ def test_the_last_batch_is_filled_with_empty_packs(store):
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])
 def test_scales_normalise_over_the_whole_update(store, normalisation):
     batches = opened(store, "loss.normalisation=" + normalisation, "placement.replicas=2")
-    for _ in range(batches.updates_per_epoch):              # the last one has empty packs
+    for _ in range(batches.updates_per_epoch):  # the last one has empty packs
         batch = next(batches)
         expected = with_scales(batch, micro_batches=batches.micro_batches_per_update, normalisation=normalisation)
         assert batches.micro_batches_per_update * 2 == batches.packs_per_update == len(batch["input_ids"])
@@ -114,7 +121,7 @@ def test_resumed_anywhere_the_next_batches_are_the_same(store, updates, ahead):
     for _ in range(updates):
         next(undisturbed)
         next(stopped)
-    state = stopped.state()                                 # what was decoded ahead is not counted as used
+    state = stopped.state()  # what was decoded ahead is not counted as used
     stopped.close()
     assert all(type(value) in (int, str) for value in state.values())
     resumed = opened(store, prefetch=ahead)
@@ -138,7 +145,7 @@ def test_the_first_batch_can_be_looked_at_without_using_it(store):
 
 def test_the_order_follows_from_the_seed(store):
     def packs(seed):
-        batches = opened(store, "run.seed={}".format(seed))
+        batches = opened(store, f"run.seed={seed}")
         found = [packs_in(next(batches)) for _ in range(3)]
         batches.close()
         return found
@@ -159,8 +166,10 @@ def test_several_processes_share_an_update(store):
         opened(store, share=(0, 5))
 
 
-@pytest.mark.parametrize("override, words", [("run.seed=6", "run.seed 5, it is 6 now"),
-                                             ("batch.micro_batch=1", "packs per update 4, it is 2 now")])
+@pytest.mark.parametrize(
+    "override, words",
+    [("run.seed=6", "run.seed 5, it is 6 now"), ("batch.micro_batch=1", "packs per update 4, it is 2 now")],
+)
 def test_a_state_of_another_run_is_refused(store, override, words):
     first, other = opened(store), opened(store, override)
     with pytest.raises(ValueError, match=words):

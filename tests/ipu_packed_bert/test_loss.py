@@ -72,7 +72,9 @@ def test_unused_slots_have_no_gradient(normalisation):
 def test_empty_packs_are_finite(normalisation):
     loss = PretrainingLoss(LossConfig(normalisation=normalisation))
     mlm, nsp = torch.randn(1, 4, 9, requires_grad=True), torch.randn(1, 3, 2, requires_grad=True)
-    output = loss(mlm, nsp, int32([0] * 4), int32([0] * 4), int32([0] * 3), int32([0] * 3), torch.ones(1), torch.ones(1))
+    output = loss(
+        mlm, nsp, int32([0] * 4), int32([0] * 4), int32([0] * 3), int32([0] * 3), torch.ones(1), torch.ones(1)
+    )
     output.loss.backward()
     assert [value.item() for value in output] == [0.0] * 5
     assert not mlm.grad.any() and not nsp.grad.any()  # NaN counts as any

@@ -31,7 +31,8 @@ MODEL = replace(TINY, hidden_dropout=0.1, attention_dropout=0.1)
 
 
 def function_name(function) -> str:
-    """The operator behind a Python function: `Tensor.__add__` -> add, `functional.cross_entropy` -> cross_entropy_loss."""
+    """The operator behind a Python function: `Tensor.__add__` -> add, `functional.cross_entropy` ->
+    cross_entropy_loss."""
     name = function.__name__
     return LOWERING["python_names"].get(name, name)
 
@@ -97,7 +98,16 @@ def test_every_operator_has_a_lowering(normalisation, next_sentence):
     assert sorted(decomposed.names - OPERATORS) == []
     assert decomposed.types <= {torch.float32, torch.int32, torch.int64, torch.bool}
     # Guard against an empty trace.
-    assert {"embedding", "dropout", "layer_norm", "linear", "matmul", "softmax", "gather", "cross_entropy_loss"} <= called
+    assert {
+        "embedding",
+        "dropout",
+        "layer_norm",
+        "linear",
+        "matmul",
+        "softmax",
+        "gather",
+        "cross_entropy_loss",
+    } <= called
     assert {"_softmax", "gather", "nll_loss_forward", "argmax", "where"} <= decomposed.names
 
 

@@ -102,9 +102,7 @@ def test_adamw_is_the_one_of_torch():
         assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-14)
 
 
-@given(
-    beta1=st.floats(0.0, 0.99), beta2=st.floats(0.0, 0.9999), twice=st.integers(2, 4), seed=st.integers(0, 1000)
-)
+@given(beta1=st.floats(0.0, 0.99), beta2=st.floats(0.0, 0.9999), twice=st.integers(2, 4), seed=st.integers(0, 1000))
 def test_as_many_updates_with_one_gradient_are_one_with_the_betas_to_that_power(beta1, beta2, twice, seed):
     """Paper section 3.3: with a packing factor p, betas to the power p; exact for the moments, for every whole p."""
     unpacked = Config(optimizer=OptimizerConfig(beta1=beta1, beta2=beta2, packing_adjustment="betas"))
@@ -211,7 +209,9 @@ def test_schedule_rises_to_the_peak_and_falls(steps, fraction):
 
 @given(steps=st.integers(1, 200), more=st.integers(0, 50), fraction=st.floats(0, 1))
 def test_fewer_steps_leave_the_schedule_as_it_is(steps, more, fraction):
-    whole = Config(optimizer=OptimizerConfig(warmup_fraction=fraction), run=RunConfig(steps=steps + more)).with_schedule()
+    whole = Config(
+        optimizer=OptimizerConfig(warmup_fraction=fraction), run=RunConfig(steps=steps + more)
+    ).with_schedule()
     part = replace(whole, run=RunConfig(steps=steps))
     assert [learning_rate(step, part) for step in range(steps)] == [learning_rate(step, whole) for step in range(steps)]
     assert part.with_schedule() == part and not cross_check(part)

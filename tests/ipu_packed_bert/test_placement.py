@@ -1,4 +1,5 @@
 """Blocks, IPUs and stages that a configuration asks for."""
+
 import dataclasses
 from pathlib import Path
 
@@ -15,8 +16,12 @@ def made(layers_per_ipu, *, next_sentence=True):
     return Config(
         model=ModelConfig(num_layers=sum(layers_per_ipu)),
         loss=LossConfig(next_sentence=next_sentence),
-        placement=PlacementConfig(ipus_per_replica=len(layers_per_ipu), layers_per_ipu=tuple(layers_per_ipu),
-                                  available_memory_proportion=(0.2,) * len(layers_per_ipu)))
+        placement=PlacementConfig(
+            ipus_per_replica=len(layers_per_ipu),
+            layers_per_ipu=tuple(layers_per_ipu),
+            available_memory_proportion=(0.2,) * len(layers_per_ipu),
+        ),
+    )
 
 
 def test_the_published_pipeline_of_bert_large():
@@ -26,7 +31,14 @@ def test_the_published_pipeline_of_bert_large():
     assert [len(stage.blocks) for stage in placement.stages] == [4, 7, 7, 7, 3]
     assert len(placement.stages) == 5
     assert [block.name for block in placement.on(0)] == [
-        "embeddings", "layer 0", "layer 1", "layer 2", "MLM head", "pooler", "NSP head"]
+        "embeddings",
+        "layer 0",
+        "layer 1",
+        "layer 2",
+        "MLM head",
+        "pooler",
+        "NSP head",
+    ]
     assert placement.on(2)[0].module == "bert.encoder.layer.10"
 
 
@@ -66,12 +78,15 @@ def test_there_are_configs():
     assert len(POD) >= 15
 
 
-@pytest.mark.parametrize("override, complaint", [
-    ("placement.layers_per_ipu=[3, 7, 7, 6]", "places 23 layers"),
-    ("placement.replicas=3", "power of two"),
-    ("batch.gradient_accumulation=8", "at least the 9 stages"),
-    ("placement.available_memory_proportion=[0.1]", "one for each of the 4 IPUs"),
-])
+@pytest.mark.parametrize(
+    "override, complaint",
+    [
+        ("placement.layers_per_ipu=[3, 7, 7, 6]", "places 23 layers"),
+        ("placement.replicas=3", "power of two"),
+        ("batch.gradient_accumulation=8", "at least the 9 stages"),
+        ("placement.available_memory_proportion=[0.1]", "one for each of the 4 IPUs"),
+    ],
+)
 def test_impossible_placements_are_refused_before_anything_is_compiled(override, complaint):
     path = next(path for path in POD if path.stem == "packed_phase2_pod16")
     with pytest.raises(ConfigError, match=complaint):

@@ -1,4 +1,5 @@
 """The plan: parameters as in the model, memory by hand, updates and traffic as the loader makes them."""
+
 import dataclasses
 import re
 import subprocess
@@ -11,7 +12,16 @@ import torch
 from ipu_packed_bert.config import ConfigError, load_config
 from ipu_packed_bert.data import described
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.plan import FULLEST_PUBLISHED, IPU_BYTES, MIB, lines, micro_batch_that_fits, parameters, plan, print_plan
+from ipu_packed_bert.plan import (
+    FULLEST_PUBLISHED,
+    IPU_BYTES,
+    MIB,
+    lines,
+    micro_batch_that_fits,
+    parameters,
+    plan,
+    print_plan,
+)
 from pack_data.store import PackStore
 from tests.pretraining import global_batches, placed
 from tests.tiny_runs import tiny_config, tiny_data
@@ -74,17 +84,23 @@ def test_memory_by_hand():
     assert memory.weights == memory.gradients == 2 * memory.parameters
     assert memory.optimizer == 0
     assert memory.activations == (7 * (16 + 1 / 16) + 55) * MIB
-    additive = plan(load_config(ROOT / "configs" / "packed_phase2_pod16.yml", ["engine.mask=additive"]), packing_factor=FACTOR)
+    additive = plan(
+        load_config(ROOT / "configs" / "packed_phase2_pod16.yml", ["engine.mask=additive"]), packing_factor=FACTOR
+    )
     # The mask itself, 2 x 512 x 512 halves = 1 MiB, in place of the codes.
     assert additive.memory[1].activations == (7 * 17 + 50) * MIB
     assert IPU_BYTES == 624 * 1024 * 1472
 
 
-@pytest.mark.parametrize("overrides, words", [
-    ([], "in the query/key product: heads of 64 + 16 columns keep up to 3 sequences and padding apart; 0.06 MiB"),
-    (["data.packer=spfhp", "data.max_sequences_per_pack=300"], "heads of 64 + 32 columns keep up to 300"),
-    (["data.packer=spfhp", "data.max_sequences_per_pack=null"], "keep the data set's sequences and padding apart"),
-    (["engine.mask=additive"], "additive: 512 x 512 for each pack, added to every head's scores; 1.0 MiB")])
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        ([], "in the query/key product: heads of 64 + 16 columns keep up to 3 sequences and padding apart; 0.06 MiB"),
+        (["data.packer=spfhp", "data.max_sequences_per_pack=300"], "heads of 64 + 32 columns keep up to 300"),
+        (["data.packer=spfhp", "data.max_sequences_per_pack=null"], "keep the data set's sequences and padding apart"),
+        (["engine.mask=additive"], "additive: 512 x 512 for each pack, added to every head's scores; 1.0 MiB"),
+    ],
+)
 def test_the_mask_is_named(overrides, words):
     made = plan(load_config(ROOT / "configs" / "packed_phase2_pod16.yml", overrides), packing_factor=FACTOR)
     (line,) = [line for line in lines(made) if line.startswith("  mask ")]
@@ -95,8 +111,10 @@ def test_state_on_the_chip_is_counted_and_shared():
     config = load_config(ROOT / "configs" / "packed_phase2_pod16.yml", ["placement.optimizer_state_off_chip=false"])
     memory = plan(config, packing_factor=FACTOR).memory[1]
     assert memory.optimizer == 8 * memory.parameters / 4
-    alone = plan(dataclasses.replace(config, placement=dataclasses.replace(
-        config.placement, replicated_tensor_sharding=False)), packing_factor=FACTOR).memory[1]
+    alone = plan(
+        dataclasses.replace(config, placement=dataclasses.replace(config.placement, replicated_tensor_sharding=False)),
+        packing_factor=FACTOR,
+    ).memory[1]
     assert alone.optimizer == 8 * memory.parameters
 
 
@@ -129,13 +147,20 @@ def test_too_little_accumulation_is_refused():
 
 def test_the_fullest_published_configuration():
     """The share that a verdict compares with is that of the configurations which are known to run on Mk2."""
-    fullest = {path.stem: plan(load_config(path), packing_factor=FACTOR).fullest for path in CONFIGS if "_pod16" in path.name}
+    fullest = {
+        path.stem: plan(load_config(path), packing_factor=FACTOR).fullest for path in CONFIGS if "_pod16" in path.name
+    }
     assert max(fullest.values()) == fullest["unpacked_phase2_pod16"] == pytest.approx(FULLEST_PUBLISHED, abs=1e-4)
 
 
-@pytest.mark.parametrize("micro_batch, fits, status, words", [
-    (2, True, 0, "verdict   fits: "), (3, None, 0, "verdict   tight, unknown: 65% of IPU 1 is counted"),
-    (64, False, 1, "verdict   does not fit: what is counted alone takes 635% of IPU 1")])
+@pytest.mark.parametrize(
+    "micro_batch, fits, status, words",
+    [
+        (2, True, 0, "verdict   fits: "),
+        (3, None, 0, "verdict   tight, unknown: 65% of IPU 1 is counted"),
+        (64, False, 1, "verdict   does not fit: what is counted alone takes 635% of IPU 1"),
+    ],
+)
 def test_the_verdict_on_memory(micro_batch, fits, status, words, capsys):
     path = ROOT / "configs" / "packed_phase2_pod16.yml"
     config = load_config(path, [f"batch.micro_batch={micro_batch}"])
@@ -149,12 +174,21 @@ def test_the_verdict_on_memory(micro_batch, fits, status, words, capsys):
     if proposed:
         better = load_config(path, proposed)
         assert better.packs_per_update(1.0) == config.packs_per_update(1.0) and plan(better, packing_factor=FACTOR).fits
-        assert not plan(load_config(path, [f"batch.micro_batch={better.batch.micro_batch + 1}"]), packing_factor=FACTOR).fits
+        assert not plan(
+            load_config(path, [f"batch.micro_batch={better.batch.micro_batch + 1}"]), packing_factor=FACTOR
+        ).fits
 
 
 def test_where_no_micro_batch_fits(capsys):
-    config = load_config(ROOT / "configs" / "packed_phase2_pod4.yml", [
-        "without_ipus=null", "placement.ipus_per_replica=1", "placement.layers_per_ipu=[24]", "placement.available_memory_proportion=[0.2]"])
+    config = load_config(
+        ROOT / "configs" / "packed_phase2_pod4.yml",
+        [
+            "without_ipus=null",
+            "placement.ipus_per_replica=1",
+            "placement.layers_per_ipu=[24]",
+            "placement.available_memory_proportion=[0.2]",
+        ],
+    )
     assert micro_batch_that_fits(config, packing_factor=FACTOR) is None
     assert print_plan(config, packing_factor=FACTOR) == 1 and "no micro-batch fits" in capsys.readouterr().out
 
@@ -200,9 +234,11 @@ def test_the_plan_of_a_host_configuration_is_of_the_host(path, capsys):
 
 
 def test_a_plan_needs_neither_torch_nor_a_device():
-    command = ("import sys; from ipu_packed_bert.commands import pretrain; "
-               "code = pretrain.main(['--config', 'configs/packed_phase2_pod16.yml', '--plan', '--packing-factor', '2']); "
-               "assert 'torch' not in sys.modules and 'poptorch' not in sys.modules; raise SystemExit(code)")
+    command = (
+        "import sys; from ipu_packed_bert.commands import pretrain; "
+        "code = pretrain.main(['--config', 'configs/packed_phase2_pod16.yml', '--plan', '--packing-factor', '2']); "
+        "assert 'torch' not in sys.modules and 'poptorch' not in sys.modules; raise SystemExit(code)"
+    )
     finished = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     assert "layers 3-9" in finished.stdout and finished.stderr == ""

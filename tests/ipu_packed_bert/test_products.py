@@ -1,10 +1,19 @@
 """The packed parts written as products: equal to the plain ones, exact in every type."""
+
 import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, LossConfig, ModelConfig, OptimizerConfig
-from ipu_packed_bert.config import load_config
+from ipu_packed_bert.config import (
+    BatchConfig,
+    Config,
+    DataConfig,
+    EngineConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    load_config,
+)
 from ipu_packed_bert.model.packed import BATCH_FIELDS, GatherSlots
 from ipu_packed_bert.model.products import OneHotSlots, SequenceCodes, mask_in_product
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
@@ -18,18 +27,35 @@ HIDDEN = -1024.0
 def config_for(*, heads=4, **sections):
     return Config(
         data=DataConfig(max_sequence_length=SLOTS, max_predictions_per_sequence=6, max_sequences_per_pack=None),
-        model=ModelConfig(vocabulary_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=heads, intermediate_size=48,
-                          max_position_embeddings=SLOTS, hidden_dropout=0.0, initializer_range=0.4),
-        loss=LossConfig(), optimizer=OptimizerConfig(), batch=BatchConfig(), engine=EngineConfig(**sections))
+        model=ModelConfig(
+            vocabulary_size=VOCABULARY,
+            hidden_size=32,
+            num_layers=2,
+            num_heads=heads,
+            intermediate_size=48,
+            max_position_embeddings=SLOTS,
+            hidden_dropout=0.0,
+            initializer_range=0.4,
+        ),
+        loss=LossConfig(),
+        optimizer=OptimizerConfig(),
+        batch=BatchConfig(),
+        engine=EngineConfig(**sections),
+    )
 
 
 def fields_of(depth, *, seed=0, rows=6):
     """Mixed packs of up to `depth` sequences and padding, one of them full, one empty."""
     rng = np.random.default_rng([seed, depth])
     lengths = [int(n) for n in rng.integers(1, max(2, 2 * SLOTS // (depth + 1)), rows * depth)] + [SLOTS]
-    packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)[:rows - 2] + [[len(lengths) - 1], []]
-    batch = lay_out(packs, random_sequences(rng, lengths=lengths, vocabulary=VOCABULARY), slots=SLOTS, depth=depth,
-                    predictions=SLOTS)
+    packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)[: rows - 2] + [[len(lengths) - 1], []]
+    batch = lay_out(
+        packs,
+        random_sequences(rng, lengths=lengths, vocabulary=VOCABULARY),
+        slots=SLOTS,
+        depth=depth,
+        predictions=SLOTS,
+    )
     batch = with_scales(batch, micro_batches=1, normalisation="token")
     return {name: torch.from_numpy(batch[name]) for name in BATCH_FIELDS}
 
@@ -38,7 +64,8 @@ def same_sequence(input_mask_BS):
     return input_mask_BS.unsqueeze(2) == input_mask_BS.unsqueeze(1)
 
 
-# ---------------------------------------------------------------------------------------------------- against the plain mask
+# ---------------------------------------------------------------------------------------------------- against the plain
+# mask
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8, 16])
@@ -54,8 +81,10 @@ def test_losses_and_gradients_are_those_of_the_additive_mask(depth):
         output.loss.backward()
     for expected, found in zip(*outputs):
         assert abs((found - expected).item()) <= 1e-12 * max(1.0, abs(expected.item()))
-    gradients = [[p.grad for name, p in network.named_parameters() if not name.endswith("key.bias")]
-                 for network in (product, plain)]
+    gradients = [
+        [p.grad for name, p in network.named_parameters() if not name.endswith("key.bias")]
+        for network in (product, plain)
+    ]
     assert relative_error(*gradients) <= 1e-12
 
 
@@ -83,7 +112,8 @@ def test_one_hot_slots_gather(dtype):
     assert torch.equal(OneHotSlots(SLOTS)(hidden, slots), GatherSlots()(hidden, slots))
 
 
-# ------------------------------------------------------------------------------------------------------------- the codes
+# ------------------------------------------------------------------------------------------------------------- the
+# codes
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -91,7 +121,8 @@ def test_one_hot_slots_gather(dtype):
 def test_products_of_codes_are_exactly_zero_or_multiples_of_1024(sequences, dtype):
     """-1024 for each binary digit in which two numbers differ; the codes themselves are exact in every type."""
     numbers = torch.arange(sequences + 1, dtype=torch.int32)
-    # CPU products of half numbers are not in every torch: the codes are looked up in float32, where each sum has one term.
+    # CPU products of half numbers are not in every torch: the codes are looked up in float32, where each sum has one
+    # term.
     codes = SequenceCodes(sequences, 2 * sequences.bit_length() + 3)(numbers[None], torch.float32)[0]
     assert torch.equal(codes.to(dtype).float(), codes)
     assert set(codes.abs().unique().tolist()) == {0.0, 32.0}
@@ -119,8 +150,8 @@ def half_sums(terms, order):
 def test_half_partials_in_any_order_leave_the_scores_of_a_sequence_as_they_are(seed):
     """The worst accumulator: every partial sum in float16, the code's terms anywhere between those of the head.
 
-    Within a sequence the sum is bit for bit what it is without codes, since each added term is 0.  Between two sequences
-    soft-max gives exactly 0, as for the additive mask.
+    Within a sequence the sum is bit for bit what it is without codes, since each added term is 0.  Between two
+    sequences soft-max gives exactly 0, as for the additive mask.
     """
     rng = np.random.default_rng(seed)
     width, depth = 64, 7
@@ -130,6 +161,7 @@ def test_half_partials_in_any_order_leave_the_scores_of_a_sequence_as_they_are(s
 
     def terms(a, b):
         return (a[:, :, None, :].astype(np.float32) * b[:, None, :, :]).astype(np.float16)
+
     head, mask = terms(query, key), terms(codes[:, 0], codes[:, 1])
     order = rng.permutation(width + mask.shape[-1])
     with_codes = half_sums(np.concatenate((head, mask), axis=-1), order)
@@ -143,7 +175,8 @@ def test_half_partials_in_any_order_leave_the_scores_of_a_sequence_as_they_are(s
 
 
 def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
-    """They are computed and thrown away; were they large, they could overflow float16 and be counted as loss scaling gone wrong."""
+    """They are computed and thrown away; were they large, they could overflow float16 and be counted as loss scaling
+    gone wrong."""
     config, fields = config_for(), fields_of(3)
     network = initial_network(config).double()
     mask_in_product(network, sequences=3, columns=config.mask_columns(3))
@@ -151,20 +184,34 @@ def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
 
     def watch(module, inputs, output):
         output.register_hook(lambda gradient: seen.append((gradient, inputs[0].detach(), inputs[2])))
+
     network.bert.encoder.layer[0].attention.self.scores.register_forward_hook(watch)
     network(*fields.values()).loss.backward()
-    (gradient, query, codes), = seen
+    ((gradient, query, codes),) = seen
     of_codes = torch.matmul(gradient.transpose(2, 3), codes[:, 0].unsqueeze(1)).abs().max()
     of_key = torch.matmul(gradient.transpose(2, 3), query).abs().max()
     assert 0 < of_codes < 32 * max(1.0, 1.0 / float(query.abs().max())) * of_key
 
 
-# ------------------------------------------------------------------------------------------------------------ the columns
+# ------------------------------------------------------------------------------------------------------------ the
+# columns
 
 
-@pytest.mark.parametrize("depth, head, columns", [
-    # 2 columns a digit; 64 + 2 x 2 = 68 -> 80; up to 255 sequences fit the same 16 columns; tiny heads are filled up to 16.
-    (1, 64, 16), (3, 64, 16), (16, 64, 16), (255, 64, 16), (256, 64, 32), (3, 8, 8), (3, 12, 4), (3, 13, 19)])
+@pytest.mark.parametrize(
+    "depth, head, columns",
+    [
+        # 2 columns a digit; 64 + 2 x 2 = 68 -> 80; up to 255 sequences fit the same 16 columns; tiny heads are filled
+        # up to 16.
+        (1, 64, 16),
+        (3, 64, 16),
+        (16, 64, 16),
+        (255, 64, 16),
+        (256, 64, 32),
+        (3, 8, 8),
+        (3, 12, 4),
+        (3, 13, 19),
+    ],
+)
 def test_columns(depth, head, columns):
     config = Config(model=ModelConfig(hidden_size=2 * head, num_heads=2))
     assert config.mask_columns(depth) == columns

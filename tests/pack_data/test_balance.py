@@ -1,4 +1,5 @@
 """Balancing the attention work of packs: a case by hand, every law, and that it does something."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,5 @@
 """`pack`: plain lengths in, bins of indices out."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +16,9 @@ def test_each_index_stands_once_in_a_pack_that_is_not_overfull(data, slots, dept
     assert all(sum(lengths[index] for index in members) <= slots for members in packed.bins)
     assert all(1 <= len(members) <= (depth or slots) for members in packed.bins)
     for number, members in enumerate(packed.bins):
-        assert packed.pack[members].tolist() == [number] * len(members) and packed.slot[members].tolist() == list(range(len(members)))
+        assert packed.pack[members].tolist() == [number] * len(members) and packed.slot[members].tolist() == list(
+            range(len(members))
+        )
     assert len(packed.bins) == packed.packing.packs >= prove(packed.packing).lower_bound == packed.packing.lower_bound
     assert packed.packing.sequences == len(lengths) and packed.packing.max_sequences_per_pack == depth
 
@@ -34,15 +37,18 @@ def test_the_example_of_the_documentation():
     assert packed.packing.lower_bound == 3 and packed.packing.efficiency == 17 / 24
 
 
-@pytest.mark.parametrize("lengths, options, said", [
-    ([3, 9], {}, "sequence 1 has length 9; lengths go from 1 to max_sequence_length = 8"),
-    ([0], {}, "sequence 0 has length 0"),
-    ([1.5], {}, "whole numbers"),
-    ([[1, 2]], {}, "2 dimensions"),
-    ([1], {"max_sequences_per_pack": 0}, "at least 1"),
-    ([1], {"max_sequence_length": 0}, "at least one slot"),
-    ([1], {"seed": -1}, "a seed is at least 0"),
-])
+@pytest.mark.parametrize(
+    "lengths, options, said",
+    [
+        ([3, 9], {}, "sequence 1 has length 9; lengths go from 1 to max_sequence_length = 8"),
+        ([0], {}, "sequence 0 has length 0"),
+        ([1.5], {}, "whole numbers"),
+        ([[1, 2]], {}, "2 dimensions"),
+        ([1], {"max_sequences_per_pack": 0}, "at least 1"),
+        ([1], {"max_sequence_length": 0}, "at least one slot"),
+        ([1], {"seed": -1}, "a seed is at least 0"),
+    ],
+)
 def test_what_cannot_be_packed_is_named(lengths, options, said):
     with pytest.raises(ValueError, match=said) as caught:
         pack(lengths, **{"max_sequence_length": 8, **options})

@@ -64,7 +64,8 @@ def test_what_decides_the_bytes(corpus, tmp_path, change):
     build_small(corpus, tmp_path / "one")
     build_small(corpus, tmp_path / "two", **change)
     assert [entry.sha256 for entry in PackStore.open(tmp_path / "one").manifest.shards] != [
-        entry.sha256 for entry in PackStore.open(tmp_path / "two").manifest.shards]
+        entry.sha256 for entry in PackStore.open(tmp_path / "two").manifest.shards
+    ]
     verify(tmp_path / "two")
 
 
@@ -77,17 +78,24 @@ def test_another_epoch_pairs_the_same_sequences_anew(corpus, tmp_path):
 
 def test_packing_changes_no_sequence(corpus, tmp_path):
     """Depth 1 and depth 3 hold the same examples: the promise that packing trains on the same data."""
-    with build_small(corpus, tmp_path / "one", packer="none") as unpacked, build_small(corpus, tmp_path / "two") as packed:
+    with build_small(corpus, tmp_path / "one", packer="none") as unpacked, build_small(
+        corpus, tmp_path / "two"
+    ) as packed:
         assert unpacked.schema.max_sequences_per_pack == 1 and unpacked.manifest.packing_factor == 1
         assert packed.manifest.packing_factor > 1.05
-        examples = [sorted(disassemble(store.schema, store.records(np.arange(len(store)))).to_examples()) for store in (unpacked, packed)]
+        examples = [
+            sorted(disassemble(store.schema, store.records(np.arange(len(store)))).to_examples())
+            for store in (unpacked, packed)
+        ]
         assert examples[0] == examples[1]
 
 
 def test_a_given_vocabulary_and_a_given_recipe(corpus, tmp_path):
     build_small(corpus, tmp_path / "one")
     kept = {name: tmp_path / "one" / name for name in ("vocab.txt", "recipe.json")}
-    with build_small(corpus, tmp_path / "two", vocabulary=kept["vocab.txt"], recipe=kept["recipe.json"], packer="none") as store:
+    with build_small(
+        corpus, tmp_path / "two", vocabulary=kept["vocab.txt"], recipe=kept["recipe.json"], packer="none"
+    ) as store:
         assert store.manifest.algorithm == "spfhp"
         assert store.manifest.shards == PackStore.open(tmp_path / "one").manifest.shards
     with pytest.raises(ValueError, match="the histogram has"):
@@ -103,7 +111,9 @@ def test_a_depth_the_data_does_not_use_and_an_unlimited_one(corpus, tmp_path):
 
 def test_few_predictions_widen_the_pack_by_what_the_data_needs(corpus, tmp_path):
     """M = 3 is below 0.15 S - 1, so a pack may hold more than M + D masked tokens: P comes from the packs."""
-    with build_small(corpus, tmp_path / "data", max_predictions_per_sequence=3, max_sequences_per_pack=8, packer="best_fit") as store:
+    with build_small(
+        corpus, tmp_path / "data", max_predictions_per_sequence=3, max_sequences_per_pack=8, packer="best_fit"
+    ) as store:
         masked = store.lengths()["prediction_counts"].sum(axis=1)
         assert store.schema.max_predictions_per_pack >= max(3 + 8, masked.max())
     verify(tmp_path / "data")
@@ -115,13 +125,27 @@ def test_synthetic_sequences_take_the_same_way(tmp_path, monkeypatch):
     options = dict(synthetic="wikipedia_512", sequences=2000, packer="spfhp", workers=1)
     with build(BuildOptions(out=tmp_path / "data", **options)) as store:
         assert store.manifest.sequences == 2000 and store.manifest.made_with["parts"] == 3
-        assert abs(store.manifest.tokens / 2000 - 255.8) < 4 * 180 / 2000 ** 0.5
+        assert abs(store.manifest.tokens / 2000 - 255.8) < 4 * 180 / 2000**0.5
         assert store.manifest.vocabulary_size == 8192 and verify(store.folder)
 
 
 def test_the_commands_as_a_user_types_them(corpus, tmp_path, capsys):
-    arguments = ["--corpus", str(corpus), "--out", str(tmp_path / "data"), "--max-sequence-length", "64", "--packer", "spfhp",
-                 "--max-sequences-per-pack", "2", "--vocabulary-size", "200", "--workers", "1"]
+    arguments = [
+        "--corpus",
+        str(corpus),
+        "--out",
+        str(tmp_path / "data"),
+        "--max-sequence-length",
+        "64",
+        "--packer",
+        "spfhp",
+        "--max-sequences-per-pack",
+        "2",
+        "--vocabulary-size",
+        "200",
+        "--workers",
+        "1",
+    ]
     assert run_main(build_main, arguments) == 0
     said = capsys.readouterr().out
     assert "packing factor" in said and "bytes a pack" in said
@@ -129,18 +153,21 @@ def test_the_commands_as_a_user_types_them(corpus, tmp_path, capsys):
     assert "each exactly once" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (["--corpus", "{tmp}/nowhere"], "no such file or folder"),
-    (["--corpus", "{tmp}/empty"], "holds no files"),
-    (["--corpus", "{tmp}/blank"], "no text to train a vocabulary on"),
-    (["--corpus", "{tmp}/blank", "--vocabulary", "{tmp}/vocab.txt"], "the corpus is empty"),
-    (["--corpus", "{tmp}/full", "--vocabulary", "{tmp}/nowhere.txt"], "no such vocabulary"),
-    (["--corpus", "{tmp}/full", "--max-sequence-length", "3"], "at least 5"),
-    (["--synthetic", "wikipedia_512", "--max-sequence-length", "128"], "sequences of 512 tokens"),
-    (["--corpus", "{tmp}/full", "--masked-lm-probability", "2"], "from 0 to 1"),
-    (["--corpus", "{tmp}/full", "--packer", "bogus"], "invalid choice"),
-    ([], "required"),
-])
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--corpus", "{tmp}/nowhere"], "no such file or folder"),
+        (["--corpus", "{tmp}/empty"], "holds no files"),
+        (["--corpus", "{tmp}/blank"], "no text to train a vocabulary on"),
+        (["--corpus", "{tmp}/blank", "--vocabulary", "{tmp}/vocab.txt"], "the corpus is empty"),
+        (["--corpus", "{tmp}/full", "--vocabulary", "{tmp}/nowhere.txt"], "no such vocabulary"),
+        (["--corpus", "{tmp}/full", "--max-sequence-length", "3"], "at least 5"),
+        (["--synthetic", "wikipedia_512", "--max-sequence-length", "128"], "sequences of 512 tokens"),
+        (["--corpus", "{tmp}/full", "--masked-lm-probability", "2"], "from 0 to 1"),
+        (["--corpus", "{tmp}/full", "--packer", "bogus"], "invalid choice"),
+        ([], "required"),
+    ],
+)
 def test_a_mistake_is_one_line_and_status_2(tmp_path, capsys, arguments, said):
     for name in ("empty", "blank", "full"):
         (tmp_path / name).mkdir()
@@ -166,13 +193,23 @@ def test_second_segments_come_from_the_whole_corpus(tmp_path):
     corpus = write_corpus(tmp_path / "corpus", 60)
     for number in range(20):
         path = corpus / f"{number:03d}.txt"
-        path.write_text(path.read_text().upper().translate(str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "абвгдежзийклмнопрстуфхцчшщ")))
+        path.write_text(
+            path.read_text()
+            .upper()
+            .translate(str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "абвгдежзийклмнопрстуфхцчшщ"))
+        )
     with build_small(corpus, tmp_path / "data") as store:
         vocabulary = load_vocabulary(tmp_path / "data" / "vocab.txt")
         other = np.array([any("\u0430" <= letter <= "\u044f" for letter in token) for token in vocabulary.tokens])
         examples = disassemble(store.schema, store.records(np.arange(len(store)))).to_examples()
         assert store.manifest.made_with["parts"] > 3
-    kinds = [(other[e.input_ids[1:e.first_segment_length - 1]].mean() > 0.3, other[e.input_ids[e.first_segment_length:-1]].mean() > 0.3)
-             for e in examples if e.next_sentence_label]
+    kinds = [
+        (
+            other[e.input_ids[1 : e.first_segment_length - 1]].mean() > 0.3,
+            other[e.input_ids[e.first_segment_length : -1]].mean() > 0.3,
+        )
+        for e in examples
+        if e.next_sentence_label
+    ]
     # Were the parts runs of files, nearly none would mix; independent choices of a third mix in 4 of 9.
     assert len(kinds) > 100 and 0.25 < np.mean([a != b for a, b in kinds]) < 0.6

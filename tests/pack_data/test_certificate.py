@@ -1,4 +1,5 @@
 """The bound is checked against the true optimum by exhaustive search, and forged certificates are refused."""
+
 import json
 from dataclasses import replace
 from functools import lru_cache
@@ -37,7 +38,9 @@ def fewest_packs(lengths, slots, depth):
             if len(held) + 1 < depth:
                 for index in range(start, len(others)):
                     if total + others[index] <= slots:
-                        companions(held + (others[index],), total + others[index], index, others[:index] + others[index + 1:])
+                        companions(
+                            held + (others[index],), total + others[index], index, others[:index] + others[index + 1 :]
+                        )
 
         companions((), first, 0, rest)
         return best
@@ -46,7 +49,10 @@ def fewest_packs(lengths, slots, depth):
 
 
 small_sets = st.integers(1, 12).flatmap(
-    lambda S: st.tuples(st.just(S), st.lists(st.integers(1, S), min_size=0, max_size=9), st.sampled_from([1, 2, 3, 4, None])))
+    lambda S: st.tuples(
+        st.just(S), st.lists(st.integers(1, S), min_size=0, max_size=9), st.sampled_from([1, 2, 3, 4, None])
+    )
+)
 
 
 @given(small_sets)
@@ -62,7 +68,13 @@ def test_the_bound_never_exceeds_the_true_optimum_and_the_packs_never_fall_below
 
 
 def test_a_length_above_the_pack_has_no_price():
-    fields = {"max_sequence_length": 10, "max_sequences_per_pack": 3, "lengths": [4, 10], "prices": [1, 2], "denominator": 2}
+    fields = {
+        "max_sequence_length": 10,
+        "max_sequences_per_pack": 3,
+        "lengths": [4, 10],
+        "prices": [1, 2],
+        "denominator": 2,
+    }
     assert Certificate.from_json(fields).lengths == (4, 10)
     with pytest.raises(ValueError, match="ascending in 1..10"):
         Certificate.from_json({**fields, "lengths": [4, 11]})
@@ -92,7 +104,9 @@ def test_the_exhaustive_search_knows_hand_worked_cases():
 
 @given(
     st.lists(st.tuples(st.integers(1, 14), st.integers(0, 30)), min_size=1, max_size=7, unique_by=lambda pair: pair[0]),
-    st.integers(1, 14), st.sampled_from([1, 2, 3, 5, None]))
+    st.integers(1, 14),
+    st.sampled_from([1, 2, 3, 5, None]),
+)
 def test_best_pack_value_is_that_of_the_best_of_all_packs(priced, slots, depth):
     priced = [(length, price) for length, price in priced if length <= slots]
     best = 0

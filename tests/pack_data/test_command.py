@@ -1,4 +1,5 @@
 """What every command shares: how mistakes are printed, and the list of commands."""
+
 import re
 import subprocess
 import sys
@@ -15,12 +16,18 @@ ROOT = Path(__file__).resolve().parents[2]
 def raising(error):
     def main(argv):
         raise error
+
     return main
 
 
-@pytest.mark.parametrize("error, printed", [
-    (ValueError("a\n  b"), "error: a   b\n"), (FileNotFoundError(2, "No such file", "x"), "error: [Errno 2] No such file: 'x'\n"),
-    (Problems("config.yml: 2 problems\n  one\n  two"), "error: config.yml: 2 problems\n  one\n  two\n")])
+@pytest.mark.parametrize(
+    "error, printed",
+    [
+        (ValueError("a\n  b"), "error: a   b\n"),
+        (FileNotFoundError(2, "No such file", "x"), "error: [Errno 2] No such file: 'x'\n"),
+        (Problems("config.yml: 2 problems\n  one\n  two"), "error: config.yml: 2 problems\n  one\n  two\n"),
+    ],
+)
 def test_one_line_unless_it_is_several_problems(error, printed, capsys):
     assert run_main(raising(error), []) == 2
     assert capsys.readouterr().err == printed
@@ -39,10 +46,16 @@ def test_interruption_and_status(capsys):
     assert capsys.readouterr().err == "interrupted\n"
 
 
-@pytest.mark.parametrize("options, words", [
-    (["--histogram", "nosuch.csv", "--max-sequence-length", "64"], "--histogram nosuch.csv: neither a file nor a shipped name"),
-    (["--out", "nosuch/recipe.json"], "--out nosuch/recipe.json: there is no folder nosuch; make it first"),
-])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (
+            ["--histogram", "nosuch.csv", "--max-sequence-length", "64"],
+            "--histogram nosuch.csv: neither a file nor a shipped name",
+        ),
+        (["--out", "nosuch/recipe.json"], "--out nosuch/recipe.json: there is no folder nosuch; make it first"),
+    ],
+)
 def test_a_packer_names_the_option_whose_path_is_missing(options, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run_main(spfhp.main, options) == 2
@@ -53,18 +66,25 @@ def test_a_packer_names_the_option_whose_path_is_missing(options, words, tmp_pat
 def commands_of(package):
     """The modules of a package's top that run as programs, read from the source."""
     folder = ROOT / package
-    files = [path.stem for path in folder.glob("*.py") if path.stem != "__main__" and '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
+    files = [
+        path.stem
+        for path in folder.glob("*.py")
+        if path.stem != "__main__" and '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    ]
     return files + [path.parent.name for path in folder.glob("*/__main__.py")]
 
 
 def test_the_package_lists_its_commands():
-    done = subprocess.run([sys.executable, "-m", "pack_data"], cwd=ROOT, stdout=subprocess.PIPE, universal_newlines=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "pack_data"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     listed = re.findall(r"^  (\w+) +\S", done.stdout, re.M)
     assert sorted(listed) == sorted(commands_of("pack_data")) and len(set(listed)) == len(listed) > 4
 
 
 def test_the_list_runs_no_command(capsys):
-    assert run_main(lambda argv: list_commands("p", {"one": "does it", "other": "does more"}, argv), ["one", "--fast"]) == 2
+    assert (
+        run_main(lambda argv: list_commands("p", {"one": "does it", "other": "does more"}, argv), ["one", "--fast"])
+        == 2
+    )
     assert run_main(lambda argv: list_commands("p", {"one": "does it", "other": "does more"}, argv), ["three"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("type python -m p.one --fast") and lines[1].endswith("the commands are one, other")

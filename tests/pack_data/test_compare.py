@@ -1,4 +1,5 @@
 """Comparing packers: the rows account for themselves, and the commands print what a user needs."""
+
 import csv
 import io
 import json
@@ -47,7 +48,11 @@ def test_rows_are_the_packings(case, rows):
         if row.algorithm == "sort":
             continue
         packing = get_packer(row.algorithm)(case.histogram, max_sequences_per_pack=row.max_sequences_per_pack)
-        assert (row.packs, row.strategies, row.largest_depth) == (packing.packs, len(packing.strategies), packing.largest_depth)
+        assert (row.packs, row.strategies, row.largest_depth) == (
+            packing.packs,
+            len(packing.strategies),
+            packing.largest_depth,
+        )
         checked += 1
     assert checked == len(rows) - 1 == 1 + 1 + 3 * 5 + 2  # NONE, GREEDY, five packers at three depths, NNLSHP at two
 
@@ -123,7 +128,7 @@ def test_compare_command(capsys, tmp_path, monkeypatch, case):
     assert run(command, *options, "--packers", "none,spfhp,optimal") == 0
     assert "depth unlimited: no packing has fewer than" in capsys.readouterr().out
     assert run(command, *options, "--packers", "lpfhp", "--json", "--csv", str(tmp_path / "rows.csv")) == 0
-    report, = json.loads(capsys.readouterr().out)
+    (report,) = json.loads(capsys.readouterr().out)
     assert [row["max_sequences_per_pack"] for row in report["rows"]] == [2, None]
     assert (report["histogram"], report["sequences"]) == ("h", case.histogram.sequences)
     assert (tmp_path / "rows.csv").exists()
@@ -133,12 +138,15 @@ def test_compare_command(capsys, tmp_path, monkeypatch, case):
     assert "uniform:max=20,n=500" in out and "40,711" in out
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["--depths", "2,zero"], "'zero' is no packing depth: give a number of at least 1, or 'unlimited'"),
-    (["--packers", "spfhp,best"], "no packer is called 'best'"),
-    (["--capped", "--depths", "3"], "--capped brings its own data"),
-    (["--histogram", "nowhere"], "neither a file nor a shipped name; shipped are wikipedia_512, squad_1_1_384"),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--depths", "2,zero"], "'zero' is no packing depth: give a number of at least 1, or 'unlimited'"),
+        (["--packers", "spfhp,best"], "no packer is called 'best'"),
+        (["--capped", "--depths", "3"], "--capped brings its own data"),
+        (["--histogram", "nowhere"], "neither a file nor a shipped name; shipped are wikipedia_512, squad_1_1_384"),
+    ],
+)
 def test_mistakes_are_one_line(capsys, arguments, words):
     assert run(command, *arguments) == 2
     captured = capsys.readouterr()

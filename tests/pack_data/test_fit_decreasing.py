@@ -1,4 +1,5 @@
 """First-fit and best-fit decreasing: the runs of equal packs are the packs that single samples would have made."""
+
 from collections import Counter
 
 import numpy as np
@@ -14,8 +15,11 @@ def sample_by_sample(lengths, S, depth, best: bool) -> Counter:
     """The textbook rule on single samples."""
     packs = []
     for length in sorted(lengths, reverse=True):
-        able = [(S - sum(pack), index) for index, pack in enumerate(packs)
-                if S - sum(pack) >= length and (depth is None or len(pack) < depth)]
+        able = [
+            (S - sum(pack), index)
+            for index, pack in enumerate(packs)
+            if S - sum(pack) >= length and (depth is None or len(pack) < depth)
+        ]
         if able:
             packs[min(able)[1] if best else min(index for _, index in able)].append(length)
         else:
@@ -28,12 +32,14 @@ def sample_by_sample(lengths, S, depth, best: bool) -> Counter:
 def test_equals_the_rule_on_single_samples(packer, histogram, depth):
     packing = packer.pack(histogram, max_sequences_per_pack=depth)
     expected = sample_by_sample(
-        lengths_of(histogram).tolist(), histogram.max_sequence_length, depth, best=packer is best_fit)
+        lengths_of(histogram).tolist(), histogram.max_sequence_length, depth, best=packer is best_fit
+    )
     assert dict(zip(packing.strategies, packing.repeats)) == expected
 
 
 def test_where_first_fit_and_best_fit_part():
-    # S = 7: 5 opens a pack, 3 and 3 the second.  1 fits behind 5, the first with room, and behind 3+3, the fullest with room.
+    # S = 7: 5 opens a pack, 3 and 3 the second.  1 fits behind 5, the first with room, and behind 3+3, the fullest with
+    # room.
     histogram = LengthHistogram.from_lengths([1, 3, 3, 5], 7)
     assert first_fit.pack(histogram, max_sequences_per_pack=None).strategies == ((5, 1), (3, 3))
     assert best_fit.pack(histogram, max_sequences_per_pack=None).strategies == ((5,), (3, 3, 1))

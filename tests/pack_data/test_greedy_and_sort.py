@@ -1,4 +1,5 @@
 """GREEDY packs in the order of arrival; SORT makes batches."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,7 +26,9 @@ def test_greedy_packs_in_the_order_of_arrival(lengths, depth, chunk):
         patch.setattr(greedy, "_CHUNK", chunk)  # packs reach from one chunk into the next
         packing = greedy.pack(histogram, max_sequences_per_pack=depth, order=lengths)
     expected = next_fit(lengths, 12, depth)
-    assert sorted(strategy for strategy, n in zip(packing.strategies, packing.repeats) for _ in range(n)) == sorted(expected)
+    assert sorted(strategy for strategy, n in zip(packing.strategies, packing.repeats) for _ in range(n)) == sorted(
+        expected
+    )
 
 
 def test_greedy_hand_worked():
@@ -67,7 +70,7 @@ def test_greedy_on_wikipedia_is_what_the_paper_saw():
 def test_sort_equals_sorting(histogram, batch_size, seed):
     batching = sort.batch(histogram, batch_size=batch_size, seed=seed)
     descending = lengths_of(histogram)[::-1]
-    batches = [descending[at:at + batch_size] for at in range(0, len(descending), batch_size)]
+    batches = [descending[at : at + batch_size] for at in range(0, len(descending), batch_size)]
     assert sorted(batching.lengths) == sorted(int(batch[0]) for batch in batches)
     assert batching.slots == sum(int(batch[0]) * len(batch) for batch in batches)
     assert batching.batches == len(batches)

@@ -1,4 +1,5 @@
 """Length histograms: totals, merging, and the way in from lengths, CSV and JSON."""
+
 import json
 
 import numpy as np
@@ -28,9 +29,13 @@ def test_totals_are_those_of_the_lengths(lengths):
 
 
 # Figures of the paper and of the source of the histograms.
-@pytest.mark.parametrize("name, S, sequences, tokens, shortest, median, padding, speedup", [
-    ("wikipedia_512", 512, 16_279_552, 4_164_796_173, 5, 204, 0.5003, 2.001),
-    ("squad_1_1_384", 384, 88_641, 15_249_479, 36, 159, 0.552, 2.232)])
+@pytest.mark.parametrize(
+    "name, S, sequences, tokens, shortest, median, padding, speedup",
+    [
+        ("wikipedia_512", 512, 16_279_552, 4_164_796_173, 5, 204, 0.5003, 2.001),
+        ("squad_1_1_384", 384, 88_641, 15_249_479, 36, 159, 0.552, 2.232),
+    ],
+)
 def test_published(name, S, sequences, tokens, shortest, median, padding, speedup):
     histogram = LengthHistogram.published(name)
     assert (histogram.max_sequence_length, histogram.sequences, histogram.tokens) == (S, sequences, tokens)
@@ -80,18 +85,21 @@ def test_csv_in_any_order_with_spaces_and_windows_ends(tmp_path):
     assert histogram.name == "mine"
 
 
-@pytest.mark.parametrize("text, words", [
-    ("", "the first line is ''; a histogram starts with the line 'length,count'"),
-    ("1,2\n", "the first line is '1,2'"),
-    ("length,count\n1\n", "line 2: '1' is not two whole numbers"),
-    ("length,count\n1,2,3\n", "line 2: '1,2,3' is not two whole numbers"),
-    ("length,count\n1,x\n", "line 2: '1,x' is not two whole numbers"),
-    ("length,count\n1,2\n11,1\n", "line 3: length 11; lengths go from 1 to max_sequence_length = 10"),
-    ("length,count\n0,2\n", "line 2: length 0; lengths go from 1"),
-    ("length,count\n4,2\n4,2\n", "line 3: length 4 stands there twice"),
-    ("length,count\n4,-2\n", "line 2: count -2"),
-    ("length,count\n4,99999999999999999999\n", "line 2: count 99999999999999999999"),
-])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "the first line is ''; a histogram starts with the line 'length,count'"),
+        ("1,2\n", "the first line is '1,2'"),
+        ("length,count\n1\n", "line 2: '1' is not two whole numbers"),
+        ("length,count\n1,2,3\n", "line 2: '1,2,3' is not two whole numbers"),
+        ("length,count\n1,x\n", "line 2: '1,x' is not two whole numbers"),
+        ("length,count\n1,2\n11,1\n", "line 3: length 11; lengths go from 1 to max_sequence_length = 10"),
+        ("length,count\n0,2\n", "line 2: length 0; lengths go from 1"),
+        ("length,count\n4,2\n4,2\n", "line 3: length 4 stands there twice"),
+        ("length,count\n4,-2\n", "line 2: count -2"),
+        ("length,count\n4,99999999999999999999\n", "line 2: count 99999999999999999999"),
+    ],
+)
 def test_bad_csv_is_told_with_its_line(tmp_path, text, words):
     path = tmp_path / "bad.csv"
     path.write_text(text)
@@ -108,19 +116,31 @@ def test_a_file_that_is_no_text(tmp_path):
         LengthHistogram.from_csv(path, 10)
 
 
-@pytest.mark.parametrize("make, words", [
-    (lambda: LengthHistogram.from_lengths([3, 0], 5), "sequence 1 has length 0"),
-    (lambda: LengthHistogram.from_lengths([3, 6], 5, "mine"), "mine: sequence 1 has length 6; lengths go from 1 to max_sequence_length = 5"),
-    (lambda: LengthHistogram.from_lengths([3.5], 5), "lengths are whole numbers of tokens"),
-    (lambda: LengthHistogram.from_lengths([], 0), "max_sequence_length = 0; a pack has at least one slot"),
-    (lambda: LengthHistogram(np.array([1, 1])), "1 sequences have length 0"),
-    (lambda: LengthHistogram(np.array([0, -1])), "length 1 occurs -1 times"),
-    (lambda: LengthHistogram(np.array([0.0, 1.0])), "needs whole numbers"),
-    (lambda: LengthHistogram(np.array([0])), "needs whole numbers for the lengths 0 to S"),
-    (lambda: LengthHistogram.published("wikipedia_128"), "no published histogram is called 'wikipedia_128'; there are wikipedia_512"),
-    (lambda: LengthHistogram.from_lengths([9], 9).with_max_sequence_length(8), "the longest sequence has 9 tokens"),
-    (lambda: LengthHistogram.from_json({"lengths": [1]}), "no histogram: expected max_sequence_length, lengths and counts"),
-])
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: LengthHistogram.from_lengths([3, 0], 5), "sequence 1 has length 0"),
+        (
+            lambda: LengthHistogram.from_lengths([3, 6], 5, "mine"),
+            "mine: sequence 1 has length 6; lengths go from 1 to max_sequence_length = 5",
+        ),
+        (lambda: LengthHistogram.from_lengths([3.5], 5), "lengths are whole numbers of tokens"),
+        (lambda: LengthHistogram.from_lengths([], 0), "max_sequence_length = 0; a pack has at least one slot"),
+        (lambda: LengthHistogram(np.array([1, 1])), "1 sequences have length 0"),
+        (lambda: LengthHistogram(np.array([0, -1])), "length 1 occurs -1 times"),
+        (lambda: LengthHistogram(np.array([0.0, 1.0])), "needs whole numbers"),
+        (lambda: LengthHistogram(np.array([0])), "needs whole numbers for the lengths 0 to S"),
+        (
+            lambda: LengthHistogram.published("wikipedia_128"),
+            "no published histogram is called 'wikipedia_128'; there are wikipedia_512",
+        ),
+        (lambda: LengthHistogram.from_lengths([9], 9).with_max_sequence_length(8), "the longest sequence has 9 tokens"),
+        (
+            lambda: LengthHistogram.from_json({"lengths": [1]}),
+            "no histogram: expected max_sequence_length, lengths and counts",
+        ),
+    ],
+)
 def test_what_is_refused(make, words):
     with pytest.raises(ValueError) as caught:
         make()

@@ -1,4 +1,5 @@
 """NNLSHP: the paper's figures, its strategies, rounds, padding, and what it refuses."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,7 +33,9 @@ def test_squad():
     assert packing.packs == pytest.approx(40_778, rel=1e-3)
 
 
-@pytest.mark.parametrize("S, depth, number", [(512, 3, 22_102), (384, 3, 12_481), (512, 2, 257), (512, 1, 1), (1, 3, 1), (2, 3, 2)])
+@pytest.mark.parametrize(
+    "S, depth, number", [(512, 3, 22_102), (384, 3, 12_481), (512, 2, 257), (512, 1, 1), (1, 3, 1), (2, 3, 2)]
+)
 def test_number_of_strategies(S, depth, number):
     strategies = nnlshp.strategies_filling(S, depth)
     assert len(strategies) == number == len(set(map(tuple, strategies.tolist())))
@@ -48,7 +51,11 @@ def test_strategies_by_exhaustive_search(S, depth):
 
 
 @settings(max_examples=20)
-@given(histogram=histograms(max_sequence_length=24, max_count=3000), rounds=st.sampled_from([2, 20]), depth=st.integers(1, 3))
+@given(
+    histogram=histograms(max_sequence_length=24, max_count=3000),
+    rounds=st.sampled_from([2, 20]),
+    depth=st.integers(1, 3),
+)
 def test_more_rounds_place_everything_too(histogram, rounds, depth):
     packing = nnlshp.pack(histogram, max_sequences_per_pack=depth, rounds=rounds)
     packing.check(histogram)
@@ -71,12 +78,15 @@ def test_padding_leaves_the_strategies():
     assert packing.repeats == (10,)
 
 
-@pytest.mark.parametrize("options, words", [
-    ({"max_sequences_per_pack": 4}, "at most 3 sequences together, not 4; for deeper packs use optimal or spfhp"),
-    ({"max_sequences_per_pack": None}, "not any number; for deeper packs use optimal or spfhp"),
-    ({"max_sequences_per_pack": 3, "rounds": 0}, "rounds = 0; at least one"),
-    ({"max_sequences_per_pack": 3, "solver": "cplex"}, "no solver is called 'cplex'; there are fast, reference"),
-])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"max_sequences_per_pack": 4}, "at most 3 sequences together, not 4; for deeper packs use optimal or spfhp"),
+        ({"max_sequences_per_pack": None}, "not any number; for deeper packs use optimal or spfhp"),
+        ({"max_sequences_per_pack": 3, "rounds": 0}, "rounds = 0; at least one"),
+        ({"max_sequences_per_pack": 3, "solver": "cplex"}, "no solver is called 'cplex'; there are fast, reference"),
+    ],
+)
 def test_what_it_refuses(options, words):
     with pytest.raises(ValueError, match=words):
         nnlshp.pack(LengthHistogram.from_lengths([3], 8), **options)

@@ -1,4 +1,5 @@
 """The optimal packer: known optima of the linear programme, degenerate data sets, the command."""
+
 import json
 
 import numpy as np
@@ -20,15 +21,19 @@ depths = st.sampled_from([1, 2, 3, 4, 8, None])
 
 # ---- what is known of the linear programme ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name, depth, optimum", [
-    # Optima of the full programme, computed with HiGHS over all maximal packs or to convergence.
-    ("wikipedia_512", 2, 10_099_080.5),
-    ("wikipedia_512", 3, 8_143_828.857),
-    ("wikipedia_512", None, 8_135_726.922),
-    ("squad_1_1_384", 2, 45_334.5),
-    ("squad_1_1_384", 3, 40_194.246),
-    ("squad_1_1_384", 8, 40_194.246),
-])
+
+@pytest.mark.parametrize(
+    "name, depth, optimum",
+    [
+        # Optima of the full programme, computed with HiGHS over all maximal packs or to convergence.
+        ("wikipedia_512", 2, 10_099_080.5),
+        ("wikipedia_512", 3, 8_143_828.857),
+        ("wikipedia_512", None, 8_135_726.922),
+        ("squad_1_1_384", 2, 45_334.5),
+        ("squad_1_1_384", 3, 40_194.246),
+        ("squad_1_1_384", 8, 40_194.246),
+    ],
+)
 def test_published_histograms_are_packed_at_the_optimum(name, depth, optimum):
     histogram = LengthHistogram.published(name)
     packing = optimal.pack(histogram, max_sequences_per_pack=depth)
@@ -54,10 +59,16 @@ def test_packs_stay_within_two_of_the_bound(histogram, depth):
 def test_the_answer_is_always_the_same():
     histogram = synthetic_histogram("lognormal:mean=30,max=128,n=2000,seed=4")
     first, second = (optimal.pack(histogram, max_sequences_per_pack=5) for _ in range(2))
-    assert (first.strategies, first.repeats, first.certificate) == (second.strategies, second.repeats, second.certificate)
+    assert (first.strategies, first.repeats, first.certificate) == (
+        second.strategies,
+        second.repeats,
+        second.certificate,
+    )
 
 
-@pytest.mark.parametrize("lengths, S", [([], 5), ([3] * 7, 10), ([10] * 5, 10), ([1, 2, 3, 4, 5, 6, 7], 9), ([1] * 100, 10), ([1] * 3, 1)])
+@pytest.mark.parametrize(
+    "lengths, S", [([], 5), ([3] * 7, 10), ([10] * 5, 10), ([1, 2, 3, 4, 5, 6, 7], 9), ([1] * 100, 10), ([1] * 3, 1)]
+)
 @pytest.mark.parametrize("depth", [1, 2, 3, None])
 def test_degenerate_sets(lengths, S, depth):
     histogram = LengthHistogram.from_lengths(np.array(lengths, int), S)
@@ -88,7 +99,8 @@ def test_packs_of_thousands_of_sequences():
 
 
 def test_long_packs_of_few_sequences():
-    # S = 8192, and a depth that limits the short ones: the bound comes from coarse prices and is proved for all lengths.
+    # S = 8192, and a depth that limits the short ones: the bound comes from coarse prices and is proved for all
+    # lengths.
     histogram = synthetic_histogram("lognormal:mean=1500,max=8192,n=800,seed=2")
     packing = optimal.pack(histogram, max_sequences_per_pack=8)
     packing.check(histogram)
@@ -97,6 +109,7 @@ def test_long_packs_of_few_sequences():
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
+
 
 def test_the_command_writes_a_recipe_and_says_what_it_proved(tmp_path, capsys):
     table, recipe = tmp_path / "lengths.csv", tmp_path / "recipe.json"
@@ -121,7 +134,9 @@ def test_the_comparison_with_the_reference_prints_three_solvers(monkeypatch, cap
     monkeypatch.setattr(LengthHistogram, "published", staticmethod(lambda name: small))
     assert run_main(optimal.main, ["--against-reference"]) == 0
     packs = [int(line.split()[-5]) for line in capsys.readouterr().out.splitlines()[2:]]
-    assert len(packs) == 3 and packs[0] == 7 <= min(packs)  # 83 tokens take 6 packs of 16; 19 sequences, three a pack, take 7
+    assert len(packs) == 3 and packs[0] == 7 <= min(
+        packs
+    )  # 83 tokens take 6 packs of 16; 19 sequences, three a pack, take 7
     assert run_main(optimal.main, ["--against-reference", "--json"]) == 2
 
 

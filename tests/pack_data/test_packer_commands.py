@@ -1,4 +1,5 @@
 """`python -m pack_data.<packer>`: what a user types and sees."""
+
 import importlib
 import json
 import subprocess
@@ -52,28 +53,50 @@ def test_options_of_their_own(capsys, lengths_csv):
     assert seeds[0] == seeds[1]
     assert run("sort", *lengths_csv, "--batch-size", "4") == 0
     assert "different lengths" in capsys.readouterr().out
-    assert run("spfhp", "--histogram", "squad_1_1_384", "--max-sequence-length", "512", "--max-sequences-per-pack", "unlimited") == 0
+    assert (
+        run(
+            "spfhp",
+            "--histogram",
+            "squad_1_1_384",
+            "--max-sequence-length",
+            "512",
+            "--max-sequences-per-pack",
+            "unlimited",
+        )
+        == 0
+    )
     assert "pack of 512 slots" in capsys.readouterr().out
     assert run("spfhp", "--synthetic", "uniform:max=9,n=100") == 0
     assert "uniform:max=9,n=100" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name, arguments, words", [
-    ("spfhp", ["--max-sequences-per-pack", "0"], "'0' is no packing depth"),
-    ("spfhp", ["--max-sequence-length", "-3"], "'-3' is not a whole number of at least 1"),
-    ("spfhp", ["--histogram", "wikipedia_1"], "neither a file nor a shipped name"),
-    ("spfhp", ["--histogram", __file__], "add --max-sequence-length"),
-    ("spfhp", ["--histogram", __file__, "--max-sequence-length", "4"], "a histogram starts with the line 'length,count'"),
-    ("spfhp", ["--max-sequence-length", "100"], "the longest sequence has 512 tokens"),
-    ("spfhp", ["--histogram", "squad_1_1_384", "--synthetic", "uniform:max=9,n=100"], "not allowed with"),
-    ("spfhp", ["--synthetic", "uniform:max=9"], "n is missing"),
-    ("spfhp", ["--histogram", "squad_1_1_384", "--out", "/nowhere/at/all/recipe.json"], "there is no folder /nowhere/at/all; make it first"),
-    ("spfhp", ["--depth", "3"], "unrecognized arguments: --depth 3 (try python -m pack_data.spfhp --help)"),
-    ("nnlshp", ["--max-sequences-per-pack", "4"], "for deeper packs use optimal or spfhp"),
-    ("nnlshp", ["--max-sequences-per-pack", "unlimited"], "for deeper packs use optimal or spfhp"),
-    ("nnlshp", ["--rounds", "x"], "'x' is not a whole number"),
-    ("sort", ["--batch-size", "0"], "'0' is not a whole number of at least 1"),
-])
+@pytest.mark.parametrize(
+    "name, arguments, words",
+    [
+        ("spfhp", ["--max-sequences-per-pack", "0"], "'0' is no packing depth"),
+        ("spfhp", ["--max-sequence-length", "-3"], "'-3' is not a whole number of at least 1"),
+        ("spfhp", ["--histogram", "wikipedia_1"], "neither a file nor a shipped name"),
+        ("spfhp", ["--histogram", __file__], "add --max-sequence-length"),
+        (
+            "spfhp",
+            ["--histogram", __file__, "--max-sequence-length", "4"],
+            "a histogram starts with the line 'length,count'",
+        ),
+        ("spfhp", ["--max-sequence-length", "100"], "the longest sequence has 512 tokens"),
+        ("spfhp", ["--histogram", "squad_1_1_384", "--synthetic", "uniform:max=9,n=100"], "not allowed with"),
+        ("spfhp", ["--synthetic", "uniform:max=9"], "n is missing"),
+        (
+            "spfhp",
+            ["--histogram", "squad_1_1_384", "--out", "/nowhere/at/all/recipe.json"],
+            "there is no folder /nowhere/at/all; make it first",
+        ),
+        ("spfhp", ["--depth", "3"], "unrecognized arguments: --depth 3 (try python -m pack_data.spfhp --help)"),
+        ("nnlshp", ["--max-sequences-per-pack", "4"], "for deeper packs use optimal or spfhp"),
+        ("nnlshp", ["--max-sequences-per-pack", "unlimited"], "for deeper packs use optimal or spfhp"),
+        ("nnlshp", ["--rounds", "x"], "'x' is not a whole number"),
+        ("sort", ["--batch-size", "0"], "'0' is not a whole number of at least 1"),
+    ],
+)
 def test_mistakes_are_one_line_and_status_2(name, arguments, words, capsys):
     assert run(name, *arguments) == 2
     captured = capsys.readouterr()
@@ -102,8 +125,11 @@ def test_histogram_command(capsys, tmp_path, lengths_csv):
 
 def test_run_as_modules_without_warnings(tmp_path):
     """As a user runs them, with warnings as errors: no module is imported twice, nothing is deprecated."""
-    for arguments in (["pack_data.spfhp", "--json"], ["pack_data.histogram", "squad_1_1_384"],
-                      ["pack_data.compare", "--synthetic", "uniform:max=9,n=100", "--depths", "2", "--packers", "spfhp"]):
+    for arguments in (
+        ["pack_data.spfhp", "--json"],
+        ["pack_data.histogram", "squad_1_1_384"],
+        ["pack_data.compare", "--synthetic", "uniform:max=9,n=100", "--depths", "2", "--packers", "spfhp"],
+    ):
         finished = subprocess.run([sys.executable, "-W", "error", "-m", *arguments], capture_output=True, text=True)
         assert finished.returncode == 0, finished.stderr
         assert finished.stderr == ""
@@ -111,7 +137,8 @@ def test_run_as_modules_without_warnings(tmp_path):
 
 def test_a_reader_that_leaves_early_is_no_error():
     finished = subprocess.run(
-        f"{sys.executable} -m pack_data.histogram | head -n 1", shell=True, capture_output=True, text=True)
+        f"{sys.executable} -m pack_data.histogram | head -n 1", shell=True, capture_output=True, text=True
+    )
     assert finished.stdout.startswith("wikipedia_512")
     assert finished.stderr == ""
 

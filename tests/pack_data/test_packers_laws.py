@@ -1,4 +1,5 @@
 """What holds for every packer on every histogram."""
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -9,9 +10,24 @@ from pack_data.packing import Packing
 from tests.pack_data_strategies import DEPTHS, SPECIAL, depths, histograms, lengths_of
 
 KEYS = [  # the order in which every packer prints them
-    "algorithm", "max_sequence_length", "max_sequences_per_pack", "sequences", "tokens", "packs", "slots", "padding_tokens",
-    "efficiency", "packing_factor", "theoretical_speedup", "strategies", "largest_depth", "lower_bound", "lp_bound", "gap",
-    "solve_seconds"]
+    "algorithm",
+    "max_sequence_length",
+    "max_sequences_per_pack",
+    "sequences",
+    "tokens",
+    "packs",
+    "slots",
+    "padding_tokens",
+    "efficiency",
+    "packing_factor",
+    "theoretical_speedup",
+    "strategies",
+    "largest_depth",
+    "lower_bound",
+    "lp_bound",
+    "gap",
+    "solve_seconds",
+]
 
 
 def assert_lawful(packing: Packing, histogram: LengthHistogram, depth) -> None:
@@ -82,18 +98,22 @@ def test_no_packer_beats_the_certified_bound(histogram, depth):
             assert get_packer(name)(histogram, max_sequences_per_pack=depth).packs >= bound, name
 
 
-@pytest.mark.parametrize("name, packs", [
-    # S = 10, depth 3, one sequence each of 8, 6, 5, 3, 2, 2.
-    ("none", {(8,): 1, (6,): 1, (5,): 1, (3,): 1, (2,): 2}),
-    # The first pack with room: 8; 6; 5; 3 behind 6 (4 left); 2 behind 8 (2 left); 2 behind 5 (5 left).
-    ("first_fit", {(8, 2): 1, (6, 3): 1, (5, 2): 1}),
-    # The fullest with room gives the same: 3 to 6 (4 left, 5 has 5 left), 2 to 8, and the other 2 to 5, as 6+3 has 1 left.
-    ("best_fit", {(8, 2): 1, (6, 3): 1, (5, 2): 1}),
-    ("lpfhp", {(8, 2): 1, (6, 3): 1, (5, 2): 1}),
-    # The emptiest with room: 3 behind 5 (5 left); the first 2 behind 6 (4 left); then 8, 5+3 and 6+2 have 2 slots left each,
-    # and among equals the pack touched last comes first.
-    ("spfhp", {(8,): 1, (6, 2, 2): 1, (5, 3): 1}),
-])
+@pytest.mark.parametrize(
+    "name, packs",
+    [
+        # S = 10, depth 3, one sequence each of 8, 6, 5, 3, 2, 2.
+        ("none", {(8,): 1, (6,): 1, (5,): 1, (3,): 1, (2,): 2}),
+        # The first pack with room: 8; 6; 5; 3 behind 6 (4 left); 2 behind 8 (2 left); 2 behind 5 (5 left).
+        ("first_fit", {(8, 2): 1, (6, 3): 1, (5, 2): 1}),
+        # The fullest with room gives the same: 3 to 6 (4 left, 5 has 5 left), 2 to 8, and the other 2 to 5, as 6+3 has
+        # 1 left.
+        ("best_fit", {(8, 2): 1, (6, 3): 1, (5, 2): 1}),
+        ("lpfhp", {(8, 2): 1, (6, 3): 1, (5, 2): 1}),
+        # The emptiest with room: 3 behind 5 (5 left); the first 2 behind 6 (4 left); then 8, 5+3 and 6+2 have 2 slots
+        # left each, and among equals the pack touched last comes first.
+        ("spfhp", {(8,): 1, (6, 2, 2): 1, (5, 3): 1}),
+    ],
+)
 def test_hand_worked(name, packs):
     histogram = LengthHistogram.from_lengths([2, 3, 5, 8, 2, 6], 10)
     packing = get_packer(name)(histogram, max_sequences_per_pack=3)

@@ -1,4 +1,5 @@
 """Packing: accounting worked by hand, the rules it checks, and the recipe file."""
+
 import json
 import os
 
@@ -14,7 +15,8 @@ from tests.pack_data_strategies import depths, histograms
 
 @pytest.fixture
 def packing():
-    # S = 10: two packs of 6+3+1, one of 6, one of 5+5: 8 sequences... 2*3 + 1 + 2 = 9; tokens 2*10 + 6 + 10 = 36 of 40 slots.
+    # S = 10: two packs of 6+3+1, one of 6, one of 5+5: 8 sequences... 2*3 + 1 + 2 = 9; tokens 2*10 + 6 + 10 = 36 of 40
+    # slots.
     return Packing("hand", 10, 3, ((6, 3, 1), (6,), (5, 5)), (2, 1, 1), solve_seconds=1.5, lower_bound=4, lp_bound=3.6)
 
 
@@ -53,19 +55,22 @@ def test_how_long_it_took_is_no_part_of_it():
     assert Packing.of("x", histogram, 1, [((3,), 1)], solve_seconds=1.0) == Packing.of("x", histogram, 1, [((3,), 1)])
 
 
-@pytest.mark.parametrize("strategies, repeats, words", [
-    (((6, 5),), (1,), "strategy (6, 5) needs 11 slots, a pack has 10"),
-    (((3, 3, 3, 1),), (1,), "strategy (3, 3, 3, 1) has 4 sequences, the limit is 3"),
-    (((3,),), (0,), "strategy (3,) is repeated 0 times"),
-    (((3, 4),), (1,), "strategy (3, 4); lengths are at least 1, longest first"),
-    (((3, 0),), (1,), "lengths are at least 1"),
-    (((),), (1,), "strategy (); lengths are at least 1"),
-    (((3,), (3,)), (1, 1), "strategy (3,) follows (3,); each once, descending"),
-    (((3,), (4,)), (1, 1), "strategy (4,) follows (3,)"),
-    (((3,),), (1, 1), "1 strategies, 2 repeats"),
-    (((3,),), (2,), "places 2 sequences of length 3, the histogram has 1"),
-    (((4,),), (1,), "places 0 sequences of length 3, the histogram has 1"),
-])
+@pytest.mark.parametrize(
+    "strategies, repeats, words",
+    [
+        (((6, 5),), (1,), "strategy (6, 5) needs 11 slots, a pack has 10"),
+        (((3, 3, 3, 1),), (1,), "strategy (3, 3, 3, 1) has 4 sequences, the limit is 3"),
+        (((3,),), (0,), "strategy (3,) is repeated 0 times"),
+        (((3, 4),), (1,), "strategy (3, 4); lengths are at least 1, longest first"),
+        (((3, 0),), (1,), "lengths are at least 1"),
+        (((),), (1,), "strategy (); lengths are at least 1"),
+        (((3,), (3,)), (1, 1), "strategy (3,) follows (3,); each once, descending"),
+        (((3,), (4,)), (1, 1), "strategy (4,) follows (3,)"),
+        (((3,),), (1, 1), "1 strategies, 2 repeats"),
+        (((3,),), (2,), "places 2 sequences of length 3, the histogram has 1"),
+        (((4,),), (1,), "places 0 sequences of length 3, the histogram has 1"),
+    ],
+)
 def test_check_finds_what_is_wrong(strategies, repeats, words):
     with pytest.raises(ValueError) as caught:
         Packing("hand", 10, 3, strategies, repeats).check(LengthHistogram.from_lengths([3], 10))
@@ -106,13 +111,16 @@ def test_saving_fails_whole(tmp_path, packing, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("damage, words", [
-    (lambda recipe: recipe.pop("repeats"), "damaged recipe"),
-    (lambda recipe: recipe["repeats"].__setitem__(0, 3), "accounting does not fit"),
-    (lambda recipe: recipe["strategies"].__setitem__(0, [9, 9]), "needs 18 slots"),
-    (lambda recipe: recipe.update(format="something else"), "not a recipe of the format"),
-    (lambda recipe: recipe["accounting"].pop("tokens"), "accounting does not fit"),
-])
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (lambda recipe: recipe.pop("repeats"), "damaged recipe"),
+        (lambda recipe: recipe["repeats"].__setitem__(0, 3), "accounting does not fit"),
+        (lambda recipe: recipe["strategies"].__setitem__(0, [9, 9]), "needs 18 slots"),
+        (lambda recipe: recipe.update(format="something else"), "not a recipe of the format"),
+        (lambda recipe: recipe["accounting"].pop("tokens"), "accounting does not fit"),
+    ],
+)
 def test_a_damaged_recipe_is_refused(tmp_path, packing, damage, words):
     path = tmp_path / "recipe.json"
     packing.save(path)
@@ -135,4 +143,4 @@ def test_the_table_says_what_matters(packing):
     table = packing.table("my data")
     for text in ("HAND", "my data", "at most 3 sequences", "90.000%", "2.250", "proven optimal", "1.50 s"):
         assert text in table
-    assert "2 packs above it" in Packing("x", 10, 1, ((5,), ), (4,), lower_bound=2).table()
+    assert "2 packs above it" in Packing("x", 10, 1, ((5,),), (4,), lower_bound=2).table()

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from pack_data.packs import SLOT, StoredColumn, PackSchema, assemble
+from pack_data.packs import SLOT, PackSchema, StoredColumn, assemble
 from pack_data.sequences import Example, Sequences
 from pack_data.store import MANIFEST, PackStore, StoreWriter
 from pack_data.verify import verify
@@ -18,7 +18,9 @@ def records(packs, seed=0):
     for number in range(packs):
         for place in range(rng.integers(1, 3)):
             length = int(rng.integers(2, 5))
-            chosen.append(Example(rng.integers(1, 50, length).tolist(), 1, [1], [int(rng.integers(50))], int(rng.integers(2))))
+            chosen.append(
+                Example(rng.integers(1, 50, length).tolist(), 1, [1], [int(rng.integers(50))], int(rng.integers(2)))
+            )
             pack.append(number)
             slot.append(place)
     return assemble(SCHEMA, Sequences.from_examples(chosen), np.array(pack), np.array(slot), packs)
@@ -29,7 +31,7 @@ def folder(tmp_path):
     writer = StoreWriter(tmp_path / "data", SCHEMA, packs_per_shard=7)
     whole = records(20)
     for start in range(0, 20, 3):
-        writer.add(whole[start:start + 3])
+        writer.add(whole[start : start + 3])
     writer.finish(algorithm="none", vocabulary_size=50, seed=4).close()
     return tmp_path / "data"
 
@@ -40,8 +42,14 @@ def test_what_was_written_is_read_in_any_order(folder):
         order = np.random.default_rng(1).permutation(20)
         assert np.array_equal(store.records(order), records(20)[order])
         batch = store.batch(np.array([19, 0, 7, 7]))
-        assert {values.shape[0] for values in batch.values()} == {4} and np.array_equal(batch["input_ids"][2], batch["input_ids"][3])
-        assert all(values.shape == (0, store.schema.width(SLOT)) for name, values in store.batch(np.zeros(0, int)).items() if name == "positions")
+        assert {values.shape[0] for values in batch.values()} == {4} and np.array_equal(
+            batch["input_ids"][2], batch["input_ids"][3]
+        )
+        assert all(
+            values.shape == (0, store.schema.width(SLOT))
+            for name, values in store.batch(np.zeros(0, int)).items()
+            if name == "positions"
+        )
         manifest = store.manifest
     assert manifest.sequences == (records(20)["lengths"] > 0).sum() and manifest.seed == 4
     assert manifest.packing_factor == manifest.sequences / 20
@@ -127,10 +135,19 @@ def spoil(folder, fault):
         manifest.write_text(manifest.read_text().replace('"packs": 20', '"packs": 21', 1))
 
 
-@pytest.mark.parametrize("fault, said", [
-    ("no manifest", "not a packed data set"), ("half a manifest", "not readable as JSON"), ("a field less", "digest"),
-    ("another version", "version 1"), ("shard gone", "missing"), ("shard cut", "bytes where the manifest says"),
-    ("header broken", "not a readable .npy"), ("packs fewer", "hold 20 packs")])
+@pytest.mark.parametrize(
+    "fault, said",
+    [
+        ("no manifest", "not a packed data set"),
+        ("half a manifest", "not readable as JSON"),
+        ("a field less", "digest"),
+        ("another version", "version 1"),
+        ("shard gone", "missing"),
+        ("shard cut", "bytes where the manifest says"),
+        ("header broken", "not a readable .npy"),
+        ("packs fewer", "hold 20 packs"),
+    ],
+)
 def test_a_broken_data_set_does_not_open(folder, fault, said):
     spoil(folder, fault)
     with pytest.raises(ValueError, match=said) as caught:

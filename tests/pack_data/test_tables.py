@@ -1,4 +1,5 @@
 """The printer of fixed-width tables."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,8 +8,12 @@ from pack_data.tables import account, padded, text_table
 CELL = st.text("ab1 ", max_size=6)
 
 
-@given(st.integers(1, 4).flatmap(lambda columns: st.lists(st.lists(CELL, min_size=columns, max_size=columns), min_size=1, max_size=5)),
-       st.sets(st.integers(0, 3)))
+@given(
+    st.integers(1, 4).flatmap(
+        lambda columns: st.lists(st.lists(CELL, min_size=columns, max_size=columns), min_size=1, max_size=5)
+    ),
+    st.sets(st.integers(0, 3)),
+)
 def test_a_column_has_one_width_and_keeps_its_cells(rows, left):
     made = padded(rows, left=left)
     for column in range(len(rows[0])):
@@ -20,7 +25,10 @@ def test_a_column_has_one_width_and_keeps_its_cells(rows, left):
 
 
 def test_least_widths_let_lines_be_printed_one_by_one():
-    assert text_table([("a", "1")], widths=(3, 4)) + text_table([("long name", "2")], widths=(3, 4)) == ["a       1", "long name     2"]
+    assert text_table([("a", "1")], widths=(3, 4)) + text_table([("long name", "2")], widths=(3, 4)) == [
+        "a       1",
+        "long name     2",
+    ]
     assert text_table([]) == []
 
 
@@ -29,4 +37,6 @@ def test_the_first_column_stands_flush_left_unless_told_otherwise():
 
 
 def test_an_account():
-    assert account("Packs", [("made", "12", "of 3"), ("empty", "0", "")]) == "Packs\n-----\n  made   12  of 3\n  empty   0"
+    assert (
+        account("Packs", [("made", "12", "of 3"), ("empty", "0", "")]) == "Packs\n-----\n  made   12  of 3\n  empty   0"
+    )

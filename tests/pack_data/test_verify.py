@@ -1,4 +1,5 @@
 """Faults that a data set can have: each is one line that names the file, and the pack where there is one."""
+
 import hashlib
 import json
 
@@ -44,7 +45,9 @@ def test_every_changed_byte_is_found(data, capsys):
     for name in names:
         content = (data / name).read_bytes()
         for place in rng.integers(0, len(content), 3):
-            (data / name).write_bytes(content[:place] + bytes([content[place] ^ (1 << rng.integers(8))]) + content[place + 1:])
+            (data / name).write_bytes(
+                content[:place] + bytes([content[place] ^ (1 << rng.integers(8))]) + content[place + 1 :]
+            )
             assert name in refused(data, capsys)
         (data / name).write_bytes(content[:-1])
         assert name in refused(data, capsys)
@@ -53,7 +56,8 @@ def test_every_changed_byte_is_found(data, capsys):
 
 
 def forge(data, change):
-    """Applies `change` to the records of the first shard and makes checksums, lengths and manifest fit again, except the digest."""
+    """Applies `change` to the records of the first shard and makes checksums, lengths and manifest fit again, except
+    the digest."""
     manifest = json.loads((data / MANIFEST).read_text())
     entry = manifest["shards"][0]
     records = np.load(data / entry["file"])
@@ -61,21 +65,26 @@ def forge(data, change):
         lengths = np.array(store.lengths())
     change(records)
     for name in lengths.dtype.names:
-        lengths[name][:len(records)] = records[name]
+        lengths[name][: len(records)] = records[name]
     for place, values in ((entry, records), (manifest["lengths"], lengths)):
         np.save(data / place["file"], values)
         content = (data / place["file"]).read_bytes()
         place.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
     counts = np.bincount(lengths["lengths"].reshape(-1), minlength=65)[:65]
     counts[0] = 0
-    manifest.update(sequences=int(counts.sum()), tokens=int(counts @ np.arange(65)), packs=len(lengths),
-                    histogram={str(length): int(count) for length, count in enumerate(counts) if count})
+    manifest.update(
+        sequences=int(counts.sum()),
+        tokens=int(counts @ np.arange(65)),
+        packs=len(lengths),
+        histogram={str(length): int(count) for length, count in enumerate(counts) if count},
+    )
     (data / MANIFEST).write_text(json.dumps(manifest))
 
 
 def set_value(name, row, column, value):
     def change(records):
         records[name][row, column] = value
+
     return change
 
 
@@ -96,19 +105,22 @@ def copy_pack(records):
     records[1] = records[0]
 
 
-@pytest.mark.parametrize("change, said", [
-    (set_value("lengths", 3, 0, 65), "pack 3: lengths: more than 64"),
-    (set_value("lengths", 2, 0, 0), "pack 2: holds no sequence"),
-    (set_value("input_ids", 1, 5, 60000), "pack 1: input_ids: an id outside the vocabulary"),
-    (set_value("masked_lm_ids", 4, 0, 60000), "pack 4: masked_lm_ids: an id outside"),
-    (set_value("masked_lm_positions", 4, 0, 64), "pack 4: masked_lm_positions: outside the sequence"),
-    (set_value("first_segment_lengths", 0, 0, 65), "pack 0: first_segment_lengths"),
-    (set_value("next_sentence_labels", 5, 0, 2), "pack 5: next_sentence_labels: neither"),
-    (set_value("prediction_counts", 5, 0, 200), "pack 5: prediction_counts: more than"),
-    (set_value("input_ids", 6, 1, 7), "digest"),
-    (drop_sequence, "digest"),
-    (copy_pack, "digest"),
-])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (set_value("lengths", 3, 0, 65), "pack 3: lengths: more than 64"),
+        (set_value("lengths", 2, 0, 0), "pack 2: holds no sequence"),
+        (set_value("input_ids", 1, 5, 60000), "pack 1: input_ids: an id outside the vocabulary"),
+        (set_value("masked_lm_ids", 4, 0, 60000), "pack 4: masked_lm_ids: an id outside"),
+        (set_value("masked_lm_positions", 4, 0, 64), "pack 4: masked_lm_positions: outside the sequence"),
+        (set_value("first_segment_lengths", 0, 0, 65), "pack 0: first_segment_lengths"),
+        (set_value("next_sentence_labels", 5, 0, 2), "pack 5: next_sentence_labels: neither"),
+        (set_value("prediction_counts", 5, 0, 200), "pack 5: prediction_counts: more than"),
+        (set_value("input_ids", 6, 1, 7), "digest"),
+        (drop_sequence, "digest"),
+        (copy_pack, "digest"),
+    ],
+)
 def test_rules_that_checksums_do_not_see(data, capsys, change, said):
     forge(data, change)
     assert said in refused(data, capsys)
@@ -130,8 +142,11 @@ def test_padding_and_gaps(whole):
     with PackStore.open(whole) as store:
         schema, records = store.schema, np.array(next(iter(store.shards())))
     row = int(np.argmax(records["lengths"].sum(axis=1) < 64))
-    for name, column, said in (("input_ids", 63, "in the padding"), ("masked_lm_ids", -1, "unused place"),
-                               ("next_sentence_labels", 2, "no sequence stands")):
+    for name, column, said in (
+        ("input_ids", 63, "in the padding"),
+        ("masked_lm_ids", -1, "unused place"),
+        ("next_sentence_labels", 2, "no sequence stands"),
+    ):
         broken = records.copy()
         if name == "next_sentence_labels":
             row = int(np.argmax(records["lengths"][:, 2] == 0))

@@ -1,4 +1,5 @@
 """A small made-up English-like corpus, and builds of it, for the tests of the way from text to store."""
+
 import random
 from pathlib import Path
 from typing import Any
@@ -6,8 +7,11 @@ from typing import Any
 from pack_data.build import BuildOptions, build
 from pack_data.store import PackStore
 
-WORDS = ("the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which one "
-         "packing sequence token attention mask position length histogram strategy padding model training accelerator cycle").split()
+WORDS = (
+    "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
+    "one "
+    "packing sequence token attention mask position length histogram strategy padding model training accelerator cycle"
+).split()
 
 
 def sentence(rng: random.Random) -> str:
@@ -30,6 +34,20 @@ def write_corpus(folder: Path, documents: int = 60, seed: int = 0) -> Path:
 
 def build_small(corpus: Path, out: Path, **options: Any) -> PackStore:
     """A build of such a corpus that takes a fraction of a second."""
-    return build(BuildOptions(**{**dict(
-        corpus=corpus, out=out, vocabulary_size=200, max_sequence_length=64, packer="spfhp", duplication_factor=2, seed=3,
-        workers=1), **options}))
+    return build(
+        BuildOptions(
+            **{
+                **dict(
+                    corpus=corpus,
+                    out=out,
+                    vocabulary_size=200,
+                    max_sequence_length=64,
+                    packer="spfhp",
+                    duplication_factor=2,
+                    seed=3,
+                    workers=1,
+                ),
+                **options,
+            }
+        )
+    )

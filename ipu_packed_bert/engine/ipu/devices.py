@@ -22,7 +22,9 @@ def find_device(config: Config) -> Optional[Device]:
     nobody asked for is taken only where `engine.kind` is auto.
     """
     if config.engine.offline_export is not None:
-        return Device("ipu", f"no device: compiles for {ipus_of(config)} into {config.engine.offline_export}", offline=True)
+        return Device(
+            "ipu", f"no device: compiles for {ipus_of(config)} into {config.engine.offline_export}", offline=True
+        )
     if config.engine.ipu_model or os.environ.get("POPTORCH_IPU_MODEL") == "1":
         return Device("ipu_model", "Poplar IPU Model, as asked for: simulated, slow, without cycle counts")
     if poptorch.ipuHardwareIsAvailable(config.ipus):
@@ -33,7 +35,7 @@ def find_device(config: Config) -> Optional[Device]:
 
 
 def ipus_of(config: Config) -> str:
-    """"16 IPUs (4 x 4)": all replicas' IPUs, in words."""
+    """ "16 IPUs (4 x 4)": all replicas' IPUs, in words."""
     placement = config.placement
     plural = "" if config.ipus == 1 else "s"
     return f"{config.ipus} IPU{plural} ({placement.replicas} x {placement.ipus_per_replica})"
@@ -59,7 +61,8 @@ def find_instance(config: Config) -> Instance:
         return Instance(0, 1, replicas, False)
     if popdist.getNumTotalReplicas() != replicas:
         raise ValueError(
-            f"poprun has {popdist.getNumTotalReplicas()} replicas, placement.replicas is {replicas}; the loss of an update"
+            f"poprun has {popdist.getNumTotalReplicas()} replicas, placement.replicas is {replicas}; the loss of an "
+            f"update"
             " is normalised over all of them, so give poprun --num-replicas the configured number"
         )
     return Instance(popdist.getInstanceIndex(), popdist.getNumInstances(), popdist.getNumLocalReplicas(), True)

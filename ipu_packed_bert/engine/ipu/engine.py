@@ -166,7 +166,8 @@ class IpuEngine(Engine):
         if rest or iterations < stages:
             raise ValueError(
                 f"the evaluation batch holds {found} micro-batches; it needs a multiple of the"
-                f" {self.instance.replicas} replicas, and {stages} (the pipeline's stages) or more for each; fill it with"
+                f" {self.instance.replicas} replicas, and {stages} (the pipeline's stages) or more for each; fill it "
+                f"with"
                 " empty packs"
             )
         if self._evaluation_iterations not in (None, iterations):
@@ -197,7 +198,9 @@ class IpuEngine(Engine):
             state["optimizer"] = {
                 "step": self._updates,
                 **{
-                    moment: {name: held[moment].get(name, torch.zeros_like(p)).clone() for name, p in parameters.items()}
+                    moment: {
+                        name: held[moment].get(name, torch.zeros_like(p)).clone() for name, p in parameters.items()
+                    }
                     for moment in ("exp_avg", "exp_avg_sq")
                 },
             }
@@ -208,7 +211,10 @@ class IpuEngine(Engine):
 
     def load_state(self, state: Dict[str, Any]) -> None:
         parameters = dict(self._network.named_parameters())
-        for part, tensors in (("model", state["model"]), *((m, state["optimizer"][m]) for m in ("exp_avg", "exp_avg_sq"))):
+        for part, tensors in (
+            ("model", state["model"]),
+            *((m, state["optimizer"][m]) for m in ("exp_avg", "exp_avg_sq")),
+        ):
             same_shapes(part, tensors, parameters)
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -238,7 +244,8 @@ def check(config: Config, *, packing_factor: float) -> None:
     check_accumulation(config, packing_factor)
     if config.batch.device_iterations != 1:
         raise ValueError(
-            f"{config.path}: batch.device_iterations is {config.batch.device_iterations}; must be 1 on IPUs, where a step"
+            f"{config.path}: batch.device_iterations is {config.batch.device_iterations}; must be 1 on IPUs, where a "
+            f"step"
             " is one call and one weight update"
         )
 

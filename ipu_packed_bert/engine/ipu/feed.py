@@ -49,7 +49,7 @@ class BatchesAhead:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
 
-    def __iter__(self) -> "BatchesAhead":
+    def __iter__(self) -> BatchesAhead:
         return self
 
     def __next__(self) -> Batch:

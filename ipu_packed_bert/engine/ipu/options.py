@@ -15,7 +15,7 @@ from ipu_packed_bert.optim import parameter_groups
 TYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
-def common_options(config: Config, device: Device, instance: Instance, *, name: str) -> "poptorch.Options":
+def common_options(config: Config, device: Device, instance: Instance, *, name: str) -> poptorch.Options:
     """What training and evaluation share."""
     engine, placement = config.engine, config.placement
     if instance.distributed:
@@ -51,7 +51,7 @@ def common_options(config: Config, device: Device, instance: Instance, *, name: 
     return options
 
 
-def training_options(config: Config, device: Device, instance: Instance, *, accumulation: int) -> "poptorch.Options":
+def training_options(config: Config, device: Device, instance: Instance, *, accumulation: int) -> poptorch.Options:
     """Options of the training program: one update a call."""
     engine, placement = config.engine, config.placement
     options = common_options(config, device, instance, name="training")
@@ -71,7 +71,7 @@ def training_options(config: Config, device: Device, instance: Instance, *, accu
     return options
 
 
-def _tune_backend(options: "poptorch.Options") -> None:
+def _tune_backend(options: poptorch.Options) -> None:
     """Backend settings of Graphcore's published BERT pre-training (graphcore/examples, nlp/bert/pytorch)."""
     # Gradient accumulators never leave the device.
     options._Popart.set("disableGradAccumulationTensorStreams", True)
@@ -82,11 +82,14 @@ def _tune_backend(options: "poptorch.Options") -> None:
     options._Popart.set("subgraphCopyingStrategy", 1)  # JustInTime
     options._Popart.set("scheduleNonWeightUpdateGradientConsumersEarly", True)
     # One gradient accumulator for the table that both the embedding and the vocabulary projection use.
-    options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True, "UpdateInplacePrioritiesForIpu": True})
+    options._Popart.setPatterns(
+        {"TiedGather": True, "TiedGatherAccumulate": True, "UpdateInplacePrioritiesForIpu": True}
+    )
 
 
-def evaluation_options(config: Config, device: Device, instance: Instance, *, iterations: int) -> "poptorch.Options":
-    """Options of the evaluation program; the micro-batches of a call are device iterations, since nothing accumulates."""
+def evaluation_options(config: Config, device: Device, instance: Instance, *, iterations: int) -> poptorch.Options:
+    """Options of the evaluation program; the micro-batches of a call are device iterations, since nothing
+    accumulates."""
     options = common_options(config, device, instance, name="evaluation")
     options.deviceIterations(iterations)
     options.Precision.enableStochasticRounding(False)
@@ -94,7 +97,8 @@ def evaluation_options(config: Config, device: Device, instance: Instance, *, it
 
 
 def build_optimizer(program: Program, config: Config, *, betas: Tuple[float, float]) -> torch.optim.Optimizer:
-    """PopTorch's LAMB or AdamW with the parameter groups of every engine; constants are compiled in, the rate is not."""
+    """PopTorch's LAMB or AdamW with the parameter groups of every engine; constants are compiled in, the rate is
+    not."""
     settings, engine = config.optimizer, config.engine
     groups = parameter_groups(program.network.named_parameters(), weight_decay=settings.weight_decay)
     shared = dict(

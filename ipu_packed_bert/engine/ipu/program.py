@@ -18,7 +18,8 @@ from ipu_packed_bert.tasks.task import Task
 
 
 class SerialisedProduct(nn.Module):
-    """As `model.bert.VocabularyProduct`, in `factor` parts of the vocabulary, one after the other in the same memory."""
+    """As `model.bert.VocabularyProduct`, in `factor` parts of the vocabulary, one after the other in the same
+    memory."""
 
     def __init__(self, factor: int):
         super().__init__()

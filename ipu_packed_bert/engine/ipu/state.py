@@ -8,7 +8,8 @@ import torch
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A float32 copy that is a torch.Tensor and nothing more: a trained model's parameters are of PopTorch's own class."""
+    """A float32 copy that is a torch.Tensor and nothing more: a trained model's parameters are of PopTorch's own
+    class."""
     return torch.from_numpy(tensor.detach().to(torch.float32).numpy().copy())
 
 
@@ -17,7 +18,7 @@ _MOMENTS = {"Accl1": "exp_avg", "Accl2": "exp_avg_sq"}
 
 
 def _weight_of(key: str, names: Iterable[str]) -> Tuple[str, Optional[str]]:
-    """"Accl1___model.network.bert.x" -> ("Accl1", "bert.x"); None where the rest ends in no parameter's name."""
+    """ "Accl1___model.network.bert.x" -> ("Accl1", "bert.x"); None where the rest ends in no parameter's name."""
     prefix, _, path = key.partition("___")
     parts = path.split(".")
     candidates = (".".join(parts[first:]) for first in range(len(parts)))
@@ -35,7 +36,8 @@ def moments(device: Dict[str, torch.Tensor], parameters: Dict[str, torch.Tensor]
         missing = sorted(set(parameters) - set(tensors))
         if missing:
             raise ValueError(
-                f"the device returned no {moment} of {missing[0]} and {len(missing) - 1} others, so the optimiser's state"
+                f"the device returned no {moment} of {missing[0]} and {len(missing) - 1} others, so the optimiser's "
+                f"state"
                 f" cannot be saved; it has {sorted(device)[:3]} ..."
             )
     return found

@@ -1,4 +1,5 @@
 """From an unpacked configuration to the packed ones of the paper's section 3.3."""
+
 import math
 
 import pytest
@@ -33,7 +34,7 @@ def test_both_files_load_and_hold_what_the_paper_says(tmp_path):
     assert divided.accumulation(factor) == math.ceil(16 / factor) and divided.betas(factor) == before.betas(1.0)
     assert divided.run.steps == before.run.steps
     assert betas.accumulation(factor) == 16
-    assert betas.betas(factor) == (before.optimizer.beta1 ** factor, before.optimizer.beta2 ** factor)
+    assert betas.betas(factor) == (before.optimizer.beta1**factor, before.optimizer.beta2**factor)
     assert betas.run.steps == math.ceil(before.run.steps / factor)
     assert divided.optimizer.learning_rate == betas.optimizer.learning_rate == before.optimizer.learning_rate
     assert divided.data.directory == betas.data.directory == str(data)
@@ -41,7 +42,13 @@ def test_both_files_load_and_hold_what_the_paper_says(tmp_path):
 
 def test_a_stated_schedule_shrinks_with_the_steps(tmp_path):
     data, out = tiny_data(tmp_path / "data"), tmp_path / "configs"
-    assert run_main(adjust.main, ["--config", str(unpacked(tmp_path, schedule_steps=24)), "--data", str(data), "--out", str(out)]) == 0
+    assert (
+        run_main(
+            adjust.main,
+            ["--config", str(unpacked(tmp_path, schedule_steps=24)), "--data", str(data), "--out", str(out)],
+        )
+        == 0
+    )
     divided, betas = load_config(out / "packed_tiny_accumulation.yml"), load_config(out / "packed_tiny_betas.yml")
     assert divided.schedule_steps == 24 and betas.run.steps <= betas.schedule_steps <= 2 * betas.run.steps < 24
 
@@ -59,7 +66,14 @@ def test_what_cannot_be_adjusted_is_one_line(tmp_path, capsys, depth, complaint)
 
 
 def test_no_file_is_overwritten(tmp_path, capsys):
-    arguments = ["--config", str(unpacked(tmp_path)), "--data", str(tiny_data(tmp_path / "data")), "--out", str(tmp_path / "configs")]
+    arguments = [
+        "--config",
+        str(unpacked(tmp_path)),
+        "--data",
+        str(tiny_data(tmp_path / "data")),
+        "--out",
+        str(tmp_path / "configs"),
+    ]
     assert run_main(adjust.main, arguments) == 0
     former = (tmp_path / "configs" / "packed_tiny_betas.yml").read_bytes()
     assert run_main(adjust.main, arguments) == 2

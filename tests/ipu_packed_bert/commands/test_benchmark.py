@@ -43,7 +43,12 @@ def test_both_sides_hold_the_same_sequences(work):
 def test_the_unpacked_side_is_canonical_bert_and_the_same_work(work):
     """Gradients of both sides are equal: the padding mask is right, and nothing is left out to be fast."""
     model = ModelConfig(
-        vocabulary_size=50, hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32, max_position_embeddings=64,
+        vocabulary_size=50,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
         hidden_dropout=0.0,
     )
     network = PackedBertForPreTraining(model, LossConfig()).double()

@@ -1,4 +1,5 @@
-"""Hugging Face folders: every form in circulation reads as the same weights; what is written reads back; bad ones in one line."""
+"""Hugging Face folders: every form in circulation reads as the same weights; what is written reads back; bad ones in
+one line."""
 
 from __future__ import annotations
 
@@ -61,13 +62,19 @@ def test_what_is_written_reads_back(folder):
 FORMS = {
     "as it is": lambda weights: weights,
     "decoder written out": lambda weights: {
-        **weights, "cls.predictions.decoder.weight": weights[TABLE], "cls.predictions.decoder.bias": weights[BIAS]},
+        **weights,
+        "cls.predictions.decoder.weight": weights[TABLE],
+        "cls.predictions.decoder.bias": weights[BIAS],
+    },
     "bias in the decoder only": lambda weights: {
-        **{name: value for name, value in weights.items() if name != BIAS}, "cls.predictions.decoder.bias": weights[BIAS]},
+        **{name: value for name, value in weights.items() if name != BIAS},
+        "cls.predictions.decoder.bias": weights[BIAS],
+    },
     "old buffer": lambda weights: {**weights, "bert.embeddings.position_ids": torch.arange(32).view(1, 32)},
     "converted from TensorFlow": lambda weights: {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
-        for name, value in weights.items()},
+        for name, value in weights.items()
+    },
 }
 
 
@@ -80,7 +87,7 @@ def test_every_form_reads_as_the_same_weights(folder, form):
 
 def test_a_file_of_the_encoder_alone(folder):
     weights = {name: value for name, value in network().state_dict().items() if name.startswith("bert.")}
-    bare = {name[len("bert."):]: value for name, value in weights.items()}
+    bare = {name[len("bert.") :]: value for name, value in weights.items()}
     as_torch_file(folder, {**bare, "embeddings.position_ids": torch.arange(32).view(1, 32)})
     found = read_folder(folder).weights
     same(found, weights)
@@ -98,22 +105,29 @@ def changed(folder, **settings):
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
 
 
-@pytest.mark.parametrize("damage, says", [
-    (lambda folder: (folder / "config.json").unlink(), "config.json: no such file"),
-    (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
-    (lambda folder: changed(folder, model_type="roberta"), "model_type is 'roberta'"),
-    (lambda folder: changed(folder, hidden_act="gelu_new"), "hidden_act is 'gelu_new'"),
-    (lambda folder: changed(folder, hidden_size="16"), "hidden_size is '16'; must be a whole number"),
-    (lambda folder: changed(folder, num_attention_heads=3), "must be a multiple of num_attention_heads"),
-    (lambda folder: changed(folder, num_hidden_layers=3), "bert.encoder.layer.2"),
-    (lambda folder: changed(folder, num_hidden_layers=1), "layer 1 is there"),
-    (lambda folder: changed(folder, intermediate_size=25), "by its configuration [25, 16]"),
-    (lambda folder: (folder / "vocab.txt").unlink(), "vocab.txt: no such vocabulary"),
-    (lambda folder: (folder / "model.safetensors").unlink(), "holds neither"),
-    (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "cannot be read"),
-    (lambda folder: as_torch_file(folder, {**network().state_dict(), "cls.predictions.decoder.weight": torch.zeros(20, 16)}),
-     "differs from bert.embeddings.word_embeddings.weight"),
-])
+@pytest.mark.parametrize(
+    "damage, says",
+    [
+        (lambda folder: (folder / "config.json").unlink(), "config.json: no such file"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
+        (lambda folder: changed(folder, model_type="roberta"), "model_type is 'roberta'"),
+        (lambda folder: changed(folder, hidden_act="gelu_new"), "hidden_act is 'gelu_new'"),
+        (lambda folder: changed(folder, hidden_size="16"), "hidden_size is '16'; must be a whole number"),
+        (lambda folder: changed(folder, num_attention_heads=3), "must be a multiple of num_attention_heads"),
+        (lambda folder: changed(folder, num_hidden_layers=3), "bert.encoder.layer.2"),
+        (lambda folder: changed(folder, num_hidden_layers=1), "layer 1 is there"),
+        (lambda folder: changed(folder, intermediate_size=25), "by its configuration [25, 16]"),
+        (lambda folder: (folder / "vocab.txt").unlink(), "vocab.txt: no such vocabulary"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds neither"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "cannot be read"),
+        (
+            lambda folder: as_torch_file(
+                folder, {**network().state_dict(), "cls.predictions.decoder.weight": torch.zeros(20, 16)}
+            ),
+            "differs from bert.embeddings.word_embeddings.weight",
+        ),
+    ],
+)
 def test_what_cannot_be_read_is_said_in_one_line(folder, damage, says):
     damage(folder)
     with pytest.raises(ValueError) as error:
@@ -133,12 +147,16 @@ def a_run(tmp_path, next_sentence=True):
     data.mkdir()
     (data / "vocab.txt").write_bytes(VOCABULARY.text)
     path = tmp_path / "tiny.yml"
-    model = "\n".join(f"  {name}: {value:.13f}" if isinstance(value, float) else f"  {name}: {value}"
-                      for name, value in vars(MODEL).items())
+    model = "\n".join(
+        f"  {name}: {value:.13f}" if isinstance(value, float) else f"  {name}: {value}"
+        for name, value in vars(MODEL).items()
+    )
     path.write_text(
-        f"data:\n  directory: {data}\n  vocabulary_size: 128\n  max_sequence_length: 32\n  max_predictions_per_sequence: 5\n"
+        f"data:\n  directory: {data}\n  vocabulary_size: 128\n  max_sequence_length: 32\n  "
+        f"max_predictions_per_sequence: 5\n"
         f"  vocabulary: {data / 'vocab.txt'}\nmodel:\n{model}\nloss:\n  next_sentence: {str(next_sentence).lower()}\n"
-        "placement:\n  layers_per_ipu: [2]\n")
+        "placement:\n  layers_per_ipu: [2]\n"
+    )
     config = load_config(path)
     checkpoint = Checkpoint(7, {"model": network(next_sentence).state_dict()}, {}, config.to_yaml())
     save_checkpoint(tmp_path / "run" / "checkpoints", checkpoint, keep=1)
@@ -175,8 +193,11 @@ def test_transformers_scores_the_same(tmp_path):
     slots = torch.arange(len(ids)).view(1, -1)
     with torch.no_grad():
         expected = theirs.eval()(**encoded)
-        found = network().eval().logits(
-            encoded["input_ids"], torch.ones_like(slots), encoded["token_type_ids"], slots, slots, slots[:, :1])
+        found = (
+            network()
+            .eval()
+            .logits(encoded["input_ids"], torch.ones_like(slots), encoded["token_type_ids"], slots, slots, slots[:, :1])
+        )
     assert torch.allclose(found.mlm_BPV, expected.prediction_logits, rtol=1e-5, atol=1e-5)
     assert torch.allclose(found.nsp_BD2[:, 0], expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
     assert float(expected.prediction_logits.std()) > 0.1
@@ -194,12 +215,15 @@ def test_the_way_from_transformers(tmp_path):
     same(found.weights, network().state_dict())
 
 
-@pytest.mark.parametrize("arguments, says", [
-    (["missing", "out"], "no checkpoint"),
-    (["run", "full"], "is not an empty folder"),
-    (["run", "out", "--vocabulary", "nowhere.txt"], "--vocabulary FILE"),
-    (["--import", "full", "out"], "config.json: no such file"),
-])
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["missing", "out"], "no checkpoint"),
+        (["run", "full"], "is not an empty folder"),
+        (["run", "out", "--vocabulary", "nowhere.txt"], "--vocabulary FILE"),
+        (["--import", "full", "out"], "config.json: no such file"),
+    ],
+)
 def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch, arguments, says):
     a_run(tmp_path)
     (tmp_path / "full").mkdir()

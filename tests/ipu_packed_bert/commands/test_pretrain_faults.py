@@ -1,4 +1,5 @@
 """The command line when things go wrong: kill -9 at any moment, damaged files, settings that cannot be."""
+
 import json
 import math
 import os
@@ -34,8 +35,13 @@ def losses(folder):
 
 
 def started(*arguments):
-    return subprocess.Popen([sys.executable, str(ROOT / "run_pretraining.py"), *arguments], stdout=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE, universal_newlines=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "run_pretraining.py"), *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 def lines_of(path):
@@ -53,14 +59,14 @@ def test_kill_9_at_random_moments(tiny, tmp_path):
         process = started(*arguments)
         while lines_of(folder / LOG) < wanted and process.poll() is None:
             time.sleep(0.001)
-        time.sleep(moments.random() * 0.02)                 # in a step, between two, or in the middle of saving
+        time.sleep(moments.random() * 0.02)  # in a step, between two, or in the middle of saving
         process.send_signal(signal.SIGKILL)
         _, complaint = process.communicate()
         assert process.returncode == -signal.SIGKILL, complaint
         kills.append(lines_of(folder / LOG))
         arguments = ["--resume", str(folder)]
     assert pretrain.main(arguments) == 0
-    assert losses(folder) == losses(tmp_path / "undisturbed"), "killed after {} lines".format(kills)
+    assert losses(folder) == losses(tmp_path / "undisturbed"), f"killed after {kills} lines"
     assert len(losses(folder)) == 90
     assert {path.suffix for path in (folder / "checkpoints").iterdir()} == {".pt"}
 
@@ -70,7 +76,7 @@ def refused(capsys, *arguments):
     assert run_main(pretrain.main, list(arguments)) == 2
     text = capsys.readouterr().err
     assert text.startswith("error: ") and text.endswith("\n") and "Traceback" not in text
-    return text[len("error: "):-1]
+    return text[len("error: ") : -1]
 
 
 def test_five_mistakes_are_all_listed(tmp_path, capsys):
@@ -82,34 +88,48 @@ def test_five_mistakes_are_all_listed(tmp_path, capsys):
     path = tmp_path / "five.yml"
     path.write_text(yaml.safe_dump(settings))
     lines = refused(capsys, "--config", str(path)).split("\n")
-    assert lines[0] == "{}: 5 problems".format(path) and len(lines) == 6
-    for key in ("model.hidden_size is 15", "model.num_layer is not", "optimizer.learning_rate is 'fast'",
-                "batch.micro_batch is 0", "engine.precision is 'half'"):
+    assert lines[0] == f"{path}: 5 problems" and len(lines) == 6
+    for key in (
+        "model.hidden_size is 15",
+        "model.num_layer is not",
+        "optimizer.learning_rate is 'fast'",
+        "batch.micro_batch is 0",
+        "engine.precision is 'half'",
+    ):
         assert sum(key in line for line in lines) == 1
 
 
-@pytest.mark.parametrize("override, words", [
-    ("model.vocabulary_size=100", "has a vocabulary of 128 tokens, model.vocabulary_size is 100"),
-    ("data.max_sequences_per_pack=2", "was packed at depth 3, data.max_sequences_per_pack is 2"),
-    ("data.max_predictions_per_sequence=11", "masks up to 10 tokens a sequence, data.max_predictions_per_sequence is 11"),
-    ("data.max_sequence_length=32", "has packs of 64 slots, data.max_sequence_length is 32"),
-    ("engine.kind=ipu", "the Poplar SDK is missing"),
-    ("data.corpus=/no/such/text", None),
-])
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("model.vocabulary_size=100", "has a vocabulary of 128 tokens, model.vocabulary_size is 100"),
+        ("data.max_sequences_per_pack=2", "was packed at depth 3, data.max_sequences_per_pack is 2"),
+        (
+            "data.max_predictions_per_sequence=11",
+            "masks up to 10 tokens a sequence, data.max_predictions_per_sequence is 11",
+        ),
+        ("data.max_sequence_length=32", "has packs of 64 slots, data.max_sequence_length is 32"),
+        ("engine.kind=ipu", "the Poplar SDK is missing"),
+        ("data.corpus=/no/such/text", None),
+    ],
+)
 def test_what_cannot_be_is_one_line(tiny, tmp_path, capsys, override, words):
-    if words is None:                                       # only an unbuilt data set needs its corpus
+    if words is None:  # only an unbuilt data set needs its corpus
         words, extra = "/no/such/text", ["--data", str(tmp_path / "new")]
     else:
         extra = []
     found = refused(capsys, "--config", tiny, "--out", str(tmp_path / "run"), "--set", override, *extra)
     assert words in found and "\n" not in found
-    assert not (tmp_path / "run").exists()                  # nothing half-made
+    assert not (tmp_path / "run").exists()  # nothing half-made
 
 
 def test_a_vocabulary_larger_than_the_models(tmp_path, capsys):
     config = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data", vocabulary=200))
     found = refused(capsys, "--config", str(config))
-    assert "has a vocabulary of 200 tokens, model.vocabulary_size is 128; change the setting" in found and "\n" not in found
+    assert (
+        "has a vocabulary of 200 tokens, model.vocabulary_size is 128; change the setting" in found
+        and "\n" not in found
+    )
 
 
 def test_a_truncated_shard(tmp_path, capsys):
@@ -128,8 +148,8 @@ def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
     newest.write_bytes(newest.read_bytes()[:-200])
     capsys.readouterr()
     found = refused(capsys, "--resume", str(folder), "--steps", "8", "--set", "optimizer.schedule_steps=8")
-    assert found.startswith("{} is damaged (".format(newest)) and "\n" not in found
-    newest.unlink()                                         # the way out that it names
+    assert found.startswith(f"{newest} is damaged (") and "\n" not in found
+    newest.unlink()  # the way out that it names
     assert pretrain.main(["--resume", str(folder), "--steps", "6"]) == 0
     assert [step for step, _, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
 
@@ -153,17 +173,32 @@ def tensors(state):
 def test_a_learning_rate_that_breaks_the_weights(tiny, tmp_path, capsys):
     """Every checkpoint of such a run is finite, the last good one stays, and a lower rate continues from it."""
     folder = tmp_path / "run"
-    assert pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "3", "--set", "optimizer.schedule_steps=12"]) == 0
-    too_high = ["--resume", str(folder), "--steps", "12", "--set", "optimizer.learning_rate=1.0e+38", "--set", "optimizer.max_weight_norm=0",
-                "--set", "run.checkpoint_every=1", "--set", "run.keep_checkpoints=1"]
+    assert (
+        pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "3", "--set", "optimizer.schedule_steps=12"])
+        == 0
+    )
+    too_high = [
+        "--resume",
+        str(folder),
+        "--steps",
+        "12",
+        "--set",
+        "optimizer.learning_rate=1.0e+38",
+        "--set",
+        "optimizer.max_weight_norm=0",
+        "--set",
+        "run.checkpoint_every=1",
+        "--set",
+        "run.keep_checkpoints=1",
+    ]
     assert "which is finite; --resume continues it" in not_finite(capsys, *too_high)
-    newest, = checkpoints(folder / "checkpoints")
+    (newest,) = checkpoints(folder / "checkpoints")
     found = load_checkpoint(newest)
     assert 3 <= found.step < 12 and len(list(tensors(found.engine))) > 20
     assert all(torch.isfinite(tensor).all() for tensor in tensors(found.engine))
 
 
-@pytest.mark.parametrize("every", [1, 5])                   # saved right after the update that broke the weights, and later
+@pytest.mark.parametrize("every", [1, 5])  # saved right after the update that broke the weights, and later
 def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_path, capsys, monkeypatch, every):
     folder, original, made = tmp_path / "run", HostEngine.step, []
 
@@ -177,7 +212,7 @@ def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(HostEngine, "step", breaking)
-        options = ["--set", "run.checkpoint_every={}".format(every), "--set", "run.evaluate_every=0"]
+        options = ["--set", f"run.checkpoint_every={every}", "--set", "run.evaluate_every=0"]
         text = not_finite(capsys, "--config", tiny, "--out", str(folder), *options)
     assert all(math.isfinite(loss) for loss in made[:4])
     if every == 1:
@@ -185,20 +220,25 @@ def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_pat
         assert [load_checkpoint(path).step for path in checkpoints(folder / "checkpoints")] == [2, 3]
         assert pretrain.main(["--resume", str(folder)]) == 0
     else:
-        assert text.startswith("error: update 5: the loss is nan; nothing was saved before") and not checkpoints(folder / "checkpoints")
+        assert text.startswith("error: update 5: the loss is nan; nothing was saved before") and not checkpoints(
+            folder / "checkpoints"
+        )
         last = json.loads((folder / LOG).read_text().split("\n")[4], parse_constant=pytest.fail)  # strict JSON
         assert last["step"] == 5 and last["loss"] is None
 
 
-@pytest.mark.parametrize("arguments, words", [
-    ([], "one of the arguments --config --resume is required"),
-    (["--config", "a.yml", "--resume", "b"], "not allowed with argument"),
-    (["--config", "no.yml"], "no.yml: cannot be read (No such file or directory)"),
-    (["--resume", "nowhere"], "nowhere/config.yml: cannot be read (No such file or directory)"),
-    (["--resume", "a", "--out", "b"], "--resume continues in the run's own folder"),
-    (["--resume", "a", "--start-from", "b"], "--resume continues with the run's own weights"),
-    (["--config", "a.yml", "--steps", "many"], "invalid int value: 'many'"),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "one of the arguments --config --resume is required"),
+        (["--config", "a.yml", "--resume", "b"], "not allowed with argument"),
+        (["--config", "no.yml"], "no.yml: cannot be read (No such file or directory)"),
+        (["--resume", "nowhere"], "nowhere/config.yml: cannot be read (No such file or directory)"),
+        (["--resume", "a", "--out", "b"], "--resume continues in the run's own folder"),
+        (["--resume", "a", "--start-from", "b"], "--resume continues with the run's own weights"),
+        (["--config", "a.yml", "--steps", "many"], "invalid int value: 'many'"),
+    ],
+)
 def test_wrong_arguments(capsys, arguments, words):
     found = refused(capsys, *arguments)
     assert words in found and "\n" not in found

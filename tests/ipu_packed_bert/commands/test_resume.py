@@ -1,4 +1,6 @@
-"""A run that was stopped anywhere and resumed has, bit for bit, the losses of one that was not; and the commands around it."""
+"""A run that was stopped anywhere and resumed has, bit for bit, the losses of one that was not; and the commands around
+it."""
+
 import json
 import os
 import signal
@@ -36,8 +38,11 @@ def undisturbed(tiny, tmp_path_factory):
 
 def results(folder):
     """Everything of the logs but the clock."""
-    return [{key: value for key, value in record.items() if key != "seconds"}
-            for name in (LOG, EVALUATIONS) for record in read_log(folder / name)]
+    return [
+        {key: value for key, value in record.items() if key != "seconds"}
+        for name in (LOG, EVALUATIONS)
+        for record in read_log(folder / name)
+    ]
 
 
 def stop_at(monkeypatch, step, how):
@@ -47,7 +52,7 @@ def stop_at(monkeypatch, step, how):
     def stopping(engine, batch, rate):
         made.append(rate)
         if len(made) == step and how is None:
-            raise MemoryError("killed")                     # nothing is saved, as by kill -9
+            raise MemoryError("killed")  # nothing is saved, as by kill -9
         result = original(engine, batch, rate)
         if len(made) == step:
             os.kill(os.getpid(), how)
@@ -56,7 +61,7 @@ def stop_at(monkeypatch, step, how):
     monkeypatch.setattr(HostEngine, "step", stopping)
 
 
-@pytest.mark.parametrize("step", [4, 7, 12])                # saved after 3, 6, 9: once right before, once long after
+@pytest.mark.parametrize("step", [4, 7, 12])  # saved after 3, 6, 9: once right before, once long after
 def test_after_a_kill(tiny, undisturbed, tmp_path, monkeypatch, step):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -66,7 +71,7 @@ def test_after_a_kill(tiny, undisturbed, tmp_path, monkeypatch, step):
     assert len(read_log(folder / LOG)) == step - 1
     assert pretrain.main(["--resume", str(folder)]) == 0
     assert results(folder) == results(undisturbed)
-    assert (folder / "environment-from-step-{}.json".format((step - 1) // 3 * 3)).exists()
+    assert (folder / f"environment-from-step-{(step - 1) // 3 * 3}.json").exists()
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -76,10 +81,12 @@ def test_after_a_signal(tiny, undisturbed, tmp_path, monkeypatch, capsys, number
         stop_at(patch, 5, number)
         assert pretrain.main(["--config", tiny, "--out", str(folder)]) == status
     assert load_checkpoint(checkpoints(folder / "checkpoints")[-1]).step == 5
-    assert "resume    python run_pretraining.py --resume {}\n".format(folder) in capsys.readouterr().out
+    assert f"resume    python run_pretraining.py --resume {folder}\n" in capsys.readouterr().out
     assert pretrain.main(["--resume", str(folder)]) == 0
     # The evaluation after step 5 was left out for the signal's sake; it changes nothing that comes later.
-    assert results(folder) == [record for record in results(undisturbed) if "learning_rate" in record or record["step"] != 5]
+    assert results(folder) == [
+        record for record in results(undisturbed) if "learning_rate" in record or record["step"] != 5
+    ]
 
 
 def test_the_test_notices_a_lost_random_stream(tiny, undisturbed, tmp_path, monkeypatch):
@@ -107,7 +114,7 @@ def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(HostEngine, "step", meeting)
     assert pretrain.main(["--config", tiny, "--out", str(folder)]) == 0
-    assert met == [2] and capsys.readouterr().err.startswith("error: {}: another process writes this run".format(folder))
+    assert met == [2] and capsys.readouterr().err.startswith(f"error: {folder}: another process writes this run")
     assert [record["step"] for record in read_log(folder / LOG)] == list(range(1, STEPS + 1))
 
 
@@ -117,8 +124,8 @@ def rates(folder):
 
 def advice(text):
     """The arguments of the command that the end of a run tells to go on with."""
-    command, = (line for line in text.split("\n") if "run_pretraining.py --resume" in line)
-    return command[command.index("--resume"):].split()
+    (command,) = (line for line in text.split("\n") if "run_pretraining.py --resume" in line)
+    return command[command.index("--resume") :].split()
 
 
 def test_more_steps_do_not_change_the_schedule_unasked(tiny, tmp_path, capsys):
@@ -133,11 +140,11 @@ def test_more_steps_do_not_change_the_schedule_unasked(tiny, tmp_path, capsys):
     assert len(rates(folder)) == 4
     assert pretrain.main(["--resume", str(folder)]) == 0
     assert advice(capsys.readouterr().out) == suggested
-    assert pretrain.main(suggested) == 0             # what it told works, and says what changes
-    change, = (line for line in capsys.readouterr().out.split("\n") if line.startswith("schedule "))
+    assert pretrain.main(suggested) == 0  # what it told works, and says what changes
+    (change,) = (line for line in capsys.readouterr().out.split("\n") if line.startswith("schedule "))
     longer = load_config(folder / "config.yml")
     assert longer.schedule_steps == 8 and rates(folder)[4:] == [learning_rate(step, longer) for step in range(4, 8)]
-    assert "update 5 has a learning rate of {:.3g}, it would have been 0".format(rates(folder)[4]) in change
+    assert f"update 5 has a learning rate of {rates(folder)[4]:.3g}, it would have been 0" in change
 
 
 def test_fewer_steps_leave_the_schedule_and_the_rest_follows_bit_for_bit(tiny, undisturbed, tmp_path, capsys):
@@ -166,7 +173,7 @@ def test_a_finished_run_says_so_and_goes_on_with_more_steps(tiny, tmp_path, caps
     pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "4"])
     capsys.readouterr()
     assert pretrain.main(["--resume", str(folder)]) == 0
-    assert capsys.readouterr().out.startswith("{} has made its 4 updates already; to continue: ".format(folder))
+    assert capsys.readouterr().out.startswith(f"{folder} has made its 4 updates already; to continue: ")
     assert pretrain.main(["--resume", str(folder), "--steps", "6", "--set", "optimizer.schedule_steps=6"]) == 0
     assert [record["step"] for record in read_log(folder / LOG)] == [1, 2, 3, 4, 5, 6]
     assert yaml.safe_load((folder / "config.yml").read_text())["run"]["steps"] == 6
@@ -195,9 +202,13 @@ def test_a_new_run_starts_from_the_weights_of_another(tiny, undisturbed, tmp_pat
     weights = load_checkpoint(checkpoints(undisturbed / "checkpoints")[-1]).engine["model"]
     assert set(begun[0]["model"]) == set(weights)
     assert all(torch.equal(begun[0]["model"][name], weights[name]) for name in weights)
-    assert begun[0]["optimizer"]["step"] == 0 and not any(each.any() for each in begun[0]["optimizer"]["exp_avg"].values())
+    assert begun[0]["optimizer"]["step"] == 0 and not any(
+        each.any() for each in begun[0]["optimizer"]["exp_avg"].values()
+    )
     records = read_log(tmp_path / "run" / LOG)
-    assert [record["step"] for record in records] == [1, 2, 3] and records[0]["loss"] != read_log(undisturbed / LOG)[0]["loss"]
+    assert [record["step"] for record in records] == [1, 2, 3] and records[0]["loss"] != read_log(undisturbed / LOG)[0][
+        "loss"
+    ]
 
 
 def test_without_ipus_each_override_is_printed(tiny, tmp_path, capsys):
@@ -209,8 +220,8 @@ def test_without_ipus_each_override_is_printed(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
     assert pretrain.main(["--config", str(path), "--out", str(folder), "--set", "batch.gradient_accumulation=2"]) == 0
     lines = capsys.readouterr().out.split("\n")
-    assert lines[0].startswith("{}: its without_ipus block applies (host engine: ".format(path))
-    assert [line.split() for line in lines[1:2]] == [["run.steps", "12", "->", "2"]]        # the rest is unchanged or --set
+    assert lines[0].startswith(f"{path}: its without_ipus block applies (host engine: ")
+    assert [line.split() for line in lines[1:2]] == [["run.steps", "12", "->", "2"]]  # the rest is unchanged or --set
     assert lines[2].startswith("data ")
     resolved = yaml.safe_load((folder / "config.yml").read_text())
     assert resolved["engine"]["kind"] == "host" and resolved["run"]["steps"] == 2 and "without_ipus" not in resolved
@@ -223,13 +234,25 @@ def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monke
     words = "the pack holds many short sequences and no slot is left empty while a long one stands alone".split()
     for number in range(12):
         lines = [" ".join(words[(number + line + word) % len(words)] for word in range(9)) + "." for line in range(40)]
-        (corpus / "{}.txt".format(number)).write_text("\n".join(lines))
-    arguments = ["--config", tiny, "--data", str(tmp_path / "data"), "--set", "data.corpus={}".format(corpus), "--steps", "2",
-                 "--set", "run.evaluate_every=0"]
+        (corpus / f"{number}.txt").write_text("\n".join(lines))
+    arguments = [
+        "--config",
+        tiny,
+        "--data",
+        str(tmp_path / "data"),
+        "--set",
+        f"data.corpus={corpus}",
+        "--steps",
+        "2",
+        "--set",
+        "run.evaluate_every=0",
+    ]
     assert "spfhp" in PACKERS
     assert pretrain.main(arguments + ["--out", str(tmp_path / "one")]) == 0
     first = capsys.readouterr().out.split("\n")
-    assert first[0] == "data      {} is missing: building it from {}; kept for the next run".format(tmp_path / "data", corpus)
+    assert first[0] == "data      {} is missing: building it from {}; kept for the next run".format(
+        tmp_path / "data", corpus
+    )
     assert pretrain.main(arguments + ["--out", str(tmp_path / "two")]) == 0
     second = capsys.readouterr().out
     assert "building" not in second and "note" not in second
@@ -237,5 +260,8 @@ def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monke
     others = ["--set", "data.packer=lpfhp", "--set", "data.seed=6", "--set", "batch.gradient_accumulation=500"]
     assert pretrain.main(arguments + others + ["--out", str(tmp_path / "three"), "--steps", "1"]) == 0
     third = capsys.readouterr().out
-    assert "note      it was built with packer spfhp (data.packer is lpfhp), seed 5 (data.seed is 6); delete the folder" in third
+    assert (
+        "note      it was built with packer spfhp (data.packer is lpfhp), seed 5 (data.seed is 6); delete the folder"
+        in third
+    )
     assert "fewer than an update: the rest of each batch is empty" in third

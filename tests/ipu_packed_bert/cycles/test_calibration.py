@@ -1,4 +1,5 @@
 """The two fitted parameters: what they were fitted on, that the fit is reproduced, and what it predicts."""
+
 import json
 
 import pytest
@@ -19,6 +20,7 @@ SHARE_OF_PEAK = {"D1": 28.8, "D2": 27.6, "D3": 34.3, "D4": 27.8, "D5": 35.6, "D6
 def observations(cycle_cache):
     pytest.importorskip("torch")
     from ipu_packed_bert.config import load_config
+
     return calibration.observe(calibration.machines(cycle_cache), load_config)
 
 
@@ -51,7 +53,13 @@ def test_throughputs_imply_the_reference_cycles(observations):
         point, pipeline = found.point, found.pipeline
         packs = point.sequences_per_second / point.sequences_per_pack
         stages = pipeline.placement.stages
-        seconds = pipeline.placement.replicas * pipeline.micro_batch * point.accumulation / packs / (point.accumulation + stages - 1)
+        seconds = (
+            pipeline.placement.replicas
+            * pipeline.micro_batch
+            * point.accumulation
+            / packs
+            / (point.accumulation + stages - 1)
+        )
         cycles = seconds * get_target(point.target).clock_hz
         assert cycles / 1e6 == pytest.approx(IMPLIED[point.name], rel=0.005)
         assert 100 * found.ideal_cycles / cycles == pytest.approx(SHARE_OF_PEAK[point.name], rel=0.01)
@@ -60,11 +68,13 @@ def test_throughputs_imply_the_reference_cycles(observations):
 def test_better_than_31_percent_of_peak_even_when_left_out(fitted):
     rms = fitted.report["rms_error"]
     assert rms["left_out"] < 0.7 * rms["trivial"] and rms["fitted"] <= rms["left_out"]
-    assert all(abs(row["left_out_error"]) < 0.13 for row in fitted.report["points"])       # the spread between frameworks
+    assert all(abs(row["left_out_error"]) < 0.13 for row in fitted.report["points"])  # the spread between frameworks
 
 
 def test_orders_workloads_by_share_of_peak_which_the_trivial_model_cannot(observations, fitted):
-    shares = [(SHARE_OF_PEAK[o.point.name], o.predicted(fitted.parameters) / o.trivial()) for o in observations.throughputs]
+    shares = [
+        (SHARE_OF_PEAK[o.point.name], o.predicted(fitted.parameters) / o.trivial()) for o in observations.throughputs
+    ]
     pairs = [(a, b) for i, a in enumerate(shares) for b in shares[:i] if abs(a[0] - b[0]) > 1.5]
     assert len(pairs) >= 8
     assert sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs) >= 0.8 * len(pairs)
@@ -73,10 +83,16 @@ def test_orders_workloads_by_share_of_peak_which_the_trivial_model_cannot(observ
 def test_depths_that_were_not_fitted(observations, fitted, cycle_cache, load):
     """The paper's overhead at depths 3, 4, 8 and 16: predicted within a tenth, and growing."""
     from ipu_packed_bert.cycles.points import PAPER_CONFIG, POPART
+
     machine = calibration.machines(cycle_cache)["mk2"]
     config = load(PAPER_CONFIG)
-    found = {depth: 100 * calibration.overhead(machine.pipeline(config, arrangement=POPART, depth=depth),
-                                               observations.unpacked, fitted.parameters) for depth in PAPER_OVERHEAD}
+    found = {
+        depth: 100
+        * calibration.overhead(
+            machine.pipeline(config, arrangement=POPART, depth=depth), observations.unpacked, fitted.parameters
+        )
+        for depth in PAPER_OVERHEAD
+    }
     for depth, paper in PAPER_OVERHEAD.items():
         assert found[depth] == pytest.approx(paper, rel=0.10), depth
     values = list(found.values())
@@ -86,11 +102,17 @@ def test_depths_that_were_not_fitted(observations, fitted, cycle_cache, load):
 def test_a_planted_pair_of_parameters_is_found(observations):
     """Throughputs made by the model itself give its parameters back."""
     planted = Parameters(1.1, 2.0)
-    made = [o._replace(point=o.point._replace(sequences_per_second=o.predicted(planted))) for o in observations.throughputs]
+    made = [
+        o._replace(point=o.point._replace(sequences_per_second=o.predicted(planted))) for o in observations.throughputs
+    ]
     found = calibration.fit(made, None)
     assert found.factor == pytest.approx(1.1, rel=0.01) and found.layout == pytest.approx(2.0, rel=0.05)
 
 
 def test_table2_points_are_those_of_the_paper():
     assert [(row.model, row.length, row.packing_factor, row.realised) for row in TABLE2] == [
-        ("base", 128, 1.17, 1.15), ("base", 384, 1.70, 1.68), ("large", 128, 1.17, 1.15), ("large", 384, 1.70, 1.69)]
+        ("base", 128, 1.17, 1.15),
+        ("base", 384, 1.70, 1.68),
+        ("large", 128, 1.17, 1.15),
+        ("large", 384, 1.70, 1.69),
+    ]

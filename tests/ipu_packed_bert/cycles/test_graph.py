@@ -1,4 +1,5 @@
 """Tracing and lowering: the real graph, nothing lost on the way, nothing free that isn't."""
+
 from collections import Counter
 from dataclasses import replace
 
@@ -32,20 +33,24 @@ from ipu_packed_bert.cycles.tracing import Value, capture, capture_update, layer
 from ipu_packed_bert.cycles.workload import MicroBatchShape, batch_shapes, engine_arrangement, shape_of  # noqa: E402
 from ipu_packed_bert.model.packed import PackedBertForPreTraining  # noqa: E402
 
-MODEL = ModelConfig(vocabulary_size=320, hidden_size=64, num_layers=3, num_heads=4, intermediate_size=128,
-                    max_position_embeddings=32)
+MODEL = ModelConfig(
+    vocabulary_size=320, hidden_size=64, num_layers=3, num_heads=4, intermediate_size=128, max_position_embeddings=32
+)
 SHAPE = MicroBatchShape(micro_batch=2, slots=32, depth=3, masked=8)
 DEFAULT = Arrangement()
 
 
 def arranged(model, arrangement, shape=SHAPE):
     from ipu_packed_bert.cycles.variants import build
+
     columns = Config(model=model).mask_columns(shape.depth)
     return build(model, LossConfig(), arrangement, slots=shape.slots, depth=shape.depth, columns=columns)
 
 
 def trace(num_layers=3, shape=SHAPE, model=MODEL, arrangement=DEFAULT):
-    return capture(lambda: arranged(replace(model, num_layers=num_layers), arrangement, shape), batch_shapes(shape), num_layers)
+    return capture(
+        lambda: arranged(replace(model, num_layers=num_layers), arrangement, shape), batch_shapes(shape), num_layers
+    )
 
 
 def lower(graph, **options):
@@ -56,6 +61,7 @@ def test_the_capture_is_what_make_fx_captures():
     """The same operators, as often, in forward and backward."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
+
     graph = trace(num_layers=2)
     with FakeTensorMode(allow_non_fake_inputs=True):
         default = torch.get_default_dtype()
@@ -91,8 +97,14 @@ def test_every_backward_operator_knows_its_module():
     scopes = {o.scope for o in graph.operations if o.phase == "backward" and o.operator.startswith("aten.mm")}
     assert "bert.encoder.layer.1.intermediate.dense" in scopes and "cls.predictions.product" in scopes
     # Two products for every dense layer, with the weights of its own layer.
-    assert sum(o.scope == "bert.encoder.layer.1.intermediate.dense" for o in graph.operations
-               if o.phase == "backward" and o.operator.startswith("aten.mm")) == 2
+    assert (
+        sum(
+            o.scope == "bert.encoder.layer.1.intermediate.dense"
+            for o in graph.operations
+            if o.phase == "backward" and o.operator.startswith("aten.mm")
+        )
+        == 2
+    )
 
 
 def test_layers_are_alike_and_a_changed_one_is_noticed():
@@ -128,6 +140,7 @@ def test_a_graph_survives_its_file(tmp_path):
     def make():
         calls.append(1)
         return graph
+
     for _ in range(2):
         tracing.cached("key", tmp_path, make)
     assert len(calls) == 1
@@ -142,7 +155,9 @@ def test_the_models_operators_are_all_known():
 
 def test_an_unknown_operator_is_counted_and_costs_something():
     graph = trace()
-    at = next(i for i, o in enumerate(graph.operations) if o.operator.startswith("aten.gelu.") and layer_of(o.scope) == 1)
+    at = next(
+        i for i, o in enumerate(graph.operations) if o.operator.startswith("aten.gelu.") and layer_of(o.scope) == 1
+    )
     operations = list(graph.operations)
     operations[at] = operations[at]._replace(operator="aten.made_up.default")
     lowering = Lowering(replace(graph, operations=tuple(operations)), Planner(MK2), memory_proportion=0.25)
@@ -158,6 +173,7 @@ def test_only_views_constants_and_fused_operators_are_free():
     # _to_copy: 64-bit integers are 32-bit ones on the device. bernoulli and div: inside the dropout vertex.
     # add: the tied table's gradient, which the scatter adds into.
     from ipu_packed_bert.cycles.lowering import CONSTANTS
+
     allowed = VIEWS | CONSTANTS | {"_to_copy", "bernoulli", "div", "add"}
     assert set(free) <= allowed and free["add"] == 1
 
@@ -178,25 +194,28 @@ def test_mask_taint_follows_the_sequence_numbers_only():
     assert (2, 1, 32, 32) in shapes and not any(len(shape) == 4 and shape[1] == 4 for shape in shapes)
 
 
-@pytest.mark.parametrize("shape, form", [
-    ((2, 4, 8, 8), "full"), ((8,), "row"), ((2, 1, 1, 8), "row"), ((2, 4, 8, 1), "column"), ((2, 1, 8, 8), "block")])
+@pytest.mark.parametrize(
+    "shape, form",
+    [((2, 4, 8, 8), "full"), ((8,), "row"), ((2, 1, 1, 8), "row"), ((2, 4, 8, 1), "column"), ((2, 1, 8, 8), "block")],
+)
 def test_broadcast_forms(shape, form):
     def value(s):
         return Value(tuple(s), (1,) * len(s), "float16", "")
+
     assert broadcast_form(value(shape), value((2, 4, 8, 8))) == form
 
 
 def test_rearranging_is_free_only_between_equal_layouts():
     here, elsewhere = TensorLayout(1, grouped=True), TensorLayout(2, grouped=True)
-    assert bring(10 ** 6, 2, here, here, MK2) == Cost()
-    aligned = bring(10 ** 6, 2, elsewhere, here, MK2)
-    unknown = bring(10 ** 6, 2, replace(elsewhere, permuted=True), here, MK2)
-    assert aligned.layout_bytes == 0 and unknown.layout_bytes == MK2.per_tile(10 ** 6) * 2
+    assert bring(10**6, 2, here, here, MK2) == Cost()
+    aligned = bring(10**6, 2, elsewhere, here, MK2)
+    unknown = bring(10**6, 2, replace(elsewhere, permuted=True), here, MK2)
+    assert aligned.layout_bytes == 0 and unknown.layout_bytes == MK2.per_tile(10**6) * 2
     # With 8-byte atoms both cost the same; with 2-byte ones the second is dearer.
     low, high = vertices.REARRANGE_BYTE[8], vertices.REARRANGE_BYTE[2]
     assert unknown.cycles(low) == pytest.approx(aligned.cycles(low))
     assert unknown.cycles(high) > aligned.cycles(high)
-    assert unknown_copy(8, MK2).layout_calls == 0                       # one atom has nothing to rearrange
+    assert unknown_copy(8, MK2).layout_calls == 0  # one atom has nothing to rearrange
 
 
 def test_a_mask_application_at_512_costs_what_the_paper_needs(machine, load):
@@ -216,9 +235,13 @@ def test_update_of_lamb_costs_forty_to_sixty_worker_cycles_for_two_parameters():
     """Reference: PopART's LAMB, moments, updater, two norms and the weight update."""
     from ipu_packed_bert.config import OptimizerConfig
     from ipu_packed_bert.optim import build_optimizer
+
     wide = replace(MODEL, hidden_size=512, intermediate_size=2048, num_layers=1)
-    graph = capture_update(lambda: PackedBertForPreTraining(wide, LossConfig()),
-                           lambda model: build_optimizer(model, OptimizerConfig(), betas=(0.9, 0.999)), 1)
+    graph = capture_update(
+        lambda: PackedBertForPreTraining(wide, LossConfig()),
+        lambda model: build_optimizer(model, OptimizerConfig(), betas=(0.9, 0.999)),
+        1,
+    )
     lowering = Lowering(graph, Planner(MK2), memory_proportion=0.25)
     cost = total(lowering.operation(operation) for operation in graph.operations)
     elements = sum(graph.values[index].elements for index in graph.parameters)
@@ -232,15 +255,21 @@ def test_the_default_arrangements_are_what_the_ipu_engine_runs(mask, arrangement
     from ipu_packed_bert.config import DataConfig, EngineConfig, PlacementConfig
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from tests.fakes.sdk import installed
+
     model = replace(MODEL, num_layers=2)
-    config = Config(model=model, data=DataConfig(max_sequence_length=SHAPE.slots, max_sequences_per_pack=SHAPE.depth),
-                    engine=EngineConfig(recompute_layers=False, mask=mask), placement=PlacementConfig(layers_per_ipu=(2,)))
+    config = Config(
+        model=model,
+        data=DataConfig(max_sequence_length=SHAPE.slots, max_sequences_per_pack=SHAPE.depth),
+        engine=EngineConfig(recompute_layers=False, mask=mask),
+        placement=PlacementConfig(layers_per_ipu=(2,)),
+    )
     assert engine_arrangement(config) == arrangement and (EngineConfig().mask == mask) == (arrangement == PACKED)
 
     def adapted():
         network = PackedBertForPreTraining(model, LossConfig())
         engine.program.adapt(network, config, Pretraining(config))
         return network
+
     with installed() as (engine, _):
         ran = capture(adapted, batch_shapes(SHAPE), 2)
     ours = capture(lambda: arranged(model, arrangement), batch_shapes(SHAPE), 2)
@@ -258,8 +287,11 @@ def test_the_product_mask_is_accounted_for():
     for category in (POSITIONS, CLS, MLM, LOSS, ENCODER):
         assert costs[category, PACKED] == costs[category, ADDITIVE] != Cost()
     assert costs[SCORES, PACKED].cycles(3.0) > costs[SCORES, ADDITIVE].cycles(3.0) > 0
-    applied = {short_name(e.operator)[0] for e in lower(trace(arrangement=PACKED)).entries
-               if e.category == MASK_APPLICATION and e.cost != Cost()}
+    applied = {
+        short_name(e.operator)[0]
+        for e in lower(trace(arrangement=PACKED)).entries
+        if e.category == MASK_APPLICATION and e.cost != Cost()
+    }
     assert applied == {"cat"}
     built = [e for e in lower(trace(arrangement=PACKED)).entries if e.category == MASK_BUILD and e.cost != Cost()]
     assert {e.block for e in built} == {"mask"} and any("mm" in e.operator for e in built)

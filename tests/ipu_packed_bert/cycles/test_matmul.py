@@ -3,6 +3,7 @@
 Reference: BERT-large, 1024 tokens, memory proportion 0.2, half partials, in thousands of cycles (forward, backward
 data, weight update), from an independent implementation of the poplibs estimators, SDK 3.4 line.
 """
+
 import json
 from dataclasses import replace
 
@@ -24,16 +25,22 @@ from ipu_packed_bert.cycles.matmul import (
 from ipu_packed_bert.cycles.target import BOW, MK2
 
 REFERENCE = {
-    "QKV": ((1, 1024, 1024, 3072), (71.9, 74.2, 80.8)), "scores": ((32, 512, 64, 512), (13.6, 27.2, 31.7)),
-    "context": ((32, 512, 512, 64), (16.8, 15.0, 29.8)), "output": ((1, 1024, 1024, 1024), (29.5, 30.8, 33.4)),
-    "up": ((1, 1024, 1024, 4096), (98.5, 98.9, 109.9)), "down": ((1, 1024, 4096, 1024), (93.7, 99.8, 103.6))}
+    "QKV": ((1, 1024, 1024, 3072), (71.9, 74.2, 80.8)),
+    "scores": ((32, 512, 64, 512), (13.6, 27.2, 31.7)),
+    "context": ((32, 512, 512, 64), (16.8, 15.0, 29.8)),
+    "output": ((1, 1024, 1024, 1024), (29.5, 30.8, 33.4)),
+    "up": ((1, 1024, 1024, 4096), (98.5, 98.9, 109.9)),
+    "down": ((1, 1024, 4096, 1024), (93.7, 99.8, 103.6)),
+}
 
 
 def three_passes(shape, proportion=0.2):
     g, m, k, n = shape
     planner = Planner(MK2)
-    return [planner.plan(Product(*sizes, memory_proportion=proportion), rearranged)
-            for sizes, rearranged in (((g, m, k, n), FORWARD), ((g, m, n, k), BACKWARD_DATA), ((g, k, m, n), WEIGHT_UPDATE))]
+    return [
+        planner.plan(Product(*sizes, memory_proportion=proportion), rearranged)
+        for sizes, rearranged in (((g, m, k, n), FORWARD), ((g, m, n, k), BACKWARD_DATA), ((g, k, m, n), WEIGHT_UPDATE))
+    ]
 
 
 @pytest.mark.parametrize("name", REFERENCE)
@@ -55,8 +62,13 @@ def test_the_plan_that_the_reference_names():
     # reduction 8.7.
     plan = three_passes(REFERENCE["up"][0])[0]
     assert (plan.row_split, plan.inner_split, plan.column_split, plan.serial_split, plan.tiles) == (7, 8, 26, 1, 1456)
-    parts = (plan.vertex_cycles, plan.input_exchange_cycles, plan.weight_exchange_cycles, plan.partial_exchange_cycles,
-             plan.reduction_cycles)
+    parts = (
+        plan.vertex_cycles,
+        plan.input_exchange_cycles,
+        plan.weight_exchange_cycles,
+        plan.partial_exchange_cycles,
+        plan.reduction_cycles,
+    )
     assert parts == pytest.approx((64.5e3, 4.5e3, 8.8e3, 11.8e3, 8.7e3), rel=0.01)
 
 
@@ -87,7 +99,14 @@ dimension = st.integers(1, 40).map(lambda i: 16 * i)
 
 
 @settings(max_examples=25)
-@given(matrices=st.integers(1, 32), rows=dimension, inner=dimension, columns=dimension, axis=st.integers(0, 3), more=st.integers(1, 6))
+@given(
+    matrices=st.integers(1, 32),
+    rows=dimension,
+    inner=dimension,
+    columns=dimension,
+    axis=st.integers(0, 3),
+    more=st.integers(1, 6),
+)
 def test_a_larger_product_never_costs_less(matrices, rows, inner, columns, axis, more):
     sizes = [matrices, rows, inner, columns]
     larger = list(sizes)
@@ -122,13 +141,13 @@ def test_cache_is_used_and_survives_damage(tmp_path):
     product = Product(1, 256, 256, 256)
     first = Planner(MK2, tmp_path)
     plan = first.plan(product)
-    assert first.plan(product) == plan and first.searched == 1         # identical products are searched once
+    assert first.plan(product) == plan and first.searched == 1  # identical products are searched once
     first.save()
     again = Planner(MK2, tmp_path)
     assert again.plan(product) == plan and again.searched == 0
-    assert Planner(BOW, tmp_path).plan(product) == plan                 # a faster clock has the same plans
+    assert Planner(BOW, tmp_path).plan(product) == plan  # a faster clock has the same plans
     other = Planner(replace(MK2, tiles=1216), tmp_path)
-    assert other.plan(product) != plan and other.searched == 1          # another machine has its own
+    assert other.plan(product) != plan and other.searched == 1  # another machine has its own
     stored = next(tmp_path.glob("plans_*.json"))
     stored.write_text(json.dumps({"broken": {}}))
     assert Planner(MK2, tmp_path).plan(product) == plan

@@ -1,4 +1,5 @@
 """Every way of writing the packed parts computes the same numbers: in float64 to 1e-12, gradients included."""
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,8 +9,15 @@ from ipu_packed_bert.cycles import variants  # noqa: E402
 from ipu_packed_bert.cycles.arrangement import Arrangement  # noqa: E402
 from ipu_packed_bert.model.packed import PackedBertForPreTraining  # noqa: E402
 
-MODEL = ModelConfig(vocabulary_size=97, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64,
-                    max_position_embeddings=24, hidden_dropout=0.0)
+MODEL = ModelConfig(
+    vocabulary_size=97,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=24,
+    hidden_dropout=0.0,
+)
 SIZES = {"slots": 24, "depth": 3, "columns": 8}
 
 
@@ -25,8 +33,8 @@ def batch(*, cls_first=False):
     for row, parts in enumerate(lengths):
         at = 0
         for number, length in enumerate(parts):
-            fields["input_mask"][row, at:at + length] = number + 1
-            fields["positions"][row, at:at + length] = torch.arange(length, dtype=torch.int32)
+            fields["input_mask"][row, at : at + length] = number + 1
+            fields["positions"][row, at : at + length] = torch.arange(length, dtype=torch.int32)
             cls[row, number], present[row, number] = at, 1
             at += length
         ids[row, at:] = 0
@@ -34,8 +42,20 @@ def batch(*, cls_first=False):
     weights = torch.tensor([[1, 1, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1]], dtype=torch.int32)
     labels = torch.randint(5, 97, (B, P), generator=generator, dtype=torch.int32)
     scale = torch.full((B,), 0.25, dtype=torch.float64)
-    return (ids, fields["input_mask"], fields["segment_ids"], fields["positions"], masked, labels, weights, cls,
-            torch.ones_like(cls), present, scale, scale)
+    return (
+        ids,
+        fields["input_mask"],
+        fields["segment_ids"],
+        fields["positions"],
+        masked,
+        labels,
+        weights,
+        cls,
+        torch.ones_like(cls),
+        present,
+        scale,
+        scale,
+    )
 
 
 def outputs(model, fields):
@@ -49,16 +69,26 @@ def outputs(model, fields):
 def reference():
     torch.manual_seed(0)
     model = PackedBertForPreTraining(MODEL, LossConfig()).double()
-    for parameter in model.parameters():       # far from the initial values: scores differ by tens
+    for parameter in model.parameters():  # far from the initial values: scores differ by tens
         parameter.data.mul_(8.0 if parameter.dim() > 1 else 1.0)
     return model
 
 
-@pytest.mark.parametrize("arrangement", [
-    Arrangement(mask="layer"), Arrangement(mask="layer", mask_form="arithmetic"), Arrangement(mask_form="arithmetic"),
-    Arrangement(apply="select"), Arrangement(mask="product"), Arrangement(cls="one_hot"), Arrangement(mlm="one_hot"),
-    Arrangement(positions="one_hot"), Arrangement(mask="product", cls="one_hot", mlm="one_hot", positions="one_hot")],
-    ids=lambda a: "-".join(getattr(a, name) for name in ("mask", "mask_form", "apply", "cls", "mlm", "positions")))
+@pytest.mark.parametrize(
+    "arrangement",
+    [
+        Arrangement(mask="layer"),
+        Arrangement(mask="layer", mask_form="arithmetic"),
+        Arrangement(mask_form="arithmetic"),
+        Arrangement(apply="select"),
+        Arrangement(mask="product"),
+        Arrangement(cls="one_hot"),
+        Arrangement(mlm="one_hot"),
+        Arrangement(positions="one_hot"),
+        Arrangement(mask="product", cls="one_hot", mlm="one_hot", positions="one_hot"),
+    ],
+    ids=lambda a: "-".join(getattr(a, name) for name in ("mask", "mask_form", "apply", "cls", "mlm", "positions")),
+)
 def test_arrangements_are_equal(reference, arrangement):
     fields = batch()
     expected, expected_gradients = outputs(reference, fields)
@@ -89,7 +119,9 @@ def test_unpacked_forms_equal_the_model_on_unpacked_rows(reference):
     for index in (7, 8, 9):
         fields[index] = fields[index][:, :1]
     fields[7] = torch.zeros_like(fields[7])
-    variant = variants.build(MODEL, LossConfig(), Arrangement(mask="row", cls="fixed", positions="fixed"), **SIZES).double()
+    variant = variants.build(
+        MODEL, LossConfig(), Arrangement(mask="row", cls="fixed", positions="fixed"), **SIZES
+    ).double()
     variant.load_state_dict(reference.state_dict())
     assert torch.allclose(variant(*fields).loss, reference(*fields).loss, rtol=1e-12, atol=0)
 

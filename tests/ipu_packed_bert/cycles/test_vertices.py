@@ -1,4 +1,5 @@
 """Vertex estimators against the published per-vector numbers (poplibs performance estimators, SDK 3.4 line)."""
+
 from math import ceil
 
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from ipu_packed_bert.cycles import exchange, vertices
 from ipu_packed_bert.cycles.target import BOW, FLOAT, HALF, MK2, get_target
 
-LARGE = 6 * 4 * 1000                      # elements on a tile: 1000 half vectors for each of the six workers
+LARGE = 6 * 4 * 1000  # elements on a tile: 1000 half vectors for each of the six workers
 
 
 def slope(function, step):
@@ -14,25 +15,59 @@ def slope(function, step):
     return function(LARGE + step) - function(LARGE)
 
 
-@pytest.mark.parametrize("operation, kind, cycles, elements", [
-    ("add", "half", 3, 4), ("add", "float", 3, 2), ("mul", "half", 3, 4), ("div", "half", 21, 4), ("div", "float", 10, 2),
-    ("max", "half", 4, 4), ("max", "float", 3, 2), ("add", "int", 7, 1), ("compare", "half", 9, 4), ("compare", "float", 14, 4),
-    ("compare", "int", 22, 4), ("logical", "bool", 5, 4)])
+@pytest.mark.parametrize(
+    "operation, kind, cycles, elements",
+    [
+        ("add", "half", 3, 4),
+        ("add", "float", 3, 2),
+        ("mul", "half", 3, 4),
+        ("div", "half", 21, 4),
+        ("div", "float", 10, 2),
+        ("max", "half", 4, 4),
+        ("max", "float", 3, 2),
+        ("add", "int", 7, 1),
+        ("compare", "half", 9, 4),
+        ("compare", "float", 14, 4),
+        ("compare", "int", 22, 4),
+        ("logical", "bool", 5, 4),
+    ],
+)
 def test_binary_costs_the_published_cycles_a_vector(operation, kind, cycles, elements):
     # One more vector for every worker: 6 workers x `elements`, in 6 x `cycles` tile cycles.
     assert slope(lambda n: vertices.binary(n, operation, kind), 6 * elements) == 6 * cycles
 
 
-@pytest.mark.parametrize("operation, kind, cycles, elements", [
-    ("add", "half", 2, 4), ("mul", "float", 2, 2), ("div", "half", 8, 2), ("div", "float", 6, 2), ("compare", "half", 8, 4),
-    ("compare", "int", 16, 4), ("max", "half", 3, 4), ("logical", "bool", 4, 4)])
+@pytest.mark.parametrize(
+    "operation, kind, cycles, elements",
+    [
+        ("add", "half", 2, 4),
+        ("mul", "float", 2, 2),
+        ("div", "half", 8, 2),
+        ("div", "float", 6, 2),
+        ("compare", "half", 8, 4),
+        ("compare", "int", 16, 4),
+        ("max", "half", 3, 4),
+        ("logical", "bool", 4, 4),
+    ],
+)
 def test_scalar_operand(operation, kind, cycles, elements):
     assert slope(lambda n: vertices.scalar(n, operation, kind), 6 * elements) == 6 * cycles
 
 
-@pytest.mark.parametrize("operation, kind, cycles, elements", [
-    ("exp", "half", 4, 4), ("exp", "float", 6, 2), ("tanh", "float", 12, 2), ("sigmoid", "half", 6, 4), ("log", "half", 4, 4),
-    ("reciprocal", "half", 15, 4), ("sqrt", "float", 10, 2), ("rsqrt", "half", 19, 4), ("erf", "half", 13, 1)])
+@pytest.mark.parametrize(
+    "operation, kind, cycles, elements",
+    [
+        ("exp", "half", 4, 4),
+        ("exp", "float", 6, 2),
+        ("tanh", "float", 12, 2),
+        ("sigmoid", "half", 6, 4),
+        ("log", "half", 4, 4),
+        ("reciprocal", "half", 15, 4),
+        ("sqrt", "float", 10, 2),
+        ("rsqrt", "half", 19, 4),
+        ("erf", "half", 13, 1),
+    ],
+)
 def test_unary(operation, kind, cycles, elements):
     assert slope(lambda n: vertices.unary(n, operation, kind), 6 * elements) == 6 * cycles
 
@@ -56,9 +91,9 @@ def test_frames_by_hand():
 
 
 def test_bias_over_rows_takes_two_cycles_for_eight_halves():
-    more_rows = vertices.add_row_vector(64, 66) - vertices.add_row_vector(64, 60)      # one more row for every worker
+    more_rows = vertices.add_row_vector(64, 66) - vertices.add_row_vector(64, 60)  # one more row for every worker
     assert more_rows == 6 * 64 / 8 * 2
-    assert vertices.add_row_vector(63, 60) > 3 * vertices.add_row_vector(64, 60)       # an odd width has no vector path
+    assert vertices.add_row_vector(63, 60) > 3 * vertices.add_row_vector(64, 60)  # an odd width has no vector path
 
 
 def test_gather_and_its_gradient_by_hand():
@@ -79,12 +114,28 @@ def test_rearranging_a_score_tensor_costs_ten_times_more_in_two_byte_atoms():
     assert costs[2] == pytest.approx(59.3e3, rel=0.01)
 
 
-@pytest.mark.parametrize("estimate", [
-    lambda n: vertices.binary(n, "add", "half"), lambda n: vertices.unary(n, "exp", "half"), vertices.gelu,
-    vertices.gelu_gradient, vertices.select, vertices.dropout, vertices.scaled_add, vertices.fill, vertices.copy, vertices.argmax,
-    vertices.dynamic_slice, lambda n: vertices.gather(n, 16), lambda n: vertices.gather_gradient(n, 16),
-    lambda n: vertices.reduce_rows(8, n), lambda n: vertices.reduce_columns(64, n), lambda n: vertices.row_values(n, 64),
-    lambda n: vertices.add_row_vector(64, n)])
+@pytest.mark.parametrize(
+    "estimate",
+    [
+        lambda n: vertices.binary(n, "add", "half"),
+        lambda n: vertices.unary(n, "exp", "half"),
+        vertices.gelu,
+        vertices.gelu_gradient,
+        vertices.select,
+        vertices.dropout,
+        vertices.scaled_add,
+        vertices.fill,
+        vertices.copy,
+        vertices.argmax,
+        vertices.dynamic_slice,
+        lambda n: vertices.gather(n, 16),
+        lambda n: vertices.gather_gradient(n, 16),
+        lambda n: vertices.reduce_rows(8, n),
+        lambda n: vertices.reduce_columns(64, n),
+        lambda n: vertices.row_values(n, 64),
+        lambda n: vertices.add_row_vector(64, n),
+    ],
+)
 def test_more_elements_never_cost_less(estimate):
     costs = [estimate(n) for n in range(1, 400)]
     assert all(a <= b for a, b in zip(costs, costs[1:]))
@@ -95,7 +146,7 @@ def test_exchange_payload_and_fragments():
     assert exchange.receive(11_398, MK2) == pytest.approx(2850, rel=1e-3)
     assert exchange.receive(11_398, MK2, shared_by_pair=True) == pytest.approx(1425, rel=1e-3)
     assert exchange.scattered(11_398, 32, MK2) == exchange.receive(11_398, MK2)
-    assert exchange.scattered(1200, 4, MK2) == 3 * 300                  # pieces of 4 bytes do not: 3 issue slots each
+    assert exchange.scattered(1200, 4, MK2) == 3 * 300  # pieces of 4 bytes do not: 3 issue slots each
     assert exchange.scattered(0, 32, MK2) == 0
 
 
@@ -106,7 +157,7 @@ def test_target_figures():
     assert MK2.tiles * MK2.exchange_bytes_per_cycle * MK2.clock_hz == pytest.approx(7.83e12, rel=1e-3)
     assert MK2.per_tile(1473) == 2 and ceil(1472 / MK2.tiles) == 1
     # 2 MiB over a neighbour link: about 44 thousand cycles.
-    assert MK2.link_cycles(2 ** 21) == pytest.approx(44e3, rel=0.02)
+    assert MK2.link_cycles(2**21) == pytest.approx(44e3, rel=0.02)
     assert MK2.link_cycles(0) == 0
     with pytest.raises(ValueError, match="--target mk3"):
         get_target("mk3")

@@ -1,4 +1,5 @@
 """The report: the paper's rows, sources beside every number, and what a user types."""
+
 import csv
 import io
 import json
@@ -29,8 +30,10 @@ def tables_of_rows(comparison, cycle_cache):
     histogram = LengthHistogram.published("wikipedia_512")
     found = packings.Packings(histogram, cycle_cache, FAST)
     try:
-        return (paper.table1(comparison, found, FAST, sort.batch(histogram, batch_size=256), histogram.name),
-                paper.graphs(comparison, found, FAST))
+        return (
+            paper.table1(comparison, found, FAST, sort.batch(histogram, batch_size=256), histogram.name),
+            paper.graphs(comparison, found, FAST),
+        )
     finally:
         found.close()
 
@@ -55,12 +58,26 @@ def run(cycle_cache, monkeypatch, capsys):
         out, error = capsys.readouterr()
         assert status == 0, error
         return out
+
     return call
 
 
-SMALL = ("--set", "model.hidden_size=64", "--set", "model.num_heads=4", "--set", "model.intermediate_size=128", "--set",
-         "model.vocabulary_size=512", "--set", "data.vocabulary_size=512", "--set", "model.num_layers=4", "--set",
-         "placement.layers_per_ipu=[1, 1, 1, 1]")
+SMALL = (
+    "--set",
+    "model.hidden_size=64",
+    "--set",
+    "model.num_heads=4",
+    "--set",
+    "model.intermediate_size=128",
+    "--set",
+    "model.vocabulary_size=512",
+    "--set",
+    "data.vocabulary_size=512",
+    "--set",
+    "model.num_layers=4",
+    "--set",
+    "placement.layers_per_ipu=[1, 1, 1, 1]",
+)
 
 
 def test_efficiency_and_factor_to_the_papers_last_digit(table1):
@@ -92,7 +109,9 @@ def test_the_papers_graph_holds_the_papers_numbers(graphs):
         if row["graph"] == paper.GRAPHS[0][0]:
             continue
         low, high = (row["packing_factor"] / (1 + row[key] / 100) for key in ("overhead_upper", "overhead_lower"))
-        assert low < measured[row["depth"]] < high and row["realised"] == pytest.approx(measured[row["depth"]], rel=0.01)
+        assert low < measured[row["depth"]] < high and row["realised"] == pytest.approx(
+            measured[row["depth"]], rel=0.01
+        )
         checked += 1
     assert checked == 10
 
@@ -122,6 +141,7 @@ def drawn(monkeypatch):
     def record(self, places, heights, *arguments, **options):
         found.append([self, options.get("label"), list(heights)])
         return bar(self, places, heights, *arguments, **options)
+
     monkeypatch.setattr(axes, "bar", record)
     return lambda: [(self.get_title(), label, heights) for self, label, heights in found]
 
@@ -130,10 +150,17 @@ def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, 
     table2 = paper.table2(machine, load, calibration.load())
     pictures.draw([table1, graphs, table2], tmp_path / "figure.png")
     bars = drawn()
-    keys = [(table1, "papers_realised", "paper_realised", "realised"), (table2, "papers_realised", "paper_realised", "realised")]
+    keys = [
+        (table1, "papers_realised", "paper_realised", "realised"),
+        (table2, "papers_realised", "paper_realised", "realised"),
+    ]
     for table, theirs, measured, ours in keys:
-        panels = [(title, heights) for title, _, heights in bars if title.replace("\n", " ").startswith(table.title.split(":")[0])]
-        beside, theirs_measured, apart = panels                       # two series in the first panel, one in the second
+        panels = [
+            (title, heights)
+            for title, _, heights in bars
+            if title.replace("\n", " ").startswith(table.title.split(":")[0])
+        ]
+        beside, theirs_measured, apart = panels  # two series in the first panel, one in the second
         assert beside[0] == theirs_measured[0] != apart[0]
         rows = [row for row in table.rows if isinstance(row.get(theirs), float)]
         assert beside[1] == [row[theirs] for row in rows] and theirs_measured[1] == [row[measured] for row in rows]
@@ -167,7 +194,10 @@ def test_the_throughput_of_an_update_by_hand(comparison):
     """2048 micro-batches and 8 to fill and drain, 1026 and 8 packed, and an update in each."""
     parameters = comparison.calibration.parameters
     packed, unpacked = comparison.packed(3), comparison.unpacked
-    cycles = [(n + 8) * each.pipeline_cycle(parameters) + each.update_cycles(parameters) for n, each in ((1027, packed), (2048, unpacked))]
+    cycles = [
+        (n + 8) * each.pipeline_cycle(parameters) + each.update_cycles(parameters)
+        for n, each in ((1027, packed), (2048, unpacked))
+    ]
     rates = [sequences / c for sequences, c in zip((1027 * 1.995, 2048), cycles)]
     assert comparison.training_overhead(3, 1.995).calibrated == pytest.approx(1.995 / (rates[0] / rates[1]) - 1)
 
@@ -180,7 +210,9 @@ def test_sort_is_engines_and_no_percentage(table1):
 
 @pytest.mark.parametrize("mask", ["product", "additive"])
 def test_decomposition_adds_up(machine, load, mask):
-    comparison = paper.ModelledOverhead(machine, load("packed_phase2_pod16.yml", "engine.mask=" + mask), calibration.load())
+    comparison = paper.ModelledOverhead(
+        machine, load("packed_phase2_pod16.yml", "engine.mask=" + mask), calibration.load()
+    )
     parts, over = comparison.decomposition(3), comparison.overhead(3)
     for side in ("lower", "calibrated", "upper"):
         assert sum(getattr(part, side) for part in parts.values()) == pytest.approx(getattr(over, side))
@@ -191,7 +223,7 @@ def test_decomposition_adds_up(machine, load, mask):
         assert over.upper - over.lower == pytest.approx(layout.upper - layout.lower, rel=0.1)
         assert parts[SCORES].calibrated == pytest.approx(0.0, abs=1e-9)
     else:
-        assert layout.upper < parts[SCORES].calibrated                 # what is known costs more than what is not
+        assert layout.upper < parts[SCORES].calibrated  # what is known costs more than what is not
 
 
 def test_every_column_has_a_source(table1, graphs, comparison):
@@ -206,7 +238,11 @@ def test_every_column_has_a_source(table1, graphs, comparison):
 def test_csv_and_json_hold_the_same_numbers(table1):
     read = list(csv.reader(io.StringIO(tables.as_csv([table1]))))
     plain = tables.as_json(table1)
-    assert read[0] == ["# table1"] and read[1] == [c["key"] for c in plain["columns"]] and read[2] == [c["source"] for c in plain["columns"]]
+    assert (
+        read[0] == ["# table1"]
+        and read[1] == [c["key"] for c in plain["columns"]]
+        and read[2] == [c["source"] for c in plain["columns"]]
+    )
     first = plain["rows"][0]
     assert float(read[3][read[1].index("packing_factor")]) == first["packing_factor"] == 1.0
     json.dumps(plain)
@@ -214,22 +250,52 @@ def test_csv_and_json_hold_the_same_numbers(table1):
 
 def test_the_engines_mask_is_the_better_arrangement(machine, load, comparison):
     """In the query/key product it costs a third of the additive one's overhead, whatever the unknown layout costs."""
-    product, additive = comparison.overhead(3), paper.ModelledOverhead(
-        machine, load("packed_phase2_pod16.yml", "engine.mask=additive"), calibration.load()).overhead(3)
+    product, additive = (
+        comparison.overhead(3),
+        paper.ModelledOverhead(
+            machine, load("packed_phase2_pod16.yml", "engine.mask=additive"), calibration.load()
+        ).overhead(3),
+    )
     assert product.upper < additive.lower and product.calibrated < 0.35 * additive.calibrated
 
 
 def test_table1_of_a_small_histogram(run, tmp_path):
     path = tmp_path / "lengths.csv"
     path.write_text("length,count\n" + "".join(f"{length},{40 + length}\n" for length in range(5, 33)))
-    out = run("--table", "1", "--graphs", "--histogram", str(path), "--max-sequence-length", "32", *SMALL, "--set", "data.max_sequence_length=32",
-              "--set", "data.max_predictions_per_sequence=5", "--set", "model.max_position_embeddings=32", "--json")
+    out = run(
+        "--table",
+        "1",
+        "--graphs",
+        "--histogram",
+        str(path),
+        "--max-sequence-length",
+        "32",
+        *SMALL,
+        "--set",
+        "data.max_sequence_length=32",
+        "--set",
+        "data.max_predictions_per_sequence=5",
+        "--set",
+        "model.max_position_embeddings=32",
+        "--json",
+    )
     (table, graphs, parts, all_depths) = json.loads(out)["tables"]
-    assert len(all_depths["rows"]) == 3 * 6 and [row for row in all_depths["rows"] if row["algorithm"] == "NNLSHP"] == graphs["rows"]
-    assert [row["algorithm"] for row in table["rows"]] == ["NONE", "SORT", "GREEDY"] + ["SPFHP"] * 2 + ["NNLSHP"] + ["SPFHP"] * 3 + ["OPTIMAL"] * 5
+    assert (
+        len(all_depths["rows"]) == 3 * 6
+        and [row for row in all_depths["rows"] if row["algorithm"] == "NNLSHP"] == graphs["rows"]
+    )
+    assert [row["algorithm"] for row in table["rows"]] == ["NONE", "SORT", "GREEDY"] + ["SPFHP"] * 2 + ["NNLSHP"] + [
+        "SPFHP"
+    ] * 3 + ["OPTIMAL"] * 5
     by = {(row["algorithm"], row["depth"]): row for row in table["rows"]}
-    assert by["OPTIMAL", "3"]["packing_factor"] >= max(by["SPFHP", "3"]["packing_factor"], by["NNLSHP", "3"]["packing_factor"])
-    assert parts["name"] == "decomposition" and graphs["name"] == "graphs" and [row["depth"] for row in graphs["rows"]] == ["3"] * 3
+    assert by["OPTIMAL", "3"]["packing_factor"] >= max(
+        by["SPFHP", "3"]["packing_factor"], by["NNLSHP", "3"]["packing_factor"]
+    )
+    assert (
+        parts["name"] == "decomposition"
+        and graphs["name"] == "graphs"
+        and [row["depth"] for row in graphs["rows"]] == ["3"] * 3
+    )
 
 
 def test_what_if(run):
@@ -258,7 +324,18 @@ def test_a_machine_is_named_after_its_configuration(run):
     found = {}
     for name, replicas in (("packed_phase2_pod16", 4), ("packed_phase2_pod4", 1)):
         config = str(FOLDER / (name + ".yml"))
-        (table,) = json.loads(run("--per-ipu", "--config", config, "--packing-factor", "1.996", "--json", "--set", "batch.gradient_accumulation=2048"))["tables"]
+        (table,) = json.loads(
+            run(
+                "--per-ipu",
+                "--config",
+                config,
+                "--packing-factor",
+                "1.996",
+                "--json",
+                "--set",
+                "batch.gradient_accumulation=2048",
+            )
+        )["tables"]
         note = table["notes"][1]
         assert f"x 4 IPUs = {4 * replicas} IPUs" in note and "POD16" not in note
         found[name] = float(note.split(": ")[1].split(" ")[0].replace(",", ""))
@@ -272,9 +349,17 @@ def test_what_does_not_fit_gets_no_throughput(cycle_cache, monkeypatch, capsys):
     plain = json.loads(out)
     what_if, fitting, large = plain["tables"]
     first, second = what_if["rows"]
-    assert first["rate"] > 0 and all(second[key] is None for key in ("rate", "rate_lower", "rate_upper", "rate_ratio")) and second["cycles_ratio"] > 0
-    assert any("sequences/s" in note for note in fitting["notes"]) and not any("sequences/s" in note for note in large["notes"])
-    assert plain["does_not_fit"] == [error.strip()] and error.startswith("packed_phase2_pod16 micro-batch 64: does not fit: ")
+    assert (
+        first["rate"] > 0
+        and all(second[key] is None for key in ("rate", "rate_lower", "rate_upper", "rate_ratio"))
+        and second["cycles_ratio"] > 0
+    )
+    assert any("sequences/s" in note for note in fitting["notes"]) and not any(
+        "sequences/s" in note for note in large["notes"]
+    )
+    assert plain["does_not_fit"] == [error.strip()] and error.startswith(
+        "packed_phase2_pod16 micro-batch 64: does not fit: "
+    )
     # Tables that give no throughput say it below them.
     assert run_main(command.main, ("--scaling", "--micro-batch", "64", "--packing-factor", "1.996")) == 1
     out, error = capsys.readouterr()
@@ -284,15 +369,23 @@ def test_what_does_not_fit_gets_no_throughput(cycle_cache, monkeypatch, capsys):
 def test_runs_that_happened(run, tmp_path):
     for name, packs, seconds in (("packed", 8, 1.0), ("unpacked", 16, 1.9)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "log.jsonl").write_text("\n".join(json.dumps(
-            {"step": i, "packs": packs, "sequences": 16, "seconds": seconds, "cycles": None}) for i in range(3)))
-    (table,) = json.loads(run("--packed", str(tmp_path / "packed"), "--unpacked", str(tmp_path / "unpacked"), "--json"))["tables"]
+        (tmp_path / name / "log.jsonl").write_text(
+            "\n".join(
+                json.dumps({"step": i, "packs": packs, "sequences": 16, "seconds": seconds, "cycles": None})
+                for i in range(3)
+            )
+        )
+    (table,) = json.loads(
+        run("--packed", str(tmp_path / "packed"), "--unpacked", str(tmp_path / "unpacked"), "--json")
+    )["tables"]
     assert table["rows"][0]["overhead"] == pytest.approx(100 * (1 / 8 / (1.9 / 16) - 1))
     assert {c["source"] for c in table["columns"]} == {"config", "host", "paper"}
     assert table["rows"][0].get("paper_overhead") is None
     # BERT at 512, depth 3: the paper has its own values for that.
     (tmp_path / "packed" / "config.yml").write_text("data:\n  max_sequence_length: 512\n  max_sequences_per_pack: 3\n")
-    (table,) = json.loads(run("--packed", str(tmp_path / "packed"), "--unpacked", str(tmp_path / "unpacked"), "--json"))["tables"]
+    (table,) = json.loads(
+        run("--packed", str(tmp_path / "packed"), "--unpacked", str(tmp_path / "unpacked"), "--json")
+    )["tables"]
     assert (table["rows"][0]["paper_overhead"], table["rows"][0]["paper_realised"]) == (4.287, 1.913)
 
 
@@ -304,14 +397,25 @@ def test_plot(run, tmp_path):
     assert "packing" in (tmp_path / "figure.svg").read_text()
 
 
-@pytest.mark.parametrize("argv, message", [
-    (("--json", "--csv"), "exclude each other"), (("--plot", "figure.pdf"), ".png or .svg"),
-    (("--packed", "somewhere"), "--unpacked belong together"), (("--config", "missing.yml"), "missing.yml"),
-    (("--histogram", "lengths.csv", "--table", "1"), "neither a file"),
-    (("--set", "model.hiden_size=3"), "hiden_size"), (("--packed", "a", "--unpacked", "b"), "log.jsonl"),
-    (("--table", "1", "--set", "data.max_sequence_length=256"), "matching --config"), (("--nonsense",), "--nonsense"),
-    (("--packing-factor", "0"), "at least one"), (("--packing-factor", "-3"), "at least one"), (("--packing-factor", "nan"), "at least one"),
-    (("--per-ipu", "--packing-factor", "3.1"), "at most 3 sequences"), (("--plot", "nowhere/figure.png"), "no folder nowhere")])
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (("--json", "--csv"), "exclude each other"),
+        (("--plot", "figure.pdf"), ".png or .svg"),
+        (("--packed", "somewhere"), "--unpacked belong together"),
+        (("--config", "missing.yml"), "missing.yml"),
+        (("--histogram", "lengths.csv", "--table", "1"), "neither a file"),
+        (("--set", "model.hiden_size=3"), "hiden_size"),
+        (("--packed", "a", "--unpacked", "b"), "log.jsonl"),
+        (("--table", "1", "--set", "data.max_sequence_length=256"), "matching --config"),
+        (("--nonsense",), "--nonsense"),
+        (("--packing-factor", "0"), "at least one"),
+        (("--packing-factor", "-3"), "at least one"),
+        (("--packing-factor", "nan"), "at least one"),
+        (("--per-ipu", "--packing-factor", "3.1"), "at most 3 sequences"),
+        (("--plot", "nowhere/figure.png"), "no folder nowhere"),
+    ],
+)
 def test_mistakes_are_one_line(argv, message, capsys, monkeypatch, cycle_cache):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
     assert run_main(command.main, argv) == 2

@@ -1,4 +1,5 @@
 """Figure 5: un-padding waits for its slowest device, packing doesn't."""
+
 import numpy as np
 import pytest
 

@@ -1,4 +1,5 @@
 """Measured cycles: run logs and profiles, and that nothing is compared with what it isn't."""
+
 import json
 import sys
 from types import SimpleNamespace
@@ -12,9 +13,18 @@ def run_folder(folder, *, packs, sequences, seconds, cycles=None, steps=4):
     folder.mkdir()
     lines = []
     for step in range(steps):
-        slow = 100.0 if step == 0 else 1.0                       # the first step compiles
-        lines.append(json.dumps({"step": step, "packs": packs, "sequences": sequences, "seconds": slow * seconds,
-                                 "cycles": None if cycles is None else int(slow * cycles)}))
+        slow = 100.0 if step == 0 else 1.0  # the first step compiles
+        lines.append(
+            json.dumps(
+                {
+                    "step": step,
+                    "packs": packs,
+                    "sequences": sequences,
+                    "seconds": slow * seconds,
+                    "cycles": None if cycles is None else int(slow * cycles),
+                }
+            )
+        )
     (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -56,10 +66,26 @@ def change(folder, line, **fields):
     (folder / "log.jsonl").write_text("\n".join(json.dumps(record) for record in lines))
 
 
-@pytest.mark.parametrize("field, value", [
-    ("cycles", -144), ("cycles", float("nan")), ("cycles", 0), ("cycles", "144"), ("cycles", float("inf")), ("seconds", -1.0),
-    ("seconds", None), ("seconds", float("nan")), ("packs", 0), ("packs", "8"), ("packs", 1.5), ("packs", True), ("sequences", -16),
-    ("sequences", None), ("sequences", 0)])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("cycles", -144),
+        ("cycles", float("nan")),
+        ("cycles", 0),
+        ("cycles", "144"),
+        ("cycles", float("inf")),
+        ("seconds", -1.0),
+        ("seconds", None),
+        ("seconds", float("nan")),
+        ("packs", 0),
+        ("packs", "8"),
+        ("packs", 1.5),
+        ("packs", True),
+        ("sequences", -16),
+        ("sequences", None),
+        ("sequences", 0),
+    ],
+)
 def test_what_is_no_measurement_is_refused_with_its_line(tmp_path, field, value):
     folder = run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, cycles=100)
     change(folder, 2, **{field: value})
@@ -67,8 +93,19 @@ def test_what_is_no_measurement_is_refused_with_its_line(tmp_path, field, value)
         LoggedRun(folder).measure()
 
 
-@pytest.mark.parametrize("text", ["data: [", "- 1\n", "", "model: {}\n", "data: 5\n", "data: {}\nmodel: 3\n", "data: {max_sequence_length: many}\n",
-                                  "data: {max_sequences_per_pack: -1}\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data: [",
+        "- 1\n",
+        "",
+        "model: {}\n",
+        "data: 5\n",
+        "data: {}\nmodel: 3\n",
+        "data: {max_sequence_length: many}\n",
+        "data: {max_sequences_per_pack: -1}\n",
+    ],
+)
 def test_a_config_that_no_run_wrote_is_refused(tmp_path, text):
     folder = run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0)
     (folder / "config.yml").write_text(text)
@@ -83,23 +120,30 @@ def test_runs_that_differ_in_more_than_packing_are_not_compared(tmp_path):
         folder = run_folder(tmp_path / name, packs=8, sequences=sequences, seconds=1.0)
         (folder / "config.yml").write_text(json.dumps({"data": {"max_sequence_length": length}, "model": model}))
         return LoggedRun(folder).measure()
+
     packed = run("packed", 16, 512, num_layers=24)
     assert compare(packed, run("same", 8, 512, num_layers=24)).realised == 2.0
-    for name, arguments, model, message in (("short", (8, 128), 24, "512 slots.* 128"), ("small", (8, 512), 12, "model.num_layers 24"),
-                                            ("also packed", (12, 512), 24, "1.500 sequences a pack")):
+    for name, arguments, model, message in (
+        ("short", (8, 128), 24, "512 slots.* 128"),
+        ("small", (8, 512), 12, "model.num_layers 24"),
+        ("also packed", (12, 512), 24, "1.500 sequences a pack"),
+    ):
         with pytest.raises(ValueError, match=message):
             compare(packed, run(name, *arguments, num_layers=model))
 
 
 def test_profile_takes_the_busiest_ipu(tmp_path, monkeypatch):
     """Through the names of the SDK's analysis library: execution.steps[].ipus[].cycles."""
+
     def step(*cycles):
         return SimpleNamespace(ipus=[SimpleNamespace(cycles=c) for c in cycles])
+
     opened = []
 
     def open_report(path):
         opened.append(path)
         return SimpleNamespace(execution=SimpleNamespace(steps=[step(100, 300), step(50, 250)]))
+
     monkeypatch.setitem(sys.modules, "pva", SimpleNamespace(openReport=open_report))
     (tmp_path / "profile.pop").write_bytes(b"")
     measured = PopVisionProfile(tmp_path, packs=11).measure()

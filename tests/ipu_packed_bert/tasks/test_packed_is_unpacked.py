@@ -1,4 +1,5 @@
 """Every task in packs is the task: probabilities, updates, answers and scores are those of each sequence alone."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -29,7 +30,14 @@ def prepared(checkpoint, folder, kind, *, dtype=torch.float64, **sections):
     """A task on a tiny file, with an engine of this type."""
     if kind == "squad":
         sections.setdefault("of_task", {"null_answers": True})
-    made = prepare(tiny_config(checkpoint, training_file(folder, kind, **({"without_answer": 4} if kind == "squad" else {})), task=kind, **sections))
+    made = prepare(
+        tiny_config(
+            checkpoint,
+            training_file(folder, kind, **({"without_answer": 4} if kind == "squad" else {})),
+            task=kind,
+            **sections,
+        )
+    )
     made.engine.model.to(dtype)
     made.engine.optimizer = build_optimizer(made.engine.model, made.config.optimizer, betas=(0.9, 0.999))
     return made
@@ -40,10 +48,12 @@ def both(made, epoch=0):
     packs, layout, size = made.task.training_packs, made.batches.layout, made.config.batch.micro_batch
     order = packs.order(epoch)
     for first in range(0, len(order), layout.packs_per_update):
-        numbers = order[first:first + layout.packs_per_update]
+        numbers = order[first : first + layout.packs_per_update]
         for batch in (packs.batch(numbers, epoch), packs.alone(numbers, epoch)):
             micro_batches = -(-len(batch["input_ids"]) // size)
-            filled = layout._replace(micro_batches_per_update=micro_batches, packs_per_update=micro_batches * size).filled(batch)
+            filled = layout._replace(
+                micro_batches_per_update=micro_batches, packs_per_update=micro_batches * size
+            ).filled(batch)
             for name, counted in layout.scales.items():
                 filled[name] = np.full(len(filled["input_ids"]), micro_batches / np.count_nonzero(filled[counted]))
             yield filled
@@ -56,8 +66,11 @@ def pairs(made, epoch=0):
 
 def gradients_of(engine):
     """The key's bias has a gradient of zero in exact arithmetic: compared as if it were."""
-    found = [torch.zeros(1) if name.endswith("key.bias") else parameter.grad.clone()
-             for name, parameter in engine.model.named_parameters() if parameter.grad is not None]
+    found = [
+        torch.zeros(1) if name.endswith("key.bias") else parameter.grad.clone()
+        for name, parameter in engine.model.named_parameters()
+        if parameter.grad is not None
+    ]
     return found
 
 
@@ -79,7 +92,9 @@ def test_a_sequence_has_the_probabilities_it_has_alone(dtype, attention):
         assert torch.exp(found[0, number]).sum() == torch.exp(found[0, number, slots]).sum()  # others: exactly 0
 
 
-@pytest.mark.parametrize("attention, value", [("eager", 3.0), ("eager", 300.0), ("sdpa", 3.0), ("sdpa", 1e4), ("sdpa", 1e30)])
+@pytest.mark.parametrize(
+    "attention, value", [("eager", 3.0), ("eager", 300.0), ("sdpa", 3.0), ("sdpa", 1e4), ("sdpa", 1e30)]
+)
 def test_other_sequences_logits_have_no_effect(attention, value):
     logits = torch.randn(1, 8)
     before = span_log_probabilities(logits, MASK, PRESENT, hidden_score(attention))[0, 1, 2:5]
@@ -103,7 +118,10 @@ def test_other_sequences_tokens_have_no_effect(checkpoint, tmp_path, attention, 
     batch = made.batches.first()
     row = int(np.argmax((batch["input_mask"] == 2).any(axis=1)))
     first = batch["input_mask"] == 1
-    changed = {**batch, "input_ids": np.where(first, batch["input_ids"], (batch["input_ids"] * 7 + 3) % 40).astype(np.int32)}
+    changed = {
+        **batch,
+        "input_ids": np.where(first, batch["input_ids"], (batch["input_ids"] * 7 + 3) % 40).astype(np.int32),
+    }
     before, after = (dict(made.task.outputs_of(made.engine.predict(each), each)) for each in (batch, changed))
     one, other = (int(batch["sequence_numbers"][row, place]) - 1 for place in (0, 1))
     assert float(np.abs(before[one] - after[one]).max()) <= 1e-12
@@ -117,15 +135,22 @@ def random_inputs(number, seed=0):
     rng = np.random.default_rng(seed)
     lengths = rng.integers(4, SLOTS + 1, number)
     total = int(lengths.sum())
-    return Inputs(lengths, rng.integers(1, 50, total).astype(np.int32), rng.integers(0, 2, total).astype(np.int32),
-                  {"start_positions": rng.integers(0, 4, number)}, {"labels": rng.normal(size=(number, 2))},
-                  {"words": rng.integers(0, 9, total)})
+    return Inputs(
+        lengths,
+        rng.integers(1, 50, total).astype(np.int32),
+        rng.integers(0, 2, total).astype(np.int32),
+        {"start_positions": rng.integers(0, 4, number)},
+        {"labels": rng.normal(size=(number, 2))},
+        {"words": rng.integers(0, 9, total)},
+    )
 
 
 @pytest.mark.parametrize("packer", ["none", "greedy", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp", "optimal"])
 def test_every_sequence_once_an_epoch_and_the_same_ones_alone(packer):
     inputs = random_inputs(50)
-    packs = ExamplePacks(inputs, pack_inputs(inputs, max_sequence_length=SLOTS, packer=packer, max_sequences_per_pack=3), seed=4)
+    packs = ExamplePacks(
+        inputs, pack_inputs(inputs, max_sequence_length=SLOTS, packer=packer, max_sequences_per_pack=3), seed=4
+    )
     starts = np.cumsum(inputs.lengths) - inputs.lengths
     epochs = []
     for epoch in range(2):
@@ -178,7 +203,10 @@ def test_every_update_has_the_same_shapes(checkpoint, tmp_path, kind):
     engine = prepared(checkpoint, tmp_path, kind, batch=update).engine
     results = []
     for extra in (0, 4):
-        filled = {name: np.concatenate([values, np.zeros((extra,) + values.shape[1:], values.dtype)]) for name, values in packs.items()}
+        filled = {
+            name: np.concatenate([values, np.zeros((extra,) + values.shape[1:], values.dtype)])
+            for name, values in packs.items()
+        }
         filled["scale"] = np.full(len(filled["scale"]), packs["scale"][0] * len(filled["scale"]) / len(packs["scale"]))
         results.append((engine.accumulate(filled).metrics, gradients_of(engine)))
         engine.optimizer.zero_grad(set_to_none=True)
@@ -201,12 +229,16 @@ def test_packed_updates_are_the_unpacked_ones(checkpoint, tmp_path, kind, packer
             engine.optimizer.zero_grad(set_to_none=True)
             engine.step(batch, 1e-3)
         assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
-        assert {**found[0][1], "packs": 0} == {**found[1][1], "packs": 0} and found[0][1]["packs"] <= found[1][1]["packs"]
+        assert {**found[0][1], "packs": 0} == {**found[1][1], "packs": 0} and found[0][1]["packs"] <= found[1][1][
+            "packs"
+        ]
         # From the second update on, the differences of the weights add to those of rounding.
         if step == 0:
             assert_same(found=found[0][2], expected=found[1][2], dtype=torch.float64)
-    weights = [[parameter.detach() for name, parameter in engine.model.named_parameters() if not name.endswith("key.bias")]
-               for engine in (packed, unpacked)]
+    weights = [
+        [parameter.detach() for name, parameter in engine.model.named_parameters() if not name.endswith("key.bias")]
+        for engine in (packed, unpacked)
+    ]
     assert relative_error(weights[0], weights[1]) < 1e-10
 
 
@@ -226,9 +258,15 @@ def test_a_mean_over_each_micro_batch_would_be_another_update(checkpoint, tmp_pa
 def test_packed_inference_gives_what_unpacked_inference_gives(checkpoint, tmp_path, kind):
     made = prepared(checkpoint, tmp_path, kind)
     task = made.task
-    alone = ExamplePacks(task.evaluation, pack_inputs(task.evaluation, max_sequence_length=SLOTS, packer="none", max_sequences_per_pack=1))
+    alone = ExamplePacks(
+        task.evaluation,
+        pack_inputs(task.evaluation, max_sequence_length=SLOTS, packer="none", max_sequences_per_pack=1),
+    )
     assert task.evaluation_packs.packing.packing_factor > 1.2 and alone.packing.packing_factor == 1.0
-    outputs = [task.predict(made.engine, in_order(packs, made.batches.layout)).outputs for packs in (task.evaluation_packs, alone)]
+    outputs = [
+        task.predict(made.engine, in_order(packs, made.batches.layout)).outputs
+        for packs in (task.evaluation_packs, alone)
+    ]
     assert len(outputs[0]) == len(task.evaluation)
     for first, second in zip(*outputs):
         assert first.shape == second.shape and float(np.abs(first - second).max()) <= 1e-12
@@ -253,7 +291,10 @@ def test_half_precision_is_near(checkpoint, tmp_path, kind):
     for precision in ("float32", "bfloat16"):
         made = prepared(checkpoint, tmp_path, kind, dtype=torch.float32, engine={"precision": precision})
         batch = made.batches.first()
-        outputs[precision] = (made.engine.step(batch, 1e-3).loss, made.engine.predict(batch)[batch["input_mask"].any(axis=1)])
+        outputs[precision] = (
+            made.engine.step(batch, 1e-3).loss,
+            made.engine.predict(batch)[batch["input_mask"].any(axis=1)],
+        )
     assert outputs["bfloat16"][0] == pytest.approx(outputs["float32"][0], rel=0.1)
     error = np.abs(outputs["bfloat16"][1] - outputs["float32"][1]).max()
     assert 0 < error < 0.1
@@ -265,13 +306,22 @@ def test_compiled_it_is_one_static_graph(checkpoint, tmp_path, kind, monkeypatch
     from ipu_packed_bert.engine.host import _Program
 
     monkeypatch.setattr(_Program, "backend", "eager")
-    made = [prepared(checkpoint, tmp_path, kind, dtype=torch.float32, engine={"compile": compiled}) for compiled in (False, True)]
-    losses = [[each.engine.step(next(each.batches), 1e-3).loss for _ in range(each.batches.updates_per_epoch)] for each in made]
+    made = [
+        prepared(checkpoint, tmp_path, kind, dtype=torch.float32, engine={"compile": compiled})
+        for compiled in (False, True)
+    ]
+    losses = [
+        [each.engine.step(next(each.batches), 1e-3).loss for _ in range(each.batches.updates_per_epoch)]
+        for each in made
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and made[1].engine.compilations["training"] == 1
 
 
 def test_an_update_is_clipped_as_a_whole(checkpoint, tmp_path):
-    made = [prepared(checkpoint, tmp_path, "squad", optimizer={"max_gradient_norm": bound, "name": "lamb"}) for bound in (None, 1e-3)]
+    made = [
+        prepared(checkpoint, tmp_path, "squad", optimizer={"max_gradient_norm": bound, "name": "lamb"})
+        for bound in (None, 1e-3)
+    ]
     moments = []
     for each in made:
         each.engine.step(pairs(each)[0][0], 1e-3)
@@ -289,15 +339,24 @@ def test_a_task_keeps_its_contract(checkpoint, tmp_path, kind):
     made = prepared(checkpoint, tmp_path, kind, dtype=torch.float32)
     task, network = made.task, made.engine.model
     assert isinstance(task, task_class(kind)) and task.name == kind
-    assert set(task.scales) <= set(task.fields) and set(task.counts.values()) <= set(task.carried) and "sequences" in task.counts
-    arguments = network.forward.__code__.co_varnames[1:len(task.fields) + 1]
-    assert tuple(name.rsplit("_", 1)[0] if name.rsplit("_", 1)[-1].isupper() else name for name in arguments) == task.fields
+    assert (
+        set(task.scales) <= set(task.fields)
+        and set(task.counts.values()) <= set(task.carried)
+        and "sequences" in task.counts
+    )
+    arguments = network.forward.__code__.co_varnames[1 : len(task.fields) + 1]
+    assert (
+        tuple(name.rsplit("_", 1)[0] if name.rsplit("_", 1)[-1].isupper() else name for name in arguments)
+        == task.fields
+    )
     assert [block for head in task.heads for block in [network.get_submodule(head.module)]]
     batch = next(made.batches)
     with torch.no_grad():
         output = network(*(torch.from_numpy(batch[name]) for name in task.fields))
     assert output._fields == task.outputs and output._fields[0] == "loss" and all(value.shape == () for value in output)
-    assert {metric.sum for metric in task.metrics} <= set(task.outputs) and set(task.losses) <= {metric.name for metric in task.metrics}
+    assert {metric.sum for metric in task.metrics} <= set(task.outputs) and set(task.losses) <= {
+        metric.name for metric in task.metrics
+    }
     # Its packs travel to another process, as a static engine's feed wants.
     layout = made.batches.layout
     again = GlobalBatches(task.training_packs.again()(), layout)

@@ -1,6 +1,7 @@
 """What fine-tuning learns from and is scored by: windows, answers, tables, metrics; worked out by hand, or by brute
 force.
 """
+
 from __future__ import annotations
 
 import gzip
@@ -33,16 +34,19 @@ def test_normalised_as_squad_does():
     assert metrics.normalised("the. a? ") == ""
 
 
-@pytest.mark.parametrize("prediction, answer, exact, f1", [
-    ("The Normans", "normans.", 1.0, 1.0),
-    ("in France", "France", 0.0, 2 / 3),                        # precision 1/2, recall 1
-    ("10th century", "10th and 11th centuries", 0.0, 1 / 3),    # one of 2 and of 4 words: P 1/2, R 1/4
-    ("b b c", "b c c", 0.0, 2 / 3),                             # words count as often as both have them: b, c of 3 and 3
-    ("Paris", "London", 0.0, 0.0),
-    ("", "", 1.0, 1.0),
-    ("", "Paris", 0.0, 0.0),
-    ("the", "", 1.0, 1.0),
-])
+@pytest.mark.parametrize(
+    "prediction, answer, exact, f1",
+    [
+        ("The Normans", "normans.", 1.0, 1.0),
+        ("in France", "France", 0.0, 2 / 3),  # precision 1/2, recall 1
+        ("10th century", "10th and 11th centuries", 0.0, 1 / 3),  # one of 2 and of 4 words: P 1/2, R 1/4
+        ("b b c", "b c c", 0.0, 2 / 3),  # words count as often as both have them: b, c of 3 and 3
+        ("Paris", "London", 0.0, 0.0),
+        ("", "", 1.0, 1.0),
+        ("", "Paris", 0.0, 0.0),
+        ("the", "", 1.0, 1.0),
+    ],
+)
 def test_exact_match_and_f1(prediction, answer, exact, f1):
     assert metrics.exact_match(prediction, answer) == exact
     assert metrics.f1(prediction, answer) == pytest.approx(f1)
@@ -52,8 +56,16 @@ def test_the_best_of_the_answers_counts_and_no_answer_is_an_answer():
     # q1: the second answer is hit.  q2: half.  q3 has no answer and gets none: right.  q4 has none and gets one: wrong.
     answers = {"q1": ["Lyon", "in Paris"], "q2": ["red"], "q3": [], "q4": []}
     found = metrics.score_answers({"q1": "in Paris!", "q2": "red car", "q3": "", "q4": "blue"}, answers)
-    assert found["exact"] == 50.0 and found["f1"] == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4) and found["questions"] == 4
-    assert found["has_answer_exact"] == 50.0 and found["has_answer_f1"] == pytest.approx(100 * (1 + 2 / 3) / 2) and found["has_answer_questions"] == 2
+    assert (
+        found["exact"] == 50.0
+        and found["f1"] == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4)
+        and found["questions"] == 4
+    )
+    assert (
+        found["has_answer_exact"] == 50.0
+        and found["has_answer_f1"] == pytest.approx(100 * (1 + 2 / 3) / 2)
+        and found["has_answer_questions"] == 2
+    )
     assert found["no_answer_exact"] == found["no_answer_f1"] == 50.0
     # Version 1.1: no such groups.
     assert set(metrics.score_answers({"q1": "x"}, {"q1": ["x"]})) == {"exact", "f1", "questions"}
@@ -76,8 +88,12 @@ def test_best_threshold_by_hand():
         texts = {name: str(rng.choice(["red car", "red", "blue"])) for name in names}
         odds = {name: float(rng.integers(-3, 4)) for name in names}
         found = metrics.best_threshold(texts, odds, answers)
-        given = {limit: metrics.score_answers({name: "" if odds[name] > limit else texts[name] for name in names}, answers)["f1"]
-                 for limit in [found.threshold, *np.arange(-5, 5)]}
+        given = {
+            limit: metrics.score_answers({name: "" if odds[name] > limit else texts[name] for name in names}, answers)[
+                "f1"
+            ]
+            for limit in [found.threshold, *np.arange(-5, 5)]
+        }
         assert given[found.threshold] == pytest.approx(found.f1) == pytest.approx(max(given.values()))
 
 
@@ -119,7 +135,9 @@ def test_max_context_by_hand():
 
 
 def make(questions, slots, **options):
-    return squad.make_windows(questions, Tokenizer(VOCABULARY), SquadConfig(**{"max_query_length": 8, "stride": 16, **options}), slots)
+    return squad.make_windows(
+        questions, Tokenizer(VOCABULARY), SquadConfig(**{"max_query_length": 8, "stride": 16, **options}), slots
+    )
 
 
 def question(paragraph, answer=None, name="q", text="where?"):
@@ -135,7 +153,10 @@ def test_windows_by_hand():
     tokens = [VOCABULARY.tokens[each] for each in found.inputs.input_ids]
     assert tokens == ["[CLS]", "w", "##h", "##e", "[SEP]"] + paragraph.split() + ["[SEP]"]
     assert found.inputs.segment_ids.tolist() == [0] * 5 + [1] * 9
-    assert (found.inputs.slot_targets["start_positions"].tolist(), found.inputs.slot_targets["end_positions"].tolist()) == ([7], [8])
+    assert (
+        found.inputs.slot_targets["start_positions"].tolist(),
+        found.inputs.slot_targets["end_positions"].tolist(),
+    ) == ([7], [8])
     # With room for 4 and a stride of 2: 0-3, 2-5, 4-7; the answer (2, 3) is whole in the first and the second.
     found = make([question(paragraph, "castle bridge")], 10, max_query_length=3, stride=2)
     assert [(window.first, window.tokens) for window in found.windows] == [(0, 4), (2, 4), (4, 4)]
@@ -145,8 +166,13 @@ def test_windows_by_hand():
     found = make([question(paragraph, "bridge market winter")], 10, max_query_length=3, stride=2)
     assert found.inputs.slot_targets["start_positions"].tolist() == [0, 6, 0]
     # At the first or the last token of a window an answer is whole; one token further it is not.
-    for answer, starts, ends in (("river", [5, 0, 0], [5, 0, 0]), ("bridge", [8, 6, 0], [8, 6, 0]), ("market", [0, 7, 5], [0, 7, 5]),
-                                 ("castle bridge market", [0, 5, 0], [0, 7, 0]), ("winter garden letter", [0, 0, 6], [0, 0, 8])):
+    for answer, starts, ends in (
+        ("river", [5, 0, 0], [5, 0, 0]),
+        ("bridge", [8, 6, 0], [8, 6, 0]),
+        ("market", [0, 7, 5], [0, 7, 5]),
+        ("castle bridge market", [0, 5, 0], [0, 7, 0]),
+        ("winter garden letter", [0, 0, 6], [0, 0, 8]),
+    ):
         targets = make([question(paragraph, answer)], 10, max_query_length=3, stride=2).inputs.slot_targets
         assert (targets["start_positions"].tolist(), targets["end_positions"].tolist()) == (starts, ends), answer
     # No answer: [CLS] everywhere.
@@ -175,14 +201,19 @@ def brute_force(windows, logits, options):
             scores = []
             for other in windows.windows:
                 if other.first <= first < other.first + other.tokens:
-                    scores.append(min(first - other.first, other.first + other.tokens - 1 - first) + 0.01 * other.tokens)
+                    scores.append(
+                        min(first - other.first, other.first + other.tokens - 1 - first) + 0.01 * other.tokens
+                    )
                 else:
                     scores.append(-1)
             if int(np.argmax(scores)) != number:
                 continue
             for last in range(first, min(first + options.max_answer_length, window.first + window.tokens)):
-                score = logits[number][first - window.first + window.offset, 0] + logits[number][last - window.first + window.offset, 1]
-                best = max(best, (score, windows.questions[0].paragraph[spans[first, 0]:spans[last, 1]]))
+                score = (
+                    logits[number][first - window.first + window.offset, 0]
+                    + logits[number][last - window.first + window.offset, 1]
+                )
+                best = max(best, (score, windows.questions[0].paragraph[spans[first, 0] : spans[last, 1]]))
     return best
 
 
@@ -190,7 +221,9 @@ def brute_force(windows, logits, options):
 def test_the_best_span_is_the_best_of_all(seed):
     rng = np.random.default_rng(seed)
     paragraph = " ".join(rng.choice(VOCABULARY.tokens[5:19], int(rng.integers(1, 40))))
-    options = SquadConfig(max_query_length=3, stride=int(rng.integers(2, 9)), max_answer_length=int(rng.integers(1, 12)), n_best=5)
+    options = SquadConfig(
+        max_query_length=3, stride=int(rng.integers(2, 9)), max_answer_length=int(rng.integers(1, 12)), n_best=5
+    )
     windows = make([question(paragraph)], int(rng.integers(12, 30)), max_query_length=3, stride=options.stride)
     logits = [rng.normal(size=(length, 2)) for length in windows.inputs.lengths]
     found = squad.answer_questions(windows, logits, options)["q"]
@@ -207,9 +240,17 @@ def test_no_answer_where_its_score_is_better():
     logits[offset, :] = 2.0, 1.0  # "river", 3.0
     logits[0, :] = 2.0, 2.0  # [CLS], 4.0
     found = squad.answer_questions(windows, [logits], SquadConfig(null_answers=True))["q"]
-    assert found.text == "" and found.null_odds == pytest.approx(1.0) and found.candidates[0].text == "" and found.candidates[1].text == "river"
+    assert (
+        found.text == ""
+        and found.null_odds == pytest.approx(1.0)
+        and found.candidates[0].text == ""
+        and found.candidates[1].text == "river"
+    )
     # The threshold moves the decision, and without null answers there is always one.
-    assert squad.answer_questions(windows, [logits], SquadConfig(null_answers=True, null_score_threshold=1.5))["q"].text == "river"
+    assert (
+        squad.answer_questions(windows, [logits], SquadConfig(null_answers=True, null_score_threshold=1.5))["q"].text
+        == "river"
+    )
     assert squad.answer_questions(windows, [logits], SquadConfig())["q"].text == "river"
 
 
@@ -241,7 +282,9 @@ def test_squad_files_of_both_versions_and_packed(tmp_path):
     path = tiny_squad(tmp_path / "v2.json", questions=6, without_answer=2)
     questions = squad.read_squad(path)
     assert [each.id for each in questions] == [f"q{number}" for number in range(6)]
-    assert [bool(each.answers) for each in questions] == [True] * 4 + [False] * 2 and all(each.labelled for each in questions)
+    assert [bool(each.answers) for each in questions] == [True] * 4 + [False] * 2 and all(
+        each.labelled for each in questions
+    )
     (tmp_path / "v2.json.xz").write_bytes(lzma.compress(path.read_bytes()))
     (tmp_path / "v2.json.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert squad.read_squad(tmp_path / "v2.json.xz") == squad.read_squad(tmp_path / "v2.json.gz") == questions
@@ -262,11 +305,14 @@ def broken(path, change):
     return path
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda entry: entry["answers"][0].update(answer_start=1), "q1: the answer .* should stand at character 1"),
-    (lambda entry: entry.update(id="q0"), "q0 stands there twice"),
-    (lambda entry: entry.pop("question"), "q1: KeyError"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda entry: entry["answers"][0].update(answer_start=1), "q1: the answer .* should stand at character 1"),
+        (lambda entry: entry.update(id="q0"), "q0 stands there twice"),
+        (lambda entry: entry.pop("question"), "q1: KeyError"),
+    ],
+)
 def test_broken_squad_files_in_one_line(tmp_path, change, message):
     with pytest.raises(ValueError, match=message) as raised:
         squad.read_squad(broken(tmp_path / "bad.json", change))
@@ -277,7 +323,11 @@ def test_unreadable_files_in_one_line(tmp_path):
     (tmp_path / "a.json").write_text("{")
     (tmp_path / "b.json").write_text("[]")
     (tmp_path / "c.json.xz").write_bytes(lzma.compress(b"{}" * 500)[:40])
-    for name, message in (("a.json", "not valid JSON"), ("b.json", "not a SQuAD file"), ("c.json.xz", "cut or damaged")):
+    for name, message in (
+        ("a.json", "not valid JSON"),
+        ("b.json", "not a SQuAD file"),
+        ("c.json.xz", "cut or damaged"),
+    ):
         with pytest.raises(ValueError, match=message):
             squad.read_squad(tmp_path / name)
     with pytest.raises(ValueError, match="no such file"):
@@ -292,19 +342,31 @@ def test_tables_of_every_kind(tmp_path):
     found = classification.read_texts(tmp_path / "a.csv", "single_label", columns)
     assert [(each.parts, each.labels) for each in found] == [(('a "b", c\nd',), ("x",)), (("q",), ("y",))]
     assert found[1].where.endswith("a.csv line 4")  # the first record takes two lines
-    assert [each.parts[0] for each in classification.read_texts(tmp_path / "a.tsv", "single_label", columns)] == ['a "b', "q"]
-    assert [each.labels for each in classification.read_texts(tmp_path / "a.jsonl", "multi_label", columns)] == [("x", "y"), ()]
+    assert [each.parts[0] for each in classification.read_texts(tmp_path / "a.tsv", "single_label", columns)] == [
+        'a "b',
+        "q",
+    ]
+    assert [each.labels for each in classification.read_texts(tmp_path / "a.jsonl", "multi_label", columns)] == [
+        ("x", "y"),
+        (),
+    ]
     (tmp_path / "m.csv").write_text("text,label\na,x| y |x\nb,\n")
-    assert [each.labels for each in classification.read_texts(tmp_path / "m.csv", "multi_label", columns)] == [("x", "y"), ()]
+    assert [each.labels for each in classification.read_texts(tmp_path / "m.csv", "multi_label", columns)] == [
+        ("x", "y"),
+        (),
+    ]
 
 
-@pytest.mark.parametrize("text, kind, message", [
-    ("text,label\na\n", "single_label", "line 2: 1 columns, the header has 2"),
-    ("words,label\na,x\n", "single_label", "line 2: no column 'text', there are words, label"),
-    ("text,label\na,\n", "single_label", "must be one label"),
-    ("text,label\na,much\n", "regression", "'much'; must be a number"),
-    ("text,label\n", "single_label", "holds no text"),
-])
+@pytest.mark.parametrize(
+    "text, kind, message",
+    [
+        ("text,label\na\n", "single_label", "line 2: 1 columns, the header has 2"),
+        ("words,label\na,x\n", "single_label", "line 2: no column 'text', there are words, label"),
+        ("text,label\na,\n", "single_label", "must be one label"),
+        ("text,label\na,much\n", "regression", "'much'; must be a number"),
+        ("text,label\n", "single_label", "holds no text"),
+    ],
+)
 def test_broken_tables_in_one_line(tmp_path, text, kind, message):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ValueError, match=message) as raised:
@@ -313,13 +375,17 @@ def test_broken_tables_in_one_line(tmp_path, text, kind, message):
 
 
 def test_labels_and_their_targets(tmp_path):
-    texts = classification.read_texts(tiny_table(tmp_path / "t.csv", "multi_label", texts=30), "multi_label", ClassificationConfig())
+    texts = classification.read_texts(
+        tiny_table(tmp_path / "t.csv", "multi_label", texts=30), "multi_label", ClassificationConfig()
+    )
     names = classification.label_names(texts)
     assert names == ["l0", "l1", "l2", "l3"]
     inputs = classification.make_inputs(texts, Tokenizer(VOCABULARY), "multi_label", names, 32)
     for text, row in zip(texts, inputs.targets["labels"]):
         assert {names[each] for each in np.flatnonzero(row)} == set(text.labels)
-    assert classification.label_names([text._replace(labels=("10",)) for text in texts] + [texts[0]._replace(labels=("9",))]) == ["9", "10"]
+    assert classification.label_names(
+        [text._replace(labels=("10",)) for text in texts] + [texts[0]._replace(labels=("9",))]
+    ) == ["9", "10"]
     with pytest.raises(ValueError, match="line 2: label .* is none of the 1 of the training file"):
         classification.make_inputs(texts, Tokenizer(VOCABULARY), "multi_label", ["other"], 32)
 
@@ -336,9 +402,17 @@ def test_pairs_are_shortened_from_the_longer():
 
 def test_predictions_of_every_kind():
     logits = np.array([[2.0, 0.0], [-1.0, 3.0]])
-    assert [each["prediction"] for each in classification.predict(logits, "single_label", ["x", "y"], 0.5)] == ["x", "y"]
-    assert classification.predict(logits, "single_label", ["x", "y"], 0.5)[0]["probability"] == pytest.approx(1 / (1 + np.exp(-2)))
-    assert [each["prediction"] for each in classification.predict(logits, "multi_label", ["x", "y"], 0.4)] == [["x", "y"], ["y"]]
+    assert [each["prediction"] for each in classification.predict(logits, "single_label", ["x", "y"], 0.5)] == [
+        "x",
+        "y",
+    ]
+    assert classification.predict(logits, "single_label", ["x", "y"], 0.5)[0]["probability"] == pytest.approx(
+        1 / (1 + np.exp(-2))
+    )
+    assert [each["prediction"] for each in classification.predict(logits, "multi_label", ["x", "y"], 0.4)] == [
+        ["x", "y"],
+        ["y"],
+    ]
     assert classification.predict(logits[:, :1], "regression", [], 0.5) == [{"prediction": 2.0}, {"prediction": -1.0}]
 
 
@@ -346,19 +420,37 @@ def test_predictions_of_every_kind():
 
 
 def test_every_problem_of_a_configuration_in_one_message():
-    tree = {"data": {"training": "a.json", "packer": "nnlshp", "max_sequences_per_pack": 5}, "task": {"name": "squat"}, "optimiser": {},
-            "batch": {"micro_bach": 2}, "run": {"epochs": 0}}
+    tree = {
+        "data": {"training": "a.json", "packer": "nnlshp", "max_sequences_per_pack": 5},
+        "task": {"name": "squat"},
+        "optimiser": {},
+        "batch": {"micro_bach": 2},
+        "run": {"epochs": 0},
+    }
     with pytest.raises(ConfigError) as raised:
         config_from_tree(tree, "mine.yml", ["model.hidden_size=65", "nonsense"])
     message = str(raised.value)
-    for part in ("mine.yml: 7 problems", "task.name is 'squat'; must be one of squad", "optimiser is not a setting; did you mean optimizer?",
-                 "batch.micro_bach is not a setting; did you mean batch.micro_batch?", "run.epochs is 0; must be at least 1",
-                 "--set nonsense", "model.hidden_size is 65; must be a multiple", "data.max_sequences_per_pack is 5; too deep"):
+    for part in (
+        "mine.yml: 7 problems",
+        "task.name is 'squat'; must be one of squad",
+        "optimiser is not a setting; did you mean optimizer?",
+        "batch.micro_bach is not a setting; did you mean batch.micro_batch?",
+        "run.epochs is 0; must be at least 1",
+        "--set nonsense",
+        "model.hidden_size is 65; must be a multiple",
+        "data.max_sequences_per_pack is 5; too deep",
+    ):
         assert part in message
 
 
-@pytest.mark.parametrize("name, own, others", [
-    ("squad", "stride", "text_column"), ("regression", "text_column", "stride"), ("tokens", "words_column", "label_column")])
+@pytest.mark.parametrize(
+    "name, own, others",
+    [
+        ("squad", "stride", "text_column"),
+        ("regression", "text_column", "stride"),
+        ("tokens", "words_column", "label_column"),
+    ],
+)
 def test_the_section_task_holds_the_settings_of_its_task(name, own, others):
     config = config_from_tree({"task": {"name": name}, "data": {"training": "a.json"}}, "mine.yml")
     assert config.task.name == name and own in config.as_dict()["task"] and others not in config.as_dict()["task"]
@@ -392,7 +484,9 @@ def test_a_configuration_of_the_other_kind_is_named_as_such():
 
 
 def test_overrides_win_and_a_configuration_reads_back():
-    config = config_from_tree({"data": {"training": "a.json", "packer": "spfhp"}}, "mine.yml", ["data.packer=none", "run.seed=9"])
+    config = config_from_tree(
+        {"data": {"training": "a.json", "packer": "spfhp"}}, "mine.yml", ["data.packer=none", "run.seed=9"]
+    )
     assert config.data.packer == "none" and not config.packed and config.run.seed == 9
     assert config_from_tree(config.as_dict(), "again.yml") == config
 
@@ -400,7 +494,9 @@ def test_overrides_win_and_a_configuration_reads_back():
 # ---- the files of --data-dir -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, answerable, windows", [("dev_half_v2.json.xz", 2910, 3050), ("xquad_en.json.xz", 1190, 1232)])
+@pytest.mark.parametrize(
+    "name, answerable, windows", [("dev_half_v2.json.xz", 2910, 3050), ("xquad_en.json.xz", 1190, 1232)]
+)
 def test_as_many_windows_as_published(data_dir, name, answerable, windows):
     """The counts of the histograms squad_v2_dev_half_answerable_384 and xquad_en_384 beside the data, and their
     lengths.

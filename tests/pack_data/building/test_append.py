@@ -1,4 +1,5 @@
 """Adding to a data set: nothing is packed twice, nothing lost, and the proof holds for the whole."""
+
 import os
 
 import numpy as np
@@ -45,10 +46,10 @@ def test_only_what_is_new_is_packed_and_the_proof_is_for_all(grown):
     before, examples = PackStore.open(data).manifest, sequences_of(data).to_examples()
     with build_small(corpus, data, append=True, packer="optimal") as store:
         after = store.manifest
-    assert after.shards[:len(before.shards)] == before.shards and len(after.shards) > len(before.shards)
+    assert after.shards[: len(before.shards)] == before.shards and len(after.shards) > len(before.shards)
     assert after.made_with["documents"] == 45 and len(after.made_with["sources"]) == 45
     assert after.vocabulary_sha256 == before.vocabulary_sha256 and after.schema == before.schema
-    assert sequences_of(data).to_examples()[:len(examples)] == examples
+    assert sequences_of(data).to_examples()[: len(examples)] == examples
     verify(data)
     packing = Packing.load(data / "recipe.json")
     assert packing.placed().tolist() == list(after.histogram) and packing.packs == after.packs
@@ -62,7 +63,10 @@ def test_appending_equals_packing_the_new_files_alone(grown, tmp_path):
     with build_small(corpus, data, append=True) as store:
         assert store.manifest.sequences > len(old)
         assert (store.manifest.digest - digest(old)) % 2**64 == digest(
-            disassemble(store.schema, store.records(np.arange(store.manifest.packs))).take(np.arange(len(old), store.manifest.sequences)))
+            disassemble(store.schema, store.records(np.arange(store.manifest.packs))).take(
+                np.arange(len(old), store.manifest.sequences)
+            )
+        )
 
 
 def test_a_second_time_there_is_nothing_new(grown):
@@ -93,7 +97,7 @@ def test_stopped_while_appending(grown, monkeypatch):
             self.replace(*paths)
 
     expected, total = None, 0
-    for last in (5, 3, 2, 1, 0):            # stopped that many renames before the end: recipe, vocabulary, lengths, manifest
+    for last in (5, 3, 2, 1, 0):  # stopped that many renames before the end: recipe, vocabulary, lengths, manifest
         if expected is None:
             # How many renames an undisturbed run makes, on a copy.
             copy = data.with_name("copy")
@@ -118,12 +122,20 @@ def test_stopped_while_appending(grown, monkeypatch):
 
 
 def test_a_pack_with_too_many_masked_tokens_is_split_and_nothing_is_lost():
-    packing = Packing.of("x", LengthHistogram.from_lengths(np.array([9] * 10 + [4] * 10 + [2] * 10), 16), 3, [((9, 4, 2), 10)])
+    packing = Packing.of(
+        "x", LengthHistogram.from_lengths(np.array([9] * 10 + [4] * 10 + [2] * 10), 16), 3, [((9, 4, 2), 10)]
+    )
     masked = np.zeros(17, int)
     masked[[9, 4, 2]] = 3, 2, 1
     assert split_overfull(packing, masked, 6) == packing
-    assert dict(zip(*[split_overfull(packing, masked, 5).strategies, split_overfull(packing, masked, 5).repeats])) == {(9, 4): 10, (2,): 10}
-    assert dict(zip(*[split_overfull(packing, masked, 3).strategies, split_overfull(packing, masked, 3).repeats])) == {(9,): 10, (4, 2): 10}
+    assert dict(zip(*[split_overfull(packing, masked, 5).strategies, split_overfull(packing, masked, 5).repeats])) == {
+        (9, 4): 10,
+        (2,): 10,
+    }
+    assert dict(zip(*[split_overfull(packing, masked, 3).strategies, split_overfull(packing, masked, 3).repeats])) == {
+        (9,): 10,
+        (4, 2): 10,
+    }
     with pytest.raises(ValueError, match="3 masked tokens"):
         split_overfull(packing, masked, 2)
 

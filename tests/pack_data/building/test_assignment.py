@@ -23,7 +23,9 @@ def test_every_sequence_gets_its_own_place_in_a_pack_of_the_recipe(lengths, dept
         members[p][s] = length
     assert sorted(members) == list(range(packing.packs))
     made = sorted(tuple(pack[s] for s in range(len(pack))) for pack in members.values())
-    assert made == sorted(strategy for strategy, repeat in zip(packing.strategies, packing.repeats) for _ in range(repeat))
+    assert made == sorted(
+        strategy for strategy, repeat in zip(packing.strategies, packing.repeats) for _ in range(repeat)
+    )
 
 
 def test_by_seed_and_in_several_blocks_alike():
@@ -58,7 +60,7 @@ def test_within_a_length_every_order_is_equally_likely():
         pack = assign(np.array([2, 2, 2, 1, 1, 1]), packing, seed).pack
         pairing = tuple(int(np.flatnonzero(pack[3:] == p)[0]) for p in pack[:3])
         seen[pairing] = seen.get(pairing, 0) + 1
-    assert len(seen) == 6 and min(seen.values()) > 60             # 100 expected, standard deviation 9
+    assert len(seen) == 6 and min(seen.values()) > 60  # 100 expected, standard deviation 9
 
 
 @pytest.mark.parametrize("count, size", [(256, 1), (257, 2), (1 << 16, 2), ((1 << 16) + 1, 4)])
@@ -75,7 +77,10 @@ def test_the_permutation_is_one():
     assert _shuffled_numbers(0, np.int32, rng).tolist() == []
 
 
-@pytest.mark.parametrize("lengths, said", [([3, 3], "0 sequences of length 1, the packing places 1"), ([5, 3], "from 1 to 4"), ([0, 3], "from 0")])
+@pytest.mark.parametrize(
+    "lengths, said",
+    [([3, 3], "0 sequences of length 1, the packing places 1"), ([5, 3], "from 1 to 4"), ([0, 3], "from 0")],
+)
 def test_other_lengths_than_the_recipe_was_made_for(lengths, said):
     with pytest.raises(ValueError, match=said):
         assign(np.array(lengths), packed([3, 1], 4), 0)

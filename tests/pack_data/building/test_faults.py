@@ -1,4 +1,5 @@
 """A build that is stopped at any point loses nothing: run again, it ends with the bytes of an undisturbed one."""
+
 import os
 import shutil
 import signal
@@ -71,8 +72,9 @@ def test_stopped_between_any_two_files(corpus, tmp_path, monkeypatch):
         # Until the manifest changes, the former data set is there and whole.
         with PackStore.open(out) as store:
             if store.manifest.seed == 9:
-                assert {name: data for name, data in content(out).items() if name in former and name.endswith(".npy")} == {
-                    name: data for name, data in former.items() if name.endswith(".npy")}
+                assert {
+                    name: data for name, data in content(out).items() if name in former and name.endswith(".npy")
+                } == {name: data for name, data in former.items() if name.endswith(".npy")}
             else:
                 assert (out.with_name("data.building") / COMMIT).exists() or content(out) == expected
         build_small(corpus, out, overwrite=True).close()
@@ -121,7 +123,9 @@ def test_a_spilled_byte_that_changes_is_found_before_the_data_set_is_replaced(co
     with pytest.raises(ValueError, match="do not hold exactly the sequences"):
         build_small(corpus, tmp_path / "data", overwrite=True)
     assert PackStore.open(tmp_path / "data").manifest.seed == 9
-    assert all((tmp_path / "data" / name).read_bytes() == data for name, data in former.items() if name.endswith(".npy"))
+    assert all(
+        (tmp_path / "data" / name).read_bytes() == data for name, data in former.items() if name.endswith(".npy")
+    )
 
 
 def test_two_builds_do_not_write_the_same_data_set(corpus, tmp_path, monkeypatch):
@@ -137,6 +141,7 @@ def test_two_builds_do_not_write_the_same_data_set(corpus, tmp_path, monkeypatch
 
 def test_a_build_that_begins_while_another_one_ends_is_refused(corpus, tmp_path, monkeypatch):
     """The lock may be of a work folder that the other build removes: two builds must not then run at once."""
+
     @contextmanager
     def late(path, complaint):
         with files.locked(path, complaint):
@@ -158,9 +163,25 @@ def test_a_disk_too_small_is_said_before_anything_is_made(corpus, tmp_path, monk
 
 def test_kill_9_at_random_moments(tmp_path):
     """The process and its workers are killed again and again, a little later each time, until a run ends."""
+
     def command(out, workers):
-        return [sys.executable, "-m", "pack_data.build", "--synthetic", "wikipedia_512", "--sequences", "40000", "--packer", "spfhp",
-                "--seed", "1", "--workers", str(workers), "--out", str(tmp_path / out)]
+        return [
+            sys.executable,
+            "-m",
+            "pack_data.build",
+            "--synthetic",
+            "wikipedia_512",
+            "--sequences",
+            "40000",
+            "--packer",
+            "spfhp",
+            "--seed",
+            "1",
+            "--workers",
+            str(workers),
+            "--out",
+            str(tmp_path / out),
+        ]
 
     began = time.perf_counter()
     subprocess.run(command("calm", 1), check=True, stdout=subprocess.DEVNULL)
@@ -168,7 +189,9 @@ def test_kill_9_at_random_moments(tmp_path):
     rng = np.random.default_rng(0)
     kills, patience = 0, 0.3 * undisturbed  # the first attempt never gets to its end, on a machine of any speed
     for number in range(30):
-        process = subprocess.Popen(command("data", 1 + number % 2), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command("data", 1 + number % 2), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         try:
             process.wait(timeout=patience * (1 + rng.random()))
             break

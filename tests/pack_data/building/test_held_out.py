@@ -1,4 +1,5 @@
 """Documents held out: whole ones, with their copies, never in the training data; both data sets appear together."""
+
 import os
 import shutil
 
@@ -52,14 +53,14 @@ def word_sequences(folder):
     for example in examples:
         ids = np.array(example.input_ids)
         ids[list(example.masked_lm_positions)] = example.masked_lm_ids
-        for segment in (ids[1:example.first_segment_length - 1], ids[example.first_segment_length:-1]):
+        for segment in (ids[1 : example.first_segment_length - 1], ids[example.first_segment_length : -1]):
             text = " ".join(tokens[token] for token in segment)
             begun = text.startswith("##")
-            yield text.replace(" ##", "").split()[1 if begun else 0:-1]
+            yield text.replace(" ##", "").split()[1 if begun else 0 : -1]
 
 
 def eight_grams(sequences):
-    return {tuple(words[start:start + 8]) for words in sequences for start in range(len(words) - 7)}
+    return {tuple(words[start : start + 8]) for words in sequences for start in range(len(words) - 7)}
 
 
 def content(folder):
@@ -77,7 +78,10 @@ def test_no_text_is_on_both_sides_and_nothing_is_lost(corpus, tmp_path):
     grams = eight_grams(word_sequences(out)), eight_grams(word_sequences(held_out_folder(out)))
     assert len(grams[0]) > 1000 and len(grams[1]) > 300 and not grams[0] & grams[1]
     expected = [held for _, held in sides.split(documents(corpus), SHARE)]
-    assert (training.made_with["documents"], held_out.made_with["documents"]) == (expected.count(False), expected.count(True))
+    assert (training.made_with["documents"], held_out.made_with["documents"]) == (
+        expected.count(False),
+        expected.count(True),
+    )
     assert (training.made_with["side"], held_out.made_with["side"]) == (sides.TRAINING, sides.HELD_OUT)
     assert training.made_with["options"]["held_out"] == held_out.made_with["options"]["held_out"] == SHARE
     assert training.schema == held_out.schema and training.vocabulary_sha256 == held_out.vocabulary_sha256
@@ -93,12 +97,18 @@ def test_no_text_is_on_both_sides_and_nothing_is_lost(corpus, tmp_path):
 @given(st.floats(0, 1), st.floats(0, 1), st.lists(st.text(max_size=5), min_size=1, max_size=20))
 def test_two_shares_are_apart_where_the_manifests_say_so(share, other, texts):
     def made_with(fraction, side):
-        return {"sources": [["a", "1"]], "options": {"held_out": fraction} if fraction else {}, "side": side if fraction else None}
+        return {
+            "sources": [["a", "1"]],
+            "options": {"held_out": fraction} if fraction else {},
+            "side": side if fraction else None,
+        }
 
     found = [Document("", [text]) for text in texts]
     training = {document.lines[0] for document, held in sides.split(found, share) if not held}
     evaluation = {document.lines[0] for document, held in sides.split(found, other) if held}
-    assert len(training) + len({document.lines[0] for document, held in sides.split(found, share) if held}) == len(set(texts))
+    assert len(training) + len({document.lines[0] for document, held in sides.split(found, share) if held}) == len(
+        set(texts)
+    )
     if other and not sides.overlap(made_with(share, sides.TRAINING), made_with(other, sides.HELD_OUT)):
         assert not training & evaluation
 
@@ -158,7 +168,10 @@ def test_stopped_between_any_two_files_both_are_old_or_both_new(few, tmp_path, m
             stop_before_rename(patch, count)
             with pytest.raises(Stopped):
                 build_small(few, out, overwrite=True, **QUICK)
-        seeds = tuple(read_manifest(folder).seed if (folder / "manifest.json").exists() else None for folder in (out, held_out_folder(out)))
+        seeds = tuple(
+            read_manifest(folder).seed if (folder / "manifest.json").exists() else None
+            for folder in (out, held_out_folder(out))
+        )
         found.add(seeds)
         if seeds[0] != seeds[1]:
             # Between two renames: what the next build does first is written down.
@@ -191,12 +204,14 @@ def test_what_is_appended_keeps_to_its_sides(corpus, tmp_path):
     before = [read_manifest(folder) for folder in (out, held_out_folder(out))]
     for path in write_corpus(tmp_path / "more", 15, seed=1).iterdir():
         path.rename(grown / ("new" + path.name))
-    (grown / "another copy.txt").write_text((grown / "000.txt").read_text() + "\n\n")  # the same document in another file
+    (grown / "another copy.txt").write_text(
+        (grown / "000.txt").read_text() + "\n\n"
+    )  # the same document in another file
     build_small(grown, out, append=True).close()
     after = [read_manifest(folder) for folder in (out, held_out_folder(out))]
     expected = [held for _, held in sides.split(documents(grown), SHARE)]
     for side, (former, now) in enumerate(zip(before, after)):
-        assert now.shards[:len(former.shards)] == former.shards and now.sequences > former.sequences
+        assert now.shards[: len(former.shards)] == former.shards and now.sequences > former.sequences
         assert now.made_with["documents"] == expected.count(bool(side)) and len(now.made_with["sources"]) == 51
     assert not eight_grams(word_sequences(out)) & eight_grams(word_sequences(held_out_folder(out)))
     verify(out), verify(held_out_folder(out))
@@ -212,7 +227,11 @@ def test_appending_documents_of_one_side(corpus, tmp_path, side):
     build_small(grown, out, **HOW).close()
     before = [read_manifest(folder) for folder in (out, held_out_folder(out))]
     more = write_corpus(tmp_path / "more", 30, seed=1)
-    new = next(path for path in sorted(more.iterdir()) if [held for _, held in sides.split(file_documents(path), SHARE)] == [side])
+    new = next(
+        path
+        for path in sorted(more.iterdir())
+        if [held for _, held in sides.split(file_documents(path), SHARE)] == [side]
+    )
     shutil.copy(new, grown / "new.txt")
     build_small(grown, out, append=True).close()
     after = [read_manifest(folder) for folder in (out, held_out_folder(out))]
@@ -224,14 +243,17 @@ def test_appending_documents_of_one_side(corpus, tmp_path, side):
     assert both(out) == files
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (["--synthetic", "wikipedia_512", "--held-out", "0.1"], "by documents"),
-    (["--from", "{tmp}/data", "--held-out", "0.1"], "by documents"),
-    (["--corpus", "{corpus}", "--held-out", "0.00001"], "on the held-out side"),
-    (["--corpus", "{corpus}", "--held-out", "0.99999"], "on the training side"),
-    (["--corpus", "{corpus}", "--held-out", "1.5"], "from 0 to below 1"),
-    (["--corpus", "{corpus}", "--append", "--out", "{tmp}/data-held-out"], "append to the training side"),
-])
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--synthetic", "wikipedia_512", "--held-out", "0.1"], "by documents"),
+        (["--from", "{tmp}/data", "--held-out", "0.1"], "by documents"),
+        (["--corpus", "{corpus}", "--held-out", "0.00001"], "on the held-out side"),
+        (["--corpus", "{corpus}", "--held-out", "0.99999"], "on the training side"),
+        (["--corpus", "{corpus}", "--held-out", "1.5"], "from 0 to below 1"),
+        (["--corpus", "{corpus}", "--append", "--out", "{tmp}/data-held-out"], "append to the training side"),
+    ],
+)
 def test_what_cannot_be_split_is_one_line(corpus, tmp_path, capsys, arguments, said):
     build_small(corpus, tmp_path / "data", **HOW).close()
     before = both(tmp_path / "data")
@@ -239,7 +261,13 @@ def test_what_cannot_be_split_is_one_line(corpus, tmp_path, capsys, arguments, s
     if "--out" not in arguments:
         arguments += ["--out", str(tmp_path / "new")]
     capsys.readouterr()
-    assert run_main(build_main, arguments + ["--workers", "1", "--max-sequence-length", "64", "--vocabulary-size", "200"]) == 2
+    assert (
+        run_main(build_main, arguments + ["--workers", "1", "--max-sequence-length", "64", "--vocabulary-size", "200"])
+        == 2
+    )
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and said in error
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data-held-out"] and both(tmp_path / "data") == before
+    assert (
+        sorted(path.name for path in tmp_path.iterdir()) == ["data", "data-held-out"]
+        and both(tmp_path / "data") == before
+    )

@@ -1,4 +1,5 @@
 """What a build may touch: files of the former data set, and its own; it replaces no other data set unasked."""
+
 import json
 import os
 import subprocess
@@ -48,7 +49,9 @@ def test_a_folder_of_the_work_folders_name_stays(corpus, tmp_path):
     (work / "plan.json").write_text('{"chapters": 3}')
     with pytest.raises(ValueError, match="was not made by a build"):
         build_small(corpus, tmp_path / "data")
-    assert {path.as_posix() for path in content(work)} == {"thesis.tex", "plan.json"} and not (tmp_path / "data").exists()
+    assert {path.as_posix() for path in content(work)} == {"thesis.tex", "plan.json"} and not (
+        tmp_path / "data"
+    ).exists()
 
 
 def test_a_file_laid_into_the_work_folder_stays(corpus, tmp_path, monkeypatch):
@@ -77,13 +80,27 @@ def test_a_writer_removes_what_the_former_data_set_had_and_no_more(corpus, tmp_p
         schema, former = store.schema, {entry.file for entry in store.manifest.shards}
     (tmp_path / "data" / "packs-mine.npy").write_text("mine")
     StoreWriter(tmp_path / "data", schema).finish(algorithm="none").close()
-    assert (tmp_path / "data" / "packs-mine.npy").exists() and not any((tmp_path / "data" / name).exists() for name in former)
+    assert (tmp_path / "data" / "packs-mine.npy").exists() and not any(
+        (tmp_path / "data" / name).exists() for name in former
+    )
 
 
 def test_the_same_again_builds_nothing(corpus, tmp_path, monkeypatch, capsys):
     out = tmp_path / "data"
-    arguments = ["--corpus", str(corpus), "--out", str(out), "--max-sequence-length", "64", "--vocabulary-size", "200", "--workers", "1",
-                 "--held-out", "0.4"]
+    arguments = [
+        "--corpus",
+        str(corpus),
+        "--out",
+        str(out),
+        "--max-sequence-length",
+        "64",
+        "--vocabulary-size",
+        "200",
+        "--workers",
+        "1",
+        "--held-out",
+        "0.4",
+    ]
     assert run_main(build_main, arguments) == 0
     before = content(tmp_path)
     monkeypatch.setattr(inputs, "make_part", lambda task: pytest.fail("built again"))
@@ -102,7 +119,10 @@ def test_the_same_again_builds_nothing(corpus, tmp_path, monkeypatch, capsys):
     assert content(tmp_path) == before
 
 
-@pytest.mark.parametrize("change", [dict(seed=4), dict(packer="none"), dict(held_out=0.4), dict(max_sequences_per_pack=2), "corpus", "vocabulary"])
+@pytest.mark.parametrize(
+    "change",
+    [dict(seed=4), dict(packer="none"), dict(held_out=0.4), dict(max_sequences_per_pack=2), "corpus", "vocabulary"],
+)
 def test_something_else_is_replaced_on_request_only(corpus, tmp_path, change):
     out = tmp_path / "data"
     build_small(corpus, out).close()
@@ -149,7 +169,9 @@ def test_another_file_system_gets_copies(corpus, tmp_path, monkeypatch):
     replace, refused = os.replace, []
 
     def across(source, target):
-        if os.path.dirname(os.path.dirname(source)) == str(tmp_path / "data.building") and os.path.dirname(target) == str(tmp_path / "data"):
+        if os.path.dirname(os.path.dirname(source)) == str(tmp_path / "data.building") and os.path.dirname(
+            target
+        ) == str(tmp_path / "data"):
             refused.append(target)
             raise OSError(18, "Invalid cross-device link")
         replace(source, target)
@@ -161,8 +183,16 @@ def test_another_file_system_gets_copies(corpus, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("depth", [3, 8, None])
 def test_the_packer_is_optimal_unless_told_otherwise(corpus, tmp_path, depth):
-    with build(BuildOptions(out=tmp_path / "data", corpus=corpus, vocabulary_size=200, max_sequence_length=64, max_sequences_per_pack=depth,
-                            workers=1)) as store:
+    with build(
+        BuildOptions(
+            out=tmp_path / "data",
+            corpus=corpus,
+            vocabulary_size=200,
+            max_sequence_length=64,
+            max_sequences_per_pack=depth,
+            workers=1,
+        )
+    ) as store:
         assert store.manifest.algorithm == "optimal" and Packing.load(store.folder / "recipe.json").gap <= 1
 
 
@@ -178,7 +208,12 @@ def test_without_the_calls_of_posix_everything_imports_and_a_build_says_so(corpu
         "        __import__(module.name)\n"
         "from pack_data.command import run_main\n"
         "from pack_data.build import main\n"
-        "raise SystemExit(run_main(main, sys.argv[1:]))\n")
-    finished = subprocess.run([sys.executable, "-c", script, "--corpus", str(corpus), "--out", str(tmp_path / "data")], capture_output=True, text=True)
+        "raise SystemExit(run_main(main, sys.argv[1:]))\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", script, "--corpus", str(corpus), "--out", str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+    )
     assert finished.returncode == 2 and finished.stderr.count("\n") == 1 and "POSIX" in finished.stderr
     assert not list(tmp_path.iterdir())

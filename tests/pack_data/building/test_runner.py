@@ -1,4 +1,5 @@
 """The same build on a cluster: the same bytes, also when a worker dies while it runs."""
+
 import os
 import signal
 
@@ -36,7 +37,8 @@ def test_a_worker_dies_in_every_stage_and_nothing_is_lost(tmp_path, monkeypatch)
     assert DeadlyRunner.killed == 3
     verify(tmp_path / "data")
     assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == {
-        path.name: path.read_bytes() for path in (tmp_path / "calm").iterdir()}
+        path.name: path.read_bytes() for path in (tmp_path / "calm").iterdir()
+    }
 
 
 @pytest.mark.parametrize("address", ["local:0", "local:many"])

@@ -1,4 +1,6 @@
-"""Checking many rows at once vouches only for what checking each alone accepts, with the same values; and for nearly all."""
+"""Checking many rows at once vouches only for what checking each alone accepts, with the same values; and for nearly
+all."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,7 +39,9 @@ def damaged(draw, rows):
 @settings(max_examples=80)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_examples(data, seed):
-    rows = damaged(data.draw, [arrays(mlperf_row(each, S, P)) for each in random_examples(np.random.default_rng(seed), 4, S, P)])
+    rows = damaged(
+        data.draw, [arrays(mlperf_row(each, S, P)) for each in random_examples(np.random.default_rng(seed), 4, S, P)]
+    )
     for row, value in zip(rows, together(rows, mlperf_tfrecord.NAMES, unpacked_examples)):
         if value is not None:
             assert value == mlperf_tfrecord._value(row)
@@ -53,19 +57,30 @@ def test_examples(data, seed):
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_packs(data, seed):
     rng = np.random.default_rng(seed)
-    rows = [arrays(pack_from_examples(random_examples(rng, int(rng.integers(1, D + 1)), S // D, P), RowWidths(S, P * D, D))) for _ in range(4)]
+    rows = [
+        arrays(pack_from_examples(random_examples(rng, int(rng.integers(1, D + 1)), S // D, P), RowWidths(S, P * D, D)))
+        for _ in range(4)
+    ]
     rows = damaged(data.draw, rows)
     for row, value in zip(rows, together(rows, FIELDS, consecutive_packs)):
         if value is not None:
             alone = checked_pack(row)[0]
-            assert all(np.array_equal(value[name], alone[name]) and value[name].dtype == alone[name].dtype for name in FIELDS)
+            assert all(
+                np.array_equal(value[name], alone[name]) and value[name].dtype == alone[name].dtype for name in FIELDS
+            )
 
 
 def test_good_rows_are_all_vouched_for():
     rng = np.random.default_rng(0)
     examples = random_examples(rng, 30, S, P)
-    assert together([arrays(mlperf_row(each, S, P)) for each in examples], mlperf_tfrecord.NAMES, unpacked_examples) == examples
-    packs = [arrays(pack_from_examples(random_examples(rng, 1 + number % D, S // D, P), RowWidths(S, P * D, D))) for number in range(30)]
+    assert (
+        together([arrays(mlperf_row(each, S, P)) for each in examples], mlperf_tfrecord.NAMES, unpacked_examples)
+        == examples
+    )
+    packs = [
+        arrays(pack_from_examples(random_examples(rng, 1 + number % D, S // D, P), RowWidths(S, P * D, D)))
+        for number in range(30)
+    ]
     assert all(value is not None for value in together(packs, FIELDS, consecutive_packs))
 
 

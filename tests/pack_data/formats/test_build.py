@@ -1,4 +1,5 @@
 """`pack_data.build --from`: files made elsewhere become a data set that verifies, with nothing lost or changed."""
+
 import numpy as np
 import pytest
 
@@ -23,7 +24,11 @@ S, P = 32, 6
 
 
 def made(source, out, **options):
-    store = build(BuildOptions(**{**dict(source=str(source), out=str(out), max_sequence_length=S, packer="spfhp", workers=1), **options}))
+    store = build(
+        BuildOptions(
+            **{**dict(source=str(source), out=str(out), max_sequence_length=S, packer="spfhp", workers=1), **options}
+        )
+    )
     store.close()
     verify(out)
     return store
@@ -57,24 +62,43 @@ def test_a_pack_of_more_sequences_than_sixteen_bits_count(tmp_path):
     offsets = pa.array(np.arange(count + 1), pa.int32())
     column = pa.ListArray.from_arrays(offsets, pa.array(np.arange(count), pa.int32()))
     pq.write_table(pa.table({"input_ids": column}), tmp_path / "a.parquet")
-    made(tmp_path / "a.parquet", tmp_path / "out", max_sequence_length=count + 3, max_sequences_per_pack=None,
-         packer="first_fit")
+    made(
+        tmp_path / "a.parquet",
+        tmp_path / "out",
+        max_sequence_length=count + 3,
+        max_sequences_per_pack=None,
+        packer="first_fit",
+    )
     with PackStore.open(tmp_path / "out") as store:
         batch = store.batch(np.arange(len(store)))
     assert len(store) == 1 and np.array_equal(np.sort(batch["input_ids"][0])[3:], np.arange(count))
-    assert np.array_equal(batch["input_mask"][0], np.append(np.arange(1, count + 1), np.zeros(3, int))) and not batch["positions"].any()
+    assert (
+        np.array_equal(batch["input_mask"][0], np.append(np.arange(1, count + 1), np.zeros(3, int)))
+        and not batch["positions"].any()
+    )
 
 
 def test_token_columns_are_packed_with_positions_and_sequence_numbers(tmp_path):
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, S + 1, 50).tolist()
-    rows = [{"input_ids": rng.integers(0, 100_000, n).tolist(), "labels": [-100] + rng.integers(0, 99, n - 1).tolist(), "row": row, "text": "x"}
-            for row, n in enumerate(lengths)]
+    rows = [
+        {
+            "input_ids": rng.integers(0, 100_000, n).tolist(),
+            "labels": [-100] + rng.integers(0, 99, n - 1).tolist(),
+            "row": row,
+            "text": "x",
+        }
+        for row, n in enumerate(lengths)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     store = made(tmp_path / "a.parquet", tmp_path / "out", max_sequences_per_pack=4)
     assert store.manifest.kind == "tokens" and store.manifest.sequences == 50
     assert store.manifest.made_with["left_out"] == ["text"]
-    assert {column.name: column.dtype for column in store.schema.columns} == {"input_ids": "<u4", "labels": "|i1", "row": "|u1"}
+    assert {column.name: column.dtype for column in store.schema.columns} == {
+        "input_ids": "<u4",
+        "labels": "|i1",
+        "row": "|u1",
+    }
     batch = PackStore.open(tmp_path / "out").batch(np.arange(len(store)))
     assert set(batch) == {"input_ids", "labels", "row", "input_mask", "positions"}
     found = {}
@@ -82,15 +106,26 @@ def test_token_columns_are_packed_with_positions_and_sequence_numbers(tmp_path):
         for number in range(1, int(batch["input_mask"][pack].max()) + 1):
             own = batch["input_mask"][pack] == number
             assert batch["positions"][pack][own].tolist() == list(range(int(own.sum())))
-            found[int(batch["row"][pack][number - 1])] = (batch["input_ids"][pack][own].tolist(), batch["labels"][pack][own].tolist())
+            found[int(batch["row"][pack][number - 1])] = (
+                batch["input_ids"][pack][own].tolist(),
+                batch["labels"][pack][own].tolist(),
+            )
     assert found == {row["row"]: (row["input_ids"], row["labels"]) for row in rows}
 
 
 def test_a_foreign_number_of_each_example_is_kept(tmp_path, examples):
     source = tmp_path / "a.tfrecord"
-    mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each, {"line": np.array([-number])}) for number, each in enumerate(examples)], RowWidths(S, P))
+    mlperf_tfrecord.write(
+        str(source),
+        [Record(Origin("", 0), each, {"line": np.array([-number])}) for number, each in enumerate(examples)],
+        RowWidths(S, P),
+    )
     made(source, tmp_path / "out")
-    lines = [int(value) for record in open_source(tmp_path / "out").read() for value in record.foreign["line"][record.value["next_sentence_weights"] == 1]]
+    lines = [
+        int(value)
+        for record in open_source(tmp_path / "out").read()
+        for value in record.foreign["line"][record.value["next_sentence_weights"] == 1]
+    ]
     by_line = dict(zip(lines, [record.value for record in open_source(tmp_path / "out").examples()]))
     assert [by_line[-number] for number in range(len(examples))] == examples
 
@@ -114,7 +149,18 @@ def command(*arguments):
 def test_the_command_says_what_it_skipped(tmp_path, capsys):
     good = frame(tf_example(mlperf_row(example(), 8, 2)))
     (tmp_path / "a.tfrecord").write_bytes(good + frame(b"junk") + good)
-    common = ("--from", tmp_path / "a.tfrecord", "--out", tmp_path / "out", "--max-sequence-length", 16, "--packer", "spfhp", "--workers", 1)
+    common = (
+        "--from",
+        tmp_path / "a.tfrecord",
+        "--out",
+        tmp_path / "out",
+        "--max-sequence-length",
+        16,
+        "--packer",
+        "spfhp",
+        "--workers",
+        1,
+    )
     assert command(*common) == 2
     assert "record 1" in capsys.readouterr().err
     assert command(*common, "--skip-bad", 1) == 0
@@ -123,16 +169,24 @@ def test_the_command_says_what_it_skipped(tmp_path, capsys):
     assert verify(tmp_path / "out").manifest.sequences == 2
 
 
-@pytest.mark.parametrize("options, reason", [
-    (("--max-sequence-length", 6), "record 0: 7 tokens, a pack has 6 slots"),
-    (("--format", "hdf5"), "HDF5 cannot open it"),
-    (("--format", "tf"), "format 'tf' is not known"),
-    (("--columns", "x"), "columns can be chosen in Parquet"),
-])
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (("--max-sequence-length", 6), "record 0: 7 tokens, a pack has 6 slots"),
+        (("--format", "hdf5"), "HDF5 cannot open it"),
+        (("--format", "tf"), "format 'tf' is not known"),
+        (("--columns", "x"), "columns can be chosen in Parquet"),
+    ],
+)
 def test_mistakes_are_one_line(tmp_path, capsys, options, reason):
     pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
     (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 8, 2))))
-    assert command("--from", tmp_path / "a.tfrecord", "--out", tmp_path / "out", "--packer", "spfhp", "--workers", 1, *options) == 2
+    assert (
+        command(
+            "--from", tmp_path / "a.tfrecord", "--out", tmp_path / "out", "--packer", "spfhp", "--workers", 1, *options
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and reason in error
 
@@ -140,8 +194,21 @@ def test_mistakes_are_one_line(tmp_path, capsys, options, reason):
 def test_ids_outside_the_vocabulary_are_refused(tmp_path, capsys):
     (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 8, 2))))
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
-    assert command("--from", tmp_path / "a.tfrecord", "--out", tmp_path / "out", "--packer", "spfhp", "--workers", 1,
-                   "--vocabulary", tmp_path / "vocab.txt") == 2
+    assert (
+        command(
+            "--from",
+            tmp_path / "a.tfrecord",
+            "--out",
+            tmp_path / "out",
+            "--packer",
+            "spfhp",
+            "--workers",
+            1,
+            "--vocabulary",
+            tmp_path / "vocab.txt",
+        )
+        == 2
+    )
     assert "is not in the vocabulary of 6" in capsys.readouterr().err
 
 
@@ -155,10 +222,19 @@ def test_more_files_are_appended(tmp_path, examples):
     """The second file has the smaller ids; the data set is whole, and both files' examples come out."""
     folder = tmp_path / "in"
     folder.mkdir()
-    small = [each._replace(input_ids=[1 + value % 300 for value in each.input_ids], masked_lm_ids=[5] * len(each.masked_lm_ids)) for each in examples[:20]]
-    mlperf_tfrecord.write(str(folder / "part-0.tfrecord"), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
+    small = [
+        each._replace(
+            input_ids=[1 + value % 300 for value in each.input_ids], masked_lm_ids=[5] * len(each.masked_lm_ids)
+        )
+        for each in examples[:20]
+    ]
+    mlperf_tfrecord.write(
+        str(folder / "part-0.tfrecord"), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P)
+    )
     first = made(folder, tmp_path / "out")
-    mlperf_tfrecord.write(str(folder / "part-1.tfrecord"), [Record(Origin("", 0), each) for each in small], RowWidths(S, P))
+    mlperf_tfrecord.write(
+        str(folder / "part-1.tfrecord"), [Record(Origin("", 0), each) for each in small], RowWidths(S, P)
+    )
     second = made(folder, tmp_path / "out", append=True)
     assert second.manifest.vocabulary_size == first.manifest.vocabulary_size
     assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples + small)

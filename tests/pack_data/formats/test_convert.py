@@ -1,4 +1,5 @@
 """Formats told from the content, folders of files, and conversions from end to end."""
+
 import sys
 
 import numpy as np
@@ -16,7 +17,7 @@ from pack_data.command import run_main
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord
 from pack_data.formats.detect import files_of, open_source
 from pack_data.formats.records import Record, RowWidths, pack_from_examples
-from pack_data.packs import FIELDS, StoredColumn, PackSchema, SEQUENCE, SLOT, assemble
+from pack_data.packs import FIELDS, SEQUENCE, SLOT, PackSchema, StoredColumn, assemble
 from pack_data.sequences import Sequences
 from pack_data.store import PackStore, StoreWriter
 from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example
@@ -34,7 +35,7 @@ def wrapped(values):
 
 def in_packs(examples):
     """Every D examples of at most S / D tokens make a pack."""
-    return [pack_from_examples(examples[at:at + D], RowWidths(S, P * D, D)) for at in range(0, len(examples), D)]
+    return [pack_from_examples(examples[at : at + D], RowWidths(S, P * D, D)) for at in range(0, len(examples), D)]
 
 
 @pytest.fixture
@@ -63,7 +64,9 @@ def test_unpacked_to_packed_and_back_is_the_same_file(tmp_path, mlperf, examples
     assert command(tmp_path / "1.tfrecord", tmp_path / "store", "--to-format", "store") == 0
     assert command(tmp_path / "store", tmp_path / "2.tfrecord") == 0
     assert (tmp_path / "1.tfrecord").read_bytes() == (tmp_path / "2.tfrecord").read_bytes()
-    assert command(tmp_path / "2.tfrecord", tmp_path / "3.tfrecord", "--unpack", "--max-predictions-per-sequence", P) == 0
+    assert (
+        command(tmp_path / "2.tfrecord", tmp_path / "3.tfrecord", "--unpack", "--max-predictions-per-sequence", P) == 0
+    )
     assert (tmp_path / "3.tfrecord").read_bytes() == mlperf.read_bytes()
 
 
@@ -89,7 +92,17 @@ def test_parquet_examples_need_the_widths_of_a_row(tmp_path, mlperf, capsys):
     assert command(mlperf, tmp_path / "a.parquet") == 0
     assert command(tmp_path / "a.parquet", tmp_path / "b.tfrecord") == 2
     assert "--max-sequence-length" in capsys.readouterr().err
-    assert command(tmp_path / "a.parquet", tmp_path / "b.tfrecord", "--max-sequence-length", S, "--max-predictions-per-sequence", P) == 0
+    assert (
+        command(
+            tmp_path / "a.parquet",
+            tmp_path / "b.tfrecord",
+            "--max-sequence-length",
+            S,
+            "--max-predictions-per-sequence",
+            P,
+        )
+        == 0
+    )
     assert (tmp_path / "b.tfrecord").read_bytes() == mlperf.read_bytes()
 
 
@@ -101,7 +114,11 @@ def test_a_folder_is_read_in_the_order_of_its_numbers(tmp_path):
         (folder / f"part-{number}.tfrecord").write_bytes(data)
         (folder / f"part-{number}.tfrecord.index").write_text("0 100")
     (folder / "README.md").write_text("about")
-    assert [file.rsplit("/", 1)[1] for file in files_of(str(folder))] == ["part-1.tfrecord", "part-9.tfrecord", "part-10.tfrecord"]
+    assert [file.rsplit("/", 1)[1] for file in files_of(str(folder))] == [
+        "part-1.tfrecord",
+        "part-9.tfrecord",
+        "part-10.tfrecord",
+    ]
     got = list(open_source(folder).read())
     assert [record.value for record in got] == [example(seed=n) for n in (2, 3, 18, 19, 20, 21)]
     assert [record.origin.record for record in got] == [0, 1] * 3
@@ -124,16 +141,19 @@ def test_mlperf_part_names_without_a_suffix_are_read(tmp_path):
     assert open_source(folder).format == "mlperf_tfrecord"
 
 
-@pytest.mark.parametrize("name, content, reason", [
-    ("a.tfrecord", b"", "no record of this TFRecord"),
-    ("a.bin", b"", "the file is empty"),
-    ("a.bin", b"something else", "begins like none of the known formats"),
-    ("a.tfrecord", b"something else", "record 0: the checksum of its length is wrong"),
-    ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "gzip stream is damaged"),
-    ("a.parquet", b"PAR1", "Arrow cannot open it"),
-    ("a.arrow", b"\xff\xff\xff\xff", "Arrow cannot open it"),
-    ("a.hdf5", b"\x89HDF\r\n\x1a\n", "HDF5 cannot open it"),
-])
+@pytest.mark.parametrize(
+    "name, content, reason",
+    [
+        ("a.tfrecord", b"", "no record of this TFRecord"),
+        ("a.bin", b"", "the file is empty"),
+        ("a.bin", b"something else", "begins like none of the known formats"),
+        ("a.tfrecord", b"something else", "record 0: the checksum of its length is wrong"),
+        ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "gzip stream is damaged"),
+        ("a.parquet", b"PAR1", "Arrow cannot open it"),
+        ("a.arrow", b"\xff\xff\xff\xff", "Arrow cannot open it"),
+        ("a.hdf5", b"\x89HDF\r\n\x1a\n", "HDF5 cannot open it"),
+    ],
+)
 def test_unreadable_files_are_named(tmp_path, capsys, name, content, reason):
     (tmp_path / name).write_bytes(content)
     assert command(tmp_path / name, tmp_path / "b.parquet") == 2
@@ -143,17 +163,20 @@ def test_unreadable_files_are_named(tmp_path, capsys, name, content, reason):
     assert not (tmp_path / "b.parquet").exists()
 
 
-@pytest.mark.parametrize("arguments, reason", [
-    (["missing.tfrecord", "b.parquet"], "no such file or folder"),
-    (["examples.tfrecord", "b.xyz"], "add --to-format"),
-    (["examples.tfrecord", "b.hdf5"], "HDF5 is only read"),
-    (["examples.tfrecord", "examples.tfrecord"], "is one of the files to read"),
-    (["examples.tfrecord", "b.tfrecord", "--to-format", "packed_tfrecord"], "pack_data.build --from"),
-    (["examples.tfrecord", "b.tfrecord", "--from-format", "packed_tfrecord"], "record 0: has no feature positions"),
-    (["examples.tfrecord", "b.parquet", "--columns", "input_ids"], "columns can be chosen in Parquet"),
-    (["examples.tfrecord", "b.parquet", "--skip-bad", "-1"], "is negative"),
-    (["empty", "b.parquet"], "no data file in this folder"),
-])
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (["missing.tfrecord", "b.parquet"], "no such file or folder"),
+        (["examples.tfrecord", "b.xyz"], "add --to-format"),
+        (["examples.tfrecord", "b.hdf5"], "HDF5 is only read"),
+        (["examples.tfrecord", "examples.tfrecord"], "is one of the files to read"),
+        (["examples.tfrecord", "b.tfrecord", "--to-format", "packed_tfrecord"], "pack_data.build --from"),
+        (["examples.tfrecord", "b.tfrecord", "--from-format", "packed_tfrecord"], "record 0: has no feature positions"),
+        (["examples.tfrecord", "b.parquet", "--columns", "input_ids"], "columns can be chosen in Parquet"),
+        (["examples.tfrecord", "b.parquet", "--skip-bad", "-1"], "is negative"),
+        (["empty", "b.parquet"], "no data file in this folder"),
+    ],
+)
 def test_mistakes_are_one_line(tmp_path, mlperf, monkeypatch, capsys, arguments, reason):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -170,11 +193,16 @@ def test_skipped_records_are_listed_and_counted(tmp_path, capsys):
     assert command(tmp_path / "a.tfrecord", tmp_path / "b.parquet", "--skip-bad", 2) == 0
     out, err = capsys.readouterr()
     assert ": 2 examples" in out
-    assert "skipped" in err and "record 1: is no tf.train.Example" in err and "1 bad records skipped of 2 allowed" in err
+    assert (
+        "skipped" in err and "record 1: is no tf.train.Example" in err and "1 bad records skipped of 2 allowed" in err
+    )
 
 
 def test_a_foreign_column_of_packs_stays_with_packs_and_is_named_when_they_are_taken_apart(tmp_path, examples, capsys):
-    rows = [Record(Origin("given", 0), pack, {"shard": np.array([number])}) for number, pack in enumerate(in_packs(examples))]
+    rows = [
+        Record(Origin("given", 0), pack, {"shard": np.array([number])})
+        for number, pack in enumerate(in_packs(examples))
+    ]
     packed_tfrecord.write(str(tmp_path / "a.tfrecord"), rows, RowWidths())
     assert command(tmp_path / "a.tfrecord", tmp_path / "b.parquet") == 0
     assert pq.read_table(tmp_path / "b.parquet")["shard"].to_pylist() == [[number] for number in range(len(rows))]
@@ -193,42 +221,70 @@ def test_packs_go_into_a_store_as_they_are(tmp_path, packed, examples):
 
 
 def test_token_sequences_come_out_of_their_store(tmp_path):
-    schema = PackSchema.of_tokens(8, 3, [StoredColumn("input_ids", SLOT, "<u2"), StoredColumn("labels", SLOT, "<i4"), StoredColumn("row", SEQUENCE, "<u4")])
-    sequences = Sequences.of_tokens([3, 2, 4], {"input_ids": np.arange(9), "labels": np.arange(9) - 4}, {"row": np.array([5, 6, 7])})
+    schema = PackSchema.of_tokens(
+        8,
+        3,
+        [
+            StoredColumn("input_ids", SLOT, "<u2"),
+            StoredColumn("labels", SLOT, "<i4"),
+            StoredColumn("row", SEQUENCE, "<u4"),
+        ],
+    )
+    sequences = Sequences.of_tokens(
+        [3, 2, 4], {"input_ids": np.arange(9), "labels": np.arange(9) - 4}, {"row": np.array([5, 6, 7])}
+    )
     writer = StoreWriter(tmp_path / "store", schema)
     writer.add(assemble(schema, sequences, np.array([0, 0, 1]), np.array([0, 1, 0]), 2))
     writer.finish(algorithm="by hand").close()
     assert command(tmp_path / "store", tmp_path / "a.parquet", "--unpack") == 0
     assert pq.read_table(tmp_path / "a.parquet").to_pydict() == {
-        "input_ids": [[0, 1, 2], [3, 4], [5, 6, 7, 8]], "labels": [[-4, -3, -2], [-1, 0], [1, 2, 3, 4]], "row": [5, 6, 7]}
+        "input_ids": [[0, 1, 2], [3, 4], [5, 6, 7, 8]],
+        "labels": [[-4, -3, -2], [-1, 0], [1, 2, 3, 4]],
+        "row": [5, 6, 7],
+    }
     # As packs, with sequence numbers and positions, for whoever trains on the table itself; and apart again.
-    packed = {"input_ids": [[0, 1, 2, 3, 4, 0, 0, 0], [5, 6, 7, 8, 0, 0, 0, 0]], "labels": [[-4, -3, -2, -1, 0, 0, 0, 0], [1, 2, 3, 4, 0, 0, 0, 0]],
-              "input_mask": [[1, 1, 1, 2, 2, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]], "positions": [[0, 1, 2, 0, 1, 0, 0, 0], [0, 1, 2, 3, 0, 0, 0, 0]],
-              "row": [[5, 6, 0], [7, 0, 0]]}
+    packed = {
+        "input_ids": [[0, 1, 2, 3, 4, 0, 0, 0], [5, 6, 7, 8, 0, 0, 0, 0]],
+        "labels": [[-4, -3, -2, -1, 0, 0, 0, 0], [1, 2, 3, 4, 0, 0, 0, 0]],
+        "input_mask": [[1, 1, 1, 2, 2, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]],
+        "positions": [[0, 1, 2, 0, 1, 0, 0, 0], [0, 1, 2, 3, 0, 0, 0, 0]],
+        "row": [[5, 6, 0], [7, 0, 0]],
+    }
     assert command(tmp_path / "store", tmp_path / "b.parquet") == 0
     assert command(tmp_path / "b.parquet", tmp_path / "c.arrow") == 0
     assert command(tmp_path / "c.arrow", tmp_path / "d.parquet") == 0
     assert open_source(tmp_path / "d.parquet").kind == "token_packs"
     for name in ("b.parquet", "d.parquet"):
         assert pq.read_table(tmp_path / name).to_pydict() == packed
-    assert [{name: values.tolist() for name, values in record.value.items()} for record in open_source(tmp_path / "d.parquet").examples()] == [
-        {"input_ids": [0, 1, 2], "labels": [-4, -3, -2]}, {"input_ids": [3, 4], "labels": [-1, 0]}, {"input_ids": [5, 6, 7, 8], "labels": [1, 2, 3, 4]}]
+    assert [
+        {name: values.tolist() for name, values in record.value.items()}
+        for record in open_source(tmp_path / "d.parquet").examples()
+    ] == [
+        {"input_ids": [0, 1, 2], "labels": [-4, -3, -2]},
+        {"input_ids": [3, 4], "labels": [-1, 0]},
+        {"input_ids": [5, 6, 7, 8], "labels": [1, 2, 3, 4]},
+    ]
 
 
-@pytest.mark.parametrize("change, reason", [
-    ({"positions": [0, 1, 1, 0]}, "positions of sequence 1 are not 0 to 1, each once|positions of sequence 2"),
-    ({"input_mask": [1, 1, 3, 0]}, "positions of sequence 2 are not 0 to 0"),
-    ({"input_mask": [0, 0, 0, 0], "positions": [0, 0, 0, 0]}, "needs at least one sequence"),
-    ({"positions": [0, 1, 0, 1]}, "positions is not 0 where input_mask says padding"),
-    ({"input_ids": [1, 2, 3]}, "no column of tokens has as many values as input_mask, 4"),
-    ({"positions": [0, 1, 0]}, "columns of different lengths: input_ids 4, input_mask 4, positions 3"),
-])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"positions": [0, 1, 1, 0]}, "positions of sequence 1 are not 0 to 1, each once|positions of sequence 2"),
+        ({"input_mask": [1, 1, 3, 0]}, "positions of sequence 2 are not 0 to 0"),
+        ({"input_mask": [0, 0, 0, 0], "positions": [0, 0, 0, 0]}, "needs at least one sequence"),
+        ({"positions": [0, 1, 0, 1]}, "positions is not 0 where input_mask says padding"),
+        ({"input_ids": [1, 2, 3]}, "no column of tokens has as many values as input_mask, 4"),
+        ({"positions": [0, 1, 0]}, "columns of different lengths: input_ids 4, input_mask 4, positions 3"),
+    ],
+)
 def test_token_packs_that_cannot_be_are_named(tmp_path, change, reason):
     row = {"input_ids": [7, 8, 9, 0], "input_mask": [1, 1, 2, 0], "positions": [0, 1, 0, 0]}
     pq.write_table(pa.Table.from_pylist([row, {**row, **change}]), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=f"a.parquet: record 1: .*({reason})"):
         list(open_source(tmp_path / "a.parquet").read())
-    assert [record.value["input_ids"].tolist() for record in open_source(tmp_path / "a.parquet", skip_bad=1).examples()] == [[7, 8], [9]]
+    assert [
+        record.value["input_ids"].tolist() for record in open_source(tmp_path / "a.parquet", skip_bad=1).examples()
+    ] == [[7, 8], [9]]
 
 
 def test_blocks_are_what_the_build_takes(tmp_path, mlperf, packed, examples):
@@ -237,9 +293,12 @@ def test_blocks_are_what_the_build_takes(tmp_path, mlperf, packed, examples):
         assert [len(block) for block in blocks] == [4, 4, 2]
         assert Sequences.concatenate(blocks).to_examples() == examples
     pq.write_table(pa.table({"input_ids": [[1, 2], [3]], "labels": [[-100, 2], [3]]}), tmp_path / "a.parquet")
-    block, = open_source(tmp_path / "a.parquet").blocks()
+    (block,) = open_source(tmp_path / "a.parquet").blocks()
     assert block.lengths.tolist() == [2, 1]
-    assert {name: column.tolist() for name, column in block.tokens.items()} == {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}
+    assert {name: column.tolist() for name, column in block.tokens.items()} == {
+        "input_ids": [1, 2, 3],
+        "labels": [-100, 2, 3],
+    }
 
 
 @pytest.mark.parametrize("name, needs", [("a.tfrecord", "google-crc32c"), ("a.parquet", "pyarrow"), ("a.hdf5", "h5py")])
@@ -259,7 +318,14 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path, monkeypatch
 @pytest.mark.parametrize("more", [(), ("--records-per-file", 3)])
 def test_nothing_is_not_converted(tmp_path, capsys, more):
     (tmp_path / "a.tfrecord").write_bytes(frame(b"junk"))
-    arguments = (tmp_path / "a.tfrecord", tmp_path / "b", "--from-format", "mlperf_tfrecord", "--to-format", "mlperf_tfrecord")
+    arguments = (
+        tmp_path / "a.tfrecord",
+        tmp_path / "b",
+        "--from-format",
+        "mlperf_tfrecord",
+        "--to-format",
+        "mlperf_tfrecord",
+    )
     assert command(*arguments, "--skip-bad", 1, *more) == 2
     assert "a.tfrecord: has no record to convert" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a.tfrecord"]
@@ -268,7 +334,9 @@ def test_nothing_is_not_converted(tmp_path, capsys, more):
 def test_a_folder_of_numbered_files_is_written_whole_or_not_at_all(tmp_path, mlperf, examples, capsys):
     arguments = (mlperf, tmp_path / "parts", "--to-format", "mlperf_tfrecord", "--records-per-file", 4)
     assert command(*arguments) == 0
-    assert [path.name for path in sorted((tmp_path / "parts").iterdir())] == [f"part-0000{number}.tfrecord" for number in range(3)]
+    assert [path.name for path in sorted((tmp_path / "parts").iterdir())] == [
+        f"part-0000{number}.tfrecord" for number in range(3)
+    ]
     assert [record.value for record in open_source(tmp_path / "parts").read()] == examples
     assert command(*arguments) == 2
     assert "is there already" in capsys.readouterr().err
@@ -281,7 +349,9 @@ def test_a_folder_of_numbered_files_is_written_whole_or_not_at_all(tmp_path, mlp
 
 def test_reading_streams(tmp_path):
     """The first record is there before the second is read: a broken second one does not hide it."""
-    (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), S, P))) + b"broken from here on.......")
+    (tmp_path / "a.tfrecord").write_bytes(
+        frame(tf_example(mlperf_row(example(), S, P))) + b"broken from here on......."
+    )
     reader = open_source(tmp_path / "a.tfrecord").read()
     assert next(reader).value == example()
     with pytest.raises(ValueError, match="record 1: the checksum of its length"):

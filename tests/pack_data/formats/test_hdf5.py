@@ -1,4 +1,5 @@
 """HDF5: NVIDIA's unpacked examples, with fixed and variable rows, and packed rows without masked_lm_weights."""
+
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,9 @@ def write_nvidia(path, rows, chunk=2):
         for name in names:
             data = np.array([row[name] for row in rows], np.int8 if name in NARROW else np.int32)
             file.create_dataset(name, data=data, compression="gzip", chunks=(min(chunk, len(rows)), data.shape[1]))
-        file.create_dataset("next_sentence_labels", data=np.array([row["next_sentence_labels"][0] for row in rows], np.int8))
+        file.create_dataset(
+            "next_sentence_labels", data=np.array([row["next_sentence_labels"][0] for row in rows], np.int8)
+        )
     return str(path)
 
 
@@ -60,8 +63,13 @@ def test_rows_of_variable_length_with_and_without_mask(tmp_path):
     for masked in (True, False):
         path = tmp_path / f"{masked}.hdf5"
         with h5py.File(path, "w") as file:
-            for name, kind in (("input_ids", np.int32), ("segment_ids", np.int8), ("input_mask", np.int8),
-                               ("masked_lm_positions", np.int32), ("masked_lm_ids", np.int32)):
+            for name, kind in (
+                ("input_ids", np.int32),
+                ("segment_ids", np.int8),
+                ("input_mask", np.int8),
+                ("masked_lm_positions", np.int32),
+                ("masked_lm_ids", np.int32),
+            ):
                 if name == "input_mask" and not masked:
                     continue
                 data = file.create_dataset(name, (len(examples),), h5py.vlen_dtype(kind))
@@ -101,11 +109,16 @@ def test_foreign_data_sets_come_along_row_by_row(tmp_path):
         file["document"] = np.array([4, 5, 6], np.int64)
         file["version"] = np.array([1])  # not one value a row: about the file
     assert [{name: int(value) for name, value in record.foreign.items()} for record in open_source(path).read()] == [
-        {"document": 4}, {"document": 5}, {"document": 6}]
+        {"document": 4},
+        {"document": 5},
+        {"document": 6},
+    ]
 
 
 def test_files_that_are_not_what_they_should_be(tmp_path):
-    (tmp_path / "cut.hdf5").write_bytes(Path(write_nvidia(tmp_path / "a.hdf5", [mlperf_row(example(), S, P)])).read_bytes()[:900])
+    (tmp_path / "cut.hdf5").write_bytes(
+        Path(write_nvidia(tmp_path / "a.hdf5", [mlperf_row(example(), S, P)])).read_bytes()[:900]
+    )
     with pytest.raises(ValueError, match="cut.hdf5: HDF5 cannot open it"):
         open_source(tmp_path / "cut.hdf5")
     with h5py.File(tmp_path / "less.hdf5", "w") as file:
@@ -137,13 +150,14 @@ def test_a_damaged_block_costs_its_rows_only(tmp_path):
 
 @given(st.integers(0, 2**32))
 def test_damage_anywhere_never_gives_a_traceback_or_a_false_order(tmp_path_factory, seed):
-    """HDF5 keeps no checksum of rows, so a flipped bit may pass as a value; what comes out is in order and one line long."""
+    """HDF5 keeps no checksum of rows, so a flipped bit may pass as a value; what comes out is in order and one line
+    long."""
     rng = np.random.default_rng(seed)
     examples = random_examples(rng, 6, S, P)
     path = write_nvidia(tmp_path_factory.mktemp("damage") / "a.hdf5", [mlperf_row(each, S, P) for each in examples])
     raw = bytearray(Path(path).read_bytes())
     if rng.integers(2):
-        raw = raw[:int(rng.integers(8, len(raw)))]
+        raw = raw[: int(rng.integers(8, len(raw)))]
     else:
         raw[int(rng.integers(8, len(raw)))] ^= 1 << int(rng.integers(8))
     Path(path).write_bytes(raw)

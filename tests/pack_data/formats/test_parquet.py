@@ -1,4 +1,5 @@
 """Parquet and Arrow: examples, packs and any integer columns; padding, foreign columns, damage."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -57,8 +58,10 @@ def test_packs_round_trip_with_their_types(tmp_path, suffix):
     for got, expected in zip([record.value for record in source.read()], packs):
         assert all(np.array_equal(got[name], expected[name]) for name in FIELDS)
     types = {name: parquet._schema(path).field(name).type.value_type for name in FIELDS}
-    assert all(kind == (pa.float32() if name in ("masked_lm_weights", "next_sentence_weights") else pa.int32())
-               for name, kind in types.items())
+    assert all(
+        kind == (pa.float32() if name in ("masked_lm_weights", "next_sentence_weights") else pa.int32())
+        for name, kind in types.items()
+    )
 
 
 def test_more_rows_than_one_batch(tmp_path, monkeypatch):
@@ -84,41 +87,70 @@ def test_padded_examples_lose_their_padding(tmp_path):
 @pytest.mark.parametrize("kind", ["list", "large_list", "fixed"])
 def test_token_columns_of_every_list_type(tmp_path, kind):
     lists = {"list": pa.list_, "large_list": pa.large_list, "fixed": lambda value: pa.list_(value, 3)}[kind]
-    table = pa.table({"ids": pa.array([[1, 2, 3], [4, 5, 6]], lists(pa.int64())),
-                      "labels": pa.array([[-100, 2, 3], [-100, 5, 6]], lists(pa.int16()))})
+    table = pa.table(
+        {
+            "ids": pa.array([[1, 2, 3], [4, 5, 6]], lists(pa.int64())),
+            "labels": pa.array([[-100, 2, 3], [-100, 5, 6]], lists(pa.int16())),
+        }
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     got = values(tmp_path / "a.parquet")
-    assert [plain(value) for value in got] == [{"ids": [1, 2, 3], "labels": [-100, 2, 3]}, {"ids": [4, 5, 6], "labels": [-100, 5, 6]}]
+    assert [plain(value) for value in got] == [
+        {"ids": [1, 2, 3], "labels": [-100, 2, 3]},
+        {"ids": [4, 5, 6], "labels": [-100, 5, 6]},
+    ]
     assert (got[0]["ids"].dtype, got[0]["labels"].dtype) == (np.int64, np.int16)
 
 
 def test_attention_mask_cuts_padding_on_either_side(tmp_path):
-    table = pa.table({"input_ids": [[7, 8, 0, 0], [0, 9, 9, 9]], "token_type_ids": [[0, 1, 0, 0], [0, 0, 1, 1]],
-                      "attention_mask": [[1, 1, 0, 0], [0, 1, 1, 1]]})
+    table = pa.table(
+        {
+            "input_ids": [[7, 8, 0, 0], [0, 9, 9, 9]],
+            "token_type_ids": [[0, 1, 0, 0], [0, 0, 1, 1]],
+            "attention_mask": [[1, 1, 0, 0], [0, 1, 1, 1]],
+        }
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     assert [plain(value) for value in values(tmp_path / "a.parquet")] == [
-        {"input_ids": [7, 8], "token_type_ids": [0, 1]}, {"input_ids": [9, 9, 9], "token_type_ids": [0, 1, 1]}]
+        {"input_ids": [7, 8], "token_type_ids": [0, 1]},
+        {"input_ids": [9, 9, 9], "token_type_ids": [0, 1, 1]},
+    ]
     assert [plain(value) for value in values(tmp_path / "a.parquet", columns=["input_ids"])] == [
-        {"input_ids": [7, 8]}, {"input_ids": [9, 9, 9]}]
+        {"input_ids": [7, 8]},
+        {"input_ids": [9, 9, 9]},
+    ]
 
 
 def test_tokens_and_foreign_columns_round_trip_with_their_types(tmp_path):
-    table = pa.table({
-        "input_ids": pa.array([[1, 2], [3]], pa.list_(pa.int32())), "labels": pa.array([[5, -100], [6]], pa.list_(pa.int16())),
-        "text": pa.array(["a", None]), "score": pa.array([0.5, 1.5], pa.float32()), "words": pa.array([["x"], []], pa.list_(pa.string())),
-        "when": pa.array([1, 2], pa.timestamp("ms"))})
+    table = pa.table(
+        {
+            "input_ids": pa.array([[1, 2], [3]], pa.list_(pa.int32())),
+            "labels": pa.array([[5, -100], [6]], pa.list_(pa.int16())),
+            "text": pa.array(["a", None]),
+            "score": pa.array([0.5, 1.5], pa.float32()),
+            "words": pa.array([["x"], []], pa.list_(pa.string())),
+            "when": pa.array([1, 2], pa.timestamp("ms")),
+        }
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     source = open_source(tmp_path / "a.parquet")
     for target in ("b.parquet", "b.arrow"):
         parquet.write(str(tmp_path / target), source.read(), "tokens", target.endswith("arrow"))
         again = open_source(tmp_path / target)
-        assert [plain(record.value) for record in again.read()] == [{"input_ids": [1, 2], "labels": [5, -100]}, {"input_ids": [3], "labels": [6]}]
+        assert [plain(record.value) for record in again.read()] == [
+            {"input_ids": [1, 2], "labels": [5, -100]},
+            {"input_ids": [3], "labels": [6]},
+        ]
     assert pq.read_table(tmp_path / "b.parquet").equals(pq.read_table(tmp_path / "a.parquet"))
 
 
 def test_dictionary_and_null_rows(tmp_path):
-    table = pa.table({"input_ids": pa.array([[1], None, [2, None], [3]], pa.list_(pa.int32())),
-                      "tag": pa.array(["x", "y", "x", "x"]).dictionary_encode()})
+    table = pa.table(
+        {
+            "input_ids": pa.array([[1], None, [2, None], [3]], pa.list_(pa.int32())),
+            "tag": pa.array(["x", "y", "x", "x"]).dictionary_encode(),
+        }
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="a.parquet: record 1: input_ids is null or holds a null"):
         values(tmp_path / "a.parquet")
@@ -129,15 +161,21 @@ def test_dictionary_and_null_rows(tmp_path):
     assert pq.read_table(tmp_path / "b.parquet")["tag"].to_pylist() == ["x", "x"]
 
 
-@pytest.mark.parametrize("table, reason", [
-    ({"input_ids": [[1, 2]], "labels": [[1]]}, "record 0: columns of different lengths: input_ids 2, labels 1 .name the ones to take with --columns"),
-    ({"input_ids": [[1, -2]]}, "record 0: input_ids holds -2 at index 1"),
-    ({"input_ids": [[1, 2**31]]}, "record 0: input_ids holds 2.147.* at index 1"),
-    ({"labels": [[1, 2**31]]}, "record 0: labels holds a number that does not fit 32 bits"),
-    ({"input_ids": pa.array([[]], pa.list_(pa.int32()))}, "record 0: input_ids is empty"),
-    ({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]}, "record 0: attention_mask is not one run of ones"),
-    ({"text": ["a"], "number": [1]}, "has no column of integer lists; its columns are text, number"),
-])
+@pytest.mark.parametrize(
+    "table, reason",
+    [
+        (
+            {"input_ids": [[1, 2]], "labels": [[1]]},
+            "record 0: columns of different lengths: input_ids 2, labels 1 .name the ones to take with --columns",
+        ),
+        ({"input_ids": [[1, -2]]}, "record 0: input_ids holds -2 at index 1"),
+        ({"input_ids": [[1, 2**31]]}, "record 0: input_ids holds 2.147.* at index 1"),
+        ({"labels": [[1, 2**31]]}, "record 0: labels holds a number that does not fit 32 bits"),
+        ({"input_ids": pa.array([[]], pa.list_(pa.int32()))}, "record 0: input_ids is empty"),
+        ({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]}, "record 0: attention_mask is not one run of ones"),
+        ({"text": ["a"], "number": [1]}, "has no column of integer lists; its columns are text, number"),
+    ],
+)
 def test_what_is_wrong_is_said(tmp_path, table, reason):
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="a.parquet: " + reason):
@@ -200,7 +238,7 @@ def test_damage_anywhere_never_gives_a_traceback_or_a_false_order(tmp_path_facto
     parquet.write(str(path), records(examples), "examples", suffix == "arrow")
     raw = bytearray(path.read_bytes())
     if rng.integers(2):
-        raw = raw[:int(rng.integers(8, len(raw)))]
+        raw = raw[: int(rng.integers(8, len(raw)))]
     else:
         raw[int(rng.integers(8, len(raw)))] ^= 1 << int(rng.integers(8))
     path.write_bytes(raw)

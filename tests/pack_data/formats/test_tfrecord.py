@@ -1,4 +1,5 @@
 """TFRecord: frames and checksums, the three formats kept in them, and what damage does."""
+
 import gzip
 import struct
 from pathlib import Path
@@ -84,7 +85,9 @@ def test_a_flipped_bit_in_the_data_is_one_bad_record(tmp_path):
     raw[len(frame(messages[0])) + 40] ^= 4
     path = tmp_path / "a.tfrecord"
     path.write_bytes(raw)
-    with pytest.raises(ValueError, match=r"a\.tfrecord: record 1: the checksum of its data is wrong, at byte \d+ .*--skip-bad"):
+    with pytest.raises(
+        ValueError, match=r"a\.tfrecord: record 1: the checksum of its data is wrong, at byte \d+ .*--skip-bad"
+    ):
         values(path)
     source = open_source(path, skip_bad=1)
     assert [record.origin.record for record in source.read()] == [0, 2]
@@ -98,7 +101,10 @@ def test_a_flipped_length_ends_the_file_whatever_may_be_skipped(tmp_path):
     path = tmp_path / "a.tfrecord"
     path.write_bytes(raw)
     got = []
-    with pytest.raises(ValueError, match="record 1: the checksum of its length is wrong.*1 records before it were read.*cannot be known"):
+    with pytest.raises(
+        ValueError,
+        match="record 1: the checksum of its length is wrong.*1 records before it were read.*cannot be known",
+    ):
         for record in open_source(path, skip_bad=1000).read():
             got.append(record.value)
     assert got == [example(seed=0)]
@@ -121,8 +127,8 @@ def test_more_bad_records_than_allowed_are_counted_in_the_message(tmp_path):
 
 @given(st.integers(0, 2**32), st.sampled_from(["cut", "flip", "gzip cut", "gzip flip"]))
 def test_damage_anywhere_loses_no_record_before_it(tmp_path_factory, seed, damage):
-    """Whatever is cut or flipped: every record that lies whole before the damage comes out, nothing false does, and what
-    is said is one line."""
+    """Whatever is cut or flipped: every record that lies whole before the damage comes out, nothing false does, and
+    what is said is one line."""
     rng = np.random.default_rng(seed)
     examples = random_examples(rng, 6, S, P)
     frames = [frame(tf_example(mlperf_row(each, S, P))) for each in examples]
@@ -135,7 +141,7 @@ def test_damage_anywhere_loses_no_record_before_it(tmp_path_factory, seed, damag
     if damage.endswith("cut"):
         stored = stored[:place]
     else:
-        stored = stored[:place] + bytes([stored[place] ^ 1 << int(rng.integers(8))]) + stored[place + 1:]
+        stored = stored[:place] + bytes([stored[place] ^ 1 << int(rng.integers(8))]) + stored[place + 1 :]
     path = tmp_path_factory.mktemp("damage") / "a.tfrecord"
     path.write_bytes(stored)
     got = []
@@ -151,7 +157,8 @@ def test_damage_anywhere_loses_no_record_before_it(tmp_path_factory, seed, damag
 
 
 def test_a_cut_gzip_stream_gives_all_that_was_in_it(tmp_path):
-    """Uncompressed gzip blocks, so that the records' place in the stream is known: cut behind the third, three come out."""
+    """Uncompressed gzip blocks, so that the records' place in the stream is known: cut behind the third, three come
+    out."""
     examples = random_examples(np.random.default_rng(1), 5, S, P)
     frames = [frame(tf_example(mlperf_row(each, S, P))) for each in examples]
     raw = b"".join(frames)
@@ -169,10 +176,20 @@ def test_a_cut_gzip_stream_gives_all_that_was_in_it(tmp_path):
 
 def test_an_unpacked_record_made_by_hand(tmp_path):
     """[CLS] 11 [MASK] [SEP] 12 [SEP] in 8 slots, the third token masked."""
-    path = write(tmp_path / "a.tfrecord", tf_example({
-        "input_ids": [101, 11, 103, 102, 12, 102, 0, 0], "input_mask": [1, 1, 1, 1, 1, 1, 0, 0],
-        "segment_ids": [0, 0, 0, 0, 1, 1, 0, 0], "masked_lm_positions": [2, 0], "masked_lm_ids": [77, 0],
-        "masked_lm_weights": [1.0, 0.0], "next_sentence_labels": [1]}))
+    path = write(
+        tmp_path / "a.tfrecord",
+        tf_example(
+            {
+                "input_ids": [101, 11, 103, 102, 12, 102, 0, 0],
+                "input_mask": [1, 1, 1, 1, 1, 1, 0, 0],
+                "segment_ids": [0, 0, 0, 0, 1, 1, 0, 0],
+                "masked_lm_positions": [2, 0],
+                "masked_lm_ids": [77, 0],
+                "masked_lm_weights": [1.0, 0.0],
+                "next_sentence_labels": [1],
+            }
+        ),
+    )
     assert values(path) == [([101, 11, 103, 102, 12, 102], 4, [2], [77], 1)]
     assert open_source(path).format == "mlperf_tfrecord"
     assert open_source(path).shape() == RowWidths(8, 2, None)
@@ -182,34 +199,37 @@ def test_what_is_written_has_the_exact_names_types_and_values(tmp_path):
     path = tmp_path / "a.tfrecord"
     given_example = example()
     mlperf_tfrecord.write(str(path), [Record(Origin("", 0), given_example)], RowWidths(S, P))
-    data, = unframe(path.read_bytes())
+    (data,) = unframe(path.read_bytes())
     row = mlperf_row(given_example, S, P)
     assert feature_kinds(data) == {name: 2 if name == "masked_lm_weights" else 3 for name in row}
     assert {name: array.tolist() for name, array in tfrecord.parse(data).items()} == row
 
 
-@pytest.mark.parametrize("change, reason", [
-    ({"input_ids": [1.0] * S}, "input_ids is a list of float, must be int64"),
-    ({"masked_lm_weights": [1] * 2 + [0] * 2}, "masked_lm_weights is a list of int64, must be float"),
-    ({"masked_lm_weights": [1.0] * 3}, "masked_lm_weights has 3 values and masked_lm_positions 4"),
-    ({"masked_lm_weights": [0.5, 1.0, 0.0, 0.0]}, "masked_lm_weights is not ones followed by zeros"),
-    ({"input_ids": [-5] + [1] * 6 + [0] * 17}, "input_ids holds -5 at index 0"),
-    ({"input_ids": [2**40] + [1] * 6 + [0] * 17}, "input_ids holds 1.09951e+12 at index 0"),
-    ({"input_ids": [1] * 7}, "segment_ids has 24 values and input_ids 7"),
-    ({"input_ids": [1] * 8 + [0] * 16}, "behind the last real token or prediction is not 0"),
-    ({"input_mask": [0] * S}, "input_mask is 0 everywhere"),
-    ({"input_mask": [1] * 3 + [2] * 4 + [0] * 17}, "is this a packed file"),
-    ({"segment_ids": [1] * 7 + [0] * 16 + [1]}, "a value behind"),
-    ({"segment_ids": [0, 1, 0, 1] + [1] * 3 + [0] * 17}, "segment_ids is not zeros followed by ones"),
-    ({"segment_ids": [1] * 7 + [0] * 17}, "the first segment is empty"),
-    ({"segment_ids": [0, 0, 0, 0, 2, 2, 2] + [0] * 17}, "segment_ids holds 2 at index 4, must be 0 to 1"),
-    ({"masked_lm_positions": [2, 7, 0, 0]}, "masked_lm_positions holds 7 at index 1, the sequence has 7 tokens"),
-    ({"masked_lm_positions": [2, 2, 0, 0]}, "names one position twice"),
-    ({"masked_lm_ids": [5, 6, 7, 0]}, "a value behind"),
-    ({"next_sentence_labels": [2]}, "next_sentence_labels holds 2, must be 0 or 1"),
-    ({"next_sentence_labels": [0, 0]}, "next_sentence_labels has 2 values, must have 1"),
-    ({"next_sentence_labels": []}, "next_sentence_labels is a list of bytes|has 0 values"),
-])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"input_ids": [1.0] * S}, "input_ids is a list of float, must be int64"),
+        ({"masked_lm_weights": [1] * 2 + [0] * 2}, "masked_lm_weights is a list of int64, must be float"),
+        ({"masked_lm_weights": [1.0] * 3}, "masked_lm_weights has 3 values and masked_lm_positions 4"),
+        ({"masked_lm_weights": [0.5, 1.0, 0.0, 0.0]}, "masked_lm_weights is not ones followed by zeros"),
+        ({"input_ids": [-5] + [1] * 6 + [0] * 17}, "input_ids holds -5 at index 0"),
+        ({"input_ids": [2**40] + [1] * 6 + [0] * 17}, "input_ids holds 1.09951e+12 at index 0"),
+        ({"input_ids": [1] * 7}, "segment_ids has 24 values and input_ids 7"),
+        ({"input_ids": [1] * 8 + [0] * 16}, "behind the last real token or prediction is not 0"),
+        ({"input_mask": [0] * S}, "input_mask is 0 everywhere"),
+        ({"input_mask": [1] * 3 + [2] * 4 + [0] * 17}, "is this a packed file"),
+        ({"segment_ids": [1] * 7 + [0] * 16 + [1]}, "a value behind"),
+        ({"segment_ids": [0, 1, 0, 1] + [1] * 3 + [0] * 17}, "segment_ids is not zeros followed by ones"),
+        ({"segment_ids": [1] * 7 + [0] * 17}, "the first segment is empty"),
+        ({"segment_ids": [0, 0, 0, 0, 2, 2, 2] + [0] * 17}, "segment_ids holds 2 at index 4, must be 0 to 1"),
+        ({"masked_lm_positions": [2, 7, 0, 0]}, "masked_lm_positions holds 7 at index 1, the sequence has 7 tokens"),
+        ({"masked_lm_positions": [2, 2, 0, 0]}, "names one position twice"),
+        ({"masked_lm_ids": [5, 6, 7, 0]}, "a value behind"),
+        ({"next_sentence_labels": [2]}, "next_sentence_labels holds 2, must be 0 or 1"),
+        ({"next_sentence_labels": [0, 0]}, "next_sentence_labels has 2 values, must have 1"),
+        ({"next_sentence_labels": []}, "next_sentence_labels is a list of bytes|has 0 values"),
+    ],
+)
 def test_a_bad_record_is_named_with_its_reason(tmp_path, change, reason):
     row = {**mlperf_row(example(), S, P), **change}
     path = write(tmp_path / "a.tfrecord", tf_example(mlperf_row(example(), S, P)), tf_example(row))
@@ -266,10 +286,10 @@ def test_examples_round_trip(tmp_path_factory, seed, zipped):
 def test_foreign_features_come_along_with_their_types(tmp_path):
     foreign = {"document": [b"Anarchism", b"x"], "score": [0.5], "line": [3, 4]}
     path = write(tmp_path / "a.tfrecord", tf_example({**mlperf_row(example(), S, P), **foreign}))
-    record, = open_source(path).read()
+    (record,) = open_source(path).read()
     again = str(tmp_path / "b.tfrecord")
     mlperf_tfrecord.write(again, [record], RowWidths(S, P))
-    second, = open_source(again).read()
+    (second,) = open_source(again).read()
     for name, expected in foreign.items():
         assert list(second.foreign[name]) == expected
     assert feature_kinds(unframe(Path(again).read_bytes())[0])["score"] == 2
@@ -318,7 +338,7 @@ def test_a_pack_made_by_hand(tmp_path):
     path = write(tmp_path / "a.tfrecord", tf_example(PACKED))
     source = open_source(path)
     assert (source.format, source.kind, source.shape()) == ("packed_tfrecord", "packs", RowWidths(10, 5, 3))
-    record, = source.read()
+    (record,) = source.read()
     assert {name: array.tolist() for name, array in record.value.items()} == PACKED
     assert [record.value for record in source.examples()] == UNPACKED
 
@@ -327,47 +347,77 @@ def test_a_pack_with_cls_at_the_end_is_the_same_pack(tmp_path):
     path = write(tmp_path / "a.tfrecord", tf_example(CLS_LAST))
     source = open_source(path)
     assert (source.format, source.kind, source.shape()) == ("cls_last_tfrecord", "packs", RowWidths(10, 5, 3))
-    record, = source.read()
+    (record,) = source.read()
     assert {name: array.tolist() for name, array in record.value.items()} == PACKED
     assert [record.value for record in source.examples()] == UNPACKED
 
 
 def test_a_full_row_with_cls_at_the_end_has_no_padding_before_it(tmp_path):
     """One sequence of 5 in a row of 5 with room for 3: [CLS] is the last slot, the two before it hold tokens."""
-    path = write(tmp_path / "a.tfrecord", tf_example({
-        "packed_input_ids": [11, 102, 12, 102, 101], "packed_input_mask": [1] * 5, "packed_segment_ids": [0, 0, 1, 1, 0],
-        "packed_position_ids": [1, 2, 3, 4, 0], "packed_masked_lm_positions": [2, 0, 0], "packed_masked_lm_ids": [9, 0, 0],
-        "packed_masked_lm_mask": [1, 0, 0], "packed_next_sentence_labels": [0, 0, 1], "packed_next_sentence_mask": [0, 0, 1]}))
+    path = write(
+        tmp_path / "a.tfrecord",
+        tf_example(
+            {
+                "packed_input_ids": [11, 102, 12, 102, 101],
+                "packed_input_mask": [1] * 5,
+                "packed_segment_ids": [0, 0, 1, 1, 0],
+                "packed_position_ids": [1, 2, 3, 4, 0],
+                "packed_masked_lm_positions": [2, 0, 0],
+                "packed_masked_lm_ids": [9, 0, 0],
+                "packed_masked_lm_mask": [1, 0, 0],
+                "packed_next_sentence_labels": [0, 0, 1],
+                "packed_next_sentence_mask": [0, 0, 1],
+            }
+        ),
+    )
     assert [record.value for record in open_source(path).examples()] == [([101, 11, 102, 12, 102], 3, [3], [9], 1)]
 
 
 def test_written_packs_have_the_exact_names_and_types(tmp_path):
     path = tmp_path / "a.tfrecord"
-    record, = open_source(write(tmp_path / "in.tfrecord", tf_example({**PACKED, "shard": [7]}))).read()
+    (record,) = open_source(write(tmp_path / "in.tfrecord", tf_example({**PACKED, "shard": [7]}))).read()
     packed_tfrecord.write(str(path), [record], RowWidths())
-    data, = unframe(path.read_bytes())
+    (data,) = unframe(path.read_bytes())
     kinds = {name: 2 if name in ("masked_lm_weights", "next_sentence_weights") else 3 for name in PACKED}
     assert feature_kinds(data) == {**kinds, "shard": 3}
     assert {name: tfrecord.parse(data)[name].tolist() for name in PACKED} == PACKED
 
 
-@pytest.mark.parametrize("change, reason", [
-    ({"positions": [0, 1, 2, 3, 4, 5, 6, 7, 8, 0]}, "positions of sequence 2 are not 0 to 3"),
-    ({"input_mask": [1, 1, 1, 1, 1, 3, 3, 3, 3, 0]}, "masked_lm_weights says sequence 2 at index 1, input_mask says 3"),
-    ({"input_mask": [1] * 5 + [4] * 4 + [0], "masked_lm_weights": [1.0, 4.0, 4.0, 0.0, 0.0]}, "sequence number 4, next_sentence_weights has room for 3"),
-    ({"next_sentence_weights": [1.0, 0.0, 0.0], "next_sentence_labels": [1, 0, 0]}, "numbers 2 sequences, next_sentence_weights has 1"),
-    ({"next_sentence_positions": [0, 6, 0]}, "does not name slot 5, where sequence 2 begins"),
-    ({"next_sentence_positions": [0, 10, 0]}, "outside the row"),
-    ({"next_sentence_weights": [1.0, 1.5, 0.0]}, "next_sentence_weights holds a number that is not whole"),
-    ({"next_sentence_labels": [1, 0, 1]}, "next_sentence_labels is not 0 where"),
-    ({"masked_lm_positions": [1, 6, 10, 0, 0]}, "masked_lm_positions holds 10 at index 2, the row has 10 slots"),
-    ({"masked_lm_positions": [1, 6, 4, 0, 0]}, "says sequence 2 at index 2, input_mask says 1"),
-    ({"masked_lm_ids": [11, 21, 22, 5, 0]}, "is not 0 where masked_lm_weights is 0"),
-    ({"masked_lm_ids": [11, 21, 22, 0]}, "fields of one length differ"),
-    ({"segment_ids": [0, 0, 1, 0, 1, 0, 0, 0, 1, 0]}, "segment_ids of sequence 1 is not zeros followed by ones"),
-    ({"input_ids": [101, 103, 102, 12, 102, 101, 103, 103, 102, 9]}, "input_ids is not 0 where input_mask says padding"),
-    ({name: [0] * len(PACKED[name]) if "weights" not in name else [0.0] * len(PACKED[name]) for name in PACKED}, "a pack needs at least one"),
-])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"positions": [0, 1, 2, 3, 4, 5, 6, 7, 8, 0]}, "positions of sequence 2 are not 0 to 3"),
+        (
+            {"input_mask": [1, 1, 1, 1, 1, 3, 3, 3, 3, 0]},
+            "masked_lm_weights says sequence 2 at index 1, input_mask says 3",
+        ),
+        (
+            {"input_mask": [1] * 5 + [4] * 4 + [0], "masked_lm_weights": [1.0, 4.0, 4.0, 0.0, 0.0]},
+            "sequence number 4, next_sentence_weights has room for 3",
+        ),
+        (
+            {"next_sentence_weights": [1.0, 0.0, 0.0], "next_sentence_labels": [1, 0, 0]},
+            "numbers 2 sequences, next_sentence_weights has 1",
+        ),
+        ({"next_sentence_positions": [0, 6, 0]}, "does not name slot 5, where sequence 2 begins"),
+        ({"next_sentence_positions": [0, 10, 0]}, "outside the row"),
+        ({"next_sentence_weights": [1.0, 1.5, 0.0]}, "next_sentence_weights holds a number that is not whole"),
+        ({"next_sentence_labels": [1, 0, 1]}, "next_sentence_labels is not 0 where"),
+        ({"masked_lm_positions": [1, 6, 10, 0, 0]}, "masked_lm_positions holds 10 at index 2, the row has 10 slots"),
+        ({"masked_lm_positions": [1, 6, 4, 0, 0]}, "says sequence 2 at index 2, input_mask says 1"),
+        ({"masked_lm_ids": [11, 21, 22, 5, 0]}, "is not 0 where masked_lm_weights is 0"),
+        ({"masked_lm_ids": [11, 21, 22, 0]}, "fields of one length differ"),
+        ({"segment_ids": [0, 0, 1, 0, 1, 0, 0, 0, 1, 0]}, "segment_ids of sequence 1 is not zeros followed by ones"),
+        (
+            {"input_ids": [101, 103, 102, 12, 102, 101, 103, 103, 102, 9]},
+            "input_ids is not 0 where input_mask says padding",
+        ),
+        (
+            {name: [0] * len(PACKED[name]) if "weights" not in name else [0.0] * len(PACKED[name]) for name in PACKED},
+            "a pack needs at least one",
+        ),
+    ],
+)
 def test_a_bad_pack_is_named_with_its_reason(tmp_path, change, reason):
     path = write(tmp_path / "a.tfrecord", tf_example(PACKED), tf_example({**PACKED, **change}))
     with pytest.raises(ValueError, match=f"a.tfrecord: record 1: .*{reason}"):

@@ -1,4 +1,5 @@
 """Lengths from files: every kind of source gives the same histogram, and a bad one says which record is wrong."""
+
 import gzip
 import json
 import lzma
@@ -31,7 +32,9 @@ def write_all(folder):
     LengthHistogram.from_lengths(LENGTHS, 10).to_csv(folder / "e.csv")
     (folder / "f").mkdir()
     counts = {str(length): LENGTHS.count(length) for length in set(LENGTHS)}
-    (folder / "f" / "manifest.json").write_text(json.dumps({"schema": {"max_sequence_length": 10}, "histogram": counts}))
+    (folder / "f" / "manifest.json").write_text(
+        json.dumps({"schema": {"max_sequence_length": 10}, "histogram": counts})
+    )
     return [str(folder / name) for name in ("a.txt", "b.txt.gz", "c.lengths.xz", "d.npy", "e.csv", "f")]
 
 
@@ -68,20 +71,23 @@ def test_a_file_of_sequences(tmp_path):
     assert count([str(tmp_path / "x.parquet")], 10) == LengthHistogram.from_lengths(LENGTHS, 10)
 
 
-@pytest.mark.parametrize("name, content, words", [
-    ("x.txt", b"3\n4\nfive\n", "x.txt line 3: 'five' is not a length"),
-    ("x.txt", b"3\n0\n", "sequence 1 has length 0; lengths go from 1 to max_sequence_length = 10"),
-    ("x.txt", b"3\n11\n", "sequence 1 has length 11"),
-    ("x.txt", b"3\n99999999999999999999\n", "line 2: '99999999999999999999' is not a length"),
-    ("x.txt", b"\xff\xfe\x00", "cannot be read as text"),
-    ("x.txt.xz", b"nonsense", "cannot be read as text"),
-    ("x.txt.gz", b"nonsense", "cannot be read as text"),
-    ("x.txt.gz", gzip.compress(b"3\n" * 1000, mtime=0)[:-9], "cannot be read as text"),
-    ("x.txt.bz2", b"nonsense", "cannot be read as text"),
-    ("x.npy", b"nonsense", "x.npy: not a .npy array of numbers"),
-    ("x.csv.gz", gzip.compress(b"length,count\n3,1\n", mtime=0), "a CSV histogram is read plain"),
-    ("x.csv", b"length,count\n3\n", "x.csv line 2"),
-])
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("x.txt", b"3\n4\nfive\n", "x.txt line 3: 'five' is not a length"),
+        ("x.txt", b"3\n0\n", "sequence 1 has length 0; lengths go from 1 to max_sequence_length = 10"),
+        ("x.txt", b"3\n11\n", "sequence 1 has length 11"),
+        ("x.txt", b"3\n99999999999999999999\n", "line 2: '99999999999999999999' is not a length"),
+        ("x.txt", b"\xff\xfe\x00", "cannot be read as text"),
+        ("x.txt.xz", b"nonsense", "cannot be read as text"),
+        ("x.txt.gz", b"nonsense", "cannot be read as text"),
+        ("x.txt.gz", gzip.compress(b"3\n" * 1000, mtime=0)[:-9], "cannot be read as text"),
+        ("x.txt.bz2", b"nonsense", "cannot be read as text"),
+        ("x.npy", b"nonsense", "x.npy: not a .npy array of numbers"),
+        ("x.csv.gz", gzip.compress(b"length,count\n3,1\n", mtime=0), "a CSV histogram is read plain"),
+        ("x.csv", b"length,count\n3\n", "x.csv line 2"),
+    ],
+)
 def test_bad_files_are_told_with_the_place(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError) as caught:
@@ -143,21 +149,24 @@ def test_a_sample_takes_each_sequence_once_at_most():
     assert part != synthetic_histogram("sample:squad_1_1_384,n=5000,seed=2")
 
 
-@pytest.mark.parametrize("specification, words", [
-    ("normal:mean=3", "no kind is called 'normal'; there are lognormal, uniform, sample"),
-    ("uniform:max=5", "n is missing"),
-    ("uniform:max=5,n=3,mean=4", "no key 'mean'"),
-    ("uniform:max=5,n=x", "'n=x' is not KEY=NUMBER"),
-    ("uniform:max=5.5,n=3", "max=5.5 is not a whole number of at least 1"),
-    ("uniform:max=inf,n=3", "max=inf is not a whole number"),
-    ("uniform:max=5,min=6,n=3", "min=6 is above max=5"),
-    ("lognormal:max=5,n=3", "give one of mean, mode and median"),
-    ("lognormal:max=5,n=3,mean=1,mode=1", "give one of mean, mode and median"),
-    ("lognormal:max=5,n=3,mean=-1", "mean has to be positive"),
-    ("sample:n=3", "histogram is missing"),
-    ("sample:nothing,n=3", "no published histogram is called 'nothing'"),
-    ("sample:squad_1_1_384,n=99999999", "has 88641 sequences"),
-])
+@pytest.mark.parametrize(
+    "specification, words",
+    [
+        ("normal:mean=3", "no kind is called 'normal'; there are lognormal, uniform, sample"),
+        ("uniform:max=5", "n is missing"),
+        ("uniform:max=5,n=3,mean=4", "no key 'mean'"),
+        ("uniform:max=5,n=x", "'n=x' is not KEY=NUMBER"),
+        ("uniform:max=5.5,n=3", "max=5.5 is not a whole number of at least 1"),
+        ("uniform:max=inf,n=3", "max=inf is not a whole number"),
+        ("uniform:max=5,min=6,n=3", "min=6 is above max=5"),
+        ("lognormal:max=5,n=3", "give one of mean, mode and median"),
+        ("lognormal:max=5,n=3,mean=1,mode=1", "give one of mean, mode and median"),
+        ("lognormal:max=5,n=3,mean=-1", "mean has to be positive"),
+        ("sample:n=3", "histogram is missing"),
+        ("sample:nothing,n=3", "no published histogram is called 'nothing'"),
+        ("sample:squad_1_1_384,n=99999999", "has 88641 sequences"),
+    ],
+)
 def test_bad_specifications(specification, words):
     with pytest.raises(ValueError) as caught:
         synthetic_histogram(specification)

@@ -1,4 +1,5 @@
 """Where a packing factor comes from before there is a data set."""
+
 import argparse
 
 import numpy as np
@@ -13,7 +14,11 @@ def test_a_number_given_comes_first_then_a_histogram_then_the_paper():
     own = LengthHistogram.from_lengths(np.array([20] * 6), 100, "own")
     assert planned_factor(100, "spfhp", 3, given=1.5, histogram=own) == (1.5, "--packing-factor")
     assert planned_factor(100, "optimal", 3, histogram=own) == (3.0, "the histogram own, packed by optimal")
-    assert planned_factor(128, "spfhp", 3, histogram=own).value == planned_factor(128, "spfhp", 3).value == PAPER_FACTORS[128]
+    assert (
+        planned_factor(128, "spfhp", 3, histogram=own).value
+        == planned_factor(128, "spfhp", 3).value
+        == PAPER_FACTORS[128]
+    )
     assert planned_factor(100, "spfhp", 3) is None
 
 
@@ -24,7 +29,10 @@ def test_the_published_histogram_of_that_length_is_packed_as_asked():
     assert planned_factor(384, "spfhp", 2).value == packed
 
 
-@pytest.mark.parametrize("packer, depth, asked", [("nnlshp", 3, "nnlshp"), ("nnlshp", 4, "optimal"), ("none", 3, "optimal"), ("spfhp", None, "spfhp")])
+@pytest.mark.parametrize(
+    "packer, depth, asked",
+    [("nnlshp", 3, "nnlshp"), ("nnlshp", 4, "optimal"), ("none", 3, "optimal"), ("spfhp", None, "spfhp")],
+)
 def test_a_packer_that_cannot_is_replaced(packer, depth, asked):
     jobs = []
     planned_factor(512, packer, depth, factor_of=lambda *job: jobs.append(job) or 2.0)

@@ -1,4 +1,5 @@
 """The options that name a histogram."""
+
 import pytest
 
 from pack_data.command import ArgumentParser

@@ -1,4 +1,5 @@
 """The linear programme: its bounds, its tables of best packs, rows that lengths share."""
+
 from itertools import product
 
 import numpy as np
@@ -28,8 +29,12 @@ def test_a_programme_stopped_early_bounds_the_full_one():
 
 
 @pytest.mark.parametrize("one_at_a_time", [True, False])
-@given(priced=st.lists(st.tuples(st.integers(1, 15), st.integers(0, 50)), min_size=1, max_size=5, unique_by=lambda p: p[0]),
-       sequences=st.integers(1, 5))
+@given(
+    priced=st.lists(
+        st.tuples(st.integers(1, 15), st.integers(0, 50)), min_size=1, max_size=5, unique_by=lambda p: p[0]
+    ),
+    sequences=st.integers(1, 5),
+)
 def test_pack_tables_find_the_best_packs(one_at_a_time, priced, sequences):
     priced = sorted(priced)
     lengths = np.array([length for length, _ in priced])
@@ -47,7 +52,9 @@ def test_pack_tables_find_the_best_packs(one_at_a_time, priced, sequences):
         assert sum(price_of[length] for length in held) == values[capacity]
         assert values[capacity] == max(
             sum(price_of[length] for length in chosen)
-            for chosen in product(price_of, repeat=sequences) if sum(chosen) <= capacity)
+            for chosen in product(price_of, repeat=sequences)
+            if sum(chosen) <= capacity
+        )
 
 
 @given(histograms(max_count=40), st.data())

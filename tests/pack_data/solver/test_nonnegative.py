@@ -1,4 +1,5 @@
 """Non-negative least squares: the fast solver held against the dense one and against the conditions of the optimum."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -40,7 +41,8 @@ def test_the_fast_solver_reaches_the_least_residual(factor):
     assert residual(strategies, weights, counts, fast) == pytest.approx(least, rel=1e-5)
     # The minimum is strictly convex in the counts: whatever the mixture, these are the same.
     assert np.allclose(
-        nnlshp._counts(strategies, fast, S), nnlshp._counts(strategies, reference, S), atol=1e-4 * counts.max())
+        nnlshp._counts(strategies, fast, S), nnlshp._counts(strategies, reference, S), atol=1e-4 * counts.max()
+    )
     assert np.count_nonzero(fast) <= S
     packs = [nnlshp.pack(histogram, max_sequences_per_pack=3, solver=solver).packs for solver in ("fast", "reference")]
     assert packs[0] == pytest.approx(packs[1], rel=2e-3)
@@ -74,5 +76,7 @@ def test_a_solver_failure_keeps_the_interior_mixture(monkeypatch):
     failed = scipy.optimize.OptimizeResult(status=4, x=None)
     monkeypatch.setattr(scipy.optimize, "linprog", lambda *args, **options: failed)
     interior = solve_fast(strategies, weights, counts)
-    assert residual(strategies, weights, counts, interior) == pytest.approx(residual(strategies, weights, counts, vertex), rel=1e-5)
+    assert residual(strategies, weights, counts, interior) == pytest.approx(
+        residual(strategies, weights, counts, vertex), rel=1e-5
+    )
     nnlshp.pack(histogram, max_sequences_per_pack=3).check(histogram)

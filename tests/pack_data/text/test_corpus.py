@@ -5,10 +5,10 @@ import tracemalloc
 
 import pytest
 
-from pack_data.text import corpus
 from pack_data.bad_records import BadRecords
 from pack_data.build import main
 from pack_data.command import run_main
+from pack_data.text import corpus
 from pack_data.text.corpus import Document, content_digest, documents, split_sentences
 from tests.pack_data.text_corpus import build_small
 
@@ -19,7 +19,10 @@ def test_files_of_a_folder_in_order_of_their_paths(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "First.\\nStill first."}\n\n{"text": "Second."}\n')
     (tmp_path / ".hidden").write_text("not me")
     assert [document.lines for document in documents(tmp_path)] == [
-        ["First.", "Still first."], ["Second."], ["Third.", "And its second line."]]
+        ["First.", "Still first."],
+        ["Second."],
+        ["Third.", "And its second line."],
+    ]
 
 
 @pytest.mark.parametrize("suffix, opener", [("", open), (".gz", gzip.open), (".xz", lzma.open)])
@@ -27,12 +30,18 @@ def test_compressed_files_hold_the_same_documents(tmp_path, suffix, opener):
     for name, text in (("a.txt", "Eins zwei.\nDrei."), ("b.jsonl", json.dumps({"body": "Vier ö."}) + "\n")):
         with opener(tmp_path / (name + suffix), "wt", encoding="utf-8") as handle:
             handle.write(text)
-    assert [document.lines for document in documents(tmp_path, json_field="body")] == [["Eins zwei.", "Drei."], ["Vier ö."]]
+    assert [document.lines for document in documents(tmp_path, json_field="body")] == [
+        ["Eins zwei.", "Drei."],
+        ["Vier ö."],
+    ]
 
 
 def test_blank_lines_separate_documents_on_request(tmp_path):
     (tmp_path / "a.txt").write_text("\nOne.\nTwo.\n\n\nThree.\n")
-    assert [document.lines for document in documents(tmp_path / "a.txt", separator="blank-line")] == [["One.", "Two."], ["Three."]]
+    assert [document.lines for document in documents(tmp_path / "a.txt", separator="blank-line")] == [
+        ["One.", "Two."],
+        ["Three."],
+    ]
     assert [document.lines for document in documents(tmp_path / "a.txt")] == [["One.", "Two.", "Three."]]
 
 
@@ -55,12 +64,16 @@ BAD_LINES = [
 @pytest.mark.parametrize("line, said", BAD_LINES)
 def test_a_bad_line_is_named_or_left_out(tmp_path, monkeypatch, line, said):
     monkeypatch.setattr(corpus, "LONGEST_JSON_LINE", 500 if "long" in line else corpus.LONGEST_JSON_LINE)
-    (tmp_path / "a.jsonl").write_bytes((GOOD + line + ("" if line.endswith("}") else GOOD)).encode("utf-8", "surrogateescape"))
+    (tmp_path / "a.jsonl").write_bytes(
+        (GOOD + line + ("" if line.endswith("}") else GOOD)).encode("utf-8", "surrogateescape")
+    )
     with pytest.raises(ValueError, match=f"a.jsonl: line 2: .*{said}.*--skip-bad") as caught:
         list(documents(tmp_path))
     assert "\n" not in str(caught.value)
     bad = BadRecords(1)
-    assert [document.lines for document in documents(tmp_path, bad=bad)] == [["Good."]] * (1 if line.endswith("}") else 2)
+    assert [document.lines for document in documents(tmp_path, bad=bad)] == [["Good."]] * (
+        1 if line.endswith("}") else 2
+    )
     assert bad.count == 1
 
 
@@ -83,12 +96,15 @@ def test_a_long_line_of_jsonl_is_cut_as_one_of_text(tmp_path, monkeypatch):
     assert " ".join(line for document in found for line in document.lines).split() == words
 
 
-@pytest.mark.parametrize("content, said", [
-    ('{"text": "ok"}\n{"text": 3}\n', "line 2: no text in field 'text'"),
-    ('{"body": "ok"}\n', "there is: body"),
-    ("[1]\n", "line 1: no text"),
-    ("{broken\n", "line 1: not a JSON object"),
-])
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ('{"text": "ok"}\n{"text": 3}\n', "line 2: no text in field 'text'"),
+        ('{"body": "ok"}\n', "there is: body"),
+        ("[1]\n", "line 1: no text"),
+        ("{broken\n", "line 1: not a JSON object"),
+    ],
+)
 def test_a_bad_record_is_named(tmp_path, content, said):
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(ValueError, match=said) as caught:
@@ -99,7 +115,7 @@ def test_a_bad_record_is_named(tmp_path, content, said):
 @pytest.mark.parametrize("suffix, pack", [(".gz", gzip.compress), (".xz", lzma.compress)])
 def test_a_cut_compressed_file_is_an_error(tmp_path, suffix, pack):
     data = pack(("Some text. " * 1000).encode())
-    (tmp_path / ("a.txt" + suffix)).write_bytes(data[:len(data) // 2])
+    (tmp_path / ("a.txt" + suffix)).write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match="cut or damaged"):
         list(documents(tmp_path))
 
@@ -125,7 +141,7 @@ def test_a_long_document_continues_as_the_next_and_loses_nothing(tmp_path, monke
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
     line = "A sentence of text that is repeated many times over. " * 20 + "\n"
-    (tmp_path / "a.txt").write_text(line * 12_000)            # 12.7 MB
+    (tmp_path / "a.txt").write_text(line * 12_000)  # 12.7 MB
     tracemalloc.start()
     count = sum(1 for _ in documents(tmp_path))
     peak = tracemalloc.get_traced_memory()[1]
@@ -133,15 +149,18 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert count >= 12 and peak < 6e6
 
 
-@pytest.mark.parametrize("text, sentences", [
-    ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
-    ("Mr. Smith met J. Doe at 5 p.m. today. He left.", ["Mr. Smith met J. Doe at 5 p.m. today.", "He left."]),
-    ('She said "No." Then "Why?" (He knew.) End', ['She said "No."', 'Then "Why?"', "(He knew.)", "End"]),
-    ("version 3.11 of os.path, e.g. This one", ["version 3.11 of os.path, e.g. This one"]),
-    ("你好。世界！", ["你好。", "世界！"]),
-    ("Was ist? Änderung.", ["Was ist?", "Änderung."]),
-    ("   ", []),
-])
+@pytest.mark.parametrize(
+    "text, sentences",
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("Mr. Smith met J. Doe at 5 p.m. today. He left.", ["Mr. Smith met J. Doe at 5 p.m. today.", "He left."]),
+        ('She said "No." Then "Why?" (He knew.) End', ['She said "No."', 'Then "Why?"', "(He knew.)", "End"]),
+        ("version 3.11 of os.path, e.g. This one", ["version 3.11 of os.path, e.g. This one"]),
+        ("你好。世界！", ["你好。", "世界！"]),
+        ("Was ist? Änderung.", ["Was ist?", "Änderung."]),
+        ("   ", []),
+    ],
+)
 def test_sentences(text, sentences):
     assert split_sentences(text) == sentences
 
@@ -151,7 +170,9 @@ def test_the_embedded_corpus_is_english_of_about_two_megabytes():
     assert all(isinstance(document, Document) and document.lines for document in found)
     characters = sum(len(line) for document in found for line in document.lines)
     assert 400 < len(found) < 1500 and 1.2e6 < characters < 4e6
-    assert any(document.name == "pydoc topic if" for document in found) and any(document.name == "argparse" for document in found)
+    assert any(document.name == "pydoc topic if" for document in found) and any(
+        document.name == "argparse" for document in found
+    )
     # Paragraphs are unwrapped: no line break stands inside a sentence.
     assert max(len(line) for document in found for line in document.lines) > 300
 
@@ -169,7 +190,9 @@ def test_a_build_leaves_out_bad_lines_on_request_and_says_which(tmp_path, capsys
     text = "Some words of a sentence that is here. And another one of them follows.\n"
     for name, bad in (("good", ""), ("bad", '{"text": "\\ud800"}\n{broken\n')):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "a.jsonl").write_text(json.dumps({"text": text * 9}) + "\n" + bad + json.dumps({"text": text * 7}) + "\n")
+        (tmp_path / name / "a.jsonl").write_text(
+            json.dumps({"text": text * 9}) + "\n" + bad + json.dumps({"text": text * 7}) + "\n"
+        )
     with pytest.raises(ValueError, match="a.jsonl: line 2: "):
         build_small(tmp_path / "bad", tmp_path / "out", vocabulary_size=100)
     with build_small(tmp_path / "bad", tmp_path / "out", vocabulary_size=100, skip_bad=2) as store:
@@ -177,6 +200,21 @@ def test_a_build_leaves_out_bad_lines_on_request_and_says_which(tmp_path, capsys
     assert ["line 2" in skipped[0], "line 3" in skipped[1], len(skipped)] == [True, True, 2]
     with build_small(tmp_path / "good", tmp_path / "whole", vocabulary_size=100) as whole:
         assert whole.manifest.shards == store.manifest.shards and "skipped" not in whole.manifest.made_with
-    run_main(main, ["--corpus", str(tmp_path / "bad"), "--skip-bad", "2", "--vocabulary-size", "100", "--workers", "1", "--out", str(tmp_path / "again"),
-                    "--max-sequence-length", "64"])
+    run_main(
+        main,
+        [
+            "--corpus",
+            str(tmp_path / "bad"),
+            "--skip-bad",
+            "2",
+            "--vocabulary-size",
+            "100",
+            "--workers",
+            "1",
+            "--out",
+            str(tmp_path / "again"),
+            "--max-sequence-length",
+            "64",
+        ],
+    )
     assert capsys.readouterr().err.count("skipped ") == 2
