@@ -186,7 +186,7 @@ def test_fine_tuning_what_the_name_says(path):
     name = re.fullmatch(r"finetune_(?P<data>[a-z0-9]+)_(?P<packing>packed|unpacked)\.yml", path.name)
     assert name, "a name says finetune, the data and packed or unpacked"
     config = finetuning.load_config(path)
-    assert config.task.name == {"squad": "squad", "banking77": "single_label"}[name["data"]]
+    assert config.task.name == {"squad": "squad", "banking77": "single_label", "tokens": "tokens"}[name["data"]]
     assert config.data.training.startswith(name["data"] + "/") and config.data.evaluation.startswith(name["data"] + "/")
     assert config.packed == (name["packing"] == "packed") and name["packing"] in path.read_text().split("\n")[0]
     assert not finetuning.load_config(path, ["data.packer=none"]).packed
