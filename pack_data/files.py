@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator
@@ -48,19 +49,37 @@ def locked(path: Path, complaint: str) -> Iterator[None]:
     """Holds the lock file `path` while entered; raises ValueError(complaint) where another process holds it.
 
     The system keeps the lock with the open file, so it ends with the process, however that ends; the file itself stays.
+    A lock that is held is tried again for `LOCK_PATIENCE` seconds.
     On a file system without locks nothing is held, and a line on stderr says so.
     """
     with open(path, "a") as file:
         try:
-            _lock(file)
+            _lock_soon(file)
         except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):  # the last two on Windows
+            if error.errno in _HELD:
                 raise ValueError(complaint) from None
             print(
                 f"note: {path.parent} cannot be locked ({error.strerror}); start no second process on it",
                 file=sys.stderr,
             )
         yield
+
+
+# A process that was killed while it started another one leaves the lock to that one until it has replaced its program.
+LOCK_PATIENCE = 1.0
+_HELD = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)  # the last two on Windows
+
+
+def _lock_soon(file: Any) -> None:
+    """As `_lock`, tried again until `LOCK_PATIENCE` is over."""
+    end = time.monotonic() + LOCK_PATIENCE
+    while True:
+        try:
+            return _lock(file)
+        except OSError as error:
+            if error.errno not in _HELD or time.monotonic() > end:
+                raise
+        time.sleep(0.05)
 
 
 def _lock(file: Any) -> None:

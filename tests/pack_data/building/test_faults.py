@@ -134,6 +134,7 @@ def test_two_builds_do_not_write_the_same_data_set(corpus, tmp_path, monkeypatch
             build_small(corpus, tmp_path / "data")
         return tasks.make_part(task)
 
+    monkeypatch.setattr(files, "LOCK_PATIENCE", 0.0)
     monkeypatch.setattr(inputs, "make_part", second)
     build_small(corpus, tmp_path / "data").close()
     verify(tmp_path / "data")
