@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Union
 
 import torch
 
+from ipu_packed_bert.identity import UNKNOWN, Identity
 from ipu_packed_bert.torch_files import UnsafeFile, load_tensors
 from pack_data.files import sync_folder
 
@@ -25,6 +27,7 @@ class Checkpoint(NamedTuple):
     batches: Dict[str, Any]  # GlobalBatches.state()
     config: str  # YAML, as resolved
     vocabulary: str = ""  # sha256 of vocab.txt; empty where it is not known
+    lower_case: Optional[bool] = None  # what the vocabulary is applied to; None where it is not known
 
 
 def checkpoint_path(folder: Union[str, Path], step: int) -> Path:
@@ -75,8 +78,14 @@ def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
         raise ValueError(f"{path} is damaged ({reason}); delete it to continue from the checkpoint before it") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this program (expected format {_FORMAT!r})")
-    # Checkpoints of before it was recorded have no vocabulary.
-    return Checkpoint(**{name: content[name] for name in Checkpoint._fields if name in content or name != "vocabulary"})
+    # Checkpoints of before they were recorded lack the fields that have a default.
+    return Checkpoint(
+        **{
+            name: content[name]
+            for name in Checkpoint._fields
+            if name in content or name not in Checkpoint._field_defaults
+        }
+    )
 
 
 def newest_checkpoint(folder: Union[str, Path]) -> Path:
@@ -85,3 +94,18 @@ def newest_checkpoint(folder: Union[str, Path]) -> Path:
     if not found:
         raise ValueError(f"{folder}: no checkpoint; a run can be resumed once it has saved one")
     return found[-1]
+
+
+def vocabulary_of_run(run: Path, checkpoint: Checkpoint) -> Identity:
+    """The vocabulary that a run's weights are of, as far as anything says it.
+
+    Checkpoints did not record it at first; the environment.json of their run did.
+    """
+    if checkpoint.vocabulary:
+        return Identity(checkpoint.vocabulary, checkpoint.lower_case)
+    try:
+        data = json.loads(Path(run, "environment.json").read_text(encoding="utf-8"))["data"]
+        sha256, lower_case = data["vocabulary_sha256"], data.get("lower_case")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return UNKNOWN
+    return Identity(sha256 if isinstance(sha256, str) else "", lower_case if isinstance(lower_case, bool) else None)

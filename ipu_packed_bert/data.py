@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from ipu_packed_bert.config import Config, ConfigError
+from ipu_packed_bert.identity import Identity
 from pack_data.building import sides
 from pack_data.lengths.factors import PackingFactor, checked_factor, planned_factor
 from pack_data.packers import PACKERS, packs_at_depth
@@ -190,10 +191,15 @@ def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest
             f"has a vocabulary of {evaluation.vocabulary_size} tokens, "
             f"model.vocabulary_size is {config.model.vocabulary_size}"
         )
-    vocabularies = {manifest.vocabulary_sha256 for manifest in (training, evaluation)} - {""}
-    if len(vocabularies) > 1:
+    ours, theirs = Identity.of_data(training), Identity.of_data(evaluation)
+    if len({ours.sha256, theirs.sha256} - {""}) > 1:
         problems.append(
             "was made with another vocabulary than the training data; give both the same vocab.txt (--vocabulary)"
+        )
+    elif len({ours.lower_case, theirs.lower_case} - {None}) > 1:
+        problems.append(
+            f"{'has all text in lower case' if theirs.lower_case else 'keeps capitals'}, unlike the training data; "
+            "build both with --keep-case, or neither"
         )
     if sides.overlap(training.made_with, evaluation.made_with):
         problems.append(

@@ -1,53 +1,76 @@
-"""Which vocabulary weights and data are of: the sha256 of its vocab.txt, compared wherever the two meet."""
+"""Which vocabulary weights and data are of: the sha256 of its vocab.txt and what becomes of capitals, compared wherever
+the two meet."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional
 
-from ipu_packed_bert.checkpoint import Checkpoint
+from pack_data.store import Manifest
+from pack_data.text.wordpiece import Vocabulary
+
+
+class Identity(NamedTuple):
+    """What a vocabulary is known by: the same tokens cut another text where capitals are kept."""
+
+    sha256: str = ""  # of vocab.txt; empty where it is not known
+    lower_case: Optional[bool] = None  # None where it is not known
+
+    @property
+    def lowers_case(self) -> bool:
+        """As stated; of before it was recorded lower case was taken for granted."""
+        return self.lower_case is not False
+
+    @property
+    def recorded(self) -> Dict[str, Any]:
+        """As environment.json has it."""
+        return {"vocabulary_sha256": self.sha256, "lower_case": self.lower_case}
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> Identity:
+        return cls(vocabulary.sha256, vocabulary.lower_case)
+
+    @classmethod
+    def of_data(cls, manifest: Manifest) -> Identity:
+        """What a data set says; the rule for capitals means nothing where no vocabulary was at hand."""
+        lower_case = manifest.made_with.get("options", {}).get("lower_case") if manifest.vocabulary_sha256 else None
+        return cls(manifest.vocabulary_sha256, lower_case)
+
+
+UNKNOWN = Identity()
 
 
 class Agreement(NamedTuple):
     """What weights and data that may go together come to."""
 
-    vocabulary: str  # sha256 of vocab.txt, empty where neither side knows it
+    vocabulary: Identity  # of either side, as far as it knows
     note: Optional[str]  # what could not be compared, in one line
 
 
-def agree(weights: str, data: str, *, weights_of: object, data_of: object) -> Agreement:
-    """Hold the vocabulary that weights were trained with against that of data; both sha256, empty where it is not
-    known.
+def agree(weights: Identity, data: Identity, *, weights_of: object, data_of: object) -> Agreement:
+    """Hold the vocabulary that weights were trained with against that of data.
 
-    Raises ValueError where they differ: the same number is another token in each.
+    Raises ValueError where they differ: the same number is another token in each, or the same word other tokens.
     """
-    if weights and data and weights != data:
+    if weights.sha256 and data.sha256 and weights.sha256 != data.sha256:
         raise ValueError(
-            f"{weights_of} was trained with another vocabulary (sha256 {weights[:12]}) than that of {data_of} "
-            f"({data[:12]}): each token "
+            f"{weights_of} was trained with another vocabulary (sha256 {weights.sha256[:12]}) than that of {data_of} "
+            f"({data.sha256[:12]}): each token "
             "number means another token; give both the vocab.txt of the weights, as pack_data.build --vocabulary FILE "
             "does for data"
         )
-    unknown = [str(name) for name, sha256 in ((weights_of, weights), (data_of, data)) if not sha256]
+    if None not in (weights.lower_case, data.lower_case) and weights.lower_case != data.lower_case:
+        lowered, kept = (weights_of, data_of) if weights.lower_case else (data_of, weights_of)
+        raise ValueError(
+            f"{weights_of} was trained with another vocabulary than that of {data_of}: {lowered} has all text in lower "
+            f"case, {kept} keeps capitals; build the data {'without' if weights.lower_case else 'with'} --keep-case, "
+            "as that of the weights"
+        )
+    unknown = [str(name) for name, each in ((weights_of, weights), (data_of, data)) if not each.sha256]
     note = (
         f"vocabularies are not compared: {' and '.join(unknown)} {'do' if unknown[1:] else 'does'} not say which it "
         f"was made with"
         if unknown
         else None
     )
-    return Agreement(weights or data, note)
-
-
-def vocabulary_of_run(run: Path, checkpoint: Checkpoint) -> str:
-    """sha256 of the vocabulary that a run's weights are of; empty where nothing says it.
-
-    Checkpoints did not record it at first; the environment.json of their run did.
-    """
-    if checkpoint.vocabulary:
-        return checkpoint.vocabulary
-    try:
-        found = json.loads(Path(run, "environment.json").read_text(encoding="utf-8"))["data"]["vocabulary_sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return found if isinstance(found, str) else ""
+    lower_case = data.lower_case if weights.lower_case is None else weights.lower_case
+    return Agreement(Identity(weights.sha256 or data.sha256, lower_case), note)

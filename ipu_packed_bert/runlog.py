@@ -20,6 +20,7 @@ import torch
 
 from ipu_packed_bert.checkpoint import checkpoints
 from ipu_packed_bert.engine.base import StepResult
+from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, Outcome
 from pack_data.files import locked, write_atomically
@@ -343,7 +344,7 @@ def data_of(manifest: Manifest) -> Dict[str, Any]:
         "packs": manifest.packs,
         "sequences": manifest.sequences,
         "algorithm": manifest.algorithm,
-        "vocabulary_sha256": manifest.vocabulary_sha256,
+        **Identity.of_data(manifest).recorded,
     }
 
 

@@ -13,12 +13,12 @@ from typing import NamedTuple, Optional, Tuple
 
 import yaml
 
-from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint
+from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, vocabulary_of_run
 from ipu_packed_bert.config import ConfigError, schedule_too_short
 from ipu_packed_bert.engine import EngineChoice, build_engine
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.hugging_face import merged, write_folder
-from ipu_packed_bert.identity import agree, vocabulary_of_run
+from ipu_packed_bert.identity import Identity, agree
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.optim import schedule_change
 from ipu_packed_bert.runlog import CHECKPOINTS, LOG, RunLog, environment, open_run_folder, print_summary, saved_in
@@ -106,7 +106,7 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
         "packs": packing.packs,
         "sequences": packing.sequences,
         "algorithm": packing.algorithm,
-        "vocabulary_sha256": start.vocabulary.sha256,
+        **Identity.of(start.vocabulary).recorded,
     }
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(
@@ -154,7 +154,7 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
             steps=steps,
             first_step=first_step,
             evaluate_every=(config.run.evaluate_every or steps) if task.evaluation else 0,
-            vocabulary=start.vocabulary.sha256,
+            vocabulary=Identity.of(start.vocabulary),
         )
         finished = outcome.stopped_by is None
         if finished and log.evaluated != outcome.step and task.evaluation is not None:
@@ -184,7 +184,7 @@ def _go_on(prepared: Prepared, run: str, checkpoint: Checkpoint) -> int:
     """Engine and batches where the checkpoint left them; the updates made so far."""
     agree(
         vocabulary_of_run(Path(run), checkpoint),
-        prepared.start.vocabulary.sha256,
+        Identity.of(prepared.start.vocabulary),
         weights_of=run,
         data_of=prepared.start.description,
     )

@@ -10,10 +10,10 @@ from typing import List, NamedTuple, Optional
 
 import yaml
 
-from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint, vocabulary_of_run
 from ipu_packed_bert.config import PRETRAINING, ModelConfig, config_from_tree
 from ipu_packed_bert.hugging_face import Weights, read_folder
-from ipu_packed_bert.identity import agree, vocabulary_of_run
+from ipu_packed_bert.identity import Identity, agree
 from ipu_packed_bert.settings import peek
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.settings import FinetuneConfig
@@ -71,8 +71,9 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
             raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / 'model'}")
         run = config_from_tree(tree, str(folder))
         path = Path(given or run.data.vocabulary or Path(run.data.directory, "vocab.txt"))
-        vocabulary = load_vocabulary(path)
-        note = agree(vocabulary_of_run(folder, checkpoint), vocabulary.sha256, weights_of=folder, data_of=path).note
+        of_weights = vocabulary_of_run(folder, checkpoint)
+        vocabulary = load_vocabulary(path, of_weights.lowers_case)
+        note = agree(of_weights, Identity.of(vocabulary), weights_of=folder, data_of=path).note
         return Start(
             run.model,
             checkpoint.engine["model"],
@@ -86,7 +87,7 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
         )
     pretrained = read_folder(folder)
     vocabulary = load_vocabulary(given, pretrained.vocabulary.lower_case) if given else pretrained.vocabulary
-    agree(pretrained.vocabulary.sha256, vocabulary.sha256, weights_of=folder, data_of=given)
+    agree(Identity.of(pretrained.vocabulary), Identity.of(vocabulary), weights_of=folder, data_of=given)
     names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label")
     labels = (
         [names[number] for number in sorted(names, key=int)]

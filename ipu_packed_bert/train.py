@@ -14,6 +14,7 @@ import torch
 from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
 from ipu_packed_bert.checkpoint import checkpoints as saved
 from ipu_packed_bert.engine.base import Engine, StepResult
+from ipu_packed_bert.identity import UNKNOWN, Identity
 from ipu_packed_bert.loader import Batch, GlobalBatches
 from ipu_packed_bert.optim import learning_rate
 from ipu_packed_bert.tasks.task import Counts, Evaluation
@@ -64,12 +65,12 @@ def train(
     steps: Optional[int] = None,
     evaluate_every: Optional[int] = None,
     first_step: int = 0,
-    vocabulary: str = "",
+    vocabulary: Identity = UNKNOWN,
 ) -> Outcome:
     """Make the updates after ``first_step`` up to ``steps``; ``checkpoints`` None saves none.
 
     ``config`` is that of any task; ``steps`` and ``evaluate_every`` are those of its section ``run`` where they are not
-    given. ``vocabulary`` is the sha256 that checkpoints record, empty where it is not known.
+    given. ``vocabulary`` is what checkpoints record of it.
 
     Ctrl-C and SIGTERM let the update or the evaluation's batch under way finish, save a checkpoint and return; a second
     Ctrl-C stops at once. Raises NotFinite where a loss, or the weights of a checkpoint that is due, are no longer
@@ -101,7 +102,7 @@ def train(
                 check_state(state, step, checkpoints)
                 save_checkpoint(
                     checkpoints,
-                    Checkpoint(step, state, batches.state(), config.to_yaml(), vocabulary),
+                    Checkpoint(step, state, batches.state(), config.to_yaml(), *vocabulary),
                     keep=run.keep_checkpoints,
                 )
             if interruption.signal:

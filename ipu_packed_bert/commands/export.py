@@ -40,9 +40,9 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     The vocabulary is the given file, else that of the run's configuration, else the one beside its data set.  Raises
     ValueError where the weights were trained with another one.
     """
-    from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+    from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint, vocabulary_of_run
     from ipu_packed_bert.hugging_face import write_folder
-    from ipu_packed_bert.identity import agree, vocabulary_of_run
+    from ipu_packed_bert.identity import Identity, agree
 
     checkpoint = load_checkpoint(newest_checkpoint(run / CHECKPOINTS))
     tree = yaml.safe_load(checkpoint.config)
@@ -51,16 +51,18 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     config = config_from_tree(tree, str(run))
     architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
     path = vocabulary or Path(config.data.vocabulary or Path(config.data.directory, VOCABULARY))
-    written = _vocabulary_of(config, path)
-    note = agree(vocabulary_of_run(run, checkpoint), written.sha256, weights_of=run, data_of=path).note
+    of_weights = vocabulary_of_run(run, checkpoint)
+    written = _vocabulary_of(config, path, of_weights.lowers_case)
+    note = agree(of_weights, Identity.of(written), weights_of=run, data_of=path).note
     write_folder(folder, config.model, checkpoint.engine["model"], written, architecture=architecture)
     return Exported(checkpoint.step, note)
 
 
 def _export_fine_tuned(run: Path, folder: Path, checkpoint: Checkpoint, vocabulary: Optional[Path]) -> Exported:
     """A fine-tuned model; its vocabulary, sizes and labels lie in the run's folder."""
+    from ipu_packed_bert.checkpoint import vocabulary_of_run
     from ipu_packed_bert.hugging_face import write_folder
-    from ipu_packed_bert.identity import agree, vocabulary_of_run
+    from ipu_packed_bert.identity import Identity, agree
 
     try:
         about = json.loads((run / EXPORT).read_text(encoding="utf-8"))
@@ -70,7 +72,7 @@ def _export_fine_tuned(run: Path, folder: Path, checkpoint: Checkpoint, vocabula
         raise ValueError(f"{run / EXPORT}: cannot be read ({error!r}); --resume writes it again") from None
     written = load_vocabulary(vocabulary or run / VOCABULARY, lower_case)
     note = agree(
-        vocabulary_of_run(run, checkpoint), written.sha256, weights_of=run, data_of=vocabulary or run / VOCABULARY
+        vocabulary_of_run(run, checkpoint), Identity.of(written), weights_of=run, data_of=vocabulary or run / VOCABULARY
     ).note
     write_folder(folder, model, checkpoint.engine["model"], written, architecture=architecture, **settings)
     return Exported(checkpoint.step, note)
@@ -85,15 +87,12 @@ def import_folder(folder: Path, run: Path) -> Loaded:
 
     from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
     from ipu_packed_bert.hugging_face import load_into, read_folder
+    from ipu_packed_bert.identity import Identity
     from ipu_packed_bert.model.packed import PackedBertForPreTraining
 
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise ValueError(f"{run}: exists and is not an empty folder; give another one")
     pretrained = read_folder(folder)
-    if not pretrained.vocabulary.lower_case:
-        raise ValueError(
-            f"{folder}: its tokenizer keeps capitals (do_lower_case is false); pre-training data is lower case"
-        )
     slots = min(512, pretrained.model.max_position_embeddings)
     config = config_from_tree(
         {
@@ -114,15 +113,16 @@ def import_folder(folder: Path, run: Path) -> Loaded:
     run.mkdir(parents=True, exist_ok=True)
     write_atomically(run / VOCABULARY, pretrained.vocabulary.text)
     write_atomically(run / CONFIG, config.to_yaml().encode())
-    imported = Checkpoint(0, {"model": network.state_dict()}, {}, config.to_yaml(), pretrained.vocabulary.sha256)
+    weights, identity = {"model": network.state_dict()}, Identity.of(pretrained.vocabulary)
+    imported = Checkpoint(0, weights, {}, config.to_yaml(), *identity)
     save_checkpoint(run / CHECKPOINTS, imported, keep=1)
     return loaded
 
 
-def _vocabulary_of(config: Config, path: Path) -> Vocabulary:
+def _vocabulary_of(config: Config, path: Path, lower_case: bool) -> Vocabulary:
     if not path.exists():
         raise ValueError(f"{path}: the run's vocabulary is not there; give it with --vocabulary FILE")
-    vocabulary = load_vocabulary(path)
+    vocabulary = load_vocabulary(path, lower_case)
     if len(vocabulary) > config.model.vocabulary_size:
         raise ValueError(
             f"{path}: {len(vocabulary):,} tokens, the run's model has rows for {config.model.vocabulary_size:,}; "

@@ -141,8 +141,9 @@ def beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
 def run(config: Config, args: argparse.Namespace) -> int:
     """Trains, and writes the run down; the exit status."""
     # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
+    from ipu_packed_bert.checkpoint import vocabulary_of_run
     from ipu_packed_bert.engine import build_engine, choose_engine
-    from ipu_packed_bert.identity import agree, vocabulary_of_run
+    from ipu_packed_bert.identity import Identity, agree
     from ipu_packed_bert.loader import GlobalBatches, StoredPacks
     from ipu_packed_bert.runlog import (
         CHECKPOINTS,
@@ -171,7 +172,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         evaluation = open_evaluation(config, store.manifest)
         if evaluation:
             opened.enter_context(evaluation)
-        vocabulary = store.manifest.vocabulary_sha256
+        vocabulary = Identity.of_data(store.manifest)
         weights = begin.checkpoint or begin.weights
         if weights:
             weights_of = args.resume or args.start_from

@@ -1,11 +1,14 @@
 """Weights of one vocabulary never meet data of another: beginning, resuming, exporting, importing, fine-tuning."""
 
+import json
+
 import pytest
 import torch
+import yaml
 
-from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint, vocabulary_of_run
 from ipu_packed_bert.commands import export, pretrain
-from ipu_packed_bert.identity import agree, vocabulary_of_run
+from ipu_packed_bert.identity import UNKNOWN, Identity, agree
 from ipu_packed_bert.start import find_start
 from pack_data.command import run_main
 from pack_data.store import read_manifest
@@ -13,7 +16,7 @@ from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
 from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.fine_tuning_files import tiny_table
 from tests.pack_data.text_corpus import build_small, write_corpus
-from tests.tiny_runs import tiny_config, tiny_data
+from tests.tiny_runs import tiny_config, tiny_data, tiny_settings
 
 SIZE = 8192
 WORDS = tuple(f"w{number}" for number in range(SIZE - len(SPECIAL_TOKENS)))
@@ -132,7 +135,7 @@ def test_runs_of_before_the_hash_was_saved(house, tmp_path):
     """Their environment.json says it; without that nothing does, and no side is believed."""
     path = newest_checkpoint(house / "run" / "checkpoints")
     content = torch.load(path, weights_only=True)
-    del content["vocabulary"]
+    del content["vocabulary"], content["lower_case"]
     old = tmp_path / "checkpoints" / path.name
     old.parent.mkdir()
     torch.save(content, old)
@@ -140,8 +143,8 @@ def test_runs_of_before_the_hash_was_saved(house, tmp_path):
         load_checkpoint(old).engine["model"]["bert.pooler.dense.weight"],
         content["engine"]["model"]["bert.pooler.dense.weight"],
     )
-    assert vocabulary_of_run(house / "run", load_checkpoint(old)) == ONE.sha256
-    assert vocabulary_of_run(tmp_path, load_checkpoint(old)) == ""
+    assert vocabulary_of_run(house / "run", load_checkpoint(old)).sha256 == ONE.sha256
+    assert vocabulary_of_run(tmp_path, load_checkpoint(old)) == UNKNOWN and UNKNOWN.lowers_case
 
 
 @pytest.mark.parametrize(
@@ -149,9 +152,73 @@ def test_runs_of_before_the_hash_was_saved(house, tmp_path):
     [("a", "a", "a", ()), ("a", "", "a", ("DATA",)), ("", "a", "a", ("RUN",)), ("", "", "", ("DATA", "RUN"))],
 )
 def test_what_both_sides_say(weights, data, known, noted):
-    found = agree(weights, data, weights_of="RUN", data_of="DATA")
-    assert found.vocabulary == known
+    found = agree(Identity(weights), Identity(data), weights_of="RUN", data_of="DATA")
+    assert found.vocabulary == Identity(known)
     assert [name for name in ("DATA", "RUN") if found.note and name in found.note] == list(noted)
+
+
+@pytest.mark.parametrize("weights", [True, False, None])
+@pytest.mark.parametrize("data", [True, False, None])
+def test_the_rule_for_capitals_is_part_of_a_vocabulary(weights, data):
+    """Whoever states it decides; two that state it otherwise do not go together."""
+    sides = Identity("a", weights), Identity("a", data)
+    if None not in (weights, data) and weights != data:
+        with pytest.raises(ValueError, match="another vocabulary .* keeps capitals.* --keep-case") as error:
+            agree(*sides, weights_of="RUN", data_of="DATA")
+        assert f"{'DATA' if weights else 'RUN'} keeps" in str(error.value) and "\n" not in str(error.value)
+    else:
+        found = agree(*sides, weights_of="RUN", data_of="DATA")
+        assert found == (Identity("a", data if weights is None else weights), None)
+
+
+@pytest.fixture(scope="module")
+def cased(tmp_path_factory):
+    """Data that keep capitals; the same text with the same vocabulary in lower case; a run on the first."""
+    folder = tmp_path_factory.mktemp("cased")
+    corpus = write_corpus(folder / "text", 30)
+    build_small(corpus, folder / "kept", lower_case=False, vocabulary_size=300).close()
+    build_small(corpus, folder / "lowered", vocabulary=folder / "kept" / "vocab.txt").close()
+    assert trained_on(folder, "kept", "--out", folder / "run") == 0
+    return folder
+
+
+def trained_on(folder, data, *arguments):
+    settings = {**tiny_settings(folder / data), "data": {"directory": str(folder / data)}}
+    settings["model"] = {**settings["model"], "vocabulary_size": 300}
+    settings["run"] = {"steps": 1}
+    (folder / "cased.yml").write_text(yaml.safe_dump(settings))
+    return run_main(pretrain.main, ["--config", str(folder / "cased.yml"), *map(str, arguments)])
+
+
+def test_a_run_on_data_that_keep_capitals_says_so_wherever_it_goes(cased, tmp_path):
+    pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
+    run = cased / "run"
+    assert newest(run).lower_case is False
+    assert json.loads((run / "environment.json").read_text())["data"]["lower_case"] is False
+    kept = load_vocabulary(cased / "kept" / "vocab.txt", lower_case=False)
+    word = next(token for token in kept.tokens if token[0].isupper() and len(token) > 1)
+    table = tiny_table(tmp_path / "train.csv", "single_label")
+    export.export_run(run, tmp_path / "hf")
+    assert json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["do_lower_case"] is False
+    export.import_folder(tmp_path / "hf", tmp_path / "again")
+    for start in (run, tmp_path / "hf", tmp_path / "again"):
+        found = find_start(
+            fine_tuning_config(start, table, task="single_label", data={"max_sequence_length": 32})
+        ).vocabulary
+        assert found.encode([word])[0].tolist() == [kept.ids[word]]
+
+
+def test_the_same_tokens_in_another_case_are_another_vocabulary(cased, tmp_path, capsys):
+    lowered = read_manifest(cased / "lowered")
+    assert lowered.vocabulary_sha256 == newest(cased / "run").vocabulary
+    new = ("--start-from", cased / "run", "--out", tmp_path / "run")
+    assert trained_on(cased, "lowered", *new) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "--keep-case" in message and not (tmp_path / "run").exists()
+    assert trained_on(cased, "kept", *new) == 0
+    evaluated = ("--set", "run.evaluate_every=1", "--set", f"data.evaluation_directory={cased / 'lowered'}")
+    assert trained_on(cased, "kept", "--out", tmp_path / "other", *evaluated) == 2
+    assert "has all text in lower case, unlike the training data" in capsys.readouterr().err
 
 
 def test_one_vocabulary_has_one_identity_however_its_lines_end(tmp_path):
