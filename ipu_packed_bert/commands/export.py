@@ -1,13 +1,15 @@
 """Between a run and a Hugging Face folder:
 
 python -m ipu_packed_bert.export RUN DIR              # the newest checkpoint of a run -> a folder transformers loads
-python -m ipu_packed_bert.export --import DIR RUN     # a folder -> a run: run_pretraining.py --start-from RUN
+python -m ipu_packed_bert.export --import DIR RUN     # a folder -> a run to begin with
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
 
@@ -93,26 +95,16 @@ def import_folder(folder: Path, run: Path) -> Loaded:
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise ValueError(f"{run}: exists and is not an empty folder; give another one")
     pretrained = read_folder(folder)
-    slots = min(512, pretrained.model.max_position_embeddings)
-    config = config_from_tree(
-        {
-            "data": {
-                "vocabulary": str(run / VOCABULARY),
-                "max_sequence_length": slots,
-                "max_predictions_per_sequence": None,
-            },
-            "model": dict(vars(pretrained.model).items()),
-            "placement": {"layers_per_ipu": [pretrained.model.num_layers]},
-        },
-        str(folder),
-    )
+    # What the weights decide and no more: the rest is left to the data set and to the defaults.
+    decided = {"data": {"vocabulary": str(run / VOCABULARY)}, "model": dataclasses.asdict(pretrained.model)}
+    config = config_from_tree(decided, str(folder))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         network = PackedBertForPreTraining(config.model, config.loss)
     loaded = load_into(network, pretrained.weights)
     run.mkdir(parents=True, exist_ok=True)
     write_atomically(run / VOCABULARY, pretrained.vocabulary.text)
-    write_atomically(run / CONFIG, config.to_yaml().encode())
+    write_atomically(run / CONFIG, yaml.safe_dump(decided, sort_keys=False).encode())
     weights, identity = {"model": network.state_dict()}, Identity.of(pretrained.vocabulary)
     imported = Checkpoint(0, weights, {}, config.to_yaml(), *identity)
     save_checkpoint(run / CHECKPOINTS, imported, keep=1)
@@ -157,8 +149,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             parser.error("--vocabulary is for writing a folder; one that is read has its own")
         loaded = import_folder(args.source, args.target)
         print(
-            f"{args.target}: begin with it by {typed('pretrain', 'python run_pretraining.py')} --start-from "
-            f"{args.target}, its sizes are in {CONFIG}"
+            f"{args.target}: begin with it by {typed('pretrain', 'python run_pretraining.py')} --config "
+            f"{shlex.quote(str(args.target / CONFIG))} --data DATA --start-from {shlex.quote(str(args.target))}"
         )
         for names, what in (
             (loaded.fresh, "initialised, not in the folder"),

@@ -4,6 +4,7 @@ one line."""
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,8 @@ from ipu_packed_bert.config import LossConfig, load_config
 from ipu_packed_bert.hugging_face import load_into, read_folder, write_folder
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from pack_data.command import run_main
-from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
+from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
+from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import TINY
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
@@ -233,6 +235,31 @@ def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch, arguments, says):
     message = capsys.readouterr().err
     assert message.startswith("error: ") and message.count("\n") == 1 and says in message
     assert not (tmp_path / "out").exists()
+
+
+def test_the_line_that_import_prints_runs_on_any_data_set_of_its_vocabulary(tmp_path, capsys, monkeypatch):
+    """Slots, depth and predictions are the data set's; the sizes, the vocabulary's rows among them, the weights'."""
+    build_small(
+        write_corpus(tmp_path / "text", 30), tmp_path / "sets", max_sequence_length=48, max_sequences_per_pack=2
+    ).close()
+    vocabulary = load_vocabulary(tmp_path / "sets" / "vocab.txt")
+    model = replace(MODEL, vocabulary_size=len(vocabulary) + 3, max_position_embeddings=64)
+    torch.manual_seed(3)
+    weights = PackedBertForPreTraining(model, LossConfig()).state_dict()
+    write_folder(tmp_path / "hf", model, weights, vocabulary, architecture="BertForPreTraining")
+    monkeypatch.chdir(tmp_path)
+    assert run_main(main, ["--import", "hf", "imported"]) == 0
+    printed = next(line for line in capsys.readouterr().out.splitlines() if "--start-from" in line)
+    words = shlex.split(printed.partition("begin with it by ")[2].replace("DATA", "sets"))
+    arguments = words[words.index("--config") :]
+    few = ["batch.gradient_accumulation=2", "run.seed=1", "optimizer.learning_rate=1.0e-12"]
+    arguments += [*(word for setting in few for word in ("--set", setting)), "--steps", "1", "--engine", "host"]
+    assert run_main(pretrain.main, [*arguments, "--out", "run"]) == 0, capsys.readouterr().err
+    ran = load_config(tmp_path / "run" / "config.yml")
+    assert ran.model == model and ran.data.max_sequence_length == 48 and ran.data.max_sequences_per_pack == 2
+    checkpoint = load_checkpoint(newest_checkpoint(tmp_path / "run" / "checkpoints"))
+    for name, tensor in weights.items():
+        assert torch.allclose(checkpoint.engine["model"][name], tensor, atol=1e-6), name
 
 
 def test_imported_weights_are_begun_from_not_resumed(tmp_path, capsys, monkeypatch):
