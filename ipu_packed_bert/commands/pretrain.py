@@ -16,6 +16,7 @@ from ipu_packed_bert.config import Config, check_accumulation, config_from_tree,
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.data import built_otherwise, described, open_evaluation, open_or_build, packing_factor
 from ipu_packed_bert.processes import refuse_torchrun
+from ipu_packed_bert.settings import DEFAULT, FILE, peek
 from pack_data.command import ArgumentParser, typed
 from pack_data.lengths.factors import PackingFactor
 from pack_data.store import Manifest
@@ -109,6 +110,18 @@ def resumed_config(folder: str, overrides: List[str]) -> Config:
     return load_config(path, [f"optimizer.schedule_steps={load_config(path).schedule_steps}", *overrides])
 
 
+# What decides the shapes of the weights, and how they are read: of the network alone, and what the data set may decide.
+NETWORK = (
+    "model.hidden_size",
+    "model.num_layers",
+    "model.num_heads",
+    "model.intermediate_size",
+    "model.type_vocabulary_size",
+    "loss.next_sentence",
+)
+SIZES = ("model.vocabulary_size", "model.max_position_embeddings", *NETWORK)
+
+
 class Beginning(NamedTuple):
     """What a run begins with: a checkpoint of its own, the weights of another run, or neither."""
 
@@ -120,6 +133,27 @@ class Beginning(NamedTuple):
     def step(self) -> int:
         """Updates made already."""
         return self.checkpoint.step if self.checkpoint else 0
+
+    def refuse_other_sizes(self, config: Config, keys: Sequence[str], run: str) -> None:
+        """ValueError where the weights, in the folder `run`, are of another network than the configuration's."""
+        found = self.checkpoint or self.weights
+        # Read as plain values: a configuration of a former version may hold settings that are gone.
+        there = yaml.safe_load(found.config) if found else None
+        others = []
+        for key in keys:
+            section, name = key.split(".")
+            theirs, ours = peek(key, there, ()), getattr(getattr(config, section), name)
+            if theirs not in (None, ours):
+                origin = config.origins.get(key, FILE)
+                by = f"in {config.path}" if origin == FILE or origin.startswith(DEFAULT) else f"by {origin}"
+                others.append(f"{key} is {_shown(theirs)} there, {_shown(ours)} {by}")
+        if others:
+            way_out = (
+                "a run goes on with the sizes it has"
+                if self.checkpoint
+                else f"--config {Path(run, CONFIG)} has its sizes"
+            )
+            raise ValueError(f"{run}: {', '.join(others)}; {way_out}")
 
 
 def beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
@@ -166,6 +200,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         return 0
     choice = choose_engine(config)
     config = for_this_machine(config, choice)
+    weights_of = args.resume or args.start_from
+    begin.refuse_other_sizes(config, NETWORK, weights_of)
     with contextlib.ExitStack() as opened:
         config, store = open_or_build(config, progress=args.progress)
         opened.enter_context(store)
@@ -175,11 +211,11 @@ def run(config: Config, args: argparse.Namespace) -> int:
         vocabulary = Identity.of_data(store.manifest)
         weights = begin.checkpoint or begin.weights
         if weights:
-            weights_of = args.resume or args.start_from
             of_weights = vocabulary_of_run(Path(weights_of), weights)
             vocabulary, note = agree(of_weights, vocabulary, weights_of=weights_of, data_of=config.data.directory)
             if note:
                 print(f"note      {note}")
+        begin.refuse_other_sizes(config, SIZES, weights_of)
         factor = packing_factor(config, store.manifest, args.packing_factor)
         if choice.kind == "ipu_model":
             config = config.for_simulation(factor.value)
@@ -256,6 +292,8 @@ def for_this_machine(config: Config, choice: EngineChoice) -> Config:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 

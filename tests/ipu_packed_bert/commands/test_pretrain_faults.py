@@ -30,6 +30,74 @@ def tiny(tmp_path_factory):
     return str(tiny_config(folder / "tiny.yml", tiny_data(folder / "data")))
 
 
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "1", "--set", "run.evaluate_every=0"]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    "setting, there, here",
+    [
+        ("model.num_layers=1", "2", "1"),
+        ("model.num_heads=4", "2", "4"),  # the same shapes, read in another way
+        ("model.hidden_size=32", "16", "32"),
+        ("model.intermediate_size=24", "32", "24"),
+        ("model.vocabulary_size=130", "128", "130"),
+        ("model.max_position_embeddings=70", "64", "70"),
+        ("model.type_vocabulary_size=3", "2", "3"),
+        ("loss.next_sentence=false", "true", "false"),
+    ],
+)
+def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(
+    tiny, trained, tmp_path, capsys, monkeypatch, setting, there, here
+):
+    monkeypatch.setattr(pretrain, "packing_factor", lambda *_: pytest.fail("went on"))
+    settings = yaml.safe_load(Path(tiny).read_text())
+    key, value = setting.split("=")
+    section, name = key.split(".")
+    settings.setdefault(section, {})[name] = yaml.safe_load(value)
+    del settings["placement"]
+    other = tmp_path / "other.yml"
+    other.write_text(yaml.safe_dump(settings))
+    out = ("--out", str(tmp_path / "run"))
+    message = refused(capsys, "--config", str(other), "--start-from", str(trained), *out)
+    assert message == (
+        f"{trained}: {key} is {there} there, {here} in {other}; --config {trained / 'config.yml'} has its sizes"
+    )
+    placed = ("--set", "placement.layers_per_ipu=[1]") if name == "num_layers" else ()
+    message = refused(
+        capsys,
+        "--resume",
+        str(trained),
+        "--steps",
+        "2",
+        "--set",
+        "optimizer.schedule_steps=2",
+        "--set",
+        setting,
+        *placed,
+    )
+    assert message == f"{trained}: {key} is {there} there, {here} by --set; a run goes on with the sizes it has"
+
+
+def test_a_network_of_other_sizes_is_refused_before_its_data_set_is_built(tiny, trained, tmp_path, capsys):
+    arguments = ["--config", tiny, "--set", "model.hidden_size=32", "--data", str(tmp_path / "data")]
+    assert "hidden_size is 16 there, 32 by --set" in refused(capsys, *arguments, "--start-from", str(trained))
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_size_that_the_data_set_decides_is_compared_too(tiny, trained, tmp_path, capsys):
+    settings = yaml.safe_load(Path(tiny).read_text())
+    settings["data"] = {"directory": str(tiny_data(tmp_path / "data", vocabulary=120))}
+    del settings["model"]["vocabulary_size"]
+    settings["run"] = {"steps": 1}
+    (tmp_path / "left_out.yml").write_text(yaml.safe_dump(settings))
+    arguments = ["--config", str(tmp_path / "left_out.yml"), "--start-from", str(trained)]
+    assert "model.vocabulary_size is 128 there, 120 by the data set in" in refused(capsys, *arguments)
+
+
 def losses(folder):
     return [(record["step"], record["loss"], record["mlm_accuracy"]) for record in read_log(folder / LOG)]
 
