@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from ipu_packed_bert.config import Config, ConfigError
 from ipu_packed_bert.identity import Identity
+from ipu_packed_bert.settings import OVERRIDE
 from pack_data.building import sides
 from pack_data.lengths.factors import PackingFactor, checked_factor, planned_factor
 from pack_data.packers import PACKERS, packs_at_depth
@@ -90,11 +92,14 @@ def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
 def open_or_build(config: Config, *, progress: Optional[bool] = None) -> Tuple[Config, PackStore]:
     """The data set of the configuration, and the configuration as :func:`described` by it.
 
-    If its folder holds none, it is built there and kept, with its held-out side; one line says so.  Raises ValueError
-    where the data set contradicts the configuration.
+    If the folder that the configuration file names holds none, it is built there and kept, with its held-out side; one
+    line says so.  Raises ValueError where a folder that the user named holds none, and where the data set contradicts
+    the configuration.
     """
     data = config.data
     if described(config)[1] is None:
+        if config.origins.get("data.directory") == OVERRIDE:
+            raise ValueError(_no_data_set(config))
         from pack_data.build import BuildOptions, build
 
         what = "the embedded corpus" if data.corpus == "embedded" else data.corpus
@@ -118,6 +123,17 @@ def open_or_build(config: Config, *, progress: Optional[bool] = None) -> Tuple[C
         ).close()
     config, _ = described(config)
     return config, PackStore.open(Path(data.directory))
+
+
+def _no_data_set(config: Config) -> str:
+    """The words for a folder without a data set that --data or --set named, which may be mistyped or of texts."""
+    folder = Path(config.data.directory)
+    if folder.is_dir() and any(folder.iterdir()):
+        line = f"python -m pack_data.build --corpus {shlex.quote(str(folder))} --out DIR, and --data DIR"
+        return f"{folder}: holds no data set ({MANIFEST} is missing); if it holds texts, build one of them: {line}"
+    texts = {"data.corpus": "TEXTS"} if config.data.corpus == "embedded" else {}
+    line = config.with_settings(texts, OVERRIDE).build_line()
+    return f"{folder}: no data set there; name a folder that pack_data.build made, or build one: {line}"
 
 
 def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:

@@ -51,7 +51,7 @@ def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> 
         ) from None
     out = Path(options.out) if Path(options.out).name else Path(options.out).resolve()
     options = replace(options, out=out)
-    check_out(out)
+    check_out(out, list(options.given_files().values()))
     with work_folder(out) as work:
         if options.append:
             options = with_former_options(options)

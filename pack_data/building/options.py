@@ -62,6 +62,11 @@ class BuildOptions:
             self.seed,
         )
 
+    def given_files(self) -> Dict[str, Path]:
+        """The user's files that go into the data set, by option."""
+        given = {"vocabulary": self.vocabulary, "recipe": self.recipe}
+        return {name: Path(path) for name, path in given.items() if path is not None}
+
     def deciding(self) -> Dict[str, Any]:
         """The options that decide the bytes, for the manifest, which has the sha256 of files instead of their names."""
         left_out = {"out", "overwrite", "append", "workers", "dask", "corpus", "vocabulary", "recipe", "source"}

@@ -85,7 +85,7 @@ class Stages:
         places: List[Tuple[Optional[str], Path, Path]] = [(None, work, self.out)]
         if options.held_out:
             held_out = sides.held_out_folder(self.out)
-            check_out(held_out)
+            check_out(held_out, list(options.given_files().values()))
             places = [(sides.TRAINING, work, self.out), (sides.HELD_OUT, work / HELD_OUT_WORK, held_out)]
         self.sides = [
             Side(name, folder, out, read_manifest(out) if options.append else None) for name, folder, out in places
@@ -151,11 +151,7 @@ class Stages:
             self.input.leave_out(known)
         if options.vocabulary is not None:
             load_vocabulary(options.vocabulary, options.lower_case)
-        given = {
-            name: Path(path)
-            for name, path in (("vocabulary", options.vocabulary), ("recipe", options.recipe))
-            if path is not None
-        }
+        given = options.given_files()
         plan = {
             "options": json.loads(json.dumps(options.deciding())),
             "sources": sources,

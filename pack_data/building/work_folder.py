@@ -11,6 +11,7 @@ from typing import Iterator, Sequence
 
 from pack_data.building.switch import COMMIT, READY, complete
 from pack_data.files import locked
+from pack_data.store import MANIFEST
 
 PLAN, LOCK = "plan.json", "lock"
 HELD_OUT_WORK = "held-out"
@@ -22,12 +23,30 @@ _OWN = re.compile(
 )
 
 
-def check_out(out: Path) -> None:
-    """ValueError where no data set can be written to `out`."""
+# What may lie in the folder of a data set that has no manifest yet: what a stopped build leaves, and a system's files.
+_LEFT = re.compile(
+    r"(vocab\.txt|recipe\.json|packs-\d{5,}-[0-9a-f]{8}\.npy|lengths-[0-9a-f]{8}\.npy)(\.building)?|"
+    r"manifest\.json\.building|[\w.-]+\.\d+\.tmp|\..*|lost\+found"
+)
+
+
+def check_out(out: Path, own_files: Sequence[Path] = ()) -> None:
+    """ValueError where no data set can be written to `out`, or where it is a folder of other things.
+
+    own_files: files of the user's that go into the data set and may lie there.
+    """
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out}: is a file; a data set is a folder, choose another name")
     if out.is_dir() and not os.access(out, os.W_OK):
         raise ValueError(f"--out {out}: the folder cannot be written; choose another one")
+    if out.is_dir() and not (out / MANIFEST).exists():
+        own = {path.resolve() for path in own_files}
+        for item in sorted(out.iterdir()):
+            if not _LEFT.fullmatch(item.name) and item.resolve() not in own:
+                raise ValueError(
+                    f"{out}: holds {item.name} and no data set; a data set needs a folder of its own, "
+                    "choose one that is empty or not there yet"
+                )
 
 
 @contextmanager

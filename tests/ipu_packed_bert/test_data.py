@@ -10,7 +10,7 @@ import yaml
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.config import ConfigError, config_from_tree, load_config
 from ipu_packed_bert.data import described, facts, open_evaluation, open_or_build
-from ipu_packed_bert.settings import DEFAULT
+from ipu_packed_bert.settings import DEFAULT, OVERRIDE
 from pack_data.build import main as build_main
 from pack_data.building import sides
 from pack_data.building.sides import held_out_folder
@@ -154,18 +154,17 @@ def corpus(tmp_path_factory):
 
 
 def for_corpus(corpus, out, *overrides):
-    return load_config(
-        CONFIGS / "packed_host.yml",
-        [
-            f"data.corpus={corpus}",
-            f"data.directory={out}",
-            "data.held_out=0.3",
-            "data.max_sequence_length=64",
-            "data.vocabulary_size=200",
-            "data.packer=spfhp",
-            *overrides,
-        ],
+    """packed_host.yml with another directory in the file."""
+    tree = yaml.safe_load((CONFIGS / "packed_host.yml").read_text())
+    tree["data"].update(
+        corpus=str(corpus),
+        directory=str(out),
+        held_out=0.3,
+        max_sequence_length=64,
+        vocabulary_size=200,
+        packer="spfhp",
     )
+    return config_from_tree(tree, "packed_host.yml", overrides)
 
 
 def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):
@@ -180,6 +179,31 @@ def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert run_main(build_main, config.build_line().split()[3:] + ["--workers", "1"]) == 0
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_data_set_that_the_user_names_is_not_built(corpus, tmp_path, capsys):
+    """A mistyped folder, and a folder of texts: one line, and nothing is written."""
+    before = sorted(tmp_path.rglob("*")), sorted(corpus.rglob("*"))
+    for option in (["--data", str(tmp_path / "none")], ["--set", f"data.directory={tmp_path / 'none'}"]):
+        assert run_main(pretrain.main, ["--config", "packed_host", *option, "--out", str(tmp_path / "run")]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {tmp_path / 'none'}: ") and error.count("\n") == 1
+        assert "python -m pack_data.build --corpus TEXTS" in error and f"--out {tmp_path / 'none'}" in error
+    assert run_main(pretrain.main, ["--config", "packed_host", "--data", str(corpus)]) == 2
+    error = capsys.readouterr().err
+    assert f"--corpus {corpus} --out DIR" in error and error.count("\n") == 1
+    # Nor is one built into a folder of texts that the file names.
+    with pytest.raises(ValueError, match="a data set needs a folder of its own"):
+        open_or_build(for_corpus("embedded", corpus))
+    assert before == (sorted(tmp_path.rglob("*")), sorted(corpus.rglob("*")))
+
+
+def test_a_directory_of_the_without_ipus_block_is_built(corpus, tmp_path):
+    config = for_corpus(corpus, tmp_path / "large", f"data.directory={tmp_path / 'typed'}")
+    assert config.origins["data.directory"] == OVERRIDE
+    config = for_corpus(corpus, tmp_path / "large", f"without_ipus.data.directory={tmp_path / 'small'}")
+    with open_or_build(config.applied_without_ipus()[0])[1] as store:
+        assert store.folder == tmp_path / "small"
 
 
 def test_without_held_out_data_the_line_to_type_is_printed(corpus, tmp_path):

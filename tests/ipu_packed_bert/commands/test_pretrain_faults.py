@@ -183,10 +183,8 @@ def test_five_mistakes_are_all_listed(tmp_path, capsys):
 )
 def test_what_cannot_be_is_one_line(tiny, tmp_path, capsys, override, words):
     if words is None:  # only an unbuilt data set needs its corpus
-        words, extra = "/no/such/text", ["--data", str(tmp_path / "new")]
-    else:
-        extra = []
-    found = refused(capsys, "--config", tiny, "--out", str(tmp_path / "run"), "--set", override, *extra)
+        words, tiny = "/no/such/text: no such file", str(tiny_config(tmp_path / "new.yml", tmp_path / "new"))
+    found = refused(capsys, "--config", tiny, "--out", str(tmp_path / "run"), "--set", override)
     assert words in found and "\n" not in found
     assert not (tmp_path / "run").exists()  # nothing half-made
 

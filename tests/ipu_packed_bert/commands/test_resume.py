@@ -235,18 +235,11 @@ def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monke
     for number in range(12):
         lines = [" ".join(words[(number + line + word) % len(words)] for word in range(9)) + "." for line in range(40)]
         (corpus / f"{number}.txt").write_text("\n".join(lines))
-    arguments = [
-        "--config",
-        tiny,
-        "--data",
-        str(tmp_path / "data"),
-        "--set",
-        f"data.corpus={corpus}",
-        "--steps",
-        "2",
-        "--set",
-        "run.evaluate_every=0",
-    ]
+    settings = yaml.safe_load(Path(tiny).read_text())
+    settings["data"].update(directory=str(tmp_path / "data"), corpus=str(corpus))
+    config = tmp_path / "missing.yml"
+    config.write_text(yaml.safe_dump(settings))
+    arguments = ["--config", str(config), "--steps", "2", "--set", "run.evaluate_every=0"]
     assert "spfhp" in PACKERS
     assert pretrain.main(arguments + ["--out", str(tmp_path / "one")]) == 0
     first = capsys.readouterr().out.split("\n")

@@ -30,14 +30,42 @@ FOREIGN = ("notes.tmp", "packs-00000-deadbeef.npy", "packs-mine.npy", "lengths-o
 
 def test_files_of_others_stay(corpus, tmp_path):
     out = tmp_path / "data"
+    build_small(corpus, out).close()
     (out / "sub").mkdir(parents=True)
     for name in FOREIGN:
         (out / name).write_text(name)
-    build_small(corpus, out).close()
     former = {entry.file for entry in read_manifest(out).shards}
     build_small(corpus, out, seed=9, overwrite=True).close()
     assert all((out / name).read_text() == name for name in FOREIGN)
     assert former and not any((out / name).exists() for name in former)  # its own former files went
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("side", ["data", "data-held-out"])
+def test_a_folder_of_other_things_gets_no_data_set(corpus, tmp_path, overwrite, side):
+    (tmp_path / side).mkdir()
+    for name in ("vocab.txt", "thesis.tex"):  # one that a build may leave does not make the other one its own
+        (tmp_path / side / name).write_text("years of work")
+    before = content(tmp_path)
+    with pytest.raises(ValueError, match="thesis.tex.*folder of its own") as error:
+        build_small(corpus, tmp_path / "data", held_out=0.4, overwrite=overwrite)
+    assert "\n" not in str(error.value) and str(error.value).startswith(str(tmp_path / side))
+    assert content(tmp_path) == before and not (tmp_path / "data.building").exists()
+    with pytest.raises(ValueError, match="folder of its own"):
+        build_small(corpus, corpus, overwrite=overwrite)
+    assert not corpus.with_name("corpus.building").exists()
+
+
+def test_a_folder_may_hold_what_a_build_leaves_or_is_given(corpus, tmp_path):
+    """A folder that is there for a data set: hidden files, a stopped build's, and the user's own vocabulary."""
+    build_small(corpus, tmp_path / "calm").close()
+    out = tmp_path / "data"
+    (out / "lost+found").mkdir(parents=True)
+    (out / ".gitkeep").write_text("")
+    for path in (tmp_path / "calm").glob("*.npy"):
+        (out / path.name).write_bytes(path.read_bytes())
+    (out / "words.txt").write_bytes((tmp_path / "calm" / "vocab.txt").read_bytes())
+    build_small(corpus, out, vocabulary=out / "words.txt").close()
 
 
 def test_a_folder_of_the_work_folders_name_stays(corpus, tmp_path):
