@@ -14,6 +14,7 @@ from pack_data.lengths.factors import PackingFactor, checked_factor, planned_fac
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import BERT, PackSchema
 from pack_data.store import MANIFEST, Manifest, PackStore, read_manifest
+from pack_data.text.corpus import EMBEDDED, relative_name, source_files
 
 
 def packing_factor(config: Config, manifest: Optional[Manifest], given: Optional[float] = None) -> PackingFactor:
@@ -282,8 +283,11 @@ def _contradictions(config: Config, schema: PackSchema) -> List[str]:
 def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
     """Settings under ``data`` that the data set was not built with, in words; it is used as it is.
 
-    Empty for a data set that does not say how it was built.
+    Empty for a data set that does not say how it was built, and for one that the user named: what the file says is of
+    another.
     """
+    if config.origins.get("data.directory") == OVERRIDE:
+        return []
     made, wanted = manifest.made_with.get("options", {}), config.data
     names = ["packer", "duplication_factor", "seed", "held_out"] + ([] if wanted.vocabulary else ["vocabulary_size"])
     return [
@@ -291,3 +295,15 @@ def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
         for name in names
         if name in made and made[name] != getattr(wanted, name)
     ]
+
+
+def of_the_same_corpus(config: Config, manifest: Manifest) -> bool:
+    """Whether a build with this configuration would read the files that the data set was made from, by their names."""
+    made_from = sorted(name for name, _ in manifest.made_with.get("sources", ()))
+    if config.data.corpus == EMBEDDED:
+        return made_from == [EMBEDDED]
+    try:
+        files = source_files(config.data.corpus)
+    except (OSError, ValueError):
+        return False
+    return made_from == sorted(relative_name(path, config.data.corpus) for path in files)

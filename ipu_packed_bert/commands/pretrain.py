@@ -14,7 +14,14 @@ import yaml
 
 from ipu_packed_bert.config import Config, check_accumulation, config_from_tree, load_config
 from ipu_packed_bert.configurations import config_file
-from ipu_packed_bert.data import built_otherwise, described, open_evaluation, open_or_build, packing_factor
+from ipu_packed_bert.data import (
+    built_otherwise,
+    described,
+    of_the_same_corpus,
+    open_evaluation,
+    open_or_build,
+    packing_factor,
+)
 from ipu_packed_bert.processes import refuse_torchrun
 from ipu_packed_bert.settings import DEFAULT, FILE, peek
 from pack_data.command import ArgumentParser, typed
@@ -231,7 +238,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             held_out=StoredPacks(evaluation) if evaluation else None,
         )
         batches = opened.enter_context(contextlib.closing(engine.feed(batches)))
-        print_data(config, store.manifest)
+        print_data(config, store.manifest, resumed=begin.checkpoint is not None)
         print_batch(config, factor, batches)
         print(f"engine    {engine.description}", flush=True)
 
@@ -325,16 +332,19 @@ def resume_command(folder: Any) -> str:
     return f"{typed('pretrain', 'python run_pretraining.py')} --resume {folder}"
 
 
-def print_data(config: Config, manifest: Manifest) -> None:
+def print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:
     schema = manifest.schema
     print(
         f"data      {config.data.directory}: {manifest.sequences:,} sequences in {manifest.packs:,} packs of"
         f" {schema.max_sequence_length} ({manifest.algorithm}, depth {schema.max_sequences_per_pack}),"
         f" {manifest.efficiency:.1%} of the slots are tokens"
     )
-    others = built_otherwise(config, manifest)
+    # A run that is resumed has decided for its data set.
+    others = [] if resumed else built_otherwise(config, manifest)
     if others:
-        print(f"note      it was built with {', '.join(others)}; delete the folder to build it anew")
+        same = of_the_same_corpus(config, manifest)
+        end = "; delete the folder to build it anew" if same else " and from another corpus; it is used as it is"
+        print(f"note      it was built with {', '.join(others)}{end}")
 
 
 def print_batch(config: Config, factor: PackingFactor, batches: GlobalBatches) -> None:

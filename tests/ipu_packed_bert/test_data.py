@@ -145,6 +145,21 @@ def test_show_config_prints_every_setting_and_its_origin(tmp_path, capsys):
     assert re.search(r"seed: 7 +# --set", text)
 
 
+def test_only_what_would_be_built_again_is_to_be_deleted(corpus, tmp_path, capsys):
+    with build_small(corpus, tmp_path / "data", duplication_factor=2) as store:
+        manifest = store.manifest
+
+    def note(corpus, *overrides, resumed=False):
+        config = for_corpus(corpus, tmp_path / "data", "data.duplication_factor=1", *overrides)
+        pretrain.print_data(config, manifest, resumed=resumed)
+        return "".join(capsys.readouterr().out.split("\n")[1:])
+
+    assert "duplication_factor 2 (data.duplication_factor is 1)" in note(corpus) and "delete" in note(corpus)
+    for other in ("embedded", tmp_path / "gone", tmp_path / "data"):
+        assert "another corpus" in note(other) and "delete" not in note(other)
+    assert not note("embedded", f"data.directory={tmp_path / 'data'}") and not note(corpus, resumed=True)
+
+
 # ---- the data set to evaluate on -----------------------------------------------------------------------------------
 
 
