@@ -237,6 +237,20 @@ def refuse_a_run_in(folder: Optional[str]) -> None:
         raise ValueError(f"{folder}: holds a run already; continue it with --resume {folder}, or give another --out")
 
 
+def refuse_a_run_under_way(folder: Union[str, Path]) -> None:
+    """Raise ValueError if another process writes the run that is to be resumed; asked before anything costly.
+
+    Not asked in the processes of poprun: the first of them holds the lock for all.
+    """
+    if Path(folder, LOCK).exists() and not any(name.startswith("POPDIST_") for name in os.environ):
+        with locked(Path(folder, LOCK), _written_elsewhere(folder, resumed=True)):
+            pass
+
+
+def _written_elsewhere(folder: Union[str, Path], *, resumed: bool) -> str:
+    return f"{folder}: another process writes this run; wait for it" + ("" if resumed else ", or give another --out")
+
+
 @contextlib.contextmanager
 def open_run_folder(
     folder: Optional[str],
@@ -255,7 +269,7 @@ def open_run_folder(
     """
     path = _new_folder(config.name) if folder is None else Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    with locked(path / LOCK, f"{path}: another process writes this run; wait for it, or give another --out"):
+    with locked(path / LOCK, _written_elsewhere(path, resumed=bool(first_step))):
         # Between the first look at the folder and the lock, another process may have come and gone.
         if not first_step:
             refuse_a_run_in(str(path))

@@ -92,11 +92,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     former = load_config(Path(args.resume, CONFIG)) if args.resume else None
 
     # torch loads from here on: a wrong configuration is refused without it.
-    from ipu_packed_bert.runlog import refuse_a_run_in
+    from ipu_packed_bert.runlog import refuse_a_run_in, refuse_a_run_under_way
     from ipu_packed_bert.runs import fine_tune, prepare
     from ipu_packed_bert.tasks.files import located
 
-    if not args.resume:
+    if args.resume:
+        refuse_a_run_under_way(args.resume)
+    else:
         refuse_a_run_in(args.out)
     # With the files' full names, so that the run can be resumed without --data-dir.
     prepared = prepare(located(config, args.data_dir), former=former)

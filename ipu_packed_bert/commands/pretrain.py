@@ -194,10 +194,13 @@ def run(config: Config, args: argparse.Namespace) -> int:
         open_run_folder,
         print_summary,
         refuse_a_run_in,
+        refuse_a_run_under_way,
     )
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from ipu_packed_bert.train import SilentLog, train
 
+    if args.resume:
+        refuse_a_run_under_way(args.resume)
     begin = beginning(args.resume, args.start_from)
     if not args.resume:
         refuse_a_run_in(args.out)

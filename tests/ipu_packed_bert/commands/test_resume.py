@@ -109,12 +109,16 @@ def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys)
 
     def meeting(engine, batch, rate):
         if not met and checkpoints(folder / "checkpoints"):
-            met.append(run_main(pretrain.main, ["--resume", str(folder)]))
+            with monkeypatch.context() as patch:  # it is refused before anything costly
+                patch.setattr(pretrain, "open_or_build", lambda *_, **__: pytest.fail("the data set was opened"))
+                patch.setattr(pretrain, "beginning", lambda *_: pytest.fail("a checkpoint was read"))
+                met.append(run_main(pretrain.main, ["--resume", str(folder)]))
         return original(engine, batch, rate)
 
     monkeypatch.setattr(HostEngine, "step", meeting)
     assert pretrain.main(["--config", tiny, "--out", str(folder)]) == 0
-    assert met == [2] and capsys.readouterr().err.startswith(f"error: {folder}: another process writes this run")
+    error = f"error: {folder}: another process writes this run; wait for it\n"
+    assert met == [2] and capsys.readouterr().err == error
     assert [record["step"] for record in read_log(folder / LOG)] == list(range(1, STEPS + 1))
 
 
