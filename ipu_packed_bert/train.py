@@ -86,7 +86,7 @@ def train(
             rate = learning_rate(step - 1, config)
             result = engine.step(batch, rate)
             log.step(step, rate, task.count(batch), result)
-            check_loss(result.loss, f"update {step}: the loss", checkpoints)
+            check_loss(result.loss, step, "the loss", checkpoints)
 
             last = step == steps
             if evaluate_every and (last or step % evaluate_every == 0):
@@ -94,7 +94,7 @@ def train(
                 found = task.evaluate(engine, interruption.ends(batches.held_out()))
                 if found is not None and not interruption.signal:
                     log.evaluation(step, found)
-                    check_loss(found.loss, f"update {step}: the held-out loss after it", checkpoints)
+                    check_loss(found.loss, step, "the held-out loss after it", checkpoints)
             due = last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0)
             if due and checkpoints is not None:
                 # The update may have broken the weights although its loss, taken before, is finite.
@@ -110,17 +110,19 @@ def train(
     return Outcome(step, interruption.signal if step < steps else None)
 
 
-def check_loss(loss: float, what: str, folder: Optional[Path]) -> None:
+def check_loss(loss: float, step: int, what: str, folder: Optional[Path]) -> None:
     """Raises NotFinite for a loss that is infinite or no number; ``folder``: the run's checkpoints."""
     if not math.isfinite(loss):
-        raise NotFinite(f"{what} is {loss}; {_way_out(folder)}")
+        raise NotFinite(f"update {step}: {what} is {loss}; {_way_out(step, folder)}")
 
 
 def check_state(state: Dict[str, Any], step: int, folder: Path) -> None:
     """Raises NotFinite if a tensor of an engine's state has a value that is infinite or no number."""
     broken = _first_not_finite(state)
     if broken:
-        raise NotFinite(f"update {step}: {broken} is no longer finite after it, so it is not saved; {_way_out(folder)}")
+        raise NotFinite(
+            f"update {step}: {broken} is no longer finite after it, so it is not saved; {_way_out(step, folder)}"
+        )
 
 
 def _first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
@@ -134,13 +136,12 @@ def _first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
     return None
 
 
-def _way_out(folder: Optional[Path]) -> str:
+def _way_out(step: int, folder: Optional[Path]) -> str:
+    """What to do where update number ``step`` broke the run."""
     found = saved(folder) if folder is not None else []
     if not found:
-        return (
-            "nothing was saved before; begin again with a lower optimizer.learning_rate and with run.checkpoint_every"
-            " above 0"
-        )
+        earlier = f", and with run.checkpoint_every above 0 and below {step}" if step > 1 else ""
+        return f"nothing was saved before; begin again with a lower optimizer.learning_rate{earlier}"
     return (
         f"the newest checkpoint is {found[-1]}, which is finite; --resume continues it, with a lower"
         " optimizer.learning_rate"
