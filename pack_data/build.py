@@ -24,7 +24,7 @@ from pack_data.building.runner import open_runner
 from pack_data.building.sides import TRAINING, held_out_folder
 from pack_data.building.stages import Built, Stages
 from pack_data.building.work_folder import check_out, work_folder
-from pack_data.command import ArgumentParser, parse_depth, positive_int, run_main
+from pack_data.command import ArgumentParser, counted, parse_depth, positive_int, run_main
 from pack_data.histogram import PUBLISHED
 from pack_data.packers import PACKERS, get_packer
 from pack_data.store import PackStore, read_manifest
@@ -237,9 +237,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 f"left out: {', '.join(manifest.made_with['left_out'])} (a store holds whole numbers only)",
                 file=sys.stderr,
             )
-        size = sum(entry.bytes for entry in manifest.shards)
+        size, shards = sum(entry.bytes for entry in manifest.shards), counted(len(manifest.shards), "shard")
         print(
-            f"\n{store.folder}: {len(store):,} packs in {len(manifest.shards)} shards, {size / 1e6:,.1f} MB, "
+            f"\n{store.folder}: {len(store):,} packs in {shards}, {size / 1e6:,.1f} MB, "
             f"{size / len(store):,.0f} bytes a pack"
         )
         if manifest.made_with.get("side") == TRAINING:

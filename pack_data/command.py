@@ -143,3 +143,8 @@ def progress_bar(total: Optional[int], description: str, *, shown: Optional[bool
     tqdm.set_lock(threading.RLock())
     disable = not sys.stderr.isatty() if shown is None else not shown
     return tqdm(total=total, desc=description, unit=unit, file=sys.stderr, disable=disable, leave=False)
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 shard`, `2 shards`."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")

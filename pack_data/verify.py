@@ -14,7 +14,7 @@ from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
-from pack_data.command import ArgumentParser, progress_bar, run_main
+from pack_data.command import ArgumentParser, counted, progress_bar, run_main
 from pack_data.packing import Packing
 from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
 from pack_data.proof import prove
@@ -193,7 +193,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f"{args.folder}: whole. {manifest.sequences:,} sequences, each exactly once, in "
         f"{manifest.packs:,} packs{bound}; "
         f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in "
-        f"{len(manifest.shards)} shards read"
+        f"{counted(len(manifest.shards), 'shard')} read"
     )
     return 0
 

@@ -130,6 +130,7 @@ def test_the_same_again_builds_nothing(corpus, tmp_path, monkeypatch, capsys):
         "0.4",
     ]
     assert run_main(build_main, arguments) == 0
+    assert "in 1 shard," in capsys.readouterr().out
     before = content(tmp_path)
     monkeypatch.setattr(inputs, "make_part", lambda task: pytest.fail("built again"))
     capsys.readouterr()
