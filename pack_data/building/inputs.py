@@ -228,7 +228,13 @@ class TextInput(BuildInput):
                         _append_lines(waiting)
                         waiting, characters = {}, 0
             if not self.options.append and any(found) and not all(found):
-                raise ValueError(one_sided(self.options, self.sides[found.index(0)], sum(found)))
+                whole = (
+                    document
+                    for document in self._documents(BadRecords(self.options.skip_bad))
+                    if not document.continues
+                )
+                places = [sides.place(document.lines) for document in whole]
+                raise ValueError(one_sided(self.options, self.sides[found.index(0)], sum(found), places))
             _append_lines(waiting)
             write_json(done, {"parts": counts, "skipped": [str(line) for line in bad.found]})
         note: Dict[str, Any] = json.loads(done.read_text())
@@ -332,12 +338,14 @@ class SyntheticInput(BuildInput):
                 )
 
 
-def one_sided(options: BuildOptions, side: Side, count: int) -> str:
-    """The words of the refusal where a side would have no documents."""
+def one_sided(options: BuildOptions, side: Side, count: int, places: Sequence[float] = ()) -> str:
+    """The words of the refusal where a side would have no documents; places: those of all, where that is the reason."""
+    nearest = sides.nearest_share(places, options.held_out) if places else None
+    another = "choose another number" if nearest is None else f"--held-out {nearest!r} is the nearest that does"
     return (
         f"{options.corpus}: --held-out {options.held_out:g} puts none of its {count:,} documents with text on the "
         f"{side.name} side (a document is held out where the hash of its text, as a fraction, is below that "
-        "number); choose another number or give more documents"
+        f"number); {another}, or give more documents"
     )
 
 

@@ -243,6 +243,16 @@ def test_appending_documents_of_one_side(corpus, tmp_path, side):
     assert both(out) == files
 
 
+@pytest.mark.parametrize("share", [0.00001, 0.99999])
+def test_the_share_that_a_refusal_names_splits(few, tmp_path, share):
+    with pytest.raises(ValueError, match="nearest that does") as error:
+        build_small(few, tmp_path / "data", **{**QUICK, "held_out": share})
+    nearest = float(str(error.value).split("; --held-out ")[1].split()[0])
+    held = [held_out for _, held_out in sides.split(documents(few), nearest)]
+    assert held.count(share < 0.5) == 1  # one document, on the side that had none
+    build_small(few, tmp_path / "data", **{**QUICK, "held_out": nearest}).close()
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
