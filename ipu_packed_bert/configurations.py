@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
+from typing import Union
 
 _PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = _PACKAGE / "configs"
@@ -12,15 +14,30 @@ FOLDER = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "configs"
 def config_file(name: str) -> Path:
     """The file of a --config option: a path, or the bare name of a configuration that comes with this package.
 
-    Raises ValueError for a bare name that is neither; a path is not looked at.
+    Raises ValueError for a bare name that is neither, and for a path where nothing is but a name like it.
     """
     path = Path(name)
-    if path.name != name or path.suffix or path.is_file():
-        return path
-    shipped = FOLDER / f"{name}.yml"
-    if not shipped.is_file():
-        names = ", ".join(sorted(each.stem for each in FOLDER.glob("*.yml")))
+    bare = path.name == name and not path.suffix
+    if path.is_file() or bare and (FOLDER / f"{name}.yml").is_file():
+        return path if path.is_file() else FOLDER / f"{name}.yml"
+    shipped = sorted(each.stem for each in FOLDER.glob("*.yml"))
+    beside = {} if bare else {each.stem: str(each) for each in path.parent.glob("*.yml")}
+    alike = difflib.get_close_matches(path.stem, [*beside, *shipped], n=1, cutoff=0.8)
+    meant = f"did you mean {beside.get(alike[0], alike[0])}?" if alike else ""
+    if bare:
         raise ValueError(
-            f"--config {name}: neither a file nor a configuration that comes with the program; those are {names}"
+            f"--config {name}: neither a file nor a configuration that comes with the program; "
+            f"those are {', '.join(shipped)}" + (f"; {meant}" if meant else "")
         )
-    return shipped
+    if meant and not path.exists():
+        raise ValueError(f"--config {name}: no such file; {meant}")
+    return path
+
+
+def refuse_no_run(option: str, folder: Union[str, Path]) -> None:
+    """Raise ValueError where there is no run's folder, which holds its config.yml."""
+    if not Path(folder, "config.yml").is_file():
+        raise ValueError(
+            f"{option} {folder}: no run there (no config.yml); name the folder of a run (by default in runs/), "
+            "or begin one with --config FILE"
+        )

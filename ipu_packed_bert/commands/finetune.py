@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence
 
-from ipu_packed_bert.configurations import config_file
+from ipu_packed_bert.configurations import config_file, refuse_no_run
 from ipu_packed_bert.processes import refuse_torchrun
 from ipu_packed_bert.tasks.settings import load_config
 from pack_data.command import ArgumentParser
@@ -85,6 +85,8 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parse(argv)
     refuse_torchrun()
+    if args.resume:
+        refuse_no_run("--resume", args.resume)
     config = load_config(Path(args.resume, CONFIG) if args.resume else config_file(args.config), args.overrides)
     if args.show_config:
         print(config.annotated(), end="")

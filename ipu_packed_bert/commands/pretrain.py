@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tup
 import yaml
 
 from ipu_packed_bert.config import Config, check_accumulation, config_from_tree, load_config
-from ipu_packed_bert.configurations import config_file
+from ipu_packed_bert.configurations import config_file, refuse_no_run
 from ipu_packed_bert.data import (
     built_otherwise,
     described,
@@ -96,6 +96,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parse(argv)
     if not (args.plan or args.show_config):
         refuse_torchrun()
+    for option, folder in (("--resume", args.resume), ("--start-from", args.start_from)):
+        if folder:
+            refuse_no_run(option, folder)
     if args.resume:
         config = resumed_config(args.resume, args.overrides)
     else:
