@@ -11,7 +11,8 @@ import torch
 
 from ipu_packed_bert.config import BatchConfig, Config, OptimizerConfig
 from ipu_packed_bert.engine import build_engine, choose_engine
-from ipu_packed_bert.engine.host import HostEngine, _Program, pick_attention
+from ipu_packed_bert.engine.host import HostEngine, pick_attention
+from ipu_packed_bert.engine.host.engine import _Program
 from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.optim import build_optimizer
 from ipu_packed_bert.tasks.pretraining import Pretraining

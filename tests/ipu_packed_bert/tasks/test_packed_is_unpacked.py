@@ -303,7 +303,7 @@ def test_half_precision_is_near(checkpoint, tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_it_is_one_static_graph(checkpoint, tmp_path, kind, monkeypatch):
     """engine.compile, as in pre-training: one training program for the whole data set, the same losses."""
-    from ipu_packed_bert.engine.host import _Program
+    from ipu_packed_bert.engine.host.engine import _Program
 
     monkeypatch.setattr(_Program, "backend", "eager")
     made = [
