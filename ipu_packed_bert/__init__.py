@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.engine import build_engine, choose_engine
     from ipu_packed_bert.engine.base import Engine, StepResult
     from ipu_packed_bert.loader import GlobalBatches, StoredPacks
-    from ipu_packed_bert.runlog import read_log
+    from ipu_packed_bert.run_folder import read_log
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from ipu_packed_bert.train import Outcome
 
@@ -44,7 +44,7 @@ _PLACES = {
     "load_checkpoint": "checkpoint",
     "load_config": "config",
     "newest_checkpoint": "checkpoint",
-    "read_log": "runlog",
+    "read_log": "run_folder",
 }
 
 __all__ = [

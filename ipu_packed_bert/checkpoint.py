@@ -12,6 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Union
 import torch
 
 from ipu_packed_bert.identity import UNKNOWN, Identity
+from ipu_packed_bert.run_folder import ENVIRONMENT
 from ipu_packed_bert.torch_files import UnsafeFile, load_tensors
 from pack_data.files import sync_folder
 
@@ -104,7 +105,7 @@ def vocabulary_of_run(run: Path, checkpoint: Checkpoint) -> Identity:
     if checkpoint.vocabulary:
         return Identity(checkpoint.vocabulary, checkpoint.lower_case)
     try:
-        data = json.loads(Path(run, "environment.json").read_text(encoding="utf-8"))["data"]
+        data = json.loads(Path(run, ENVIRONMENT).read_text(encoding="utf-8"))["data"]
         sha256, lower_case = data["vocabulary_sha256"], data.get("lower_case")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return UNKNOWN

@@ -6,6 +6,8 @@ import difflib
 from pathlib import Path
 from typing import Union
 
+from ipu_packed_bert.run_folder import CONFIG
+
 _PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = _PACKAGE / "configs"
 FOLDER = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "configs"
@@ -35,9 +37,9 @@ def config_file(name: str) -> Path:
 
 
 def refuse_no_run(option: str, folder: Union[str, Path]) -> None:
-    """Raise ValueError where there is no run's folder, which holds its config.yml."""
-    if not Path(folder, "config.yml").is_file():
+    """Raise ValueError where there is no run's folder, which holds its configuration."""
+    if not Path(folder, CONFIG).is_file():
         raise ValueError(
-            f"{option} {folder}: no run there (no config.yml); name the folder of a run (by default in runs/), "
+            f"{option} {folder}: no run there (no {CONFIG}); name the folder of a run (by default in runs/), "
             "or begin one with --config FILE"
         )

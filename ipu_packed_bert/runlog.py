@@ -21,13 +21,11 @@ import torch
 from ipu_packed_bert.checkpoint import checkpoints
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.identity import Identity
+from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, ENVIRONMENT, EVALUATIONS, LOCK, LOG, read_log
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, Outcome
 from pack_data.files import locked, write_atomically
 from pack_data.store import Manifest
-
-LOG, EVALUATIONS, ENVIRONMENT, CONFIG, LOCK = "log.jsonl", "evaluation.jsonl", "environment.json", "config.yml", "lock"
-CHECKPOINTS = "checkpoints"
 
 # Steps over which the watched line averages its rates.
 _RECENT = 20
@@ -322,25 +320,6 @@ def print_summary(
         )
     for label, text in rows:
         print(f"{label:<9} {text}")
-
-
-def read_log(path: Path) -> List[Dict[str, Any]]:
-    """The records of a log; a last line that a kill cut short is left out.
-
-    Raises ValueError for any other line that is no record.
-    """
-    if not Path(path).exists():
-        return []
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
-    records = []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            raise ValueError(
-                f"{path}, line {number}: not JSON ({error}); the line was changed after the run, remove it"
-            ) from None
-    return records
 
 
 def forget_after(path: Path, step: int) -> None:

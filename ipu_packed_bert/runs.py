@@ -21,7 +21,8 @@ from ipu_packed_bert.hugging_face import merged, write_folder
 from ipu_packed_bert.identity import Identity, agree
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.optim import schedule_change
-from ipu_packed_bert.runlog import CHECKPOINTS, LOG, RunLog, environment, open_run_folder, print_summary, saved_in
+from ipu_packed_bert.run_folder import CHECKPOINTS, EXPORT, LOG, MODEL, VOCABULARY
+from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, print_summary, saved_in
 from ipu_packed_bert.start import Start, find_start
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExampleTask
@@ -30,8 +31,6 @@ from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from ipu_packed_bert.train import train
 from pack_data.command import typed
 from pack_data.files import write_atomically
-
-MODEL, VOCABULARY, EXPORT = "model", "vocab.txt", "export.json"  # in a run's folder
 
 
 class Prepared(NamedTuple):

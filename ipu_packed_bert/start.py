@@ -14,6 +14,7 @@ from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint, vocab
 from ipu_packed_bert.config import PRETRAINING, ModelConfig, config_from_tree
 from ipu_packed_bert.hugging_face import Weights, read_folder
 from ipu_packed_bert.identity import Identity, agree
+from ipu_packed_bert.run_folder import CHECKPOINTS, MODEL
 from ipu_packed_bert.settings import peek
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.settings import FinetuneConfig
@@ -64,11 +65,11 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
     if not folder.exists():
         folder = _package_folder(name)
     given = config.model.vocabulary
-    if (folder / "checkpoints").is_dir():
-        checkpoint = load_checkpoint(newest_checkpoint(folder / "checkpoints"))
+    if (folder / CHECKPOINTS).is_dir():
+        checkpoint = load_checkpoint(newest_checkpoint(folder / CHECKPOINTS))
         tree = yaml.safe_load(checkpoint.config)
         if peek("task.name", tree, ()) not in (None, PRETRAINING):
-            raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / 'model'}")
+            raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / MODEL}")
         run = config_from_tree(tree, str(folder))
         path = Path(given or run.data.vocabulary or Path(run.data.directory, "vocab.txt"))
         of_weights = vocabulary_of_run(folder, checkpoint)

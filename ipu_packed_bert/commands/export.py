@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
 import yaml
 
 from ipu_packed_bert.config import PRETRAINING, Config, ModelConfig, config_from_tree
+from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EXPORT, VOCABULARY
 from ipu_packed_bert.settings import peek
 from pack_data.command import ArgumentParser, typed
 from pack_data.files import write_atomically
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ipu_packed_bert.hugging_face import Loaded
 
 # torch loads inside the functions, so that a machine without it gets one line.
-CONFIG, CHECKPOINTS, VOCABULARY, EXPORT = "config.yml", "checkpoints", "vocab.txt", "export.json"  # in a run's folder
 
 
 class Exported(NamedTuple):

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Optional, Sequence
 
 from ipu_packed_bert.configurations import config_file, refuse_no_run
 from ipu_packed_bert.processes import refuse_torchrun
+from ipu_packed_bert.run_folder import CONFIG
 from ipu_packed_bert.tasks.settings import load_config
 from pack_data.command import ArgumentParser
 
 if TYPE_CHECKING:
     from ipu_packed_bert.runs import Prepared
-
-CONFIG = "config.yml"  # in a run's folder
 
 
 def describe(prepared: Prepared) -> None:

@@ -23,6 +23,7 @@ from ipu_packed_bert.data import (
     packing_factor,
 )
 from ipu_packed_bert.processes import refuse_torchrun
+from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG
 from ipu_packed_bert.settings import DEFAULT, FILE, peek
 from pack_data.command import ArgumentParser, typed
 from pack_data.lengths.factors import PackingFactor
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from ipu_packed_bert.checkpoint import Checkpoint
     from ipu_packed_bert.engine import EngineChoice
     from ipu_packed_bert.loader import GlobalBatches
-
-CONFIG = "config.yml"  # in a run's folder
 
 
 def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
@@ -169,7 +168,7 @@ class Beginning(NamedTuple):
 def beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
     """Raises ValueError where there is no checkpoint, or one that cannot be resumed."""
     from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
-    from ipu_packed_bert.runlog import CHECKPOINTS, saved_in
+    from ipu_packed_bert.runlog import saved_in
 
     saved = saved_in(resume) if resume else ()
     found = load_checkpoint(newest_checkpoint(Path(resume, CHECKPOINTS))) if resume else None
@@ -190,7 +189,6 @@ def run(config: Config, args: argparse.Namespace) -> int:
     from ipu_packed_bert.identity import Identity, agree
     from ipu_packed_bert.loader import GlobalBatches, StoredPacks
     from ipu_packed_bert.runlog import (
-        CHECKPOINTS,
         RunLog,
         data_of,
         environment,

@@ -19,6 +19,8 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, float]  # the task's, `loss` first, each normalised over the whole update
     seconds: float  # wall clock of the call
     cycles: Optional[int] = None  # device cycles of the call, None where the device has no counter
+    gradient_norm: Optional[float] = None  # of all parameters, before clipping; None where it is not known
+    applied: bool = True  # False: the update was left out, weights and moments are as before
 
     @property
     def loss(self) -> float:

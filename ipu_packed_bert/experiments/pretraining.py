@@ -33,6 +33,7 @@ from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments.runner import Row, Runner
 from ipu_packed_bert.loader import Batch, GlobalBatches, StoredPacks
+from ipu_packed_bert.run_folder import CHECKPOINTS
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, SilentLog, train
@@ -210,7 +211,7 @@ class PretrainingSetup:
 
     def start(self) -> Dict[str, Any]:
         """The weights of the shared checkpoint, trained on unpacked sequences when first asked for."""
-        checkpoints = self.folder / "checkpoints"
+        checkpoints = self.folder / CHECKPOINTS
         steps = self.size.start_steps
         config = self.config("unpacked", seed=1000, steps=steps)
         if not checkpoints.exists() or load_checkpoint(newest_checkpoint(checkpoints)).step < steps:

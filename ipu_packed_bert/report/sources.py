@@ -6,7 +6,6 @@ measured, cycles come from the analytic model (`cycles`).
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Dict, List, Optional, Protocol, Tuple
 import yaml
 
 from ipu_packed_bert.report.tables import HARDWARE, HOST, PROFILE
+from ipu_packed_bert.run_folder import CONFIG, LOG, read_log
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class LoggedRun:
         steps = self._steps()
         if len(steps) < 2:
             raise ValueError(
-                f"{self.folder / 'log.jsonl'}: holds {len(steps)} steps; the first is a warm-up, so at least 2 "
+                f"{self.folder / LOG}: holds {len(steps)} steps; the first is a warm-up, so at least 2 "
                 "are needed, train for more steps"
             )
         steps = steps[1:]
@@ -125,7 +125,7 @@ class LoggedRun:
 
     def _settings(self) -> Tuple[Optional[int], Optional[int], Optional[Dict[str, Any]]]:
         """(slots, depth, model) of the run's configuration; None for what it leaves open, or where it is not there."""
-        path = self.folder / "config.yml"
+        path = self.folder / CONFIG
         if not path.is_file():
             return None, None, None
         try:
@@ -133,12 +133,12 @@ class LoggedRun:
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = "" if mark is None else f" in line {mark.line + 1}"
-            raise ValueError(f"{path}: is no YAML{where}; it must be the config.yml that the run wrote") from None
+            raise ValueError(f"{path}: is no YAML{where}; it must be the {CONFIG} that the run wrote") from None
         data = found.get("data") if isinstance(found, dict) else None
         model = found.get("model") if isinstance(found, dict) else None
         if not isinstance(data, dict) or not isinstance(model, (dict, type(None))):
             raise ValueError(
-                f"{path}: needs sections `data` and `model` of settings; it must be the config.yml that the run wrote"
+                f"{path}: needs sections `data` and `model` of settings; it must be the {CONFIG} that the run wrote"
             )
         for key in ("max_sequence_length", "max_sequences_per_pack"):
             if data.get(key) is not None and not _is_count(data[key]):
@@ -147,15 +147,11 @@ class LoggedRun:
 
     def _steps(self) -> List[Dict[str, Any]]:
         """The lines of the log that are steps, checked: whole numbers of packs and sequences, positive finite times."""
-        path = self.folder / "log.jsonl"
+        path = self.folder / LOG
         steps = []
-        for number, line in enumerate(_read(path, "the folder of a run").splitlines(), start=1):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if not isinstance(record, dict):
-                raise ValueError(f"{path}: line {number} is no JSON object; give the folder of a finished run")
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file; give the folder of a run")
+        for number, record in enumerate(read_log(path), start=1):
             if "seconds" not in record or "packs" not in record:
                 continue
             for key in ("packs", "sequences"):

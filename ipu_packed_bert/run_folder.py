@@ -1,0 +1,56 @@
+"""What the files in a run's folder are called, and how its logs are read.
+
+A log has one JSON object a line, each with the number of its step.  Loads no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Union
+
+LOG, EVALUATIONS = "log.jsonl", "evaluation.jsonl"
+CONFIG, ENVIRONMENT, LOCK = "config.yml", "environment.json", "lock"
+CHECKPOINTS = "checkpoints"
+SUMMARY, PICTURE = "summary.json", "run.png"
+MODEL, VOCABULARY, EXPORT = "model", "vocab.txt", "export.json"  # of fine-tuning
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+def read_log(path: Union[str, Path], *, note: Callable[[str], None] = _note) -> List[Dict[str, Any]]:
+    """The records of a log, the first one from line 1; none where there is no such file.
+
+    A last line that a kill cut short is left out, and ``note`` is told so.
+    Raises ValueError, with file and line, for any other line that is not a JSON object with the number of its step.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    *lines, rest = path.read_bytes().split(b"\n")
+    records = [_record(path, number, line) for number, line in enumerate(lines, start=1)]
+    if rest:
+        try:  # a kill may have left out no more than the end of the line
+            records.append(_record(path, len(lines) + 1, rest))
+        except ValueError:
+            note(f"{path}, line {len(lines) + 1}: the last line is cut short, as by a kill; it is left out")
+    return records
+
+
+def _record(path: Path, number: int, line: bytes) -> Dict[str, Any]:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path}, line {number}: not JSON ({error}); the line was changed after the run, remove it"
+        ) from None
+    step = record.get("step") if isinstance(record, dict) else None
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise ValueError(
+            f"{path}, line {number}: must be an object whose step is a whole number; the line was changed after the "
+            "run, remove it"
+        )
+    return record
