@@ -4,11 +4,49 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, BinaryIO, Iterator, Union
+
+
+@contextmanager
+def open_regular(path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file") -> Iterator[BinaryIO]:
+    """An ordinary file, open for reading bytes. ValueError, one line, for everything else that a path can lead to.
+
+    A pipe would be waited for without end, and a device may have no end. It is asked what the path leads to before it
+    is opened: to open a pipe is to wait for its writer.
+    """
+    try:
+        kind = os.stat(path).st_mode
+        if not stat.S_ISREG(kind):
+            raise ValueError(f"{path}: is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, not an ordinary file; {way_out}")
+        file = open(path, "rb")  # noqa: SIM115 (closed below: errors in the block are not of the opening)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; {way_out}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); {way_out}") from None
+    except ValueError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise ValueError(f"{str(path)!r}: {error}; {way_out}") from None  # a NUL in the name
+    with file:
+        yield file
+
+
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+
+def read_regular(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int) -> bytes:
+    """What an ordinary file of at most `most_bytes` holds. ValueError, one line, for anything else."""
+    with open_regular(path, way_out=way_out) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(most_bytes + 1) if size <= most_bytes else b""
+        if size > most_bytes or len(data) > most_bytes:  # some files of the system have no size
+            raise ValueError(f"{path}: more than {most_bytes:,} bytes, too large for a file of its kind; {way_out}")
+        return data
 
 
 def sync_folder(folder: Path) -> None:
