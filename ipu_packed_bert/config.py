@@ -38,6 +38,8 @@ from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import default_predictions
 
 PRETRAINING = "pretraining"
+# How the learning rate goes on after its warm-up; `optim.scheduled_rate` has the formulas.
+SCHEDULES = ("linear", "polynomial", "cosine", "constant")
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,10 @@ class OptimizerConfig:
     name: str = setting("lamb", choices=("lamb", "adamw"))
     learning_rate: float = setting(2.828e-3, "the peak, reached after the warm-up", above=0.0)
     warmup_fraction: float = setting(0.128, "share of the schedule's updates", minimum=0.0, maximum=1.0)
+    schedule: str = setting("linear", "after the warm-up, from the peak to 0; constant stays there", choices=SCHEDULES)
+    schedule_power: float = setting(1.0, "polynomial: of the share of its updates that is left", above=0.0)
     schedule_steps: Optional[int] = setting(
-        None, "updates until the rate is 0; null: run.steps when the run starts", minimum=1
+        None, "its updates, those of the warm-up included; null: run.steps when the run starts", minimum=1
     )
     beta1: float = setting(0.9, minimum=0.0, below=1.0)
     beta2: float = setting(0.999, minimum=0.0, below=1.0)
@@ -274,7 +278,7 @@ class Config:
 
     @property
     def schedule_steps(self) -> int:
-        """Updates until the learning rate has fallen to 0."""
+        """Updates of the learning rate's schedule, after which it is 0, or stays where it is constant."""
         return self.optimizer.schedule_steps or self.run.steps
 
     def with_schedule(self) -> Config:
@@ -599,7 +603,7 @@ def _rules(config: Config) -> List[Tuple[str, Any, str]]:
         ),
         (
             "run.steps optimizer.schedule_steps",
-            config.run.steps > config.schedule_steps,
+            config.run.steps > config.schedule_steps and config.optimizer.schedule != "constant",
             schedule_too_short(f"run.steps is {config.run.steps}", config.run.steps, config.schedule_steps),
         ),
         (

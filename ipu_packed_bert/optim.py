@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 import torch
 
@@ -165,10 +165,25 @@ def warmup_linear(step: int, *, steps: int, warmup_steps: int) -> float:
     return max(0.0, (steps - step) / max(1, steps - warmup_steps))
 
 
+# How a schedule goes on after its warm-up: what is left of it, from 1 down to 0, and its power -> share of the peak.
+_AFTER_WARMUP: Dict[str, Callable[[float, float], float]] = {
+    "linear": lambda left, power: left,
+    "polynomial": lambda left, power: left**power,
+    "cosine": lambda left, power: 0.5 - 0.5 * math.cos(math.pi * left),
+    "constant": lambda left, power: 1.0,
+}
+
+
 def scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
-    """Learning rate of update `step`, the first is 0, in a schedule of `steps`; `optimizer`: a section of that name."""
+    """Learning rate of update `step`, the first is 0, in a schedule of `steps`; `optimizer`: a section of that name.
+
+    Each kind has the same linear warm-up, and the peak at its end.
+    """
     warmup_steps = int(round(optimizer.warmup_fraction * steps))
-    return optimizer.learning_rate * warmup_linear(step, steps=steps, warmup_steps=warmup_steps)
+    share = warmup_linear(step, steps=steps, warmup_steps=warmup_steps)
+    if step >= warmup_steps:
+        share = _AFTER_WARMUP[optimizer.schedule](share, optimizer.schedule_power)
+    return optimizer.learning_rate * share
 
 
 def learning_rate(step: int, config: Config) -> float:
@@ -182,9 +197,17 @@ def schedule_change(step: int, before: Any, after: Any, *, steps_before: int, st
     `before` and `after` are the optimizer sections, the others their schedules' lengths.
     """
     rates = scheduled_rate(step, before, steps=steps_before), scheduled_rate(step, after, steps=steps_after)
-    if steps_before == steps_after and rates[0] == rates[1]:
+    kinds = schedule_in_words(before), schedule_in_words(after)
+    if steps_before == steps_after and kinds[0] == kinds[1] and rates[0] == rates[1]:
         return ""
+    kind = f"{kinds[1]}, it was {kinds[0]}; " if kinds[0] != kinds[1] else ""
     return (
-        f"{steps_after:,} updates long, it was {steps_before:,}: update {step + 1:,} has a learning rate of"
+        f"{kind}{steps_after:,} updates long, it was {steps_before:,}: update {step + 1:,} has a learning rate of"
         f" {rates[1]:.3g}, it would have been {rates[0]:.3g}"
     )
+
+
+def schedule_in_words(optimizer: Any) -> str:
+    """`linear`, or `polynomial of power 2`."""
+    power = f" of power {optimizer.schedule_power:g}" if optimizer.schedule == "polynomial" else ""
+    return f"{optimizer.schedule}{power}"

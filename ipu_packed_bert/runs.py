@@ -80,7 +80,7 @@ def with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], upda
     """The length of the learning rate's schedule stated: `former`'s where a run is resumed, else all its updates."""
     steps = config.run.epochs * updates_per_epoch
     length = config.optimizer.schedule_steps or (former or config).run.epochs * updates_per_epoch
-    if steps > length:
+    if steps > length and config.optimizer.schedule != "constant":
         raise ConfigError(
             f"{config.path}: "
             + schedule_too_short(f"run.epochs is {config.run.epochs}, {steps} updates", steps, length)
@@ -161,6 +161,7 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
             if found is not None:
                 log.evaluation(outcome.step, found)
         log.close()
+        longer = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={2 * steps}"
         resume_command = f"{typed('finetune', 'python -m ipu_packed_bert.finetune')} --resume {folder}"
         if (folder / LOG).stat().st_size:
             print_summary(
@@ -170,8 +171,7 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
                 steps=steps,
                 max_sequence_length=task.max_sequence_length,
                 resume=resume_command,
-                go_on=f"{resume_command} --set run.epochs={2 * config.run.epochs} --set "
-                f"optimizer.schedule_steps={2 * steps}",
+                go_on=f"{resume_command} --set run.epochs={2 * config.run.epochs}{longer}",
             )
         if finished and config.run.export and steps and (outcome.step > first_step or not (folder / MODEL).exists()):
             export(prepared, folder / MODEL)

@@ -329,7 +329,8 @@ def how_to_go_on(folder: Any, config: Config) -> str:
     if config.run.steps < config.schedule_steps:
         return f"{resume_command(folder)} --steps {config.schedule_steps}"
     steps = 2 * config.run.steps
-    return f"{resume_command(folder)} --steps {steps} --set optimizer.schedule_steps={steps}"
+    longer = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={steps}"
+    return f"{resume_command(folder)} --steps {steps}{longer}"
 
 
 def resume_command(folder: Any) -> str:

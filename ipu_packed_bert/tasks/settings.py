@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Ty
 
 import yaml
 
-from ipu_packed_bert.config import PRETRAINING, EngineConfig
+from ipu_packed_bert.config import PRETRAINING, SCHEDULES, EngineConfig
 from ipu_packed_bert.settings import FILE, ConfigError, SettingsReader, annotated, as_tree, load_yaml, peek, setting
 from pack_data.packers import PACKERS, packs_at_depth
 
@@ -121,7 +121,11 @@ class FinetuneOptimizer:
     name: str = setting("adamw", choices=("lamb", "adamw"))
     learning_rate: float = setting(5.0e-5, "the peak, reached after the warm-up", above=0.0)
     warmup_fraction: float = setting(0.1, minimum=0.0, maximum=1.0)
-    schedule_steps: Optional[int] = setting(None, "updates until the rate is 0; null: those of run.epochs", minimum=1)
+    schedule: str = setting("linear", "after the warm-up, from the peak to 0; constant stays there", choices=SCHEDULES)
+    schedule_power: float = setting(1.0, "polynomial: of the share of its updates that is left", above=0.0)
+    schedule_steps: Optional[int] = setting(
+        None, "its updates, those of the warm-up included; null: those of run.epochs", minimum=1
+    )
     beta1: float = setting(0.9, minimum=0.0, below=1.0)
     beta2: float = setting(0.999, minimum=0.0, below=1.0)
     eps: float = setting(1.0e-6, above=0.0)
@@ -219,7 +223,7 @@ class FinetuneConfig:
 
     @property
     def schedule_steps(self) -> int:
-        """Updates until the learning rate has fallen to 0; stated once the data are known (`runs.with_schedule`)."""
+        """Updates of the learning rate's schedule; stated once the data are known (`runs.with_schedule`)."""
         return self.optimizer.schedule_steps or 1
 
     @property

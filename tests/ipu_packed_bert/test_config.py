@@ -146,7 +146,7 @@ FROM_ZERO = """
     optimizer.warmup_fraction optimizer.beta1 optimizer.beta2 optimizer.weight_decay optimizer.max_weight_norm
     run.seed run.evaluate_every run.checkpoint_every
 """.split()
-ABOVE_ZERO = "model.layer_norm_eps optimizer.learning_rate engine.loss_scaling".split()
+ABOVE_ZERO = "model.layer_norm_eps optimizer.learning_rate optimizer.schedule_power engine.loss_scaling".split()
 
 
 @pytest.mark.parametrize("key", AT_LEAST_ONE + FROM_ZERO + ABOVE_ZERO)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_packed_bert.config import Config, LossConfig, ModelConfig, OptimizerConfig, RunConfig, cross_check
+from ipu_packed_bert.config import (
+    SCHEDULES,
+    Config,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    cross_check,
+)
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.optim import (
     AdamW,
@@ -19,6 +29,8 @@ from ipu_packed_bert.optim import (
     load_neutral_state,
     neutral_state,
     parameter_groups,
+    schedule_change,
+    scheduled_rate,
     warmup_linear,
 )
 
@@ -195,6 +207,65 @@ def test_schedule_by_hand():
     # 10 updates, 4 of warm-up: up in quarters, then 6/6, 5/6, .. 1/6, and 0 afterwards.
     shares = [warmup_linear(step, steps=10, warmup_steps=4) for step in range(11)]
     assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])
+
+
+def reference_share(schedule, step, steps, warmup_steps, power):
+    """The formulas as they are written: a share `done` of the updates after the warm-up has been made."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    done = Fraction(1) if step >= steps else Fraction(step - warmup_steps, steps - warmup_steps)
+    if schedule == "cosine":
+        return (1.0 + math.cos(math.pi * done)) / 2.0
+    return {"linear": float(1 - done), "polynomial": float(1 - done) ** power, "constant": 1.0}[schedule]
+
+
+def optimizer_of(schedule, **settings):
+    return OptimizerConfig(schedule=schedule, learning_rate=1.0, **settings)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@given(steps=st.integers(1, 500), fraction=st.floats(0, 1), power=st.sampled_from([0.5, 1.0, 2.0, 3.7]))
+def test_schedules_are_their_formulas_and_keep_their_laws(schedule, steps, fraction, power):
+    optimizer = optimizer_of(schedule, warmup_fraction=fraction, schedule_power=power)
+    warmup = round(fraction * steps)
+    shares = [scheduled_rate(step, optimizer, steps=steps) for step in range(steps + 2)]
+    expected = [reference_share(schedule, step, steps, warmup, power) for step in range(steps + 2)]
+    assert max(abs(found - wanted) for found, wanted in zip(shares, expected)) <= 1e-15
+    # Continuous: the last update of the warm-up and the first one after it have the peak.
+    assert shares[max(0, warmup - 1)] == 1.0 and (warmup >= steps or shares[warmup] == 1.0)
+    assert shares[:warmup] == sorted(shares[:warmup])
+    assert shares[warmup:] == sorted(shares[warmup:], reverse=True)
+    assert shares[steps:] == ([1.0, 1.0] if schedule == "constant" else [0.0, 0.0])
+
+
+def test_the_default_schedule_is_what_it_was_bit_for_bit():
+    rates = [learning_rate(step, Config()) for step in range(101)]
+    assert rates == [2.828e-3 * warmup_linear(step, steps=100, warmup_steps=13) for step in range(101)]
+    same = replace(Config(), optimizer=OptimizerConfig(schedule="polynomial", schedule_power=1.0))
+    assert [learning_rate(step, same) for step in range(101)] == rates
+
+
+def test_another_schedule_is_named_even_where_it_begins_with_the_same_rate():
+    linear, cosine = optimizer_of("linear", warmup_fraction=0.5), optimizer_of("cosine", warmup_fraction=0.5)
+    same = dict(steps_before=10, steps_after=10)
+    assert schedule_change(2, linear, linear, **same) == ""
+    assert schedule_change(2, linear, cosine, **same) == (
+        "cosine, it was linear; 10 updates long, it was 10: update 3 has a learning rate of 0.6, it would have been 0.6"
+    )
+    flat, steep = (optimizer_of("polynomial", schedule_power=power) for power in (1.0, 2.0))
+    assert schedule_change(0, flat, steep, **same).startswith("polynomial of power 2, it was polynomial of power 1; ")
+    # The power is read by one kind only.
+    powered = optimizer_of("linear", warmup_fraction=0.5, schedule_power=2.0)
+    assert schedule_change(7, linear, powered, **same) == ""
+
+
+def test_a_constant_rate_goes_on_after_its_schedule():
+    longer = dict(learning_rate=2.0, warmup_fraction=0.5, schedule_steps=4)
+    config = Config(optimizer=OptimizerConfig(schedule="constant", **longer), run=RunConfig(steps=9))
+    assert not cross_check(config)
+    assert [learning_rate(step, config) for step in range(9)] == [1.0] + [2.0] * 8
+    (problem,) = cross_check(replace(config, optimizer=OptimizerConfig(schedule="cosine", **longer)))
+    assert problem.startswith("run.steps is 9; optimizer.schedule_steps is 4")
 
 
 @given(steps=st.integers(1, 500), fraction=st.floats(0, 1))
