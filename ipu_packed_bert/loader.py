@@ -7,7 +7,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -33,6 +33,11 @@ class Packs(abc.ABC):
     def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
         """The fields of these packs of the epoch, without scales."""
 
+    def count(self, numbers: np.ndarray, epoch: int, fields: Iterable[str]) -> Dict[str, int]:
+        """How many entries of these packs are above 0, by field."""
+        batch = self.batch(numbers, epoch)
+        return {name: int(np.count_nonzero(batch[name])) for name in fields}
+
     @abc.abstractmethod
     def __len__(self) -> int:
         """Packs of an epoch."""
@@ -47,6 +52,7 @@ class StoredPacks(Packs):
 
     def __init__(self, store: PackStore, *, seed: int = 0):
         self._store, self.seed = store, seed
+        self._lengths: Optional[np.ndarray] = None
         self.digest = store.manifest.digest
 
     def __len__(self) -> int:
@@ -57,6 +63,18 @@ class StoredPacks(Packs):
 
     def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
         return self._store.batch(numbers)
+
+    def count(self, numbers: np.ndarray, epoch: int, fields: Iterable[str]) -> Dict[str, int]:
+        """From the table of lengths, without reading a pack, where it says."""
+        if self._lengths is None:
+            self._lengths = self._store.lengths()
+        table = self._lengths[numbers]
+        said = {"next_sentence_weights": int(np.count_nonzero(table["lengths"]))}
+        if "prediction_counts" in (table.dtype.names or ()):
+            said["masked_lm_weights"] = int(table["prediction_counts"].sum(dtype=np.int64))
+        fields = tuple(fields)
+        unsaid = [name for name in fields if name not in said]
+        return {**said, **(super().count(numbers, epoch, unsaid) if unsaid else {})}
 
     def again(self) -> Callable[[], Packs]:
         return partial(_reopened, self._store.folder, self.seed)
@@ -74,37 +92,75 @@ class Layout(NamedTuple):
     micro_batches_per_update: int
     packs_per_update: int
 
-    def filled(self, batch: Batch, like: Optional[Batch] = None) -> Batch:
+    def shared(self, parts: int) -> Layout:
+        """What each of several processes has of an update: as many micro-batches, the last of which may be empty."""
+        rows = self.packs_per_update // self.micro_batches_per_update
+        own = -(-self.micro_batches_per_update // parts)
+        return self._replace(micro_batches_per_update=own, packs_per_update=own * rows)
+
+    def read(
+        self,
+        packs: Packs,
+        numbers: np.ndarray,
+        epoch: int,
+        *,
+        share: Tuple[int, int] = (0, 1),
+        like: Optional[Batch] = None,
+    ) -> Batch:
+        """The rows of one process, filled as :meth:`filled`, with the scales of all the packs ``numbers``.
+
+        Only these rows are decoded.
+        """
+        part, parts = share
+        if parts == 1:
+            return self.filled(packs.batch(numbers, epoch), like)
+        rows = self.shared(parts).packs_per_update
+        own = packs.batch(numbers[part * rows : (part + 1) * rows], epoch)
+        return self.filled(own, like, counts=packs.count(numbers, epoch, self.scales.values()), rows=rows)
+
+    def filled(
+        self,
+        batch: Batch,
+        like: Optional[Batch] = None,
+        *,
+        counts: Optional[Mapping[str, int]] = None,
+        rows: Optional[int] = None,
+    ) -> Batch:
         """The batch with empty packs (all fields 0) up to the size of an update, and its scales.
 
         ``like``: a batch whose packs have as many places or more; the places that these do not have are unused.
+        ``counts``: what the update's packs hold, by counted field, where the batch is a part of it, filled to ``rows``.
 
         A scale is the micro-batches of the update divided by a count over the update, one value a row: with it the mean
         over all micro-batches of summed losses is the loss normalised over the whole update.
         """
+        rows = self.packs_per_update if rows is None else rows
         found = {
-            name: self._with_zeros(batch[name], (batch if like is None else like)[name].shape[1:])
+            name: _with_zeros(batch[name], rows, (batch if like is None else like)[name].shape[1:])
             for name in self.fields
             if name not in self.scales
         }
         for name, counted in self.scales.items():
-            scale = self.micro_batches_per_update / max(1, int(np.count_nonzero(batch[counted])))
-            found[name] = np.full(self.packs_per_update, scale, dtype=np.float32)
+            count = int(np.count_nonzero(batch[counted])) if counts is None else counts[counted]
+            found[name] = np.full(rows, self.micro_batches_per_update / max(1, count), dtype=np.float32)
         return {name: found[name] for name in self.fields}
 
-    def _with_zeros(self, values: np.ndarray, widths: Tuple[int, ...]) -> np.ndarray:
-        if values.shape == (self.packs_per_update, *widths):
-            return values
-        filled = np.zeros((self.packs_per_update, *widths), dtype=values.dtype)
-        filled[tuple(slice(width) for width in values.shape)] = values
-        return filled
+
+def _with_zeros(values: np.ndarray, rows: int, widths: Tuple[int, ...]) -> np.ndarray:
+    if values.shape == (rows, *widths):
+        return values
+    filled = np.zeros((rows, *widths), dtype=values.dtype)
+    filled[tuple(slice(width) for width in values.shape)] = values
+    return filled
 
 
-def in_order(packs: Packs, layout: Layout, like: Optional[Batch] = None) -> Iterator[Batch]:
-    """Each pack once, in the order of their numbers; ``like`` as in :meth:`Layout.filled`."""
+def in_order(
+    packs: Packs, layout: Layout, like: Optional[Batch] = None, share: Tuple[int, int] = (0, 1)
+) -> Iterator[Batch]:
+    """Each pack once, in the order of their numbers; ``like`` and ``share`` as in :meth:`Layout.read`."""
     for first in range(0, len(packs), layout.packs_per_update):
         numbers = np.arange(first, min(first + layout.packs_per_update, len(packs)))
-        yield layout.filled(packs.batch(numbers, 0), like)
+        yield layout.read(packs, numbers, 0, share=share, like=like)
 
 
 class Position(NamedTuple):
@@ -124,8 +180,8 @@ class GlobalBatches:
     ----------
     packs : those to train on.
     held_out : those that :meth:`held_out` gives, of at most the depth and masked tokens of ``packs``; None: none.
-    share : (index, parts), for several processes that feed one update: this one gets the rows of its part, with the
-        scales of the whole update.
+    share : (index, parts), for several processes that feed one update: this one decodes and gets the rows of its part,
+        with the scales of the whole update.  Which packs an update has does not depend on it.
     prefetch : batches decoded ahead, by one thread.
     """
 
@@ -141,12 +197,7 @@ class GlobalBatches:
         if not len(packs):
             raise ValueError("there are no packs to train on")
         self.packs, self.layout, self._held_out = packs, layout, held_out
-        part, parts = share
-        if self.packs_per_update % parts:
-            raise ValueError(f"an update has {self.packs_per_update} packs; they do not divide among {parts} processes")
-        rows = self.packs_per_update // parts
         self.share = share
-        self._rows = slice(part * rows, (part + 1) * rows)
         self._prefetch = max(1, prefetch)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
         self._ahead: Deque[Tuple[Position, Future]] = deque()
@@ -195,8 +246,7 @@ class GlobalBatches:
         if self._held_out is None:
             raise ValueError("no data set to evaluate on was given")
         like = self._executor.submit(self.packs.batch, np.arange(1), self._position.epoch).result()
-        for batch in in_order(self._held_out, self.layout, like):
-            yield {name: values[self._rows] for name, values in batch.items()}
+        yield from in_order(self._held_out, self.layout, like, self.share)
 
     def state(self) -> Dict[str, Any]:
         """Plain values; ``load_state`` continues with the batch that would have come next."""
@@ -247,5 +297,4 @@ class GlobalBatches:
         return numbers, Position(position.epoch + 1, 0) if used == len(self.packs) else Position(position.epoch, used)
 
     def _load(self, packs: Packs, numbers: np.ndarray, epoch: int) -> Batch:
-        batch = self.layout.filled(packs.batch(numbers, epoch))
-        return {name: values[self._rows] for name, values in batch.items()}
+        return self.layout.read(packs, numbers, epoch, share=self.share)

@@ -153,17 +153,43 @@ def test_the_order_follows_from_the_seed(store):
     assert packs(1) == packs(1) != packs(2)
 
 
-def test_several_processes_share_an_update(store):
-    whole = opened(store, "placement.replicas=4")
-    parts = [opened(store, "placement.replicas=4", share=(part, 4)) for part in range(4)]
-    for _ in range(5):
-        expected, shares = next(whole), [next(part) for part in parts]
+@pytest.mark.parametrize("parts", [2, 3, 4, 5])
+def test_several_processes_share_an_update(store, parts):
+    """Together they have the rows and the scales of one process, the empty packs of an incomplete update included."""
+    setting = "placement.replicas=4"
+    whole = opened(store, setting)
+    shares = [opened(store, setting, share=(part, parts)) for part in range(parts)]
+    for _ in range(2 * whole.updates_per_epoch + 1):
+        expected, found = next(whole), [next(share) for share in shares]
+        rows = len(expected["input_ids"])
         for name in expected:
-            np.testing.assert_array_equal(expected[name], np.concatenate([share[name] for share in shares]))
-    for each in [whole] + parts:
+            joined = np.concatenate([part[name] for part in found])
+            np.testing.assert_array_equal(expected[name], joined[:rows])
+            if not name.endswith("_scale"):
+                assert not joined[rows:].any()
+        assert {share.position for share in shares} == {whole.position}
+        assert len({len(part["input_ids"]) for part in found}) == 1
+    for each in [whole, *shares]:
         each.close()
-    with pytest.raises(ValueError, match="do not divide among 5 processes"):
-        opened(store, share=(0, 5))
+
+
+def test_a_process_decodes_only_its_own_rows(store, monkeypatch):
+    read = []
+    batch = PackStore.batch
+    monkeypatch.setattr(PackStore, "batch", lambda self, numbers: read.append(len(numbers)) or batch(self, numbers))
+    batches = opened(store, "placement.replicas=4", share=(1, 4))
+    next(batches)
+    batches.close()
+    assert set(read) == {batches.packs_per_update // 4}
+
+
+@pytest.mark.parametrize("fields", [("masked_lm_weights", "next_sentence_weights"), ("masked_lm_weights", "positions")])
+def test_the_table_counts_what_the_packs_hold(store, fields):
+    packs = StoredPacks(store)
+    for numbers in (np.arange(0), np.arange(1), np.arange(len(packs))[::-2]):
+        batch = packs.batch(numbers, 0)
+        found = packs.count(numbers, 0, fields)
+        assert {name: found[name] for name in fields} == {name: np.count_nonzero(batch[name]) for name in fields}
 
 
 @pytest.mark.parametrize(
