@@ -1,6 +1,7 @@
 """Packs on disk: a folder of shards and a manifest. A kill at any moment leaves a whole data set or none.
 
-    manifest.json             what the data set is, and the checksum of every other file; written last, by atomic rename
+    manifest.json             what the data set is, and the checksum of every other file and of every block of packs
+                              (blocks.py); written last, by atomic rename
     packs-00000-1f2e3d4c.npy  structured array, one record a pack (PackSchema.record_dtype), memory-mapped for reading
     lengths-1f2e3d4c.npy      the lengths (and masked counts) of every pack's sequences, read without the shards
     recipe.json               the packing: strategies, repeats, certificate
@@ -15,12 +16,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from pack_data.blocks import Blocks
 from pack_data.files import sync_folder, write_atomically
 from pack_data.packs import PackSchema, decode, disassemble
 from pack_data.sequences import digest
@@ -33,12 +35,33 @@ PACKS_PER_SHARD = 8192
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of the data set: name in the folder, size in bytes, sha256, records it holds (0: not a table)."""
+    """A file of the data set: name in the folder, size in bytes, sha256, records it holds (0: not a table).
+
+    blocks: the checksums of a shard's packs; None in data sets made before there were any, and for other files.
+    """
 
     file: str
     bytes: int
     sha256: str
     packs: int = 0
+    blocks: Optional[Blocks] = None
+
+    def to_json(self) -> Dict[str, Any]:
+        data = asdict(self)
+        if self.blocks is None:
+            del data["blocks"]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StoredFile:
+        blocks, packs = data.get("blocks"), data["packs"]
+        return cls(
+            data["file"],
+            data["bytes"],
+            data["sha256"],
+            packs,
+            None if blocks is None else Blocks.from_json(blocks, packs),
+        )
 
 
 @dataclass(frozen=True)
@@ -95,9 +118,9 @@ class Manifest:
             elif name == "digest":
                 value = f"{value:016x}"
             elif name == "lengths":
-                value = asdict(value)
+                value = value.to_json()
             elif name in ("shards", "files"):
-                value = [asdict(entry) for entry in value]
+                value = [entry.to_json() for entry in value]
             data[name] = value
         return data
 
@@ -112,9 +135,9 @@ class Manifest:
             schema=schema,
             histogram=tuple(histogram),
             digest=int(data["digest"], 16),
-            lengths=StoredFile(**data["lengths"]),
-            shards=tuple(StoredFile(**entry) for entry in data["shards"]),
-            files=tuple(StoredFile(**entry) for entry in data["files"]),
+            lengths=StoredFile.from_json(data["lengths"]),
+            shards=tuple(map(StoredFile.from_json, data["shards"])),
+            files=tuple(map(StoredFile.from_json, data["files"])),
         )
         return cls(**known)
 
@@ -156,7 +179,8 @@ def write_table(folder: Path, stem: str, dtype: np.dtype, blocks: Iterator[np.nd
 
 def write_shard(folder: Path, number: int, records: np.ndarray) -> StoredFile:
     """Writes shard `number` whole or not at all; it belongs to a data set once a manifest names it."""
-    return write_table(Path(folder), f"packs-{number:05d}", records.dtype, iter([records]), len(records))
+    entry = write_table(Path(folder), f"packs-{number:05d}", records.dtype, iter([records]), len(records))
+    return replace(entry, blocks=Blocks.of(records))
 
 
 def stored_file(folder: Path, name: str) -> StoredFile:
@@ -305,12 +329,26 @@ def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
 
 
 class PackStore:
-    """A packed data set, open for reading. Its shards stay mapped, also while a new build replaces it."""
+    """A packed data set, open for reading. Its shards stay mapped, also while a new build replaces it.
+
+    A block of packs is checked when the first of them is read, where the manifest has checksums of blocks. Threads may
+    read together: two of them may check the same block.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest, shards: Sequence[np.ndarray]) -> None:
         self.folder, self.manifest, self.schema = Path(folder), manifest, manifest.schema
         self._shards = list(shards)
-        self._ends = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
+        sizes = np.array([len(shard) for shard in shards], dtype=np.int64)
+        self._ends = np.cumsum(sizes)
+        self._starts = self._ends - sizes
+        # Of each shard: packs in a block, and the number of its first block. One without checksums is a single block.
+        checked = [entry.blocks is not None for entry in manifest.shards]
+        blocks = [entry.blocks or Blocks(max(1, entry.packs), "") for entry in manifest.shards]
+        counts = np.array([each.count(entry.packs) for each, entry in zip(blocks, manifest.shards)], dtype=np.int64)
+        self._packs_per_block = np.array([each.packs for each in blocks], dtype=np.int64)
+        self._first_block = np.cumsum(counts) - counts
+        # Of each block: whether it was read and found right; there is nothing to find where there are no checksums.
+        self._right = ~np.repeat(checked, counts) if len(counts) else np.zeros(0, dtype=bool)
 
     @classmethod
     def open(cls, folder: Path) -> PackStore:
@@ -335,7 +373,7 @@ class PackStore:
         self.close()
 
     def records(self, indices: np.ndarray) -> np.ndarray:
-        """The stored records of packs `indices` int64 [n], copied."""
+        """The stored records of packs `indices` int64 [n], copied. ValueError where one of them was damaged."""
         indices = np.asarray(indices, dtype=np.int64)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
             raise ValueError(
@@ -343,12 +381,31 @@ class PackStore:
                 f"{len(self) - 1}"
             )
         shard_of = np.searchsorted(self._ends, indices, side="right")
+        rows = indices - self._starts[shard_of]
+        self._check(shard_of, rows)
         records = np.empty(len(indices), dtype=self.schema.record_dtype)
         for number in np.unique(shard_of):
             chosen = shard_of == number
-            shard = self._shards[number]
-            records[chosen] = shard[indices[chosen] - (self._ends[number] - len(shard))]
+            records[chosen] = self._shards[number][rows[chosen]]
         return records
+
+    def _check(self, shard_of: np.ndarray, rows: np.ndarray) -> None:
+        """Checks the blocks of these packs that have not been read before: `rows` int64 [n] of shards int64 [n]."""
+        blocks = rows // self._packs_per_block[shard_of] + self._first_block[shard_of]
+        unknown = np.flatnonzero(~self._right[blocks])
+        if not len(unknown):
+            return
+        for block, at in zip(*np.unique(blocks[unknown], return_index=True)):
+            number, row = int(shard_of[unknown[at]]), int(rows[unknown[at]])
+            check_block(
+                self.folder,
+                self.manifest.shards[number],
+                self._shards[number],
+                int(block - self._first_block[number]),
+                row,
+                int(self._starts[number]),
+            )
+            self._right[block] = True
 
     def batch(self, indices: np.ndarray) -> Dict[str, np.ndarray]:
         """The fields of packs `indices` int64 [n]: name -> int32 [n, S | P | D] (schema.fields; see packs.py)."""
@@ -359,9 +416,34 @@ class PackStore:
         return map_table(self.folder, self.manifest.lengths, self.schema.lengths_dtype)
 
     def shards(self) -> Iterator[np.ndarray]:
-        """The shards in order, memory-mapped."""
-        return iter(self._shards)
+        """The shards in order, memory-mapped, each checked whole when it is given."""
+        for number, shard in enumerate(self._shards):
+            rows = np.arange(0, len(shard), self._packs_per_block[number])
+            self._check(np.full(len(rows), number), rows)
+            yield shard
 
     def close(self) -> None:
         """Closes the memory maps; the store cannot be read afterwards."""
         self._shards = []
+
+
+REBUILD = "build the data set again, with --overwrite"
+
+
+def check_blocks(folder: Path, entry: StoredFile, records: np.ndarray, first: int) -> None:
+    """ValueError for the first block of a shard that is not as it was written; `first`: the shard's first pack."""
+    if entry.blocks is not None:
+        for block in range(entry.blocks.count(len(records))):
+            check_block(folder, entry, records, block, block * entry.blocks.packs, first)
+
+
+def check_block(folder: Path, entry: StoredFile, records: np.ndarray, block: int, row: int, first: int) -> None:
+    """ValueError where a block of a shard is not as it was written. row: of the pack that is wanted, in the shard."""
+    assert entry.blocks is not None
+    if entry.blocks.damaged(records, block):
+        start = first + block * entry.blocks.packs
+        end = min(start + entry.blocks.packs, first + len(records)) - 1
+        raise ValueError(
+            f"{folder / entry.file}: pack {first + row}: the checksum of its block {block} (packs {start} to {end}) is "
+            f"not the manifest's; a byte was changed, {REBUILD}"
+        )

@@ -1,27 +1,38 @@
 """`python -m pack_data.verify DIR`: reads a whole data set again and proves that it is what its manifest says.
 
-Checksums; no pack overfull, no gap between its sequences, nothing in its padding; every masked token inside its own
-sequence; every id in the vocabulary; and, by the digest over all sequences that was taken before they were packed,
-every sequence exactly once.
+Checksums of files, and of the blocks that training checks as it reads; no pack overfull, no gap between its sequences,
+nothing in its padding; every masked token inside its own sequence; every id in the vocabulary; and, by the digest over
+all sequences that was taken before they were packed, every sequence exactly once.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Union
 
 import numpy as np
 
+from pack_data.blocks import Blocks
+from pack_data.building.sides import built_with
+from pack_data.building.work_folder import without_builds
 from pack_data.command import ArgumentParser, counted, progress_bar, run_main
 from pack_data.packing import Packing
 from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
 from pack_data.proof import prove
 from pack_data.sequences import digest
-from pack_data.store import Manifest, PackStore, StoredFile, lengths_of, map_table, read_manifest
-
-_REBUILD = "build the data set again, with --overwrite"
+from pack_data.store import (
+    REBUILD,
+    Manifest,
+    PackStore,
+    StoredFile,
+    check_blocks,
+    lengths_of,
+    map_table,
+    read_manifest,
+    write_manifest,
+)
 
 
 @dataclass(frozen=True)
@@ -34,9 +45,31 @@ class Verified:
 
 def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verified:
     """Reads every byte of the data set. ValueError with the first fault: which file, which pack, which rule."""
-    folder = Path(folder)
+    return _verified(Path(folder), progress)
+
+
+def add_checksums(folder: Union[str, Path], progress: Optional[bool] = None) -> Verified:
+    """As `verify`, then writes checksums of blocks into a manifest that has none or wrong ones.
+
+    Only the manifest is replaced, in one rename: at every moment the folder is the same data set. ValueError as
+    `verify`, and while a build writes it.
+    """
+    folder = Path(folder) if Path(folder).name else Path(folder).resolve()
+    before = read_manifest(folder)
+    with without_builds(built_with(folder, before.made_with)):
+        verified = _verified(folder, progress, add=True)
+        if read_manifest(folder) != before:  # a program that takes no lock
+            raise ValueError(f"{folder}: was replaced by another data set meanwhile; try again")
+        if verified.manifest != before:
+            write_manifest(folder, verified.manifest)
+    return verified
+
+
+def _verified(folder: Path, progress: Optional[bool], add: bool = False) -> Verified:
+    """add: the manifest returned has the blocks' checksums as the packs are; those it had are not looked at."""
     manifest = read_manifest(folder)
     schema = manifest.schema
+    shards: List[StoredFile] = []
     for entry in manifest.files:
         _check_sum(folder, entry)
     _check_sum(folder, manifest.lengths)
@@ -48,13 +81,16 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verifie
     ) as bar:
         table = store.lengths()
         for entry in manifest.shards:
-            _check_sum(folder, entry)
             records = np.asarray(map_table(folder, entry, schema.record_dtype))
+            if not add:  # first, because it says which packs
+                check_blocks(folder, entry, records, first)
+            _check_sum(folder, entry)
+            shards.append(replace(entry, blocks=Blocks.of(records)) if add else entry)
             check_records(schema, records, f"{folder / entry.file}", first, manifest.vocabulary_size)
             if not np.array_equal(table[first : first + len(records)], lengths_of(schema, records)):
                 raise ValueError(
                     f"{folder / manifest.lengths.file}: does not hold the lengths of the packs in {entry.file}; "
-                    f"{_REBUILD}"
+                    f"{REBUILD}"
                 )
             sequences = disassemble(schema, records)
             histogram += np.bincount(sequences.lengths, minlength=len(histogram))
@@ -68,21 +104,22 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verifie
         length = int(np.flatnonzero(histogram != manifest.histogram)[0])
         raise ValueError(
             f"{folder}: {int(histogram[length])} sequences of length {length} in the packs, "
-            f"{manifest.histogram[length]} in the manifest; {_REBUILD}"
+            f"{manifest.histogram[length]} in the manifest; {REBUILD}"
         )
     found = (int(histogram.sum()), int(histogram @ np.arange(len(histogram))))
     if found != (manifest.sequences, manifest.tokens):
         raise ValueError(
             f"{folder}: {found[0]} sequences and {found[1]} tokens in the packs, {manifest.sequences} and "
-            f"{manifest.tokens} in the manifest; {_REBUILD}"
+            f"{manifest.tokens} in the manifest; {REBUILD}"
         )
     if total != manifest.digest:
         raise ValueError(
             f"{folder}: the packs do not hold exactly the sequences that were packed (digest {total:016x}, "
             f"manifest {manifest.digest:016x}): "
-            f"one is lost, repeated or changed; {_REBUILD}"
+            f"one is lost, repeated or changed; {REBUILD}"
         )
     _check_recipe(folder, manifest, patterns)
+    manifest = replace(manifest, shards=tuple(shards))
     return Verified(manifest, sum(entry.bytes for entry in manifest.shards + manifest.files + (manifest.lengths,)))
 
 
@@ -96,13 +133,13 @@ def _check_sum(folder: Path, entry: StoredFile) -> None:
                 content.update(block)
                 size += len(block)
     except FileNotFoundError:
-        raise ValueError(f"{path}: the file is missing; {_REBUILD}") from None
+        raise ValueError(f"{path}: the file is missing; {REBUILD}") from None
     if size != entry.bytes:
         raise ValueError(
-            f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, {_REBUILD}"
+            f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, {REBUILD}"
         )
     if content.hexdigest() != entry.sha256:
-        raise ValueError(f"{path}: its sha256 is not the manifest's; a byte was changed, {_REBUILD}")
+        raise ValueError(f"{path}: its sha256 is not the manifest's; a byte was changed, {REBUILD}")
 
 
 def check_records(
@@ -115,7 +152,7 @@ def check_records(
 
     def refuse(wrong: Any, rule: str) -> None:
         if wrong.any():
-            raise ValueError(f"{where}: pack {first + int(np.argmax(wrong))}: {rule}; {_REBUILD}")
+            raise ValueError(f"{where}: pack {first + int(np.argmax(wrong))}: {rule}; {REBUILD}")
 
     refuse(lengths[:, 0] == 0, "holds no sequence")
     refuse(((lengths[:, 1:] > 0) & (lengths[:, :-1] == 0)).any(axis=1), "lengths: a gap between its sequences")
@@ -168,9 +205,9 @@ def _check_recipe(folder: Path, manifest: Manifest, patterns: dict) -> None:
         return
     packing = Packing.load(folder / "recipe.json")
     if dict(zip(packing.strategies, packing.repeats)) != patterns:
-        raise ValueError(f"{folder / 'recipe.json'}: the packs are not the ones of this recipe; {_REBUILD}")
+        raise ValueError(f"{folder / 'recipe.json'}: the packs are not the ones of this recipe; {REBUILD}")
     if (packing.lower_bound, packing.algorithm) != (manifest.lower_bound, manifest.algorithm):
-        raise ValueError(f"{folder / 'recipe.json'}: lower bound or algorithm differ from the manifest's; {_REBUILD}")
+        raise ValueError(f"{folder / 'recipe.json'}: lower bound or algorithm differ from the manifest's; {REBUILD}")
     if packing.certificate is not None:
         prove(packing)
 
@@ -181,8 +218,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--progress", action="store_true", default=None, help="show a bar even where stderr is no terminal"
     )
+    parser.add_argument(
+        "--add-checksums",
+        action="store_true",
+        help="then write checksums of blocks of packs, by which training sees damage, into a manifest without them",
+    )
     args = parser.parse_args(argv)
-    verified = verify(args.folder, args.progress)
+    verified = (add_checksums if args.add_checksums else verify)(args.folder, args.progress)
     manifest = verified.manifest
     bound = (
         ""
@@ -195,6 +237,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in "
         f"{counted(len(manifest.shards), 'shard')} read"
     )
+    if any(entry.blocks is None for entry in manifest.shards):
+        print("Training cannot see damage in it: it has no checksums of blocks of packs; --add-checksums adds them")
     return 0
 
 

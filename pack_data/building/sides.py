@@ -16,9 +16,19 @@ from pack_data.text.corpus import Document
 TRAINING, HELD_OUT = "training", "held-out"
 
 
+_SUFFIX = "-held-out"
+
+
 def held_out_folder(out: Union[str, Path]) -> Path:
     """Where a build puts the held-out side of the data set in `out`."""
-    return Path(out).with_name(Path(out).name + "-held-out")
+    return Path(out).with_name(Path(out).name + _SUFFIX)
+
+
+def built_with(folder: Path, made_with: Mapping[str, Any]) -> Path:
+    """The folder whose build writes the data set in `folder`: for a held-out side that of the training side."""
+    if made_with.get("side") != HELD_OUT or not folder.name.endswith(_SUFFIX):
+        return folder
+    return folder.with_name(folder.name[: -len(_SUFFIX)])
 
 
 def place(lines: Iterable[str]) -> float:

@@ -383,8 +383,7 @@ class Stages:
                 tokens=whole.tokens,
                 histogram=tuple(whole.placed().tolist()),
                 digest=digest % (1 << 64),
-                shards=(former.shards if former else ())
-                + tuple(StoredFile(note["file"], note["bytes"], note["sha256"], note["packs"]) for note in shards),
+                shards=(former.shards if former else ()) + tuple(map(StoredFile.from_json, shards)),
                 lengths=write_table(side.ready, "lengths", schema.lengths_dtype, tables, whole.packs),
                 algorithm=whole.algorithm,
                 lower_bound=whole.lower_bound,

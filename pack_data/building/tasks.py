@@ -222,7 +222,7 @@ class ShardTask:
 
 
 def make_shard(task: ShardTask) -> Dict[str, Any]:
-    """Gathers the sequences of a shard, writes its packs, then its note with the checksum."""
+    """Gathers the sequences of a shard, writes its packs, then its note with the checksums."""
     work = Path(task.work)
     spill = _sorted_format(task.parts_schema, task.packs_per_shard)
     blocks = [
@@ -235,10 +235,7 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
     save_array(work / f"{shard_name(task.number)}.npy", lengths_of(task.schema, records))
     note = {
         "number": task.number,
-        "file": entry.file,
-        "bytes": entry.bytes,
-        "sha256": entry.sha256,
-        "packs": entry.packs,
+        **entry.to_json(),
         "digest": digest(sequences),
         "sequences": len(sequences),
     }

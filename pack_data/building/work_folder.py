@@ -56,18 +56,7 @@ def work_folder(out: Path) -> Iterator[Path]:
     A change that a former build had begun is completed first. ValueError if another build holds the folder, or if the
     folder has files that no build made.
     """
-    work = out.with_name(f"{out.name}.building")
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        _check_made_by_a_build(work, out)
-    except OSError as error:
-        raise ValueError(
-            f"--out {out}: the folder {work} cannot be made or read ({error.strerror}); choose another --out"
-        ) from None
-    busy = f"{out}: another build is writing this data set; wait for it or choose another --out"
-    with locked(work / LOCK, busy):
-        if not (work / LOCK).exists():  # the lock is of a folder that its build has removed meanwhile
-            raise ValueError(busy)
+    with _held(out, f"--out {out}", "choose another --out") as work:
         if complete(work):
             clear(work)
         try:
@@ -78,6 +67,36 @@ def work_folder(out: Path) -> Iterator[Path]:
                 _remove(work)
             raise
         _remove(work)
+
+
+@contextmanager
+def without_builds(out: Path) -> Iterator[None]:
+    """No build writes `out` while this is entered; what a stopped build left to go on with stays.
+
+    ValueError as `work_folder`.
+    """
+    with _held(out, str(out), "make room for it") as work:
+        try:
+            yield
+        finally:
+            if [item.name for item in work.iterdir()] == [LOCK]:
+                _remove(work)
+
+
+@contextmanager
+def _held(out: Path, called: str, way_out: str) -> Iterator[Path]:
+    """The work folder of `out`, locked. called, way_out: for the message where it cannot be."""
+    work = out.with_name(f"{out.name}.building")
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        _check_made_by_a_build(work, out)
+    except OSError as error:
+        raise ValueError(f"{called}: the folder {work} cannot be made or read ({error.strerror}); {way_out}") from None
+    busy = f"{out}: another build is writing this data set; wait for it or choose another --out"
+    with locked(work / LOCK, busy):
+        if not (work / LOCK).exists():  # the lock is of a folder that its build has removed meanwhile
+            raise ValueError(busy)
+        yield work
 
 
 def _check_made_by_a_build(work: Path, out: Path) -> None:

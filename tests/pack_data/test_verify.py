@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from pack_data.blocks import Blocks
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
@@ -70,6 +71,7 @@ def forge(data, change):
         np.save(data / place["file"], values)
         content = (data / place["file"]).read_bytes()
         place.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    entry["blocks"] = Blocks.of(records).to_json()
     counts = np.bincount(lengths["lengths"].reshape(-1), minlength=65)[:65]
     counts[0] = 0
     manifest.update(

@@ -1,0 +1,224 @@
+"""Checksums of blocks of packs: a reader meets damage as an error that names file, pack and block, never as packs."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from pack_data import blocks, files
+from pack_data.build import BuildOptions, build
+from pack_data.building.work_folder import work_folder
+from pack_data.command import run_main
+from pack_data.packs import PackSchema
+from pack_data.store import MANIFEST, PackStore, StoreWriter
+from pack_data.verify import add_checksums, main, verify
+from tests.pack_data.test_store import SCHEMA, records
+from tests.pack_data.text_corpus import build_small, write_corpus
+
+PACKS = 3  # in a block: shards of 7, 7, 6 packs have 3, 3, 2 blocks
+BLOCKS = [(0, 2), (3, 5), (6, 6), (7, 9), (10, 12), (13, 13), (14, 16), (17, 19)]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", PACKS * SCHEMA.record_dtype.itemsize)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    writer = StoreWriter(tmp_path / "data", SCHEMA, packs_per_shard=7)
+    writer.add(records(20))
+    writer.finish(algorithm="none", vocabulary_size=50).close()
+    return tmp_path / "data"
+
+
+def without_checksums(folder):
+    """The data set as it was made before there were checksums of blocks. Returns the manifest with them."""
+    path = folder / MANIFEST
+    new = path.read_bytes()
+    manifest = json.loads(new)
+    for entry in manifest["shards"]:
+        assert entry.pop("blocks")["crc32"]
+    path.write_text(json.dumps(manifest, indent=1) + "\n")
+    return new
+
+
+def test_no_changed_byte_of_a_pack_is_read(folder):
+    """Each byte of a shard's packs changed once: its block is refused, whichever pack is asked for; others are read."""
+    whole = records(20)
+    shard = sorted(folder.glob("packs-00001-*.npy"))[0]
+    content = shard.read_bytes()
+    first = len(content) - 7 * SCHEMA.record_dtype.itemsize
+    rng = np.random.default_rng(0)
+    for place in range(first, len(content)):
+        shard.write_bytes(
+            content[:place] + bytes([content[place] ^ (1 << int(rng.integers(8)))]) + content[place + 1 :]
+        )
+        begin, end = BLOCKS[3 + (place - first) // SCHEMA.record_dtype.itemsize // PACKS]
+        block = BLOCKS.index((begin, end)) - 3
+        with PackStore.open(folder) as store:
+            others = np.setdiff1d(np.arange(20), np.arange(begin, end + 1))
+            assert np.array_equal(store.records(others), whole[others])
+            wanted = int(rng.integers(begin, end + 1))
+            for _ in range(2):  # the second time as well
+                with pytest.raises(ValueError) as caught:
+                    store.batch(np.append(others, wanted))
+                said = f"{shard}: pack {wanted}: the checksum of its block {block} (packs {begin} to {end})"
+                assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+        if place % 7 == 0:
+            with pytest.raises(ValueError, match=f"{shard.name}: pack {begin}: .* block {block} "):
+                verify(folder)
+
+
+def test_a_block_is_checked_once_and_only_when_it_is_touched(folder, monkeypatch):
+    checked = []
+    checksum = blocks.checksum
+    monkeypatch.setattr(blocks, "checksum", lambda part: checked.append(part.tobytes()) or checksum(part))
+    whole, rng = records(20), np.random.default_rng(0)
+    parts = [whole[begin : end + 1].tobytes() for begin, end in BLOCKS]
+    with PackStore.open(folder) as store:
+        touched = set()
+        for _ in range(8):
+            chosen = rng.integers(0, 20, 2)
+            store.records(chosen)
+            touched |= {block for block, (begin, end) in enumerate(BLOCKS) for pack in chosen if begin <= pack <= end}
+            assert sorted(checked) == sorted(parts[block] for block in touched)
+        assert len(touched) > 1
+        store.records(np.arange(20))
+        for shard in store.shards():
+            assert len(shard)
+        assert sorted(checked) == sorted(parts)
+
+
+def test_threads_read_together(folder):
+    whole = records(20)
+    with PackStore.open(folder) as store, ThreadPoolExecutor(4) as threads:
+        orders = [np.random.default_rng(seed).permutation(20) for seed in range(40)]
+        for order, read in zip(orders, threads.map(store.records, orders)):
+            assert np.array_equal(read, whole[order])
+
+
+def test_a_pack_larger_than_a_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    writer = StoreWriter(tmp_path, SCHEMA)
+    writer.add(records(4))
+    with writer.finish(algorithm="none") as store:
+        assert store.manifest.shards[0].blocks.packs == 1 and len(store.records(np.arange(4))) == 4
+
+
+def test_every_build_writes_them(tmp_path, monkeypatch):
+    """Also for any number of workers, held-out sides, and what is appended."""
+    monkeypatch.undo()  # workers have blocks of their full size
+    corpus = write_corpus(tmp_path / "corpus", 30)
+    build_small(corpus, tmp_path / "one", held_out=0.2).close()
+    build_small(corpus, tmp_path / "two", held_out=0.2, workers=2).close()
+    for name in ("one", "one-held-out"):
+        shards = verify(tmp_path / name).manifest.shards
+        assert shards == verify(tmp_path / name.replace("one", "two")).manifest.shards
+        assert all(len(entry.blocks.crc32) >= 8 for entry in shards)
+    # What is appended to an old data set has checksums, what was there has none until they are added.
+    without_checksums(tmp_path / "one")
+    write_corpus(tmp_path / "more", 10, seed=1)
+    build(BuildOptions(corpus=tmp_path / "more", out=tmp_path / "one", append=True, workers=1)).close()
+    has = [entry.blocks is not None for entry in verify(tmp_path / "one").manifest.shards]
+    assert has == [False, True]
+    assert all(entry.blocks for entry in add_checksums(tmp_path / "one").manifest.shards)
+
+
+def test_a_data_set_without_them_is_read_and_gets_them(folder, capsys):
+    new = without_checksums(folder)
+    old = (folder / MANIFEST).read_bytes()
+    digest = PackStore.open(folder).manifest.digest
+    with PackStore.open(folder) as store:
+        assert np.array_equal(store.records(np.arange(20)), records(20))
+    assert run_main(main, [str(folder)]) == 0 and "--add-checksums" in capsys.readouterr().out
+    assert (folder / MANIFEST).read_bytes() == old
+    before = sorted(path.name for path in folder.parent.rglob("*"))
+    for _ in range(2):
+        assert run_main(main, [str(folder), "--add-checksums"]) == 0
+        assert "--add-checksums" not in capsys.readouterr().out
+        assert (folder / MANIFEST).read_bytes() == new  # as if it had been built with them
+    assert verify(folder).manifest.digest == digest
+    assert sorted(path.name for path in folder.parent.rglob("*")) == before
+
+
+def test_no_checksum_is_added_to_damaged_packs(folder):
+    without_checksums(folder)
+    old = (folder / MANIFEST).read_bytes()
+    shard = sorted(folder.glob("packs-*.npy"))[1]
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match=f"{shard.name}: its sha256"):
+        add_checksums(folder)
+    assert (folder / MANIFEST).read_bytes() == old
+
+
+def test_wrong_checksums_beside_whole_packs_are_replaced(folder):
+    right = (folder / MANIFEST).read_bytes()
+    manifest = json.loads(right)
+    manifest["shards"][0]["blocks"]["crc32"] = "0" * 24
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="pack 0: the checksum of its block 0"):
+        verify(folder)
+    add_checksums(folder)
+    assert (folder / MANIFEST).read_bytes() == right
+
+
+def test_a_stop_before_the_rename_leaves_the_old_manifest(folder, monkeypatch):
+    without_checksums(folder)
+    old = (folder / MANIFEST).read_bytes()
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "replace", stopped)
+        add_checksums(folder)
+    assert (folder / MANIFEST).read_bytes() == old
+    assert list(folder.parent.rglob("*.tmp")) == []
+
+
+def test_none_are_added_while_a_build_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LOCK_PATIENCE", 0)
+    build_small(write_corpus(tmp_path / "corpus", 20), tmp_path / "data", held_out=0.2).close()
+    with work_folder(tmp_path / "data"):
+        for name in ("data", "data-held-out"):
+            with pytest.raises(ValueError, match="another build is writing"):
+                add_checksums(tmp_path / name)
+
+
+def test_what_a_stopped_build_left_stays(folder):
+    work = folder.with_name("data.building")
+    work.mkdir()
+    (work / "plan.json").write_text('{"options": {}}')
+    add_checksums(folder)
+    assert (work / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"crc32": "0" * 16},
+        {"crc32": "0" * 23 + "x"},
+        {"crc32": None},
+        {"packs": 0},
+        {"packs": "3"},
+        {"packs": True},
+        {"more": 1},
+    ],
+)
+def test_checksums_of_another_shape_are_refused(folder, change):
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["shards"][0]["blocks"].update(change)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=MANIFEST) as caught:
+        PackStore.open(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_data_set_has_none(tmp_path):
+    with StoreWriter(tmp_path, PackSchema.bert(8, 2, 4, vocabulary_size=50)).finish(algorithm="none") as store:
+        assert len(store.records(np.zeros(0, int))) == 0 and list(store.shards()) == []
+    add_checksums(tmp_path)
