@@ -41,8 +41,10 @@ def checkpoints(folder: Union[str, Path]) -> List[Path]:
     return sorted(path for path in folder.glob("step_*.pt") if _NAME.fullmatch(path.name)) if folder.is_dir() else []
 
 
-def save_checkpoint(folder: Union[str, Path], checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Write a checkpoint and delete all but the newest ``keep``; killed at any moment, those before are still there."""
+def save_checkpoint(
+    folder: Union[str, Path], checkpoint: Checkpoint, *, keep: int, protect: Optional[int] = None
+) -> Path:
+    """Write a checkpoint, then `evict` others; killed at any moment, those before are still there."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = checkpoint_path(folder, checkpoint.step)
@@ -55,9 +57,22 @@ def save_checkpoint(folder: Union[str, Path], checkpoint: Checkpoint, *, keep: i
     sync_folder(folder)
     for partial in folder.glob("step_*.partial"):  # of a run that was killed while it saved
         partial.unlink()
-    for old in checkpoints(folder)[:-keep]:
-        old.unlink()
+    evict(folder, keep=keep, protect=protect)
     return path
+
+
+def evict(folder: Union[str, Path], *, keep: int, protect: Optional[int] = None) -> None:
+    """Delete all checkpoints but the newest ``keep`` and that of step ``protect``."""
+    for old in checkpoints(folder)[:-keep]:
+        if protect is None or old != checkpoint_path(folder, protect):
+            old.unlink()
+
+
+def set_aside(path: Path) -> Path:
+    """Give a checkpoint a name under which nothing looks for it, and return that."""
+    aside = path.with_name(path.name + ".aside")
+    os.replace(path, aside)
+    return aside
 
 
 def load_checkpoint(path: Union[str, Path]) -> Checkpoint:

@@ -117,6 +117,9 @@ class OptimizerConfig:
     weight_decay: float = setting(0.01, minimum=0.0)
     bias_correction: bool = setting(True, "of the moments")
     max_weight_norm: float = setting(65500.0, "LAMB: bound of a tensor's norm in its trust ratio", minimum=0.0)
+    max_gradient_norm: Optional[float] = setting(
+        None, "bound of the whole update's; null: not clipped; on IPUs with adamw only", above=0.0
+    )
     packing_adjustment: str = setting(
         "accumulation", "what the packing factor changes", choices=("accumulation", "betas", "none")
     )
@@ -184,7 +187,11 @@ class RunConfig:
     log_every: int = setting(1, "steps between points in TensorBoard; log.jsonl has every step", minimum=1)
     evaluate_every: int = setting(0, "steps; 0: never", minimum=0)
     checkpoint_every: int = setting(0, "steps; 0: only at the end", minimum=0)
-    keep_checkpoints: int = setting(2, "the newest ones", minimum=1)
+    keep_checkpoints: int = setting(2, "the newest ones, and one known to be good", minimum=1)
+    on_nonfinite: str = setting(
+        "stop", "an update whose loss or gradients are not finite; skip: leave it out, host", choices=("stop", "skip")
+    )
+    nonfinite_patience: int = setting(10, "skipped updates in a row that end the run", minimum=1)
 
 
 def training_stages(layers_per_ipu: Sequence[int]) -> int:
@@ -612,7 +619,33 @@ def _rules(config: Config) -> List[Tuple[str, Any, str]]:
             f"run.evaluate_every is {config.run.evaluate_every}; needs held-out data: set data.held_out above 0 and "
             f"build with `{config.build_line()}`, or name a data set in data.evaluation_directory",
         ),
+        *(_rules_on_ipus(config) if engine.kind == "ipu" else ()),
     ]
+
+
+def _rules_on_ipus(config: Config) -> List[Tuple[str, Any, str]]:
+    """As :func:`_rules`, where IPUs make the updates."""
+    bound = config.optimizer.max_gradient_norm
+    return [
+        (
+            "run.on_nonfinite engine.kind",
+            config.run.on_nonfinite == "skip",
+            "run.on_nonfinite is skip; must be stop on IPUs: a fused step cannot be taken back",
+        ),
+        (
+            "optimizer.max_gradient_norm optimizer.name engine.kind",
+            bound is not None and config.optimizer.name != "adamw",
+            f"optimizer.max_gradient_norm is {bound}; must be null on IPUs with optimizer.name "
+            f"{config.optimizer.name}: PopTorch clips for adamw only",
+        ),
+    ]
+
+
+def check_on_ipus(config: Config) -> None:
+    """Raise ConfigError, with every problem, for settings that IPUs do not have."""
+    problems = broken_rules(_rules_on_ipus(config))
+    if problems:
+        raise ConfigError(problems_message(config.path, problems))
 
 
 def schedule_too_short(setting: str, steps: int, schedule_steps: int) -> str:

@@ -18,7 +18,7 @@ class Lamb(torch.optim.Optimizer):
         u = (m / c1) / (sqrt(v) / sqrt(c2) + eps) + weight_decay * w
         w = w - lr * ratio * u        ratio = min(|w|, max_weight_norm) / |u|, or 1 where |w|, |u| or the bound is 0
 
-    A group with max_weight_norm 0 therefore takes AdamW's steps. Gradients are not clipped.
+    A group with max_weight_norm 0 therefore takes AdamW's steps. Gradients are not clipped here: see `clip`.
     """
 
     def __init__(
@@ -121,6 +121,18 @@ def build_optimizer(
     if optimizer.name == "adamw":
         return AdamW([{**group, "max_weight_norm": 0.0} for group in groups], **options)
     return Lamb(groups, max_weight_norm=optimizer.max_weight_norm, **options)
+
+
+def gradient_norm(gradients: List[torch.Tensor]) -> torch.Tensor:
+    """The L2 norm of all gradients taken together, [], where they are; nothing is read back."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+
+def clip(gradients: List[torch.Tensor], norm: float, bound: float) -> None:
+    """Scale gradients of this norm down to `bound`; smaller ones stay. As `torch.nn.utils.clip_grad_norm_` does it."""
+    coefficient = bound / (norm + 1e-6)
+    if coefficient < 1.0:
+        torch._foreach_mul_(gradients, coefficient)
 
 
 def neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Dict[str, Any]:

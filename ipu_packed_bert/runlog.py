@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, ENVIRONMENT, EVALUATIONS, LOCK, LOG, read_log
 from ipu_packed_bert.tasks.task import Counts, Evaluation
-from ipu_packed_bert.train import Log, Outcome
+from ipu_packed_bert.train import Log, Outcome, not_finite
 from pack_data.files import locked, write_atomically
 from pack_data.store import Manifest
 
@@ -124,9 +124,11 @@ class RunLog(Log):
             "step": step,
             **result.metrics,
             "learning_rate": learning_rate,
+            "gradient_norm": result.gradient_norm,
             **{name: counts[name] for name in _COUNTS},
             "seconds": result.seconds,
             "cycles": result.cycles,
+            **({} if result.applied else {"skipped": True}),
         }
         append_record(self._log, record)
         self._recent.append((counts, result.seconds))
@@ -146,12 +148,15 @@ class RunLog(Log):
                 {
                     **{tag(name): value for name, value in result.metrics.items()},
                     "learning_rate": learning_rate,
+                    "gradient_norm": result.gradient_norm,
                     "rate/sequences_per_second": recent.sequences_per_second,
                     "rate/tokens_per_second": recent.tokens_per_second,
                     "packing/sequences_per_pack": recent.packing_factor,
                     "packing/padding_avoided": avoided,
                 },
             )
+        if not result.applied:
+            self._say(f"left out  update {step:,}: {not_finite(result)}; weights and moments are as before")
         line = (
             f"{in_words(result.metrics)}  {recent.sequences_per_second:,.1f} seq/s"
             f"  {recent.tokens_per_second:,.0f} tok/s  padding avoided {avoided:.2%}"
@@ -173,6 +178,11 @@ class RunLog(Log):
         )
         self._draw(step, {f"evaluation/{name}": value for name, value in found.metrics.items()})
         self._say(f"held out after step {step}: {in_words(found.metrics)}  ({found.counts['sequences']:,} sequences)")
+
+    def sync(self) -> None:
+        for file in (self._log, self._evaluations):
+            file.flush()
+            os.fsync(file.fileno())
 
     def _draw(self, step: int, values: Mapping[str, Any]) -> None:
         if self._board is not None:
@@ -302,8 +312,12 @@ def print_summary(
 ) -> None:
     """What a run came to, where it lies and the command that resumes it, or goes on after its last step."""
     records = read_log(folder / LOG)
-    first, last = records[0], records[-1]
-    rows = [("loss", f"{first['loss']:.3f} -> {last['loss']:.3f} in {last['step']:,} updates")]
+    # That of an update that was left out may be null.
+    losses = ["none" if record["loss"] is None else f"{record['loss']:.3f}" for record in (records[0], records[-1])]
+    rows = [("loss", f"{losses[0]} -> {losses[1]} in {records[-1]['step']:,} updates")]
+    skipped = skipped_updates(records)
+    if skipped:
+        rows.append(("left out", f"{skipped:,} update{'s' * (skipped > 1)} whose loss or gradients were not finite"))
     evaluations = read_log(folder / EVALUATIONS)
     if evaluations:
         of_task = {name: value for name, value in evaluations[-1].items() if name not in ("step", "seconds", *_COUNTS)}
@@ -320,6 +334,11 @@ def print_summary(
         )
     for label, text in rows:
         print(f"{label:<9} {text}")
+
+
+def skipped_updates(records: Sequence[Mapping[str, Any]]) -> int:
+    """How many of a log's updates were left out."""
+    return sum(1 for record in records if record.get("skipped"))
 
 
 def forget_after(path: Path, step: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional
 
 import torch
 
-from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
+from ipu_packed_bert.checkpoint import Checkpoint, checkpoint_path, evict, save_checkpoint, set_aside
 from ipu_packed_bert.checkpoint import checkpoints as saved
 from ipu_packed_bert.engine.base import Engine, StepResult
 from ipu_packed_bert.identity import UNKNOWN, Identity
@@ -32,6 +32,10 @@ class Log(abc.ABC):
     def evaluation(self, step: int, found: Evaluation) -> None:
         """The held-out packs were evaluated after update number ``step``."""
 
+    @abc.abstractmethod
+    def sync(self) -> None:
+        """All that was told is on the disk when this returns."""
+
 
 class SilentLog(Log):
     """For the processes of a run that another one writes down."""
@@ -40,6 +44,9 @@ class SilentLog(Log):
         pass
 
     def evaluation(self, step: int, found: Evaluation) -> None:
+        pass
+
+    def sync(self) -> None:
         pass
 
 
@@ -73,20 +80,31 @@ def train(
     given. ``vocabulary`` is what checkpoints record of it.
 
     Ctrl-C and SIGTERM let the update or the evaluation's batch under way finish, save a checkpoint and return; a second
-    Ctrl-C stops at once. Raises NotFinite where a loss, or the weights of a checkpoint that is due, are no longer
-    finite; those are not saved.
+    Ctrl-C stops at once.
+
+    An update whose loss or gradients are not finite ends the run, or is left out and counted: ``run.on_nonfinite``.
+    Raises NotFinite where such an update, a held-out loss or the weights of a checkpoint that is due end the run; the
+    last finite checkpoint stays.
     """
     run, task = config.run, engine.task
     steps = run.steps if steps is None else steps
     evaluate_every = run.evaluate_every if evaluate_every is None else evaluate_every
-    step = first_step
+    kept = Kept(checkpoints, keep=run.keep_checkpoints, newest=first_step)
+    step, skipped = first_step, 0
     with Interruption() as interruption:
         for step in range(first_step + 1, steps + 1):
             batch = next(batches)
             rate = learning_rate(step - 1, config)
             result = engine.step(batch, rate)
             log.step(step, rate, task.count(batch), result)
-            check_loss(result.loss, step, "the loss", checkpoints)
+            if result.finite:
+                skipped = 0
+                kept.shown_good()
+            else:
+                skipped += 1
+                if run.on_nonfinite == "stop" or skipped >= run.nonfinite_patience:
+                    row = f", and so it was {skipped} times in a row" if skipped > 1 else ""
+                    raise NotFinite(f"update {step}: {not_finite(result)}{row}; {kept.way_out(step)}")
 
             last = step == steps
             if evaluate_every and (last or step % evaluate_every == 0):
@@ -94,58 +112,95 @@ def train(
                 found = task.evaluate(engine, interruption.ends(batches.held_out()))
                 if found is not None and not interruption.signal:
                     log.evaluation(step, found)
-                    check_loss(found.loss, step, "the held-out loss after it", checkpoints)
+                    if not math.isfinite(found.loss):
+                        raise NotFinite(
+                            f"update {step}: the held-out loss after it is {found.loss}; {kept.way_out(step)}"
+                        )
             due = last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0)
             if due and checkpoints is not None:
                 # The update may have broken the weights although its loss, taken before, is finite.
                 state = engine.state()
-                check_state(state, step, checkpoints)
-                save_checkpoint(
-                    checkpoints,
-                    Checkpoint(step, state, batches.state(), config.to_yaml(), *vocabulary),
-                    keep=run.keep_checkpoints,
-                )
+                broken = first_not_finite(state)
+                if broken:
+                    raise NotFinite(
+                        f"update {step}: {broken} is no longer finite after it, so it is not saved; "
+                        + kept.way_out(step)
+                    )
+                log.sync()  # a checkpoint without the log of its updates would leave a hole
+                kept.save(Checkpoint(step, state, batches.state(), config.to_yaml(), *vocabulary))
             if interruption.signal:
                 break
     return Outcome(step, interruption.signal if step < steps else None)
 
 
-def check_loss(loss: float, step: int, what: str, folder: Optional[Path]) -> None:
-    """Raises NotFinite for a loss that is infinite or no number; ``folder``: the run's checkpoints."""
-    if not math.isfinite(loss):
-        raise NotFinite(f"update {step}: {what} is {loss}; {_way_out(step, folder)}")
+class Kept:
+    """The checkpoints of a run under way: the newest ones, and the newest one that is known to be good.
 
+    A checkpoint is known to be good once an update from its weights was finite. Its weights being finite does not say
+    so: they may be so large that every product overflows.
+    """
 
-def check_state(state: Dict[str, Any], step: int, folder: Path) -> None:
-    """Raises NotFinite if a tensor of an engine's state has a value that is infinite or no number."""
-    broken = _first_not_finite(state)
-    if broken:
-        raise NotFinite(
-            f"update {step}: {broken} is no longer finite after it, so it is not saved; {_way_out(step, folder)}"
+    def __init__(self, folder: Optional[Path], *, keep: int, newest: int):
+        """newest: the step of the checkpoint that the run goes on from, 0 for none."""
+        self._folder, self._keep, self._newest = folder, keep, newest
+        self._good: Optional[int] = None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        assert self._folder is not None
+        save_checkpoint(self._folder, checkpoint, keep=self._keep, protect=self._good)
+        self._newest = checkpoint.step
+
+    def shown_good(self) -> None:
+        """An update after the newest checkpoint was finite."""
+        if self._newest and self._good != self._newest:
+            self._good = self._newest
+            if self._folder is not None:
+                evict(self._folder, keep=self._keep)
+
+    def way_out(self, step: int) -> str:
+        """What to do where update number ``step`` ended the run.
+
+        Checkpoints that are newer than one known to be good are set aside: each update from them would fail again.
+        """
+        found = saved(self._folder) if self._folder is not None else []
+        if not found:
+            earlier = f", and with run.checkpoint_every above 0 and below {step}" if step > 1 else ""
+            return f"nothing was saved before; begin again with a lower optimizer.learning_rate{earlier}"
+        if self._newest == self._good:
+            return f"the newest checkpoint is {found[-1]}, which is finite; --resume continues it, with a lower optimizer.learning_rate"
+        if self._good is None:
+            others = f", move it away to continue from {found[-2].name}," if len(found) > 1 else ""
+            return (
+                f"no update from {found[-1]} was finite, and none will be as things are: undo a change of settings"
+                f"{others} or begin again with a lower optimizer.learning_rate"
+            )
+        good = checkpoint_path(self._folder, self._good)  # type: ignore[arg-type]
+        aside = [set_aside(path) for path in found if path.name > good.name]
+        return (
+            f"no update from {found[-1].name} was finite, so it is set aside as {aside[-1].name}; the newest checkpoint"
+            f" is {good}, which is finite; --resume continues it, with a lower optimizer.learning_rate"
         )
 
 
-def _first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
+def not_finite(result: StepResult) -> str:
+    """What of an update is not finite, in words."""
+    norm = result.gradient_norm
+    words = [] if math.isfinite(result.loss) else [f"the loss is {result.loss}"]
+    if norm is not None and not math.isfinite(norm):
+        words.append(f"the gradient norm is {norm}")
+    return " and ".join(words)
+
+
+def first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
+    """The name of a tensor in an engine's state that has a value that is infinite or no number; None if none has."""
     for name, value in state.items():
         if isinstance(value, dict):
-            found = _first_not_finite(value, prefix + name + " ")
+            found = first_not_finite(value, prefix + name + " ")
             if found:
                 return found
         elif isinstance(value, torch.Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
             return prefix + name
     return None
-
-
-def _way_out(step: int, folder: Optional[Path]) -> str:
-    """What to do where update number ``step`` broke the run."""
-    found = saved(folder) if folder is not None else []
-    if not found:
-        earlier = f", and with run.checkpoint_every above 0 and below {step}" if step > 1 else ""
-        return f"nothing was saved before; begin again with a lower optimizer.learning_rate{earlier}"
-    return (
-        f"the newest checkpoint is {found[-1]}, which is finite; --resume continues it, with a lower"
-        " optimizer.learning_rate"
-    )
 
 
 class Interruption:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tup
 
 import yaml
 
-from ipu_packed_bert.config import Config, check_accumulation, config_from_tree, load_config
+from ipu_packed_bert.config import Config, check_accumulation, check_on_ipus, config_from_tree, load_config
 from ipu_packed_bert.configurations import config_file, refuse_no_run
 from ipu_packed_bert.data import (
     built_otherwise,
@@ -293,6 +293,8 @@ def for_this_machine(config: Config, choice: EngineChoice) -> Config:
     # Written down, so that a resumed run goes on where it began.
     kind = "host" if choice.kind == "host" else "ipu"
     config = replace(config, engine=replace(config.engine, kind=kind, ipu_model=choice.kind == "ipu_model"))
+    if kind == "ipu":
+        check_on_ipus(config)
     if choice.hardware or config.engine.offline_export or not config.without_ipus:
         return config
     config, changes = config.applied_without_ipus()

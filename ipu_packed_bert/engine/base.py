@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -25,6 +26,11 @@ class StepResult(NamedTuple):
     @property
     def loss(self) -> float:
         return self.metrics["loss"]
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradients, as far as they are known, are finite."""
+        return math.isfinite(self.loss) and (self.gradient_norm is None or math.isfinite(self.gradient_norm))
 
 
 def micro_batches(task: Task, batch: Batch, micro_batch: int) -> int:

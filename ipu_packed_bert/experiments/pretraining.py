@@ -290,6 +290,9 @@ class HeldOutLosses(Log):
         self._tokens += counts["tokens"]
         self._seconds += result.seconds
 
+    def sync(self) -> None:
+        pass
+
     def evaluation(self, step: int, found: Evaluation) -> None:
         self.rows.append(
             {

@@ -152,7 +152,11 @@ class FinetuneRun:
     log_every: int = setting(1, "updates between points in TensorBoard; log.jsonl has every update", minimum=1)
     evaluate_every: int = setting(0, "updates; 0: only at the end", minimum=0)
     checkpoint_every: int = setting(0, "updates; 0: only at the end", minimum=0)
-    keep_checkpoints: int = setting(1, minimum=1)
+    keep_checkpoints: int = setting(1, "the newest ones, and one known to be good", minimum=1)
+    on_nonfinite: str = setting(
+        "stop", "an update whose loss or gradients are not finite; skip: leave it out", choices=("stop", "skip")
+    )
+    nonfinite_patience: int = setting(10, "skipped updates in a row that end the run", minimum=1)
     export: bool = setting(True, "write the model as a Hugging Face folder")
 
 

@@ -559,7 +559,13 @@ def _snapshot(optimizer):
     constants.update({name: shared[name] for name in _GLOBAL_CONSTANTS})
     if optimizer.variable_attrs.isConstant("loss_scaling"):
         constants["loss_scaling"] = shared["loss_scaling"]
-    return {"groups": groups, "shared": shared, "constants": constants, "type": type(optimizer)}
+    return {
+        "groups": groups,
+        "shared": shared,
+        "constants": constants,
+        "type": type(optimizer),
+        "max_grad_norm": getattr(optimizer, "max_grad_norm", float("inf")),  # LAMB has none
+    }
 
 
 # --------------------------------------------------------------------------------------------------------- executor
@@ -971,8 +977,11 @@ class PoplarExecutor:
         if values["reduction"] == ReductionType.Mean:
             divisor *= values["accumulation"] * values["replication_factor"]
         with _torch.no_grad():
-            for name, gradient in reduced.items():
-                self._update(name, gradient / divisor)
+            gradients = {name: gradient / divisor for name, gradient in reduced.items()}
+            norm = float(_torch.stack([gradient.norm() for gradient in gradients.values()]).norm())
+            clipped = min(1.0, self._device_optimizer["max_grad_norm"] / norm) if norm else 1.0
+            for name, gradient in gradients.items():
+                self._update(name, gradient * clipped)
         return outputs
 
     def _update(self, name, gradient):

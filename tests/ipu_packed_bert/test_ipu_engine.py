@@ -159,6 +159,7 @@ VARIANTS = {
     "loss by sequences": {"loss": {"normalisation": "sequence"}},
     "without next sentences": {"loss": {"next_sentence": False}},
     "AdamW": {"optimizer": {"name": "adamw"}},
+    "AdamW, clipped": {"optimizer": {"name": "adamw", "max_gradient_norm": 0.05}},
     "LAMB without bias correction": {"optimizer": {"bias_correction": False}},
     "no recomputation": {"engine": {"recompute_layers": False}},
     "no serialisation": {"placement": {"embedding_serialization_factor": 1}},

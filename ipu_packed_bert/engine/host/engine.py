@@ -16,7 +16,7 @@ import torch
 from ipu_packed_bert.engine.base import Engine, StepResult, build_network, micro_batches
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.model.varlen import attend_within_sequences, has_kernel
-from ipu_packed_bert.optim import build_optimizer, load_neutral_state, neutral_state
+from ipu_packed_bert.optim import build_optimizer, clip, gradient_norm, load_neutral_state, neutral_state
 from ipu_packed_bert.tasks.task import Task
 
 # On a CPU, slots of a row from which attention within each sequence is faster than a dense mask over the row:
@@ -84,7 +84,6 @@ class HostEngine(Engine):
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._attention = pick_attention(config, task, self._device)
         self.model = self._build().to(self._device)
-        self._bound = getattr(config.optimizer, "max_gradient_norm", None)
         betas = config.betas(packing_factor)
         self.optimizer = build_optimizer(self.model, config.optimizer, betas=betas)
         predictions = getattr(self.model, "predictions", None)
@@ -135,21 +134,31 @@ class HostEngine(Engine):
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, batch: Batch, learning_rate: float) -> StepResult:
+        """One weight update; left out, with weights and moments as they were, where loss or gradients are not finite.
+
+        The gradients' norm is read together with the totals, so a device is waited for once an update. It is read
+        before the update and not after: whether the update is made, and how far it is clipped, is then decided here.
+        Deciding on the device would need copies of weights and moments to go back to.
+        """
         start = time.perf_counter()
-        result = self.accumulate(batch)
-        if self._bound is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._bound)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
+        totals = self._accumulate(batch)
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        *sums, norm = torch.cat([totals, gradient_norm(gradients).to(totals).reshape(1)]).tolist()
+        result = self._result(sums, batch, start)._replace(gradient_norm=norm)
+        applied = result.finite
+        if applied:
+            if self._config.optimizer.max_gradient_norm is not None:
+                clip(gradients, norm, self._config.optimizer.max_gradient_norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._wait()
-        return result._replace(seconds=time.perf_counter() - start)
+        return result._replace(seconds=time.perf_counter() - start, applied=applied)
 
     def accumulate(self, batch: Batch) -> StepResult:
         """A step without its update: the gradients of the batch are added to those of the parameters."""
         start = time.perf_counter()
-        return self._result(self._accumulate(batch), batch, start)
+        return self._result(self._accumulate(batch).tolist(), batch, start)
 
     def _accumulate(self, batch: Batch) -> torch.Tensor:
         self.model.train()
@@ -172,7 +181,7 @@ class HostEngine(Engine):
                 with self._autocast():
                     output = self._programs["evaluation"](fields)
                 totals += torch.stack(output)
-        return self._result(totals, batch, start)
+        return self._result(totals.tolist(), batch, start)
 
     def predict(self, batch: Batch) -> np.ndarray:
         self.model.eval()
@@ -194,17 +203,12 @@ class HostEngine(Engine):
             rows = slice(index * size, (index + 1) * size)
             yield [field[rows].to(self._device) for field in fields]
 
-    def _result(self, totals: torch.Tensor, batch: Batch, start: float) -> StepResult:
+    def _result(self, totals: List[float], batch: Batch, start: float) -> StepResult:
         number = micro_batches(self.task, batch, self._config.batch.micro_batch)
-        sums = dict(zip(self.task.outputs, totals.tolist()))
+        sums = dict(zip(self.task.outputs, totals))
         means = self.task.means(sums, self.task.count(batch), dict.fromkeys(self.task.scales, number))
-        self._wait()
         # The mean of the losses that the gradients come from; rounded apart, its parts need not add up to it.
         return StepResult({**means, "loss": sums["loss"] / number}, time.perf_counter() - start)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _autocast(self):
         if self._config.engine.precision == "bfloat16":

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 import torch
 
-from ipu_packed_bert.config import Config, check_accumulation
+from ipu_packed_bert.config import Config, check_accumulation, check_on_ipus
 from ipu_packed_bert.engine.base import Engine, StepResult, micro_batches
 from ipu_packed_bert.engine.ipu.devices import Device, find_instance
 from ipu_packed_bert.engine.ipu.feed import BatchesAhead, Reader
@@ -241,6 +241,7 @@ class IpuEngine(Engine):
 
 def check(config: Config, *, packing_factor: float) -> None:
     """What only the engine can know before it compiles. Raises ValueError, in one line each."""
+    check_on_ipus(config)
     check_accumulation(config, packing_factor)
     if config.batch.device_iterations != 1:
         raise ValueError(

@@ -115,7 +115,7 @@ def build_optimizer(program: Program, config: Config, *, betas: Tuple[float, flo
     )
     if settings.name == "adamw":
         groups = [{name: value for name, value in group.items() if name != "max_weight_norm"} for group in groups]
-        optimizer = poptorch.optim.AdamW(groups, **shared)
+        optimizer = poptorch.optim.AdamW(groups, max_grad_norm=settings.max_gradient_norm, **shared)
     else:
         optimizer = poptorch.optim.LAMB(groups, max_weight_norm=settings.max_weight_norm, **shared)
         optimizer.variable_attrs.markAsConstant("max_weight_norm")
