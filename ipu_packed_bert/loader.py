@@ -52,7 +52,6 @@ class StoredPacks(Packs):
 
     def __init__(self, store: PackStore, *, seed: int = 0):
         self._store, self.seed = store, seed
-        self._lengths: Optional[np.ndarray] = None
         self.digest = store.manifest.digest
 
     def __len__(self) -> int:
@@ -66,9 +65,7 @@ class StoredPacks(Packs):
 
     def count(self, numbers: np.ndarray, epoch: int, fields: Iterable[str]) -> Dict[str, int]:
         """From the table of lengths, without reading a pack, where it says."""
-        if self._lengths is None:
-            self._lengths = self._store.lengths()
-        table = self._lengths[numbers]
+        table = self._store.lengths(numbers)
         said = {"next_sentence_weights": int(np.count_nonzero(table["lengths"]))}
         if "prediction_counts" in (table.dtype.names or ()):
             said["masked_lm_weights"] = int(table["prediction_counts"].sum(dtype=np.int64))

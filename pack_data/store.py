@@ -16,13 +16,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from pack_data.blocks import Blocks
+from pack_data.blocks import Blocks, RunningBlocks
 from pack_data.files import sync_folder, write_atomically
 from pack_data.packs import PackSchema, decode, disassemble
 from pack_data.sequences import digest
@@ -37,7 +37,7 @@ PACKS_PER_SHARD = 8192
 class StoredFile:
     """A file of the data set: name in the folder, size in bytes, sha256, records it holds (0: not a table).
 
-    blocks: the checksums of a shard's packs; None in data sets made before there were any, and for other files.
+    blocks: the checksums of a table's records; None in data sets made before there were any, and for other files.
     """
 
     file: str
@@ -157,16 +157,18 @@ class _Hashed:
 def write_table(folder: Path, stem: str, dtype: np.dtype, blocks: Iterator[np.ndarray], records: int) -> StoredFile:
     """A structured .npy of `records` records, given in blocks, under a name with its own hash: `stem-1f2e3d4c.npy`.
 
-    The hash is computed while the bytes are written.
+    Hash and checksums are computed while the bytes are written.
     """
     temporary = folder / f"{stem}.{os.getpid()}.tmp"
-    written = 0
+    written, sums = 0, RunningBlocks(dtype)
     with open(temporary, "wb") as raw:
         out = _Hashed(raw)
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (records,)}
         np.lib.format.write_array_header_1_0(out, header)
         for block in blocks:
-            out.write(np.ascontiguousarray(block).view(np.uint8).data if len(block) else b"")
+            block = np.ascontiguousarray(block)
+            out.write(block.view(np.uint8).data if len(block) else b"")
+            sums.add(block)
             written += len(block)
         raw.flush()
         os.fsync(raw.fileno())
@@ -174,13 +176,12 @@ def write_table(folder: Path, stem: str, dtype: np.dtype, blocks: Iterator[np.nd
     digest = out.hash.hexdigest()
     name = f"{stem}-{digest[:8]}.npy"
     os.replace(temporary, folder / name)
-    return StoredFile(name, out.bytes, digest, records)
+    return StoredFile(name, out.bytes, digest, records, sums.blocks())
 
 
 def write_shard(folder: Path, number: int, records: np.ndarray) -> StoredFile:
     """Writes shard `number` whole or not at all; it belongs to a data set once a manifest names it."""
-    entry = write_table(Path(folder), f"packs-{number:05d}", records.dtype, iter([records]), len(records))
-    return replace(entry, blocks=Blocks.of(records))
+    return write_table(Path(folder), f"packs-{number:05d}", records.dtype, iter([records]), len(records))
 
 
 def stored_file(folder: Path, name: str) -> StoredFile:
@@ -338,17 +339,19 @@ class PackStore:
     def __init__(self, folder: Path, manifest: Manifest, shards: Sequence[np.ndarray]) -> None:
         self.folder, self.manifest, self.schema = Path(folder), manifest, manifest.schema
         self._shards = list(shards)
+        self._lengths: Optional[np.ndarray] = None
         sizes = np.array([len(shard) for shard in shards], dtype=np.int64)
         self._ends = np.cumsum(sizes)
         self._starts = self._ends - sizes
-        # Of each shard: packs in a block, and the number of its first block. One without checksums is a single block.
-        checked = [entry.blocks is not None for entry in manifest.shards]
-        blocks = [entry.blocks or Blocks(max(1, entry.packs), "") for entry in manifest.shards]
-        counts = np.array([each.count(entry.packs) for each, entry in zip(blocks, manifest.shards)], dtype=np.int64)
+        # Of each shard, and of the table of lengths behind them: records in a block, and the number of its first block.
+        # One without checksums is a single block.
+        entries = [*manifest.shards, manifest.lengths]
+        blocks = [entry.blocks or Blocks(max(1, entry.packs), "") for entry in entries]
+        counts = np.array([each.count(entry.packs) for each, entry in zip(blocks, entries)], dtype=np.int64)
         self._packs_per_block = np.array([each.packs for each in blocks], dtype=np.int64)
         self._first_block = np.cumsum(counts) - counts
-        # Of each block: whether it was read and found right; there is nothing to find where there are no checksums.
-        self._right = ~np.repeat(checked, counts) if len(counts) else np.zeros(0, dtype=bool)
+        # Of each block: whether it was read and found right. Without checksums there is nothing to find.
+        self._right = np.repeat([entry.blocks is None for entry in entries], counts)
 
     @classmethod
     def open(cls, folder: Path) -> PackStore:
@@ -389,31 +392,42 @@ class PackStore:
             records[chosen] = self._shards[number][rows[chosen]]
         return records
 
-    def _check(self, shard_of: np.ndarray, rows: np.ndarray) -> None:
-        """Checks the blocks of these packs that have not been read before: `rows` int64 [n] of shards int64 [n]."""
-        blocks = rows // self._packs_per_block[shard_of] + self._first_block[shard_of]
+    def _check(self, table_of: np.ndarray, rows: np.ndarray) -> None:
+        """Checks the blocks of these records that have not been read before.
+
+        rows: int64 [n], of shards `table_of` int64 [n]; the table of lengths has the number behind the last shard's.
+        """
+        blocks = rows // self._packs_per_block[table_of] + self._first_block[table_of]
         unknown = np.flatnonzero(~self._right[blocks])
         if not len(unknown):
             return
         for block, at in zip(*np.unique(blocks[unknown], return_index=True)):
-            number, row = int(shard_of[unknown[at]]), int(rows[unknown[at]])
-            check_block(
-                self.folder,
-                self.manifest.shards[number],
-                self._shards[number],
-                int(block - self._first_block[number]),
-                row,
-                int(self._starts[number]),
-            )
+            number, row = int(table_of[unknown[at]]), int(rows[unknown[at]])
+            if number < len(self.manifest.shards):
+                entry, records, first = self.manifest.shards[number], self._shards[number], int(self._starts[number])
+            else:
+                entry, records, first = self.manifest.lengths, self._table_of_lengths(), 0
+            check_block(self.folder, entry, records, int(block - self._first_block[number]), row, first)
             self._right[block] = True
 
     def batch(self, indices: np.ndarray) -> Dict[str, np.ndarray]:
         """The fields of packs `indices` int64 [n]: name -> int32 [n, S | P | D] (schema.fields; see packs.py)."""
         return decode(self.schema, self.records(indices))
 
-    def lengths(self) -> np.ndarray:
-        """Lengths and masked counts of every pack's sequences: records [packs] of schema.lengths_dtype, mapped."""
-        return map_table(self.folder, self.manifest.lengths, self.schema.lengths_dtype)
+    def lengths(self, indices: Optional[np.ndarray] = None) -> np.ndarray:
+        """Lengths and masked counts of the sequences of packs `indices` int64 [n], without reading the packs.
+
+        Records [n] of schema.lengths_dtype. None: of all packs, mapped. ValueError where the table was damaged.
+        """
+        table, number = self._table_of_lengths(), len(self.manifest.shards)
+        rows = np.arange(0, len(table), self._packs_per_block[number]) if indices is None else np.asarray(indices)
+        self._check(np.full(len(rows), number), rows)
+        return table if indices is None else table[rows]
+
+    def _table_of_lengths(self) -> np.ndarray:
+        if self._lengths is None:
+            self._lengths = map_table(self.folder, self.manifest.lengths, self.schema.lengths_dtype)
+        return self._lengths
 
     def shards(self) -> Iterator[np.ndarray]:
         """The shards in order, memory-mapped, each checked whole when it is given."""
@@ -424,7 +438,7 @@ class PackStore:
 
     def close(self) -> None:
         """Closes the memory maps; the store cannot be read afterwards."""
-        self._shards = []
+        self._shards, self._lengths = [], None
 
 
 REBUILD = "build the data set again, with --overwrite"

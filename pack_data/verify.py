@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -69,23 +69,18 @@ def _verified(folder: Path, progress: Optional[bool], add: bool = False) -> Veri
     """add: the manifest returned has the blocks' checksums as the packs are; those it had are not looked at."""
     manifest = read_manifest(folder)
     schema = manifest.schema
-    shards: List[StoredFile] = []
     for entry in manifest.files:
         _check_sum(folder, entry)
-    _check_sum(folder, manifest.lengths)
+    table, lengths = _table(folder, manifest.lengths, schema.lengths_dtype, 0, add)
+    shards: List[StoredFile] = []
     histogram = np.zeros(schema.max_sequence_length + 1, dtype=np.int64)
     total, first = 0, 0
     patterns: dict = {}
-    with PackStore.open(folder) as store, progress_bar(
-        manifest.packs, "verifying", shown=progress, unit=" packs"
-    ) as bar:
-        table = store.lengths()
+    PackStore.open(folder).close()
+    with progress_bar(manifest.packs, "verifying", shown=progress, unit=" packs") as bar:
         for entry in manifest.shards:
-            records = np.asarray(map_table(folder, entry, schema.record_dtype))
-            if not add:  # first, because it says which packs
-                check_blocks(folder, entry, records, first)
-            _check_sum(folder, entry)
-            shards.append(replace(entry, blocks=Blocks.of(records)) if add else entry)
+            records, stored = _table(folder, entry, schema.record_dtype, first, add)
+            shards.append(stored)
             check_records(schema, records, f"{folder / entry.file}", first, manifest.vocabulary_size)
             if not np.array_equal(table[first : first + len(records)], lengths_of(schema, records)):
                 raise ValueError(
@@ -119,8 +114,17 @@ def _verified(folder: Path, progress: Optional[bool], add: bool = False) -> Veri
             f"one is lost, repeated or changed; {REBUILD}"
         )
     _check_recipe(folder, manifest, patterns)
-    manifest = replace(manifest, shards=tuple(shards))
+    manifest = replace(manifest, shards=tuple(shards), lengths=lengths)
     return Verified(manifest, sum(entry.bytes for entry in manifest.shards + manifest.files + (manifest.lengths,)))
+
+
+def _table(folder: Path, entry: StoredFile, dtype: np.dtype, first: int, add: bool) -> Tuple[np.ndarray, StoredFile]:
+    """A shard or the table of lengths, mapped, its checksums right; and its entry. first: its first pack."""
+    records = np.asarray(map_table(folder, entry, dtype))
+    if not add:  # before the sha256, because it says which packs
+        check_blocks(folder, entry, records, first)
+    _check_sum(folder, entry)
+    return records, replace(entry, blocks=Blocks.of(records)) if add else entry
 
 
 def _check_sum(folder: Path, entry: StoredFile) -> None:
@@ -237,7 +241,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in "
         f"{counted(len(manifest.shards), 'shard')} read"
     )
-    if any(entry.blocks is None for entry in manifest.shards):
+    if any(entry.blocks is None for entry in (*manifest.shards, manifest.lengths)):
         print("Training cannot see damage in it: it has no checksums of blocks of packs; --add-checksums adds them")
     return 0
 

@@ -224,6 +224,20 @@ def test_what_goes_wrong_in_the_thread_reaches_the_loop(store):
     batches.close()
 
 
+@pytest.mark.parametrize("name, parts", [("packs", 1), ("packs", 3), ("lengths", 3)])
+def test_damage_ends_the_run_with_file_pack_and_block(tmp_path, name, parts):
+    """The loop gets no batch of changed packs, and no scale of changed counts where processes share an update."""
+    folder = tiny_data(tmp_path / "data", sequences=40)
+    path = next(folder.glob(f"{name}-*.npy"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:])
+    said = rf"{path.name}: pack \d+: the checksum of its block 0 \(packs 0 to \d+\)"
+    with PackStore.open(folder) as store, closing(opened(store, share=(0, parts))) as batches, pytest.raises(
+        ValueError, match=said
+    ):
+        next(batches)
+
+
 def test_a_data_set_without_packs_is_refused(store):
     class Empty(StoredPacks):
         def __len__(self):

@@ -26,12 +26,16 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_BYTES", PACKS * SCHEMA.record_dtype.itemsize)
 
 
-@pytest.fixture
-def folder(tmp_path):
+def written(tmp_path):
     writer = StoreWriter(tmp_path / "data", SCHEMA, packs_per_shard=7)
     writer.add(records(20))
     writer.finish(algorithm="none", vocabulary_size=50).close()
     return tmp_path / "data"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return written(tmp_path)
 
 
 def without_checksums(folder):
@@ -39,8 +43,9 @@ def without_checksums(folder):
     path = folder / MANIFEST
     new = path.read_bytes()
     manifest = json.loads(new)
-    for entry in manifest["shards"]:
+    for entry in [*manifest["shards"], manifest["lengths"]]:
         assert entry.pop("blocks")["crc32"]
+    manifest.pop("manifest_sha256", None)
     path.write_text(json.dumps(manifest, indent=1) + "\n")
     return new
 
@@ -72,10 +77,29 @@ def test_no_changed_byte_of_a_pack_is_read(folder):
                 verify(folder)
 
 
+def test_no_changed_byte_of_the_lengths_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", PACKS * SCHEMA.lengths_dtype.itemsize)
+    folder = written(tmp_path)
+    lengths = next(folder.glob("lengths-*.npy"))
+    with PackStore.open(folder) as store:
+        table, packs = np.array(store.lengths()), store.manifest.lengths.blocks.packs
+        assert packs == PACKS and np.array_equal(store.lengths(np.array([19, 0, 0])), table[[19, 0, 0]])
+    content, size = lengths.read_bytes(), table.dtype.itemsize
+    for place in range(len(content) - 20 * size, len(content)):
+        lengths.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        block = (place - len(content) + 20 * size) // size // packs
+        others = np.flatnonzero(np.arange(20) // packs != block)
+        with PackStore.open(folder) as store:
+            assert np.array_equal(store.lengths(others), table[others])
+            for wanted in (np.arange(20)[::-1], None):
+                with pytest.raises(ValueError, match=f"{lengths.name}: pack .* block {block} "):
+                    store.lengths(wanted)
+
+
 def test_a_block_is_checked_once_and_only_when_it_is_touched(folder, monkeypatch):
     checked = []
-    checksum = blocks.checksum
-    monkeypatch.setattr(blocks, "checksum", lambda part: checked.append(part.tobytes()) or checksum(part))
+    crc32 = blocks.crc32
+    monkeypatch.setattr(blocks, "crc32", lambda part: checked.append(part.tobytes()) or crc32(part))
     whole, rng = records(20), np.random.default_rng(0)
     parts = [whole[begin : end + 1].tobytes() for begin, end in BLOCKS]
     with PackStore.open(folder) as store:
@@ -124,7 +148,8 @@ def test_every_build_writes_them(tmp_path, monkeypatch):
     build(BuildOptions(corpus=tmp_path / "more", out=tmp_path / "one", append=True, workers=1)).close()
     has = [entry.blocks is not None for entry in verify(tmp_path / "one").manifest.shards]
     assert has == [False, True]
-    assert all(entry.blocks for entry in add_checksums(tmp_path / "one").manifest.shards)
+    manifest = add_checksums(tmp_path / "one").manifest
+    assert all(entry.blocks for entry in (*manifest.shards, manifest.lengths))
 
 
 def test_a_data_set_without_them_is_read_and_gets_them(folder, capsys):
@@ -159,6 +184,7 @@ def test_wrong_checksums_beside_whole_packs_are_replaced(folder):
     right = (folder / MANIFEST).read_bytes()
     manifest = json.loads(right)
     manifest["shards"][0]["blocks"]["crc32"] = "0" * 24
+    manifest.pop("manifest_sha256", None)
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="pack 0: the checksum of its block 0"):
         verify(folder)
@@ -212,6 +238,7 @@ def test_what_a_stopped_build_left_stays(folder):
 def test_checksums_of_another_shape_are_refused(folder, change):
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest["shards"][0]["blocks"].update(change)
+    manifest.pop("manifest_sha256", None)
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match=MANIFEST) as caught:
         PackStore.open(folder)

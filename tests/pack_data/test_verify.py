@@ -71,7 +71,7 @@ def forge(data, change):
         np.save(data / place["file"], values)
         content = (data / place["file"]).read_bytes()
         place.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-    entry["blocks"] = Blocks.of(records).to_json()
+        place["blocks"] = Blocks.of(values).to_json()
     counts = np.bincount(lengths["lengths"].reshape(-1), minlength=65)[:65]
     counts[0] = 0
     manifest.update(

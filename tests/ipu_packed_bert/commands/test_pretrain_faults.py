@@ -147,6 +147,17 @@ def refused(capsys, *arguments):
     return text[len("error: ") : -1]
 
 
+def test_damaged_packs_are_not_trained_on(tmp_path, capsys):
+    folder = tiny_data(tmp_path / "data")
+    shard = next(folder.glob("packs-*.npy"))
+    content = shard.read_bytes()
+    place = len(content) // 2
+    shard.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    config = tiny_config(tmp_path / "tiny.yml", folder)
+    said = refused(capsys, "--config", str(config), "--out", str(tmp_path / "run"))
+    assert said.startswith(f"{shard}: pack ") and "block 0 " in said and "\n" not in said
+
+
 def test_five_mistakes_are_all_listed(tmp_path, capsys):
     settings = tiny_settings()
     settings["model"].update(hidden_size=15, num_layer=2)
