@@ -5,12 +5,14 @@ from __future__ import annotations
 import abc
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from pack_data.packs import assemble, decode, disassemble, predictions_per_pack
 from pack_data.store import PackStore
 
 Batch = Dict[str, np.ndarray]  # int32 fields [packs, S | P | D], and scales, float32 [packs]
@@ -37,6 +39,10 @@ class Packs(abc.ABC):
         """How many entries of these packs are above 0, by field."""
         batch = self.batch(numbers, epoch)
         return {name: int(np.count_nonzero(batch[name])) for name in fields}
+
+    @abc.abstractmethod
+    def alone(self, numbers: np.ndarray, epoch: int) -> Batch:
+        """As `batch`, the sequences of these packs each alone in its row: what packing is compared with."""
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -72,6 +78,18 @@ class StoredPacks(Packs):
         fields = tuple(fields)
         unsaid = [name for name in fields if name not in said]
         return {**said, **(super().count(numbers, epoch, unsaid) if unsaid else {})}
+
+    def alone(self, numbers: np.ndarray, epoch: int) -> Batch:
+        schema, most = self._store.schema, self._store.manifest.max_predictions_per_sequence
+        sequences = disassemble(schema, self._store.records(numbers))
+        rows = len(sequences)
+        needed = int(sequences.prediction_counts.max(initial=0))
+        unpacked = replace(
+            schema,
+            max_sequences_per_pack=1,
+            max_predictions_per_pack=min(schema.max_predictions_per_pack, predictions_per_pack(most, 1, needed)),
+        )
+        return decode(unpacked, assemble(unpacked, sequences, np.arange(rows), np.zeros(rows, np.int64), rows))
 
     def again(self) -> Callable[[], Packs]:
         return partial(_reopened, self._store.folder, self.seed)
@@ -160,6 +178,13 @@ def in_order(
         yield layout.read(packs, numbers, 0, share=share, like=like)
 
 
+class SameSequences(NamedTuple):
+    """The same sequences in packs and each alone in its row, both filled up to whole micro-batches."""
+
+    packed: Batch
+    unpacked: Batch
+
+
 class Position(NamedTuple):
     """How far training is in the data."""
 
@@ -244,6 +269,24 @@ class GlobalBatches:
             raise ValueError("no data set to evaluate on was given")
         like = self._executor.submit(self.packs.batch, np.arange(1), self._position.epoch).result()
         yield from in_order(self._held_out, self.layout, like, self.share)
+
+    def same_sequences(self, updates: int) -> Iterator[SameSequences]:
+        """The first batches of the current epoch and their sequences unpacked; moves nothing.
+
+        As many as there are without empty packs, `updates` at most, but one in any case. The rows of a micro-batch are
+        as many in both.
+        """
+        epoch, size = self._position.epoch, self.packs_per_update
+        micro_batch = size // self.micro_batches_per_update
+        order = self._executor.submit(self.packs.order, epoch).result()
+        for update in range(max(1, min(updates, len(order) // size))):
+            numbers = order[update * size : (update + 1) * size]
+            packed, unpacked = (
+                self._executor.submit(of, numbers, epoch).result() for of in (self.packs.batch, self.packs.alone)
+            )
+            number = -(-len(unpacked["input_ids"]) // micro_batch)
+            shape = self.layout._replace(micro_batches_per_update=number, packs_per_update=number * micro_batch)
+            yield SameSequences(self.layout.filled(packed), shape.filled(unpacked))
 
     def state(self) -> Dict[str, Any]:
         """Plain values; ``load_state`` continues with the batch that would have come next."""

@@ -10,27 +10,16 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 import numpy as np
 import torch
 
+from ipu_packed_bert.compare_unpacked import SideBySide, quartiles, side_by_side
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.loader import Batch
+from ipu_packed_bert.loader import Batch, SameSequences
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.packing import Packing
 from pack_data.packs import PackSchema, assemble, decode
 from pack_data.sequences import Example, Sequences
+from pack_data.tables import text_table
 from pack_data.text.examples import masked_count
-
-
-class PaddingMask(torch.nn.Module):
-    """The mask of BERT without packs, in place of `model.packed.AttentionMask`: [B, 1, 1, S], padding is hidden."""
-
-    def __init__(self, hidden: float):
-        super().__init__()
-        self.hidden = hidden
-
-    def forward(self, input_mask_BS, dtype: torch.dtype) -> torch.Tensor:
-        padding_B11S = (input_mask_BS == 0)[:, None, None, :]
-        seen_B11S = torch.zeros(padding_B11S.shape, dtype=dtype, device=input_mask_BS.device)
-        return seen_B11S.masked_fill(padding_B11S, self.hidden)
 
 
 class Work(NamedTuple):
@@ -47,36 +36,26 @@ class Work(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """Sequences per second, one value a round."""
+    """What came of packed and unpacked rows in one precision."""
 
     precision: str
     engine: str
-    packed: np.ndarray
-    unpacked: np.ndarray
-    packing_factor: float
-
-    @property
-    def speed_ups(self) -> np.ndarray:
-        return self.packed / self.unpacked
+    sides: SideBySide
 
     def to_json(self) -> Dict[str, Any]:
-        low, middle, high = quartiles(self.speed_ups)
+        sides = self.sides
+        low, middle, high = quartiles(sides.speed_ups)
         return {
             "precision": self.precision,
             "engine": self.engine,
-            "rounds": len(self.packed),
-            "packed_sequences_per_second": float(np.median(self.packed)),
-            "unpacked_sequences_per_second": float(np.median(self.unpacked)),
+            "rounds": len(sides.packed),
+            "packed_sequences_per_second": float(np.median(sides.packed)),
+            "unpacked_sequences_per_second": float(np.median(sides.unpacked)),
             "speed_up": middle,
             "speed_up_quartiles": [low, high],
-            "packing_factor": self.packing_factor,
-            "share_of_packing_factor": middle / self.packing_factor,
+            "packing_factor": sides.packing_factor,
+            "share_of_packing_factor": middle / sides.packing_factor,
         }
-
-
-def quartiles(values: np.ndarray) -> Tuple[float, float, float]:
-    low, middle, high = np.percentile(values, [25, 50, 75]).tolist()
-    return low, middle, high
 
 
 def draw_work(
@@ -128,32 +107,12 @@ def draw_work(
 
 
 def measure(config: Config, work: Work, *, rounds: int, bar) -> Measurement:
-    """Both layouts in turn, in alternating order; the first round, which warms up, is not counted."""
-    packed = HostEngine(config, Pretraining(config), packing_factor=work.packing_factor)
-    unpacked = HostEngine(config, Pretraining(config), packing_factor=1.0)
-    network: Any = unpacked.model
-    network.attention_mask = PaddingMask(network.attention_mask.hidden)
-    sides = {"packed": (packed, work.packed), "unpacked": (unpacked, work.unpacked)}
-    rates: Dict[str, List[float]] = {"packed": [], "unpacked": []}
-    losses = {}
-    for number in range(rounds + 1):
-        for side in sorted(sides, reverse=bool(number % 2)):
-            engine, batch = sides[side]
-            result = engine.accumulate(batch)
-            engine.optimizer.zero_grad(set_to_none=True)
-            losses[side] = result.loss
-            if number:
-                rates[side].append(work.sequences / result.seconds)
-            bar.update()
-    same = abs(losses["packed"] - losses["unpacked"]) <= 0.02 * abs(losses["unpacked"])
-    assert same, f"the two sides do different work: losses {losses}"
-    return Measurement(
-        config.engine.precision,
-        packed.description,
-        np.array(rates["packed"]),
-        np.array(rates["unpacked"]),
-        work.packing_factor,
-    )
+    """Both layouts in turn, in alternating order; a first round, which warms up, is not counted."""
+    engine = HostEngine(config, Pretraining(config), packing_factor=work.packing_factor)
+    pair = SameSequences(work.packed, work.unpacked)
+    sides = side_by_side(engine, [pair] * rounds, bar=bar, dropout=config.model.hidden_dropout > 0.0)
+    assert sides is not None  # the host engine takes any shape
+    return Measurement(config.engine.precision, engine.description, sides)
 
 
 class Comparison(NamedTuple):
@@ -240,30 +199,31 @@ def bfloat16_slowdown() -> float:
     return seconds(torch.bfloat16) / seconds(torch.float32)
 
 
+def spread(values: np.ndarray) -> str:
+    """`1.920 (1.911..1.934)`: the median and the quartiles."""
+    low, middle, high = quartiles(values)
+    return f"{middle:.3f} ({low:.3f}..{high:.3f})"
+
+
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
-    lines = [
-        "          within     dense mask   within sequences   varlen over dense",
-        " slots    sequences   seconds         seconds         (quartiles)",
+    rows = [
+        ("", "within", "dense mask", "within sequences", "varlen over dense"),
+        ("slots", "sequences", "seconds", "seconds", "(quartiles)"),
     ]
     for each in comparisons:
-        low, middle, high = quartiles(each.speed_ups)
-        lines.append(
-            f"{each.slots:6} {100 * each.share:9.1f} % {np.median(each.dense):10.3f} {np.median(each.varlen):15.3f}"
-            f"         {middle:.3f} ({low:.3f}..{high:.3f})"
-        )
-    return "\n".join(lines)
+        dense, varlen = (f"{np.median(seconds):.3f}" for seconds in (each.dense, each.varlen))
+        rows.append((f"{each.slots}", f"{each.share:.1%}", dense, varlen, spread(each.speed_ups)))
+    return "\n".join(text_table(rows, left=(4,)))
 
 
 def table(measurements: Sequence[Measurement]) -> str:
-    lines = [
-        "            sequences/s   sequences/s   speed-up              packing   share of",
-        "precision        packed      unpacked   (quartiles)           factor    the factor",
+    rows = [
+        ("", "sequences/s", "sequences/s", "speed-up", "packing", "share of"),
+        ("precision", "packed", "unpacked", "(quartiles)", "factor", "the factor"),
     ]
     for each in measurements:
-        low, middle, high = quartiles(each.speed_ups)
-        lines.append(
-            f"{each.precision:<9} {np.median(each.packed):13.2f} {np.median(each.unpacked):13.2f}"
-            f"   {middle:.3f} ({low:.3f}..{high:.3f})  {each.packing_factor:7.3f}"
-            f"   {middle / each.packing_factor:10.3f}"
-        )
-    return "\n".join(lines)
+        sides = each.sides
+        packed, unpacked = (f"{np.median(rates):.2f}" for rates in (sides.packed, sides.unpacked))
+        factor, share = sides.packing_factor, np.median(sides.speed_ups) / sides.packing_factor
+        rows.append((each.precision, packed, unpacked, spread(sides.speed_ups), f"{factor:.3f}", f"{share:.3f}"))
+    return "\n".join(text_table(rows, left=(0, 3)))

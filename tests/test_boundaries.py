@@ -50,7 +50,7 @@ ipu_packed_bert.start
 ipu_packed_bert.cycles
 ipu_packed_bert.plan
 ipu_packed_bert.engine
-ipu_packed_bert.train
+ipu_packed_bert.train ipu_packed_bert.compare_unpacked
 ipu_packed_bert.runlog
 ipu_packed_bert.runs
 ipu_packed_bert.throughput ipu_packed_bert.padding_free

@@ -33,6 +33,13 @@ class StepResult(NamedTuple):
         return math.isfinite(self.loss) and (self.gradient_norm is None or math.isfinite(self.gradient_norm))
 
 
+class Gradients(NamedTuple):
+    """What an update on a batch would follow."""
+
+    result: StepResult  # its seconds are those of the forward and backward passes
+    by_name: Dict[str, torch.Tensor]  # copies, by the names of the parameters
+
+
 def micro_batches(task: Task, batch: Batch, micro_batch: int) -> int:
     """Micro-batches of a global batch.
 
@@ -76,6 +83,14 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def evaluate(self, batch: Batch) -> StepResult:
         """The metrics of one batch without dropout; changes nothing."""
+
+    def gradients(self, batch: Batch, *, alone: bool = False, dropout: bool = False) -> Optional[Gradients]:
+        """The gradients of an update on this batch; changes nothing, random streams included.
+
+        alone: every row holds one sequence at most, so that the mask may be BERT's own, of the padding alone.
+        The batch may have other shapes than those of training. None where that needs another program on the device.
+        """
+        return None
 
     def predict(self, batch: Batch) -> np.ndarray:
         """What the network predicts for each row of a batch, [rows, ...], without dropout; changes nothing."""

@@ -54,6 +54,23 @@ class AttentionMask(nn.Module):
         return torch.where(same_B1SS, seen, torch.full_like(seen, self.hidden))
 
 
+class PaddingMask(nn.Module):
+    """The mask of BERT without packs, in place of `AttentionMask` where each row holds one sequence: [B, 1, 1, S].
+
+    hidden: as `AttentionMask.hidden`. An empty row sees its padding, else its softmax would be over nothing.
+    """
+
+    def __init__(self, hidden: float):
+        super().__init__()
+        self.hidden = hidden
+
+    def forward(self, input_mask_BS, dtype: torch.dtype) -> torch.Tensor:
+        real_BS = input_mask_BS > 0
+        seen_B11S = (real_BS | ~real_BS.any(dim=1, keepdim=True))[:, None, None, :]
+        seen = torch.zeros((), dtype=dtype, device=input_mask_BS.device)
+        return torch.where(seen_B11S, seen, torch.full_like(seen, self.hidden))
+
+
 class GatherSlots(nn.Module):
     """hidden [B, S, H], slots [B, K] -> the hidden states of those slots [B, K, H]."""
 

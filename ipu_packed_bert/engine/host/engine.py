@@ -13,8 +13,9 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 import numpy as np
 import torch
 
-from ipu_packed_bert.engine.base import Engine, StepResult, build_network, micro_batches
+from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches
 from ipu_packed_bert.loader import Batch
+from ipu_packed_bert.model.packed import AttentionMask, PaddingMask, hidden_score
 from ipu_packed_bert.model.varlen import attend_within_sequences, has_kernel
 from ipu_packed_bert.optim import build_optimizer, clip, gradient_norm, load_neutral_state, neutral_state
 from ipu_packed_bert.tasks.task import Task
@@ -84,6 +85,8 @@ class HostEngine(Engine):
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._attention = pick_attention(config, task, self._device)
         self.model = self._build().to(self._device)
+        # One object, so that a compiled program knows it again.
+        self._padding_mask = PaddingMask(hidden_score(self._attention))
         betas = config.betas(packing_factor)
         self.optimizer = build_optimizer(self.model, config.optimizer, betas=betas)
         predictions = getattr(self.model, "predictions", None)
@@ -155,13 +158,26 @@ class HostEngine(Engine):
         self.optimizer.zero_grad(set_to_none=True)
         return result._replace(seconds=time.perf_counter() - start, applied=applied)
 
-    def accumulate(self, batch: Batch) -> StepResult:
+    def gradients(self, batch: Batch, *, alone: bool = False, dropout: bool = False) -> Gradients:
+        mask, random = self.model.attention_mask, self._random
+        if alone and isinstance(mask, AttentionMask):
+            self.model.attention_mask = self._padding_mask
+        try:
+            result = self.accumulate(batch, dropout=dropout)
+            parameters = self.model.named_parameters()
+            found = {name: each.grad.clone() for name, each in parameters if each.grad is not None}
+        finally:
+            self.model.attention_mask, self._random = mask, random
+            self.optimizer.zero_grad(set_to_none=True)
+        return Gradients(result, found)
+
+    def accumulate(self, batch: Batch, *, dropout: bool = True) -> StepResult:
         """A step without its update: the gradients of the batch are added to those of the parameters."""
         start = time.perf_counter()
-        return self._result(self._accumulate(batch).tolist(), batch, start)
+        return self._result(self._accumulate(batch, dropout).tolist(), batch, start)
 
-    def _accumulate(self, batch: Batch) -> torch.Tensor:
-        self.model.train()
+    def _accumulate(self, batch: Batch, dropout: bool = True) -> torch.Tensor:
+        self.model.train(dropout)
         number = micro_batches(self.task, batch, self._config.batch.micro_batch)
         totals = self._zeros()
         with self._random_stream():

@@ -10,9 +10,10 @@ import torch
 
 from ipu_packed_bert.commands import benchmark
 from ipu_packed_bert.commands.benchmark import main
+from ipu_packed_bert.compare_unpacked import SideBySide
 from ipu_packed_bert.config import LossConfig, ModelConfig
-from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
-from ipu_packed_bert.throughput import Measurement, PaddingMask, draw_work, table
+from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
+from ipu_packed_bert.throughput import Measurement, draw_work, table
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
@@ -64,7 +65,8 @@ def test_the_unpacked_side_is_canonical_bert_and_the_same_work(work):
 
 
 def test_figures_by_hand():
-    each = Measurement("float32", "engine", np.array([4.0, 8.0, 9.0]), np.array([2.0, 5.0, 4.5]), 2.0)
+    sides = SideBySide(np.array([4.0, 8.0, 9.0]), np.array([2.0, 5.0, 4.5]), 2.0, None, None)
+    each = Measurement("float32", "engine", sides)
     figures = each.to_json()  # speed-ups 2, 1.6, 2
     assert figures["packed_sequences_per_second"] == 8.0 and figures["unpacked_sequences_per_second"] == 4.5
     assert figures["speed_up"] == 2.0 and figures["share_of_packing_factor"] == 1.0
