@@ -136,12 +136,19 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What runs the steps.  The settings after ``threads`` are read by the IPU engine only, and checked always."""
+    """What runs the steps.  The settings after ``threads`` are read by the IPU engine only, but for
+    ``recompute_layers``, and checked always."""
 
     kind: str = setting(
         "auto", "auto: IPUs, the IPU Model, CUDA, the CPU, in this order", choices=("auto", "ipu", "host")
     )
-    precision: str = setting("float32", "host", choices=("float32", "bfloat16"))
+    device: str = setting("auto", "host; auto: CUDA, else the CPU", choices=("auto", "cpu", "cuda"))
+    precision: str = setting(
+        "float32",
+        "host, of products",
+        choices=("float32", "tf32", "bfloat16"),
+        note="; float16 would need a scaled loss, bfloat16 needs none",
+    )
     attention: str = setting("auto", "host", choices=("auto", "eager", "sdpa", "varlen"))
     compile: bool = setting(False, "host: torch.compile")
     threads: Optional[int] = setting(None, "host; null: as many as torch chooses", minimum=1)
@@ -160,7 +167,13 @@ class EngineConfig:
     profile_directory: Optional[str] = setting(None, "folder for PopVision's profile")
     asynchronous_loading: bool = setting(True, "the next batch is made while a step runs")
     log_cycles: bool = setting(False, "count the cycles of each step")
-    recompute_layers: bool = setting(True, "keep only each layer's input for the backward pass")
+    recompute_layers: Optional[bool] = setting(
+        None, "keep only each layer's input for the backward pass; null: on IPUs yes, on the host no"
+    )
+
+    def recomputes(self, *, ipus: bool) -> bool:
+        """Whether the backward pass computes each layer again from its input."""
+        return ipus if self.recompute_layers is None else self.recompute_layers
 
 
 @dataclass(frozen=True)

@@ -199,10 +199,10 @@ def _activations(config: Config, placement: Placement, ipu: int, predictions: in
             continue
         under_way = 2 * (len(stages) - 1 - index) + 1
         layers = sum(1 for block in stage.blocks if ".layer." in block.module)
-        outputs = layers if config.engine.recompute_layers else 0
+        outputs = layers if config.engine.recomputes(ipus=True) else 0
         # What comes into the stage, with the mask for its layers; and each layer's checkpoint, or all it computed.
         kept += under_way * (_hidden(config) + (_mask(config, depth) if layers else 0.0) + outputs * _hidden(config))
-        if not config.engine.recompute_layers:
+        if not config.engine.recomputes(ipus=True):
             kept += under_way * layers * _layer(config, depth)
         for block in stage.blocks:
             if ".layer." in block.module:
@@ -381,7 +381,7 @@ def _ipu_lines(made: RunPlan) -> List[str]:
             + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")
             + (", shared out among the replicas" if config.placement.replicated_tensor_sharding else "")
             + "; layers are "
-            + ("recomputed from their checkpoints." if engine.recompute_layers else "kept whole."),
+            + ("recomputed from their checkpoints." if engine.recomputes(ipus=True) else "kept whole."),
         ]
     )
 

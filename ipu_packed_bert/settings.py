@@ -58,11 +58,12 @@ class Rule(NamedTuple):
     maximum: Optional[float] = None  # value <= maximum
     below: Optional[float] = None  # value < below
     choices: Tuple[str, ...] = ()  # value is one of these
+    note: str = ""  # a few words behind the choices
 
     def broken_by(self, value: Any) -> Optional[str]:
         """The rule in words if ``value`` (a number, a string or a tuple of numbers) breaks it, else None."""
         if self.choices:
-            return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
+            return None if value in self.choices else f"must be one of {', '.join(self.choices)}{self.note}"
         bounds = [
             ("at least", self.minimum, lambda v, b: v >= b),
             ("above", self.above, lambda v, b: v > b),

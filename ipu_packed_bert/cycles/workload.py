@@ -52,7 +52,7 @@ def placement_of(config: Any) -> PipelinePlacement:
         placement.embedding_serialization_factor,
         placement.replicated_tensor_sharding and placement.replicas > 1,
         placement.optimizer_state_off_chip,
-        engine.recompute_layers,
+        engine.recomputes(ipus=True),
         engine.half_partials,
     )
 

@@ -58,7 +58,7 @@ def micro_batches(task: Task, batch: Batch, micro_batch: int) -> int:
 def build_network(task: Task, seed: int, *, attention: str = "eager") -> PackedBert:
     """The task's network with its initial weights, drawn from `run.seed`: the same on every engine."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would change the generators of GPUs too
         return task.network(attention)
 
 

@@ -24,18 +24,6 @@ class Boundaries(NamedTuple):
     padding: int  # every `padding`-th length, D + 1, is padding
 
 
-def has_kernel(device: torch.device, dtype: torch.dtype, dropout: float) -> bool:
-    """Whether torch brings a variable-length kernel for this: CUDA, half types, no dropout
-    (`torch.nn.attention.varlen`)."""
-    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or dropout > 0.0:
-        return False
-    try:
-        from torch.nn.attention import varlen
-    except ImportError:  # torch 2.0
-        return False
-    return hasattr(varlen, "varlen_attn")
-
-
 class SequenceBoundaries(nn.Module):
     """As `packed.AttentionMask`: sequence numbers [B, S], which rise from 1 to D and end in padding, 0 -> `Boundaries`.
 
@@ -107,7 +95,8 @@ def _rows(context_TNA, like_BNSA) -> torch.Tensor:
 def attend_within_sequences(network: Any, *, sequences: int, kernel: bool) -> None:
     """Replace the mask and the attention of a network built for "sdpa", in place.
 
-    network: anything with `attention_mask` and `bert`. sequences: D, the most in a row. kernel: see `has_kernel`.
+    network: anything with `attention_mask` and `bert`. sequences: D, the most in a row. kernel: whether torch's serves
+    this device and type.
     """
     network.attention_mask = SequenceBoundaries(sequences, blocks=not kernel)
     for layer in network.bert.encoder.layer:

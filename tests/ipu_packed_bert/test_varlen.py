@@ -23,7 +23,7 @@ from ipu_packed_bert.config import (
 )
 from ipu_packed_bert.engine.host import VARLEN_FROM, pick_attention
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
-from ipu_packed_bert.model.varlen import SequenceBoundaries, attend_within_sequences, has_kernel
+from ipu_packed_bert.model.varlen import SequenceBoundaries, attend_within_sequences
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import host_engine
@@ -129,12 +129,6 @@ def test_the_kernel_is_called_as_it_is_published(monkeypatch):
     assert_same(found=gradients(kernel, batch), expected=gradients(dense, batch), dtype=torch.float64)
 
 
-def test_the_kernel_is_for_half_types_on_cuda_without_dropout():
-    assert not has_kernel(torch.device("cpu"), torch.bfloat16, 0.0)
-    assert not has_kernel(torch.device("cuda"), torch.float32, 0.0)
-    assert not has_kernel(torch.device("cuda"), torch.bfloat16, 0.1)
-
-
 def config(slots=SLOTS, **engine):
     return Config(
         data=DataConfig(max_sequence_length=slots, max_sequences_per_pack=DEPTH),
@@ -146,7 +140,7 @@ def config(slots=SLOTS, **engine):
 
 
 def picked(config, device):
-    return pick_attention(config, Pretraining(config), device)
+    return pick_attention(config, Pretraining(config), device).kind
 
 
 def test_auto_takes_it_from_where_it_pays():
@@ -154,7 +148,6 @@ def test_auto_takes_it_from_where_it_pays():
     assert picked(config(VARLEN_FROM), cpu) == "varlen"
     assert picked(config(VARLEN_FROM - 1), cpu) == "sdpa"
     assert picked(config(VARLEN_FROM, compile=True), cpu) == "sdpa"
-    assert picked(config(VARLEN_FROM), torch.device("cuda")) == "sdpa"
     assert picked(config(VARLEN_FROM, attention="eager"), cpu) == "eager"
 
 

@@ -14,35 +14,15 @@ import numpy as np
 import torch
 
 from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches
+from ipu_packed_bert.engine.host.attention import pick_attention
+from ipu_packed_bert.engine.host.devices import autocast, device_name, find_device, precision_of, refuse_precision
+from ipu_packed_bert.engine.host.feed import cut, feed_for
+from ipu_packed_bert.engine.host.recompute import recompute_layers, refuse_compiled
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.model.packed import AttentionMask, PaddingMask, hidden_score
-from ipu_packed_bert.model.varlen import attend_within_sequences, has_kernel
+from ipu_packed_bert.model.varlen import attend_within_sequences
 from ipu_packed_bert.optim import build_optimizer, clip, gradient_norm, load_neutral_state, neutral_state
 from ipu_packed_bert.tasks.task import Task
-
-# On a CPU, slots of a row from which attention within each sequence is faster than a dense mask over the row:
-# `python -m ipu_packed_bert.benchmark --lengths 512,2048,8192`.
-VARLEN_FROM = 1024
-
-
-def pick_attention(config: Any, task: Task, device: torch.device) -> str:
-    """The attention that is fastest and exact on this device; `engine.attention` decides where it isn't "auto".
-
-    Measured on a CPU with AVX-512 and AMX, torch 2.13: in float32 scaled_dot_product_attention is 2.5 times as fast as
-    eager attention; in bfloat16 its backward pass is slower, and with dropout it falls back to eager code anyway.
-    Raises ValueError for varlen with engine.compile: the blocks have other shapes in every batch.
-    """
-    if config.engine.attention == "varlen" and config.engine.compile:
-        raise ValueError(
-            "engine.attention: varlen does not go with engine.compile: true, as its blocks have other shapes in every "
-            "batch; switch one off"
-        )
-    if config.engine.attention != "auto":
-        return config.engine.attention
-    if device.type == "cpu" and task.max_sequence_length >= VARLEN_FROM and not config.engine.compile:
-        return "varlen"
-    eager = config.engine.precision == "bfloat16" or task.model.attention_dropout > 0.0
-    return "eager" if device.type == "cpu" and eager else "sdpa"
 
 
 class _Program:
@@ -82,11 +62,16 @@ class HostEngine(Engine):
             torch.set_num_threads(config.engine.threads)
         self.task = task
         self._config = config
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = torch.device(device) if device else find_device(config.engine)
+        refuse_precision(config.engine.precision, self._device)
         self._attention = pick_attention(config, task, self._device)
+        self._recomputes = config.engine.recomputes(ipus=False)
+        if self._recomputes and config.engine.compile:
+            refuse_compiled()
         self.model = self._build().to(self._device)
         # One object, so that a compiled program knows it again.
-        self._padding_mask = PaddingMask(hidden_score(self._attention))
+        self._padding_mask = PaddingMask(hidden_score(self._attention.kind))
+        self._feed = feed_for(self._device)
         betas = config.betas(packing_factor)
         self.optimizer = build_optimizer(self.model, config.optimizer, betas=betas)
         predictions = getattr(self.model, "predictions", None)
@@ -101,28 +86,32 @@ class HostEngine(Engine):
             self._random = self._read_random_stream()
 
     def _build(self) -> torch.nn.Module:
-        config, task = self._config, self.task
-        if self._attention != "varlen":
-            return build_network(task, config.run.seed, attention=self._attention)
-        if task.max_sequences_per_pack is None:
-            raise ValueError(
-                "engine.attention: varlen needs the number of sequences in a pack: from the data set, or "
-                "data.max_sequences_per_pack"
-            )
-        precision = torch.bfloat16 if config.engine.precision == "bfloat16" else torch.float32
-        network = build_network(task, config.run.seed, attention="sdpa")
-        kernel = has_kernel(self._device, precision, task.model.attention_dropout)
-        attend_within_sequences(network, sequences=task.max_sequences_per_pack, kernel=kernel)
+        config, task, attention = self._config, self.task, self._attention
+        network = build_network(
+            task, config.run.seed, attention="sdpa" if attention.kind == "varlen" else attention.kind
+        )
+        if attention.kind == "varlen":
+            if task.max_sequences_per_pack is None:
+                raise ValueError(
+                    "engine.attention: varlen needs the number of sequences in a pack: from the data set, or "
+                    "data.max_sequences_per_pack"
+                )
+            attend_within_sequences(network, sequences=task.max_sequences_per_pack, kernel=attention.kernel)
+        if self._recomputes:
+            recompute_layers(network)
         return network
 
     @property
     def description(self) -> str:
-        compiled = ", compiled" if self._config.engine.compile else ""
-        name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "CPU"
-        if self._device.type == "cpu" and torch.backends.mps.is_available():
-            name += " (MPS, the Mac's GPU, is not used)"
-        threads = f", torch threads: {torch.get_num_threads()}" if self._device.type == "cpu" else ""
-        return f"host engine: {name}{threads}, {self._config.engine.precision}, {self._attention} attention{compiled}"
+        name, engine, attention = device_name(self._device), self._config.engine, self._attention
+        if self._device.type == "cpu":
+            if torch.backends.mps.is_available():
+                name += " (MPS, the Mac's GPU, is not used)"
+            name += f", torch threads: {torch.get_num_threads()}"
+        parts = [f"host engine: {name}", engine.precision, f"{attention.kind} attention"]
+        parts[2] += f" ({attention.note})" if attention.note else ""
+        parts += ["layers recomputed"] * self._recomputes + ["compiled"] * engine.compile
+        return ", ".join(parts)
 
     @property
     def compilations(self) -> Dict[str, int]:
@@ -180,9 +169,9 @@ class HostEngine(Engine):
         self.model.train(dropout)
         number = micro_batches(self.task, batch, self._config.batch.micro_batch)
         totals = self._zeros()
-        with self._random_stream():
+        with self._random_stream(), self._precision():
             for fields in self._micro_batches(batch):
-                with self._autocast():
+                with self._arithmetic():
                     output = self._programs["training"](fields)
                 (output.loss / number).backward()
                 totals += torch.stack(output).detach()
@@ -192,9 +181,9 @@ class HostEngine(Engine):
         start = time.perf_counter()
         self.model.eval()
         totals = self._zeros()
-        with torch.no_grad():
+        with torch.no_grad(), self._precision():
             for fields in self._micro_batches(batch):
-                with self._autocast():
+                with self._arithmetic():
                     output = self._programs["evaluation"](fields)
                 totals += torch.stack(output)
         return self._result(totals.tolist(), batch, start)
@@ -202,11 +191,11 @@ class HostEngine(Engine):
     def predict(self, batch: Batch) -> np.ndarray:
         self.model.eval()
         found = []
-        with torch.no_grad():
+        with torch.no_grad(), self._precision():
             for fields in self._micro_batches(batch):
-                with self._autocast():
-                    found.append(self._programs["prediction"](fields).cpu().numpy())
-        return np.concatenate(found)
+                with self._arithmetic():
+                    found.append(self._programs["prediction"](fields))
+        return torch.cat(found).float().cpu().numpy()
 
     def _zeros(self) -> torch.Tensor:
         """Where the outputs of the micro-batches are summed up, in float64: there may be thousands."""
@@ -214,10 +203,8 @@ class HostEngine(Engine):
 
     def _micro_batches(self, batch: Batch) -> Iterator[List[torch.Tensor]]:
         size = self._config.batch.micro_batch
-        fields = [torch.from_numpy(batch[name]) for name in self.task.fields]
-        for index in range(micro_batches(self.task, batch, size)):
-            rows = slice(index * size, (index + 1) * size)
-            yield [field[rows].to(self._device) for field in fields]
+        micro_batches(self.task, batch, size)
+        return self._feed(cut([torch.from_numpy(batch[name]) for name in self.task.fields], size))
 
     def _result(self, totals: List[float], batch: Batch, start: float) -> StepResult:
         number = micro_batches(self.task, batch, self._config.batch.micro_batch)
@@ -226,10 +213,11 @@ class HostEngine(Engine):
         # The mean of the losses that the gradients come from; rounded apart, its parts need not add up to it.
         return StepResult({**means, "loss": sums["loss"] / number}, time.perf_counter() - start)
 
-    def _autocast(self):
-        if self._config.engine.precision == "bfloat16":
-            return torch.autocast(self._device.type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
+    def _arithmetic(self) -> Any:
+        return autocast(self._config.engine.precision, self._device)
+
+    def _precision(self) -> Any:
+        return precision_of(self._config.engine.precision, self._device)
 
     def _read_random_stream(self) -> Dict[str, torch.Tensor]:
         stream = {"cpu": torch.get_rng_state()}
@@ -257,6 +245,9 @@ class HostEngine(Engine):
             self._write_random_stream(self._random)
             yield
             self._random = self._read_random_stream()
+
+    def close(self) -> None:
+        self._feed.close()
 
     def state(self) -> Dict[str, Any]:
         weights = self.model.state_dict()

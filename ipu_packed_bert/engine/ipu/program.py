@@ -54,7 +54,7 @@ def adapt(network: PackedBert, config: Config, task: Task) -> None:
                 setattr(module, name, OneHotSlots(task.max_sequence_length))
             elif isinstance(child, VocabularyProduct) and factor > 1:
                 setattr(module, name, SerialisedProduct(factor))
-    if config.engine.recompute_layers:
+    if config.engine.recomputes(ipus=True):
         layers: Any = network.bert.encoder.layer
         for layer in layers:
             layer.register_forward_hook(checkpoint)

@@ -1,0 +1,73 @@
+"""Where the host engine runs: the device, and what it can compute in."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterator, Optional, Tuple
+
+import torch
+
+from ipu_packed_bert.config import EngineConfig
+
+# The first NVIDIA GPUs with products in bfloat16 and TF32, and with the variable-length attention kernel.
+AMPERE = (8, 0)
+
+
+def find_device(engine: EngineConfig) -> torch.device:
+    """The device that `engine.device` names. Raises ValueError, in one line, where it is not here."""
+    if engine.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if engine.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("engine.device is cuda; torch finds no CUDA device here: --set engine.device=cpu")
+    return torch.device(engine.device)
+
+
+def device_name(device: torch.device) -> str:
+    """As people know it: "CPU", or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def capability(device: torch.device) -> Optional[Tuple[int, int]]:
+    """NVIDIA's compute capability; None on a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def refuse_precision(precision: str, device: torch.device) -> None:
+    """Raise ValueError where the device does not compute in `engine.precision`."""
+    found = capability(device)
+    if precision == "tf32" and found is None:
+        raise ValueError("engine.precision is tf32; CPUs have no TF32: float32 and bfloat16 run here")
+    if precision in ("tf32", "bfloat16") and found is not None and found < AMPERE:
+        raise ValueError(
+            f"engine.precision is {precision}; {device_name(device)} has compute capability {found[0]}.{found[1]}, "
+            f"{precision} needs {AMPERE[0]}.{AMPERE[1]}: --set engine.precision=float32"
+        )
+
+
+def arithmetic(precision: str, device: torch.device) -> torch.dtype:
+    """The type of the products' factors; weights, sums of gradients and the optimiser's state are float32."""
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+
+
+@contextlib.contextmanager
+def precision_of(precision: str, device: torch.device) -> Iterator[None]:
+    """Inside, float32 products on CUDA are IEEE's, or TF32 where that is asked for, whatever the process had chosen.
+
+    The choice belongs to the whole process, so that it holds for the threads of the backward pass too.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    outer = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(outer)
+
+
+def autocast(precision: str, device: torch.device) -> Any:
+    """Inside, products run in bfloat16 where that is the precision."""
+    if precision == "bfloat16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()

@@ -1,0 +1,84 @@
+"""Micro-batches of an update on the device; on CUDA they are moved there while the device works on earlier ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Deque, Iterator, List, Sequence, Tuple
+
+import torch
+
+Fields = List[torch.Tensor]
+
+
+def cut(fields: Sequence[torch.Tensor], rows: int) -> Iterator[Fields]:
+    """The fields of an update, `rows` of each at a time."""
+    for first in range(0, len(fields[0]), rows):
+        yield [field[first : first + rows] for field in fields]
+
+
+class Feed:
+    """On a CPU: the micro-batches as they are."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def __call__(self, micro_batches: Iterator[Fields]) -> Iterator[Fields]:
+        for fields in micro_batches:
+            yield [field.to(self.device) for field in fields]
+
+    def close(self) -> None:
+        pass
+
+
+class CudaFeed(Feed):
+    """On CUDA: a thread copies each micro-batch into pinned memory and from there to the device, on its own stream.
+
+    At most `AHEAD` micro-batches wait there. The stream that works on a micro-batch waits for its copy; the host waits
+    for neither.
+    """
+
+    AHEAD = 2
+
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        self._stream = torch.cuda.Stream(device)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+
+    def __call__(self, micro_batches: Iterator[Fields]) -> Iterator[Fields]:
+        ahead: Deque[Future] = deque()
+        try:
+            for fields in micro_batches:
+                ahead.append(self._thread.submit(self._move, fields))
+                if len(ahead) > self.AHEAD:
+                    yield self._arrived(ahead.popleft())
+            while ahead:
+                yield self._arrived(ahead.popleft())
+        finally:
+            for moving in ahead:
+                moving.cancel()
+
+    def _move(self, fields: Fields) -> Tuple[Fields, Any]:
+        """In the thread: the fields on the device, and the event after which they are there."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            # The allocator of pinned memory keeps a block until the copies from it are done.
+            moved = [field.pin_memory().to(self.device, non_blocking=True) for field in fields]
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return moved, event
+
+    def _arrived(self, moving: Future) -> Fields:
+        moved, event = moving.result()
+        working = torch.cuda.current_stream(self.device)
+        working.wait_event(event)
+        for field in moved:
+            # Allocated on the copying stream: not to be used again before the working stream is done with it.
+            field.record_stream(working)
+        return moved
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+def feed_for(device: torch.device) -> Feed:
+    return CudaFeed(device) if device.type == "cuda" else Feed(device)
