@@ -195,7 +195,7 @@ class HostEngine(Engine):
             for fields in self._micro_batches(batch):
                 with self._arithmetic():
                     found.append(self._programs["prediction"](fields))
-        return torch.cat(found).float().cpu().numpy()
+        return torch.cat(found).cpu().numpy()
 
     def _zeros(self) -> torch.Tensor:
         """Where the outputs of the micro-batches are summed up, in float64: there may be thousands."""
