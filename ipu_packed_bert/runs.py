@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional, Tuple
 
 import yaml
 
-from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, vocabulary_of_run
+from ipu_packed_bert.checkpoint import Checkpoint, load_newest, vocabulary_of_run
 from ipu_packed_bert.config import ConfigError, schedule_too_short
 from ipu_packed_bert.engine import EngineChoice, build_engine
 from ipu_packed_bert.engine.base import Engine
@@ -98,7 +98,7 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
     saved: Tuple[Tuple[str, int], ...] = ()
     if resume:
         saved = saved_in(str(out))
-        first_step = _go_on(prepared, str(out), load_checkpoint(newest_checkpoint(Path(str(out), CHECKPOINTS))))
+        first_step = _go_on(prepared, str(out), load_newest(Path(str(out), CHECKPOINTS)))
     packing = task.packs.packing
     data = {
         "digest": f"{task.packs.digest:016x}",

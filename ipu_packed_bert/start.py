@@ -10,7 +10,7 @@ from typing import List, NamedTuple, Optional
 
 import yaml
 
-from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint, vocabulary_of_run
+from ipu_packed_bert.checkpoint import load_newest, vocabulary_of_run
 from ipu_packed_bert.config import PRETRAINING, ModelConfig, config_from_tree
 from ipu_packed_bert.hugging_face import Weights, read_folder
 from ipu_packed_bert.identity import Identity, agree
@@ -66,7 +66,7 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
         folder = _package_folder(name)
     given = config.model.vocabulary
     if (folder / CHECKPOINTS).is_dir():
-        checkpoint = load_checkpoint(newest_checkpoint(folder / CHECKPOINTS))
+        checkpoint = load_newest(folder / CHECKPOINTS)
         tree = yaml.safe_load(checkpoint.config)
         if peek("task.name", tree, ()) not in (None, PRETRAINING):
             raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / MODEL}")

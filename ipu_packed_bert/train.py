@@ -155,7 +155,7 @@ class Kept:
         if self._newest and self._good != self._newest:
             self._good = self._newest
             if self._folder is not None:
-                evict(self._folder, keep=self._keep)
+                evict(self._folder, newest=self._newest, keep=self._keep)
 
     def way_out(self, step: int) -> str:
         """What to do where update number ``step`` ended the run.

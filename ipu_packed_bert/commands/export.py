@@ -42,11 +42,11 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     The vocabulary is the given file, else that of the run's configuration, else the one beside its data set.  Raises
     ValueError where the weights were trained with another one.
     """
-    from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint, vocabulary_of_run
+    from ipu_packed_bert.checkpoint import load_newest, vocabulary_of_run
     from ipu_packed_bert.hugging_face import write_folder
     from ipu_packed_bert.identity import Identity, agree
 
-    checkpoint = load_checkpoint(newest_checkpoint(run / CHECKPOINTS))
+    checkpoint = load_newest(run / CHECKPOINTS)
     tree = yaml.safe_load(checkpoint.config)
     if peek("task.name", tree, ()) not in (None, PRETRAINING):
         return _export_fine_tuned(run, folder, checkpoint, vocabulary)

@@ -167,17 +167,17 @@ class Beginning(NamedTuple):
 
 def beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
     """Raises ValueError where there is no checkpoint, or one that cannot be resumed."""
-    from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+    from ipu_packed_bert.checkpoint import load_newest
     from ipu_packed_bert.runlog import saved_in
 
     saved = saved_in(resume) if resume else ()
-    found = load_checkpoint(newest_checkpoint(Path(resume, CHECKPOINTS))) if resume else None
+    found = load_newest(Path(resume, CHECKPOINTS)) if resume else None
     if found and "optimizer" not in found.engine:
         raise ValueError(
             f"{resume}: weights that were imported, not a run to resume; --config FILE --start-from {resume} begins one"
             " from them"
         )
-    weights = load_checkpoint(newest_checkpoint(Path(start_from, CHECKPOINTS))) if start_from else None
+    weights = load_newest(Path(start_from, CHECKPOINTS)) if start_from else None
     return Beginning(found, weights, saved)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
+from ipu_packed_bert.checkpoint import load_newest
 from ipu_packed_bert.config import (
     BatchConfig,
     Config,
@@ -214,13 +214,13 @@ class PretrainingSetup:
         checkpoints = self.folder / CHECKPOINTS
         steps = self.size.start_steps
         config = self.config("unpacked", seed=1000, steps=steps)
-        if not checkpoints.exists() or load_checkpoint(newest_checkpoint(checkpoints)).step < steps:
+        if not checkpoints.exists() or load_newest(checkpoints).step < steps:
             with Runner(self.folder, self._settings), PackStore.open(self.folder / "unpacked") as store:
                 print(f"training the shared checkpoint, {steps} updates", flush=True)
                 engine = HostEngine(config, Pretraining(config, store.schema), packing_factor=1.0)
                 with closing(all_batches(store, config, 1.0)) as batches:
                     _train(config, engine, Changed(batches, (), lambda batch: batch), SilentLog(), checkpoints)
-        return load_checkpoint(newest_checkpoint(checkpoints)).engine["model"]
+        return load_newest(checkpoints).engine["model"]
 
 
 def setup(options: Any) -> PretrainingSetup:

@@ -52,7 +52,7 @@ class Recorder:
 
     def state(self):
         self.calls.append(("state", self.steps))
-        return {"model": {}, "optimizer": {"step": self.steps}}
+        return {"model": {}, "optimizer": {"step": self.steps, "exp_avg": {}, "exp_avg_sq": {}}}
 
 
 def run(store, folder, engine, *overrides, first_step=0):
