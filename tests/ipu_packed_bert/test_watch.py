@@ -193,7 +193,7 @@ class Told:
         return result._replace(applied=result.finite)
 
     def state(self):
-        return {"model": {}, "optimizer": {"step": self.applied}}
+        return {"model": {}, "optimizer": {"step": self.applied, "exp_avg": {}, "exp_avg_sq": {}}}
 
 
 NAN = float("nan")
