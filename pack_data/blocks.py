@@ -16,6 +16,8 @@ from typing import Any, Dict, List
 
 import numpy as np
 
+from pack_data.decoding import Fields
+
 # Bytes of records under one checksum, about: 750 packs at 512.
 BLOCK_BYTES = 1 << 20
 _DIGITS = 8  # of a checksum, hexadecimal
@@ -39,16 +41,10 @@ class Blocks:
         return sums.blocks()
 
     @classmethod
-    def from_json(cls, data: Any, records: int) -> Blocks:
+    def from_json(cls, fields: Fields, records: int) -> Blocks:
         """ValueError where these are not checksums of a shard of `records` packs."""
-        blocks = cls(**data)
-        if type(blocks.packs) is not int or blocks.packs < 1:
-            raise ValueError(f"blocks.packs is {blocks.packs!r}; a block holds 1 pack or more")
-        wanted = blocks.count(records) * _DIGITS
-        digits = blocks.crc32
-        if type(digits) is not str or len(digits) != wanted or set(digits) - set("0123456789abcdef"):
-            raise ValueError(f"blocks.crc32 must be {wanted} hexadecimal digits for {records} packs")
-        return blocks
+        packs = fields.integer("packs", least=1)
+        return cls(packs, fields.hex_digest("crc32", -(-records // packs) * _DIGITS))
 
     def to_json(self) -> Dict[str, Any]:
         return asdict(self)

@@ -45,6 +45,10 @@ def shown(value: Any) -> str:
     return text.encode("ascii", "backslashreplace").decode()
 
 
+class FieldError(ValueError):
+    """What is wrong with a field; the message names the file."""
+
+
 @dataclass(frozen=True)
 class Fields:
     """An object of a file (or a list of it, with numbers for names), whose values are taken by type.
@@ -60,9 +64,11 @@ class Fields:
 
     @classmethod
     def of(cls, value: Any, source: Union[str, os.PathLike], way_out: str) -> Fields:
-        """The fields of a whole file (JSON or YAML) as Python values."""
+        """The fields of a whole file (JSON or YAML) as Python values; fields stay what they are."""
+        if isinstance(value, Fields):
+            return value
         if not isinstance(value, dict):
-            raise ValueError(f"{source}: holds {shown(value)}; must hold an object with named fields; {way_out}")
+            raise FieldError(f"{source}: holds {shown(value)}; must hold an object with named fields; {way_out}")
         return cls(str(source), value, way_out)
 
     # ---- messages ----------------------------------------------------------------------------------------------------
@@ -74,18 +80,21 @@ class Fields:
         name = key if re.fullmatch(r"[\w-]{1,80}", key, re.ASCII) else shown(key)
         return f"{self.where}.{name}" if self.where else name
 
-    def error(self, key: Key, rule: str) -> ValueError:
+    def error(self, key: Key, rule: str) -> FieldError:
         """To be raised where a field breaks a rule."""
-        return ValueError(f"{self.source}: {self.path(key)} is {shown(self.any(key))}; {rule}; {self.way_out}")
+        return FieldError(f"{self.source}: {self.path(key)} is {shown(self.any(key))}; {rule}; {self.way_out}")
 
     @contextmanager
-    def refusing(self, what: str = "") -> Iterator[None]:
-        """A ValueError in the block is about this file: what a constructor refuses, after the types are right."""
+    def refusing(self) -> Iterator[None]:
+        """What a constructor refuses in the block, after the types are right, is said of this file."""
         try:
             yield
-        except ValueError as error:
-            where = ".".join(filter(None, (self.where, what)))
-            raise ValueError(f"{self.source}: {where + ': ' if where else ''}{error}; {self.way_out}") from None
+        except FieldError:
+            raise
+        except (ValueError, RecursionError) as error:
+            where = f"{self.where}: " if self.where else ""
+            problem = error if isinstance(error, ValueError) else "nested too deeply"
+            raise FieldError(f"{self.source}: {where}{problem}; {self.way_out}") from None
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
@@ -99,7 +108,7 @@ class Fields:
         """The value, whatever it is."""
         if isinstance(self.values, Mapping):
             if key not in self.values:
-                raise ValueError(f"{self.source}: {self.path(key)} is missing; {self.way_out}")
+                raise FieldError(f"{self.source}: {self.path(key)} is missing; {self.way_out}")
             return self.values[key]  # type: ignore[index]
         return self.values[int(key)]
 
@@ -122,11 +131,13 @@ class Fields:
             raise self.error(key, "must be true or false")
         return value
 
-    def text(self, key: Key, *, most: int = 1 << 16, empty: bool = True) -> str:
-        """A text of characters that can be printed on one line."""
+    def text(self, key: Key, *, most: int = 1 << 16, empty: bool = True, printable: bool = True) -> str:
+        """A text; unless `printable` is False, of characters that can be printed on one line."""
         value = self.any(key)
-        if type(value) is not str or len(value) > most or not value.isprintable() or not (value or empty):
-            raise self.error(key, f"must be a text of {'0' if empty else '1'} to {most} characters, in one line")
+        if type(value) is not str or len(value) > most or not (value or empty):
+            raise self.error(key, f"must be a text of {'0' if empty else '1'} to {most} characters")
+        if printable and not value.isprintable():
+            raise self.error(key, "must be a text of printable characters, in one line")
         return value
 
     def one_of(self, key: Key, choices: Sequence[T]) -> T:
@@ -139,7 +150,7 @@ class Fields:
     def hex_digest(self, key: Key, digits: int) -> str:
         """A checksum as text."""
         value = self.any(key)
-        if type(value) is not str or not re.fullmatch(f"[0-9a-f]{{{digits}}}", value):
+        if type(value) is not str or len(value) != digits or not re.fullmatch("[0-9a-f]*", value):
             raise self.error(key, f"must be {digits} hexadecimal digits, 0-9 and a-f")
         return value
 
@@ -159,7 +170,13 @@ class Fields:
         return Fields(self.source, value, self.way_out, self.path(key))
 
     def list_of(
-        self, key: Key, take: Callable[..., T], *, length: Optional[int] = None, longest: int = 1 << 24, **rule: Any
+        self,
+        key: Key,
+        take: Callable[..., T],
+        *inner: Any,
+        length: Optional[int] = None,
+        longest: int = 1 << 24,
+        **rule: Any,
     ) -> List[T]:
         """A list whose items `take`, a method of this class, takes: `list_of("prices", Fields.integer, least=0)`."""
         value = self.any(key)
@@ -168,17 +185,28 @@ class Fields:
         if len(value) > longest or (length is not None and len(value) != length):
             raise self.error(key, f"must have {f'at most {longest}' if length is None else length} items")
         items = Fields(self.source, value, self.way_out, self.path(key))
-        return [take(items, number, **rule) for number in range(len(value))]
+        return [take(items, number, *inner, **rule) for number in range(len(value))]
 
-    def values_of(self, key: Key, take: Callable[..., T], **rule: Any) -> Dict[str, T]:
+    def integers(
+        self, key: Key, length: Optional[int] = None, *, least: Optional[int] = None, most: Optional[int] = None
+    ) -> List[int]:
+        return self.list_of(key, Fields.integer, length=length, least=least, most=most)
+
+    def texts(self, key: Key, length: Optional[int] = None, *, printable: bool = False) -> List[str]:
+        return self.list_of(key, Fields.text, length=length, most=1 << 30, printable=printable)
+
+    def values_of(self, key: Key, take: Callable[..., T], *inner: Any, **rule: Any) -> Dict[str, T]:
         """An object with any names whose values `take` takes."""
-        inner = self.object(key)
-        return {name: take(inner, name, **rule) for name in inner.names()}
+        given = self.object(key)
+        return {name: take(given, name, *inner, **rule) for name in given.names()}
 
-    def optional(self, key: Key, take: Callable[..., T], **rule: Any) -> Optional[T]:
-        """What `take` takes; None where the field is missing or null."""
+    def optional(self, key: Key, take: Callable[..., T], *inner: Any, **rule: Any) -> Optional[T]:
+        """What `take` takes, with `inner` and `rule`; None where the field is missing or null.
+
+        `optional("names", Fields.list_of, Fields.text)`
+        """
         missing = isinstance(self.values, Mapping) and key not in self.values
-        return None if missing or self.any(key) is None else take(self, key, **rule)
+        return None if missing or self.any(key) is None else take(self, key, *inner, **rule)
 
 
 def _within(value: Any, least: Optional[float], most: Optional[float]) -> bool:

@@ -49,6 +49,14 @@ def read_regular(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int
         return data
 
 
+def file_in(folder: Union[str, os.PathLike], name: str, *, way_out: str) -> Path:
+    """The file of a plain name in a folder. ValueError where it is a link that leads out of the folder."""
+    path = Path(folder) / name
+    if path.is_symlink() and Path(os.path.realpath(folder)) not in Path(os.path.realpath(path)).parents:
+        raise ValueError(f"{path}: is a link that leads out of its folder; {way_out}")
+    return path
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames in this folder survive a power cut; Windows has no such call."""
     if os.name == "nt":

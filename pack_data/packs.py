@@ -8,11 +8,13 @@ each sequence's masked tokens gives masked_lm_weights. At S = 512, D = 3, P = 79
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Tuple, Union
 
 import numpy as np
 
+from pack_data.decoding import Fields, shown, whole_number
 from pack_data.sequences import Sequences
 
 BERT, TOKENS = "bert_pretraining", "tokens"
@@ -33,6 +35,9 @@ FIELDS = (
 
 # One value for each slot [S], for each sequence [D], for each masked token [P].
 SLOT, SEQUENCE, PREDICTION = "slot", "sequence", "prediction"
+TYPES = ("|u1", "<u2", "<u4", "|i1", "<i2", "<i4")
+# Slots, sequences or masked tokens of one pack, and bytes of its record.
+LARGEST_WIDTH, LARGEST_RECORD = 1 << 24, 1 << 30
 
 
 def smallest_type(largest: int) -> str:
@@ -52,6 +57,24 @@ class StoredColumn:
     dtype: str
     slot_index: bool = False
 
+    def __post_init__(self) -> None:
+        # As the header of a .npy file holds it: Latin-1 without escapes.
+        if not (
+            isinstance(self.name, str)
+            and self.name.isprintable()
+            and re.fullmatch(r"[^\\'\"\u0100-\U0010ffff]{1,200}", self.name)
+        ):
+            raise ValueError(
+                f"a column is called {shown(self.name)}; a name has one to 200 printable characters of Latin-1, no "
+                "quotes and no backslash: rename it"
+            )
+        if self.axis not in (SLOT, SEQUENCE, PREDICTION):
+            raise ValueError(
+                f"column {self.name}: one value for each {shown(self.axis)}; it is {SLOT}, {SEQUENCE} or {PREDICTION}"
+            )
+        if self.dtype not in TYPES:
+            raise ValueError(f"column {self.name}: of type {shown(self.dtype)}; the types are {', '.join(TYPES)}")
+
 
 @dataclass(frozen=True)
 class PackSchema:
@@ -68,6 +91,15 @@ class PackSchema:
     columns: Tuple[StoredColumn, ...] = ()
 
     def __post_init__(self) -> None:
+        for limit, least in (
+            ("max_sequence_length", 1),
+            ("max_sequences_per_pack", 1),
+            ("max_predictions_per_pack", 0),
+        ):
+            number = whole_number(limit, getattr(self, limit), least=least, most=LARGEST_WIDTH)
+            object.__setattr__(self, limit, number)
+        if self.kind not in (BERT, TOKENS):
+            raise ValueError(f"packs of the kind {shown(self.kind)}; the kinds are {BERT} and {TOKENS}")
         if not self.columns:
             object.__setattr__(self, "columns", _bert_columns(self.max_sequence_length, 1 << 16))
         names = [column.name for column in self.columns]
@@ -75,6 +107,23 @@ class PackSchema:
             raise ValueError(f"the schema names a column twice: {', '.join(names)}")
         for reserved in {"lengths", "prediction_counts"} & set(names):
             raise ValueError(f"a column may not be called {reserved}: every pack has one of that name")
+        if self.kind == BERT:
+            self._check_bert()
+        elif not self.on(SLOT) or self.on(PREDICTION):
+            raise ValueError(f"packs of {TOKENS} need a column with a value for each slot, and none for masked tokens")
+        widths = [self.width(column.axis) * np.dtype(column.dtype).itemsize for column in self.columns]
+        if sum(widths) + 8 * self.max_sequences_per_pack > LARGEST_RECORD:
+            raise ValueError(f"a pack of these columns takes more than {LARGEST_RECORD:,} bytes; make packs shorter")
+
+    def _check_bert(self) -> None:
+        found = {column.name: column for column in self.columns}
+        for needed in _bert_columns(self.max_sequence_length, 1 << 16):
+            own = found.get(needed.name)
+            if own is None or "i" in own.dtype or (own.axis, own.slot_index) != (needed.axis, needed.slot_index):
+                raise ValueError(
+                    f"packs of {BERT} need a column {needed.name} without negative values, one value for each "
+                    f"{needed.axis}"
+                )
 
     @classmethod
     def bert(
@@ -153,14 +202,28 @@ class PackSchema:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PackSchema:
-        return cls(
-            data["max_sequence_length"],
-            data["max_sequences_per_pack"],
-            data["max_predictions_per_pack"],
-            data["kind"],
-            tuple(StoredColumn(**column) for column in data["columns"]),
+    def from_json(cls, value: Union[Mapping[str, Any], Fields]) -> PackSchema:
+        """Inverse of `to_json`. ValueError for anything else."""
+        fields = Fields.of(value, "schema", "make it with `to_json`")
+        S, D, P = (
+            fields.integer(name, least=0, most=LARGEST_WIDTH)
+            for name in ("max_sequence_length", "max_sequences_per_pack", "max_predictions_per_pack")
         )
+        columns = []
+        for column in fields.list_of("columns", Fields.object, longest=1000):
+            with column.refusing():
+                columns.append(
+                    StoredColumn(
+                        column.text("name", most=200),
+                        column.one_of("axis", (SLOT, SEQUENCE, PREDICTION)),
+                        column.one_of("dtype", TYPES),
+                        column.boolean("slot_index"),
+                    )
+                )
+        if not columns:
+            raise fields.error("columns", "must have an item")
+        with fields.refusing():
+            return cls(S, D, P, fields.one_of("kind", (BERT, TOKENS)), tuple(columns))
 
 
 def _bert_columns(max_sequence_length: int, vocabulary_size: int) -> Tuple[StoredColumn, ...]:

@@ -18,19 +18,27 @@ import json
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
 from pack_data.blocks import Blocks, RunningBlocks
-from pack_data.files import sync_folder, write_atomically
+from pack_data.decoding import Fields, read_object, shown
+from pack_data.files import file_in, sync_folder, write_atomically
+from pack_data.npy import map_array, read_header
 from pack_data.packs import PackSchema, decode, disassemble
 from pack_data.sequences import digest
 
 MANIFEST = "manifest.json"
-VERSION = 1
+FORMAT, VERSION = "packed sequences", 1
+# The field of a manifest with the checksum of the others; manifests of former versions have none.
+CHECKSUM = "manifest_sha256"
 # Packs in one shard: 11 MB at 512.
 PACKS_PER_SHARD = 8192
+
+REBUILD = "build the data set again, with --overwrite"
+# Slots are counted in int64.
+_MOST = 2**62
 
 
 @dataclass(frozen=True)
@@ -53,12 +61,12 @@ class StoredFile:
         return data
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StoredFile:
-        blocks, packs = data.get("blocks"), data["packs"]
+    def from_json(cls, fields: Fields) -> StoredFile:
+        packs, blocks = fields.integer("packs", least=0, most=_MOST), fields.optional("blocks", Fields.object)
         return cls(
-            data["file"],
-            data["bytes"],
-            data["sha256"],
+            fields.plain_name("file"),
+            fields.integer("bytes", least=0, most=_MOST),
+            fields.hex_digest("sha256", 64),
             packs,
             None if blocks is None else Blocks.from_json(blocks, packs),
         )
@@ -103,8 +111,8 @@ class Manifest:
         return self.tokens / (self.packs * self.schema.max_sequence_length) if self.packs else 0.0
 
     def to_json(self) -> Dict[str, Any]:
-        data = {
-            "format": "packed sequences",
+        data: Dict[str, Any] = {
+            "format": FORMAT,
             "version": VERSION,
             "packing_factor": self.packing_factor,
             "efficiency": self.efficiency,
@@ -122,24 +130,107 @@ class Manifest:
             elif name in ("shards", "files"):
                 value = [entry.to_json() for entry in value]
             data[name] = value
+        data[CHECKSUM] = checksum(data)
         return data
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        schema = PackSchema.from_json(data["schema"])
-        histogram = [0] * (schema.max_sequence_length + 1)
-        for length, count in data["histogram"].items():
-            histogram[int(length)] = count
-        known = {item.name: data[item.name] for item in fields(cls)}
-        known.update(
+    def from_json(cls, value: Union[Mapping[str, Any], Fields]) -> Manifest:
+        """Inverse of `to_json`. ValueError where a field breaks its rule or does not fit the other fields."""
+        fields = Fields.of(value, "manifest", REBUILD)
+        fields.one_of("format", (FORMAT,))
+        schema = PackSchema.from_json(fields.object("schema"))
+        count = dict(least=0, most=_MOST)
+        manifest = cls(
             schema=schema,
-            histogram=tuple(histogram),
-            digest=int(data["digest"], 16),
-            lengths=StoredFile.from_json(data["lengths"]),
-            shards=tuple(map(StoredFile.from_json, data["shards"])),
-            files=tuple(map(StoredFile.from_json, data["files"])),
+            sequences=fields.integer("sequences", **count),
+            packs=fields.integer("packs", **count),
+            tokens=fields.integer("tokens", **count),
+            histogram=_histogram(fields, schema.max_sequence_length),
+            digest=int(fields.hex_digest("digest", 16), 16),
+            shards=tuple(fields.list_of("shards", _stored)),
+            lengths=StoredFile.from_json(fields.object("lengths")),
+            algorithm=fields.text("algorithm", most=200, empty=False),
+            lower_bound=fields.optional("lower_bound", Fields.integer, **count),
+            lp_bound=fields.optional("lp_bound", Fields.number, **count),
+            seed=fields.integer("seed"),
+            max_predictions_per_sequence=fields.integer("max_predictions_per_sequence", **count),
+            vocabulary_size=fields.integer("vocabulary_size", least=0, most=2**31),
+            vocabulary_sha256=fields.text("vocabulary_sha256") and fields.hex_digest("vocabulary_sha256", 64),
+            files=tuple(fields.list_of("files", _stored)),
+            made_with=_made_with(fields.object("made_with")),
         )
-        return cls(**known)
+        with fields.refusing():
+            manifest._check(fields)
+        return manifest
+
+    def _check(self, fields: Fields) -> None:
+        """ValueError where two fields contradict each other."""
+        S, D = self.schema.max_sequence_length, self.schema.max_sequences_per_pack
+        derived = {
+            "sequences": sum(self.histogram),
+            "tokens": sum(length * count for length, count in enumerate(self.histogram)),
+            "packs": sum(shard.packs for shard in self.shards),
+            "packing_factor": self.packing_factor,
+            "efficiency": self.efficiency,
+        }
+        for name, value in derived.items():
+            if fields.number(name) != value:
+                raise fields.error(name, f"histogram, shards and schema make it {value!r}")
+        if self.lengths.packs != self.packs:
+            raise fields.object("lengths").error("packs", f"the data set has {self.packs} packs")
+        if not (self.packs <= self.sequences <= self.packs * D and self.tokens <= self.packs * S):
+            raise fields.error("packs", f"{self.sequences} sequences of {self.tokens} tokens do not fill so many packs")
+        if self.lower_bound is not None and self.lower_bound > self.packs:
+            raise fields.error("lower_bound", f"the data set has only {self.packs} packs")
+        names = [MANIFEST, *(entry.file for entry in (*self.shards, self.lengths, *self.files))]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise fields.error("files" if self.files else "shards", f"{shown(name)} stands for two files")
+        assert isinstance(fields.values, dict)
+        if CHECKSUM in fields and fields.hex_digest(CHECKSUM, 64) != checksum(fields.values):
+            raise fields.error(CHECKSUM, "is not that of the other fields: one was changed")
+
+
+def _stored(fields: Fields, key: int) -> StoredFile:
+    return StoredFile.from_json(fields.object(key))
+
+
+def _histogram(fields: Fields, longest: int) -> Tuple[int, ...]:
+    """Sequences of each length from 0 to `longest`; a manifest has only the lengths that occur."""
+    histogram, given = [0] * (longest + 1), fields.object("histogram")
+    for name in given.names():
+        length = int(name) if name.isdecimal() and name.isascii() and len(name) < 10 else 0
+        if not 1 <= length <= longest or str(length) != name:
+            raise given.error(name, f"its name must be a length from 1 to {longest}")
+        histogram[length] = given.integer(name, least=1, most=_MOST)
+    return tuple(histogram)
+
+
+def _made_with(fields: Fields) -> Mapping[str, Any]:
+    """What a build says of itself: the parts that are read again have their form, the options are plain values."""
+    count = dict(least=0, most=_MOST)
+    if "options" in fields:
+        options = fields.object("options")
+        for name in options.names():
+            if isinstance(options.any(name), list):
+                options.texts(name)
+            elif not isinstance(options.any(name), (str, int, float, type(None))):
+                raise options.error(name, "must be a number, a text, true, false, null or a list of texts")
+        fields.list_of("sources", Fields.texts, 2)
+        fields.integer("parts", **count)
+        fields.integer("documents", **count)
+    fields.optional("side", Fields.text)
+    fields.optional("given", Fields.values_of, Fields.text)
+    for name in ("skipped", "left_out"):
+        fields.optional(name, Fields.texts)
+    assert isinstance(fields.values, dict)
+    return fields.values
+
+
+def checksum(data: Mapping[str, Any]) -> str:
+    """sha256 of a manifest without this very field, whatever the order and the form of its JSON."""
+    others = {name: value for name, value in data.items() if name != CHECKSUM}
+    return hashlib.sha256(json.dumps(others, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class _Hashed:
@@ -279,54 +370,36 @@ def named_files(path: Path) -> Set[str]:
         manifest = read_manifest(path.parent)
     except ValueError:
         return set()
-    names = {entry.file for entry in manifest.shards + manifest.files + (manifest.lengths,)}
-    return {
-        name for name in names if Path(name).name == name
-    }  # somebody else's manifest names nothing outside its folder
+    return {entry.file for entry in manifest.shards + manifest.files + (manifest.lengths,)}
 
 
 def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a data set, every field checked. ValueError, one line, where there is none or it is damaged."""
     path = Path(folder) / MANIFEST
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
+        if os.path.lexists(folder) and not os.path.isdir(folder):
+            raise ValueError(f"{folder}: a file; a packed data set is a folder with {MANIFEST}")
         raise ValueError(
             f"{folder}: not a packed data set (no {MANIFEST}); build one with python -m pack_data.build --out {folder}"
-        ) from None
-    except NotADirectoryError:
-        raise ValueError(f"{folder}: a file; a packed data set is a folder with {MANIFEST}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not readable as JSON ({error}); build the data set again") from None
-    if not isinstance(data, dict) or data.get("version") != VERSION:
-        raise ValueError(f"{path}: this program reads version {VERSION} of the format; build the data set again")
-    try:
-        return Manifest.from_json(data)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise ValueError(f"{path}: field missing or wrong ({error}); build the data set again") from None
+        )
+    fields = read_object(path, way_out=REBUILD)
+    if fields.integer("version") != VERSION:
+        raise fields.error("version", f"this program reads version {VERSION} of the format")
+    return Manifest.from_json(fields)
 
 
 def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
     """A memory map of a table; ValueError where its size or type is not the manifest's. `verify` checks its sha256."""
-    path = Path(folder) / entry.file
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise ValueError(f"{path}: the file is missing; build the data set again") from None
+    path = file_in(folder, entry.file, way_out=REBUILD)
+    size = path.stat().st_size if path.is_file() else entry.bytes
     if size != entry.bytes:
         raise ValueError(
-            f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, "
-            "build the data set again"
+            f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, {REBUILD}"
         )
-    try:
-        # A table without records has nothing to map.
-        table = np.load(path, mmap_mode="r" if entry.packs else None, allow_pickle=False)
-    except ValueError as error:
-        raise ValueError(f"{path}: not a readable .npy file ({error}); build the data set again") from None
-    if table.dtype != dtype or table.shape != (entry.packs,):
-        raise ValueError(
-            f"{path}: holds {table.shape} records of another type than the manifest says; build the data set again"
-        )
-    return table
+    header = read_header(path, way_out=REBUILD)
+    if (header.dtype, header.shape) != (dtype, (entry.packs,)):
+        raise ValueError(f"{path}: holds {header.shape} records of another type than the manifest says; {REBUILD}")
+    return map_array(path, header)
 
 
 class PackStore:
@@ -439,9 +512,6 @@ class PackStore:
     def close(self) -> None:
         """Closes the memory maps; the store cannot be read afterwards."""
         self._shards, self._lengths = [], None
-
-
-REBUILD = "build the data set again, with --overwrite"
 
 
 def check_blocks(folder: Path, entry: StoredFile, records: np.ndarray, first: int) -> None:

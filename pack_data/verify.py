@@ -18,6 +18,7 @@ from pack_data.blocks import Blocks
 from pack_data.building.sides import built_with
 from pack_data.building.work_folder import without_builds
 from pack_data.command import ArgumentParser, counted, progress_bar, run_main
+from pack_data.files import file_in, open_regular
 from pack_data.packing import Packing
 from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
 from pack_data.proof import prove
@@ -33,6 +34,7 @@ from pack_data.store import (
     read_manifest,
     write_manifest,
 )
+from pack_data.text.wordpiece import load_vocabulary
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ def _verified(folder: Path, progress: Optional[bool], add: bool = False) -> Veri
             f"one is lost, repeated or changed; {REBUILD}"
         )
     _check_recipe(folder, manifest, patterns)
+    _check_vocabulary(folder, manifest)
     manifest = replace(manifest, shards=tuple(shards), lengths=lengths)
     return Verified(manifest, sum(entry.bytes for entry in manifest.shards + manifest.files + (manifest.lengths,)))
 
@@ -128,16 +131,13 @@ def _table(folder: Path, entry: StoredFile, dtype: np.dtype, first: int, add: bo
 
 
 def _check_sum(folder: Path, entry: StoredFile) -> None:
-    path = folder / entry.file
+    path = file_in(folder, entry.file, way_out=REBUILD)
     content = hashlib.sha256()
     size = 0
-    try:
-        with open(path, "rb") as handle:
-            for block in iter(lambda: handle.read(1 << 20), b""):
-                content.update(block)
-                size += len(block)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: the file is missing; {REBUILD}") from None
+    with open_regular(path, way_out=REBUILD) as handle:
+        for block in iter(lambda: handle.read(1 << 20), b""):
+            content.update(block)
+            size += len(block)
     if size != entry.bytes:
         raise ValueError(
             f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, {REBUILD}"
@@ -167,6 +167,9 @@ def check_records(
         refuse(((records[column.name] != 0) & padding).any(axis=1), f"{column.name}: a value in the padding")
     for column in schema.on(SEQUENCE):
         refuse(((records[column.name] != 0) & absent).any(axis=1), f"{column.name}: a value where no sequence stands")
+    for column in schema.columns:
+        if column.dtype == "<u4":
+            refuse((records[column.name] >= 1 << 31).any(axis=1), f"{column.name}: a value that does not fit int32")
     if schema.kind != BERT:
         return
     if vocabulary_size:
@@ -214,6 +217,15 @@ def _check_recipe(folder: Path, manifest: Manifest, patterns: dict) -> None:
         raise ValueError(f"{folder / 'recipe.json'}: lower bound or algorithm differ from the manifest's; {REBUILD}")
     if packing.certificate is not None:
         prove(packing)
+
+
+def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
+    """The vocabulary is the one that the manifest names."""
+    if "vocab.txt" not in [entry.file for entry in manifest.files]:
+        return
+    vocabulary = load_vocabulary(folder / "vocab.txt")
+    if (len(vocabulary), vocabulary.sha256) != (manifest.vocabulary_size, manifest.vocabulary_sha256):
+        raise ValueError(f"{folder / 'vocab.txt'}: is not the vocabulary that the manifest names; {REBUILD}")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -22,10 +22,12 @@ from pack_data.building.tasks import (
     make_part,
     make_synthetic_part,
     read_text,
+    remove_and_build_again,
     text_name,
     write_json,
 )
 from pack_data.command import progress_bar
+from pack_data.decoding import read_object
 from pack_data.files import write_atomically
 from pack_data.formats.detect import open_source
 from pack_data.histogram import LengthHistogram
@@ -237,8 +239,11 @@ class TextInput(BuildInput):
                 raise ValueError(one_sided(self.options, self.sides[found.index(0)], sum(found), places))
             _append_lines(waiting)
             write_json(done, {"parts": counts, "skipped": [str(line) for line in bad.found]})
-        note: Dict[str, Any] = json.loads(done.read_text())
-        return note
+        note = read_object(done, way_out=remove_and_build_again(self.work))
+        return {
+            "parts": note.integers("parts", len(self.sides), least=1, most=1 << 24),
+            "skipped": note.texts("skipped"),
+        }
 
 
 class SourceInput(BuildInput):

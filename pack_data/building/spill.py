@@ -79,6 +79,9 @@ class SpillFormat:
         finally:
             os.close(descriptor)
         own = columns[""]
+        sums = (int(own["lengths"].sum(dtype=np.int64)), int(own["prediction_counts"].sum(dtype=np.int64)))
+        if sums != (end.tokens - start.tokens, end.predictions - start.predictions):
+            raise ValueError(f"{path}: was changed; remove the folder {path.parent} and build again")
         return Sequences(
             own["lengths"].astype(np.int64),
             columns[SLOT],
@@ -92,4 +95,7 @@ class SpillFormat:
 
     def read_lengths(self, path: Path, totals: RunningTotals) -> np.ndarray:
         """The lengths alone, [sequences], in the type of the file."""
-        return np.fromfile(path, dtype=self.lengths_type, count=totals.sequences)
+        lengths = np.fromfile(path, dtype=self.lengths_type, count=totals.sequences)
+        if len(lengths) != totals.sequences or int(lengths.sum(dtype=np.int64)) != totals.tokens:
+            raise ValueError(f"{path}: cut short or changed; remove the folder {path.parent} and build again")
+        return lengths

@@ -32,6 +32,7 @@ from pack_data.building.tasks import (
     examples_name,
     make_shard,
     read_notes,
+    remove_and_build_again,
     save_array,
     shard_name,
     sort_part,
@@ -40,8 +41,10 @@ from pack_data.building.tasks import (
 )
 from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, check_out, clear
 from pack_data.command import progress_bar
+from pack_data.decoding import Fields, read_object
 from pack_data.files import write_atomically
 from pack_data.histogram import LengthHistogram
+from pack_data.npy import read_array
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
 from pack_data.packs import PREDICTION, PackSchema, predictions_per_pack
@@ -133,6 +136,10 @@ class Stages:
             store = PackStore.open(self.out)
         return Built(store, packings[0], self.seconds)
 
+    def _read(self, path: Path) -> Fields:
+        """What the build noted for itself."""
+        return read_object(path, way_out=remove_and_build_again(self.work))
+
     # ---- the plan: what is built, and whether a former build of the same was stopped --------------------------------
 
     def _plan(self) -> Optional[Files]:
@@ -159,7 +166,7 @@ class Stages:
             "former": [f"{side.former.digest:016x}" for side in self.sides if side.former],
         }
         path = self.work / PLAN
-        continued = path.exists() and json.loads(path.read_text()) == plan
+        continued = path.exists() and self._read(path).values == plan
         if not options.append and not options.overwrite and not continued:
             # Every side is looked at before one is found to be missing.
             there = [is_built(side, plan, list(given.values())) for side in self.sides]
@@ -184,7 +191,7 @@ class Stages:
 
     def _made_with(self, side: Side, sources: Files) -> Dict[str, Any]:
         """The manifest's account of what went in, that of the former data set included."""
-        account = json.loads((self.work / "examples.json").read_text())
+        account = self._read(self.work / "examples.json").values
         made: Dict[str, Any] = {
             "options": self.options.deciding(),
             "sources": sources,
@@ -192,7 +199,7 @@ class Stages:
             "documents": sum(note["documents"] for note in side.notes),
             **account,
         }
-        given = json.loads((self.work / PLAN).read_text())["given"]
+        given = self._read(self.work / PLAN).values_of("given", Fields.text)
         if given:
             made["given"] = given
         if side.name is not None:
@@ -251,6 +258,8 @@ class Stages:
             counts, masked = np.zeros(S + 1, dtype=np.int64), np.zeros(S + 1, dtype=np.int64)
             for note in side.notes:
                 lengths, sequences, most = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T
+                if len(lengths) and int(lengths.max()) > S:
+                    raise ValueError(f"{side.work}: a part has longer sequences; {remove_and_build_again(self.work)}")
                 counts[lengths] += sequences
                 masked[lengths] = np.maximum(masked[lengths], most)
             packing = self._solve(side, LengthHistogram(counts, side.out.name), fixed)
@@ -268,7 +277,7 @@ class Stages:
                 max_predictions_per_pack=P,
             )
             write_json(schema_file, (fitted_schema(schema, fixed, side.out) if fixed else schema).to_json())
-        return Packing.load(recipe), PackSchema.from_json(json.loads(schema_file.read_text()))
+        return Packing.load(recipe), PackSchema.from_json(self._read(schema_file))
 
     def _solve(self, side: Side, histogram: LengthHistogram, fixed: Optional[PackSchema]) -> Packing:
         if self.options.recipe is not None and side is self.sides[0]:
@@ -314,7 +323,7 @@ class Stages:
             bar.update(len(notes) - len(sort_tasks))
             for _ in self.runner.map(sort_part, sort_tasks):
                 bar.update(1)
-        runs = np.stack([np.load(work / f"{sorted_name(part)}.npy") for part in range(len(notes))])
+        runs = np.stack([self._run_ends(work, part, totals[part], count) for part in range(len(notes))])
 
         def packs_of(number: int) -> int:
             return min(per_shard, packing.packs - number * per_shard)
@@ -351,6 +360,19 @@ class Stages:
             )
         return shards
 
+    def _run_ends(self, work: Path, part: int, totals: RunningTotals, shards: int) -> np.ndarray:
+        """The running totals of a sorted part where each shard begins, int64 [shards + 1, 3]."""
+        path = work / f"{sorted_name(part)}.npy"
+        ends = read_array(path, dtype=np.int64, dimensions=2, way_out=remove_and_build_again(self.work))
+        if (
+            ends.shape != (shards + 1, 3)
+            or ends[0].any()
+            or (np.diff(ends, axis=0) < 0).any()
+            or tuple(ends[-1]) != totals
+        ):
+            raise ValueError(f"{path}: is not the index of its part; {remove_and_build_again(self.work)}")
+        return ends
+
     def _make_ready(
         self,
         side: Side,
@@ -371,7 +393,15 @@ class Stages:
             write_atomically(side.ready / "vocab.txt", vocabulary.path.read_bytes())
         tables = chain(
             [map_table(side.out, former.lengths, schema.lengths_dtype)] if former else [],
-            (np.load(side.work / f"{shard_name(note['number'])}.npy") for note in shards),
+            (
+                read_array(
+                    side.work / f"{shard_name(note['number'])}.npy",
+                    dtype=schema.lengths_dtype,
+                    dimensions=1,
+                    way_out=remove_and_build_again(self.work),
+                )
+                for note in shards
+            ),
         )
         digest = sum(note["digest"] for note in side.notes) + (former.digest if former else 0)
         write_manifest(
@@ -383,7 +413,8 @@ class Stages:
                 tokens=whole.tokens,
                 histogram=tuple(whole.placed().tolist()),
                 digest=digest % (1 << 64),
-                shards=(former.shards if former else ()) + tuple(map(StoredFile.from_json, shards)),
+                shards=(former.shards if former else ())
+                + tuple(StoredFile.from_json(Fields.of(shard, side.work, "")) for shard in shards),
                 lengths=write_table(side.ready, "lengths", schema.lengths_dtype, tables, whole.packs),
                 algorithm=whole.algorithm,
                 lower_bound=whole.lower_bound,

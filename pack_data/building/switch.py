@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence
 
+from pack_data.decoding import Fields, read_json
 from pack_data.files import sync_folder, write_atomically
 from pack_data.store import MANIFEST, named_files
 
@@ -50,7 +51,7 @@ def complete(work: Path) -> bool:
     note = work / COMMIT
     if not note.exists():
         return False
-    entries = json.loads(note.read_text())
+    entries = _read(note)
     for entry in entries:
         ready, out = work / entry["work"] / READY, work.parent / entry["out"]
         out.mkdir(parents=True, exist_ok=True)
@@ -68,6 +69,21 @@ def complete(work: Path) -> bool:
             if path.exists():
                 path.unlink()
     return True
+
+
+def _read(note: Path) -> List[Dict[str, Any]]:
+    """What `announce` wrote. ValueError where it names anything but files of this build and of its data sets."""
+    way_out = f"remove the folder {note.parent} and build again"
+    whole = Fields.of({"data_sets": read_json(note, way_out=way_out)}, note, way_out)
+    entries: List[Dict[str, Any]] = []
+    for entry in whole.list_of("data_sets", Fields.object):
+        out, work = entry.text("out", printable=False), entry.text("work", printable=False)
+        for name, value, beside in (("out", out, True), ("work", work, False)):
+            if value != Path(value).name and (beside or value != "."):
+                raise entry.error(name, "must be the name of a folder, without a path")
+        names = {name: entry.list_of(name, Fields.plain_name) for name in ("files", "remove")}
+        entries.append({"out": out, "work": work, **names})
+    return entries
 
 
 def _move(source: Path, target: Path) -> None:

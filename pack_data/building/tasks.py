@@ -18,13 +18,20 @@ from typing import Any, Dict, Iterator, List, Tuple
 import numpy as np
 
 from pack_data.building.spill import RunningTotals, SpillFormat, totals_of
+from pack_data.decoding import Fields, parse_json, read_object
 from pack_data.files import replacing, write_atomically
+from pack_data.npy import map_array, read_header
 from pack_data.packs import SEQUENCE, PackSchema, StoredColumn, assemble, smallest_type
 from pack_data.sequences import Sequences, digest
-from pack_data.store import lengths_of, write_shard
+from pack_data.store import StoredFile, lengths_of, write_shard
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, examples_of, masked_count
 from pack_data.text.wordpiece import Vocabulary, load_vocabulary
+
+
+def remove_and_build_again(work: Path) -> str:
+    """The way out where a file of a work folder is not as a build left it."""
+    return f"a file of the build was changed: remove the folder {work} and build again"
 
 
 def text_name(part: int) -> str:
@@ -35,7 +42,8 @@ def read_text(work: Path, part: int) -> Iterator[Document]:
     """The documents of a part; each is a JSON list of paragraphs on a line."""
     with open(work / text_name(part), encoding="utf-8") as lines:
         for line in lines:
-            yield Document("", json.loads(line))
+            paragraphs = parse_json(line, work / text_name(part), remove_and_build_again(work))
+            yield Document("", Fields(str(work / text_name(part)), [paragraphs], remove_and_build_again(work)).texts(0))
 
 
 def examples_name(part: int) -> str:
@@ -112,8 +120,7 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
         save_examples(work, task.part, sequences, task.schema, documents=len(documents))
     if text.exists():
         text.unlink()
-    found: Dict[str, Any] = json.loads(note.read_text())
-    return found
+    return read_note(note)
 
 
 @dataclass(frozen=True)
@@ -185,12 +192,16 @@ def sort_part(task: SortTask) -> int:
         return task.part
     sequences = SpillFormat.of(task.schema).read_all(source, task.totals)
     own = slice(task.first, task.first + task.totals.sequences)
-    pack = np.array(np.load(work / "pack.npy", mmap_mode="r")[own], dtype=np.int64)
+    pack, slots = (_places(work, name)[own].astype(np.int64) for name in ("pack.npy", "slot.npy"))
+    most = task.packs_per_shard * task.shards, task.schema.max_sequence_length
+    for name, values, end in zip(("pack.npy", "slot.npy"), (pack, slots), most):
+        if len(values) != len(sequences) or (len(values) and not 0 <= int(values.min()) <= int(values.max()) < end):
+            raise ValueError(f"{work / name}: holds places that there are not; {remove_and_build_again(work)}")
     shard = pack // task.packs_per_shard
     order = np.argsort(shard.astype(np.uint16) if task.shards < 1 << 16 else shard, kind="stable")
     sequences = sequences.take(order)
     sequences.scalars["pack_in_shard"] = (pack - shard * task.packs_per_shard)[order]
-    sequences.scalars["slot"] = np.load(work / "slot.npy", mmap_mode="r")[own][order]
+    sequences.scalars["slot"] = slots[order]
     _sorted_format(task.schema, task.packs_per_shard).write(work / f"{sorted_name(task.part)}.bin", sequences)
     runs = np.searchsorted(shard[order], np.arange(task.shards + 1))
     index = np.stack(
@@ -203,6 +214,14 @@ def sort_part(task: SortTask) -> int:
     save_array(index_file, index)
     source.unlink()
     return task.part
+
+
+def _places(work: Path, name: str) -> np.ndarray:
+    """The packs, or the slots, of all sequences, mapped."""
+    header = read_header(work / name, way_out=remove_and_build_again(work))
+    if header.dtype.kind not in "iu" or len(header.shape) != 1:
+        raise ValueError(f"{work / name}: holds no row of whole numbers; {remove_and_build_again(work)}")
+    return map_array(work / name, header)
 
 
 @dataclass(frozen=True)
@@ -230,6 +249,8 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
     ]
     sequences = Sequences.concatenate(blocks)
     pack, slot = sequences.scalars.pop("pack_in_shard"), sequences.scalars.pop("slot")
+    if len(pack) and int(pack.max()) >= task.packs:
+        raise ValueError(f"{work}: a sequence has a place that there is not; {remove_and_build_again(work)}")
     records = assemble(task.schema, sequences, pack, slot, task.packs)
     entry = write_shard(Path(task.folder), task.shard, records)
     save_array(work / f"{shard_name(task.number)}.npy", lengths_of(task.schema, records))
@@ -244,5 +265,24 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
 
 
 def read_notes(work: Path, pattern: str) -> List[Dict[str, Any]]:
-    """The notes of finished tasks, in order of their names."""
-    return [json.loads(path.read_text()) for path in sorted(work.glob(pattern))]
+    """The notes of finished tasks, in order of their names: those of `save_examples` or of `make_shard`."""
+    return [read_note(path) for path in sorted(work.glob(pattern))]
+
+
+def read_note(path: Path) -> Dict[str, Any]:
+    """One of them. ValueError where it has not the form that the stages count on."""
+    fields = read_object(path, way_out=remove_and_build_again(path.parent))
+    count: Dict[str, Any] = {"least": 0, "most": 2**62}
+    fields.integer("digest", least=0, most=2**64 - 1)
+    if path.name.startswith("shard-"):
+        fields.integer("number", **count)
+        fields.integer("sequences", **count)
+        StoredFile.from_json(fields)
+    else:
+        fields.integer("part", **count)
+        fields.integer("documents", **count)
+        fields.integers("totals", 3, **count)
+        fields.list_of("lengths", Fields.integers, 3, **count)
+        fields.optional("ranges", Fields.values_of, Fields.integers, 2, least=-(2**31), most=2**31 - 1)
+    assert isinstance(fields.values, dict)
+    return fields.values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Iterator, Sequence
 
 from pack_data.building.switch import COMMIT, READY, complete
+from pack_data.decoding import read_object
 from pack_data.files import locked
 from pack_data.store import MANIFEST
 
@@ -104,10 +104,10 @@ def _check_made_by_a_build(work: Path, out: Path) -> None:
     if all(item.name == LOCK or re.fullmatch(re.escape(PLAN) + r"\.\d+\.tmp", item.name) for item in work.iterdir()):
         return
     try:
-        note = json.loads((work / PLAN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        note = None
-    if not isinstance(note, dict) or "options" not in note:
+        made_by_a_build = "options" in read_object(work / PLAN, way_out="")
+    except ValueError:
+        made_by_a_build = False
+    if not made_by_a_build:
         raise ValueError(
             f"{work}: was not made by a build, but a build of {out} needs this folder; "
             "move it away or choose another --out"

@@ -12,7 +12,7 @@ from pack_data.build import BuildOptions, build
 from pack_data.building.work_folder import work_folder
 from pack_data.command import run_main
 from pack_data.packs import PackSchema
-from pack_data.store import MANIFEST, PackStore, StoreWriter
+from pack_data.store import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum
 from pack_data.verify import add_checksums, main, verify
 from tests.pack_data.test_store import SCHEMA, records
 from tests.pack_data.text_corpus import build_small, write_corpus
@@ -45,7 +45,7 @@ def without_checksums(folder):
     manifest = json.loads(new)
     for entry in [*manifest["shards"], manifest["lengths"]]:
         assert entry.pop("blocks")["crc32"]
-    manifest.pop("manifest_sha256", None)
+    assert manifest.pop(CHECKSUM)
     path.write_text(json.dumps(manifest, indent=1) + "\n")
     return new
 
@@ -184,8 +184,7 @@ def test_wrong_checksums_beside_whole_packs_are_replaced(folder):
     right = (folder / MANIFEST).read_bytes()
     manifest = json.loads(right)
     manifest["shards"][0]["blocks"]["crc32"] = "0" * 24
-    manifest.pop("manifest_sha256", None)
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
     with pytest.raises(ValueError, match="pack 0: the checksum of its block 0"):
         verify(folder)
     add_checksums(folder)

@@ -1,11 +1,14 @@
+import copy
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
 
 from pack_data.packs import SLOT, PackSchema, StoredColumn, assemble
 from pack_data.sequences import Example, Sequences
-from pack_data.store import MANIFEST, PackStore, StoreWriter
+from pack_data.store import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum
 from pack_data.verify import verify
 
 SCHEMA = PackSchema.bert(8, 2, 4, vocabulary_size=50)
@@ -139,13 +142,13 @@ def spoil(folder, fault):
     "fault, said",
     [
         ("no manifest", "not a packed data set"),
-        ("half a manifest", "not readable as JSON"),
+        ("half a manifest", "not JSON"),
         ("a field less", "digest"),
         ("another version", "version 1"),
-        ("shard gone", "missing"),
+        ("shard gone", "no such file"),
         ("shard cut", "bytes where the manifest says"),
         ("header broken", "not a readable .npy"),
-        ("packs fewer", "hold 20 packs"),
+        ("packs fewer", "packs is 21; histogram, shards and schema make it 20"),
     ],
 )
 def test_a_broken_data_set_does_not_open(folder, fault, said):
@@ -159,3 +162,121 @@ def test_a_file_is_no_data_set(tmp_path):
     (tmp_path / "packs").write_text("")
     with pytest.raises(ValueError, match="packs: a file; a packed data set is a folder"):
         PackStore.open(tmp_path / "packs")
+
+
+ODD = (None, True, -1, 7, 10**40, 0.5, "", "x", "../x", [], [[1]], {"a": 1})
+
+
+def leaves(value, path=()):
+    """The path of every value below `value`, also of those that hold others."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, below in inner:
+        yield path + (key,)
+        yield from leaves(below, path + (key,))
+
+
+def changed(manifest, path, value):
+    """A copy of the manifest with another value there; the field is taken out where `value` is `...`."""
+    manifest = copy.deepcopy(manifest)
+    place = manifest
+    for key in path[:-1]:
+        place = place[key]
+    if value is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return manifest
+
+
+def test_every_changed_field_of_a_manifest_is_refused(folder):
+    """Any field, replaced by any odd value or taken out, with the checksum right again: one line, or nothing depends on
+    it. With the checksum as it was, every change is seen."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["made_with"] = {
+        "options": {"seed": 1, "columns": []},
+        "sources": [["a.txt", "00"]],
+        "parts": 1,
+        "documents": 1,
+    }
+    free = {
+        "algorithm",
+        "seed",
+        "max_predictions_per_sequence",
+        "vocabulary_size",
+        "lower_bound",
+        "lp_bound",
+        "made_with",
+    }
+    refused = 0
+    rng = np.random.default_rng(0)
+    for path in leaves(manifest):
+        for value in (*(ODD[place] for place in rng.choice(len(ODD), 4, replace=False)), ...):
+            now = changed(manifest, path, value)
+            if json.dumps(now) == json.dumps(manifest):
+                continue
+            for sealed in (True, False) if value is ... else (True,):
+                text = {**now, CHECKSUM: checksum(now if sealed else manifest)}
+                (folder / MANIFEST).write_text(json.dumps(text))
+                try:
+                    PackStore.open(folder).close()
+                    verify(folder)
+                except ValueError as error:
+                    refused += 1
+                    assert str(error).startswith(str(folder)) and "\n" not in str(error) and len(str(error)) < 700
+                else:
+                    assert (
+                        sealed and (path[0] in free or "blocks" in path and path[-1] != "crc32") or path == (CHECKSUM,)
+                    ), (path, value)
+    assert refused > 250
+
+
+@pytest.mark.parametrize("kind", ["garbage", 1, ["tokens"], "TOKENS"])
+def test_a_kind_of_packs_that_there_is_not(folder, kind):
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["schema"]["kind"] = kind
+    (folder / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
+    with pytest.raises(ValueError, match="manifest.json: schema.kind is .*; must be 'bert_pretraining' or 'tokens'"):
+        verify(folder)
+
+
+def test_a_manifest_of_a_former_version_has_no_checksum(folder):
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest[CHECKSUM]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    verify(folder)
+
+
+@pytest.mark.parametrize("place", ["shards", "lengths"])
+def test_a_file_outside_the_folder_is_not_part_of_a_data_set(folder, place):
+    """By its name, over a link, as a pipe and as a device: each one line at once."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    entry = manifest[place][0] if place == "shards" else manifest[place]
+    inside, outside = folder / entry["file"], folder.parent / "outside.npy"
+    shutil.copyfile(inside, outside)
+
+    def name(text):
+        entry["file"] = text
+        (folder / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
+
+    for text in ("../outside.npy", str(outside), "/dev/zero", "", "..", "a\\b"):
+        name(text)
+        with pytest.raises(ValueError, match="plain name of a file in the same folder"):
+            verify(folder)
+    for number, make in enumerate(
+        (
+            lambda path: path.symlink_to("../outside.npy"),
+            lambda path: path.symlink_to("/dev/zero"),
+            os.mkfifo,
+            lambda path: path.mkdir(),
+        )
+    ):
+        make(folder / f"{number}.npy")
+        name(f"{number}.npy")
+        with pytest.raises(ValueError, match=r"npy: is (a link that leads out|a pipe|a folder)"):
+            verify(folder)
+    (folder / "moved.npy").symlink_to(inside.name)  # a link within the folder is one of its files
+    name("moved.npy")
+    verify(folder)
+    folder.rename(folder.with_name("real"))
+    folder.symlink_to("real")  # and so is all of it where the folder is reached over a link
+    verify(folder)

@@ -11,7 +11,7 @@ from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
-from pack_data.store import MANIFEST, PackStore
+from pack_data.store import CHECKSUM, MANIFEST, PackStore, checksum
 from pack_data.verify import check_records, main, verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 
@@ -56,6 +56,11 @@ def test_every_changed_byte_is_found(data, capsys):
     verify(data)
 
 
+def seal(data, manifest):
+    """Writes a changed manifest with the checksum that it has now."""
+    (data / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
+
+
 def forge(data, change):
     """Applies `change` to the records of the first shard and makes checksums, lengths and manifest fit again, except
     the digest."""
@@ -79,8 +84,10 @@ def forge(data, change):
         tokens=int(counts @ np.arange(65)),
         packs=len(lengths),
         histogram={str(length): int(count) for length, count in enumerate(counts) if count},
+        packing_factor=int(counts.sum()) / len(lengths),
+        efficiency=int(counts @ np.arange(65)) / (len(lengths) * 64),
     )
-    (data / MANIFEST).write_text(json.dumps(manifest))
+    seal(data, manifest)
 
 
 def set_value(name, row, column, value):
@@ -136,7 +143,7 @@ def test_packs_of_another_recipe(data, capsys):
     manifest = json.loads((data / MANIFEST).read_text())
     entry = next(entry for entry in manifest["files"] if entry["file"] == "recipe.json")
     entry.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-    (data / MANIFEST).write_text(json.dumps(manifest))
+    seal(data, manifest)
     assert "not the ones of this recipe" in refused(data, capsys)
 
 
