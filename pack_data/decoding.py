@@ -101,6 +101,12 @@ class Fields:
     def names(self) -> List[str]:
         return [str(name) for name in self.values] if isinstance(self.values, Mapping) else []
 
+    @property
+    def tree(self) -> Dict[str, Any]:
+        """The object as plain values."""
+        assert isinstance(self.values, dict)
+        return self.values
+
     def __contains__(self, key: str) -> bool:
         return isinstance(self.values, Mapping) and key in self.values
 

@@ -186,8 +186,7 @@ class Manifest:
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise fields.error("files" if self.files else "shards", f"{shown(name)} stands for two files")
-        assert isinstance(fields.values, dict)
-        if CHECKSUM in fields and fields.hex_digest(CHECKSUM, 64) != checksum(fields.values):
+        if CHECKSUM in fields and fields.hex_digest(CHECKSUM, 64) != checksum(fields.tree):
             raise fields.error(CHECKSUM, "is not that of the other fields: one was changed")
 
 
@@ -223,8 +222,7 @@ def _made_with(fields: Fields) -> Mapping[str, Any]:
     fields.optional("given", Fields.values_of, Fields.text)
     for name in ("skipped", "left_out"):
         fields.optional(name, Fields.texts)
-    assert isinstance(fields.values, dict)
-    return fields.values
+    return fields.tree
 
 
 def checksum(data: Mapping[str, Any]) -> str:

@@ -166,7 +166,7 @@ class Stages:
             "former": [f"{side.former.digest:016x}" for side in self.sides if side.former],
         }
         path = self.work / PLAN
-        continued = path.exists() and self._read(path).values == plan
+        continued = path.exists() and self._read(path).tree == plan
         if not options.append and not options.overwrite and not continued:
             # Every side is looked at before one is found to be missing.
             there = [is_built(side, plan, list(given.values())) for side in self.sides]
@@ -191,7 +191,7 @@ class Stages:
 
     def _made_with(self, side: Side, sources: Files) -> Dict[str, Any]:
         """The manifest's account of what went in, that of the former data set included."""
-        account = self._read(self.work / "examples.json").values
+        account = self._read(self.work / "examples.json").tree
         made: Dict[str, Any] = {
             "options": self.options.deciding(),
             "sources": sources,

@@ -284,5 +284,4 @@ def read_note(path: Path) -> Dict[str, Any]:
         fields.integers("totals", 3, **count)
         fields.list_of("lengths", Fields.integers, 3, **count)
         fields.optional("ranges", Fields.values_of, Fields.integers, 2, least=-(2**31), most=2**31 - 1)
-    assert isinstance(fields.values, dict)
-    return fields.values
+    return fields.tree
