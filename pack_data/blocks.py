@@ -43,6 +43,7 @@ class Blocks:
     @classmethod
     def from_json(cls, fields: Fields, records: int) -> Blocks:
         """ValueError where these are not checksums of a shard of `records` packs."""
+        fields.only("packs", "crc32")
         packs = fields.integer("packs", least=1, most=2**62)
         return cls(packs, fields.hex_digest("crc32", -(-records // packs) * _DIGITS))
 

@@ -101,6 +101,12 @@ class Fields:
     def names(self) -> List[str]:
         return [str(name) for name in self.values] if isinstance(self.values, Mapping) else []
 
+    def only(self, *known: str) -> None:
+        """No field but these."""
+        for name in self.names():
+            if name not in known:
+                raise self.error(name, f"no field is called so; there are {', '.join(known)}")
+
     @property
     def tree(self) -> Dict[str, Any]:
         """The object as plain values."""
