@@ -299,8 +299,8 @@ class GlobalBatches:
             "data": f"{self.packs.digest:016x}",
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError where the state is of another data set, seed or batch."""
+    def load_state(self, state: Mapping[str, Any], *, same_batch: bool = True) -> None:
+        """Raises ValueError where the state is of another data set or seed, or of another batch unless that may be."""
         own = self.state()
         for key, words in (
             ("seed", "run.seed"),
@@ -308,6 +308,8 @@ class GlobalBatches:
             ("training_packs", "the number of training packs"),
             ("packs_per_update", "the number of packs per update"),
         ):
+            if key == "packs_per_update" and not same_batch:
+                continue
             if state.get(key) != own[key]:
                 raise ValueError(
                     f"the run was saved with {words} {state.get(key)}, it is {own[key]} now; continue with what it "

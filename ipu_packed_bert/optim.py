@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple
 
 import torch
 
@@ -147,19 +147,23 @@ def neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> D
 
 def load_neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module, state: Dict[str, Any]) -> None:
     """Continue from what `neutral_state` returned. Raises ValueError where names or shapes are not the model's."""
-    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for moment in ("exp_avg", "exp_avg_sq"):
-        found = {name: tuple(tensor.shape) for name, tensor in state[moment].items()}
-        wrong = sorted(name for name in {**expected, **found} if expected.get(name) != found.get(name))
-        if wrong:
-            raise ValueError(
-                f"optimizer state: {moment} of {wrong[0]} is {found.get(wrong[0])}, the model's is"
-                f" {expected.get(wrong[0])} ({len(wrong)} differ); load it into the model it was saved from"
-            )
+        refuse_other_shapes(f"optimizer state: {moment}", state[moment], dict(model.named_parameters()))
         for name, parameter in model.named_parameters():
             optimizer.state[parameter][moment].copy_(state[moment][name])
     for group in optimizer.param_groups:
         group["step"] = int(state["step"])
+
+
+def refuse_other_shapes(what: str, found: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
+    """Raises ValueError where tensors by name have not the names and shapes of the model's own."""
+    shapes, expected = ({name: tuple(each.shape) for name, each in tensors.items()} for tensors in (found, own))
+    wrong = sorted(name for name in {**expected, **shapes} if expected.get(name) != shapes.get(name))
+    if wrong:
+        raise ValueError(
+            f"{what} of {wrong[0]} is {shapes.get(wrong[0])}, the model's is {expected.get(wrong[0])}"
+            f" ({len(wrong)} differ); load it into the model it was saved from"
+        )
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

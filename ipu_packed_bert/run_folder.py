@@ -13,8 +13,24 @@ from typing import Any, Callable, Dict, List, Union
 LOG, EVALUATIONS = "log.jsonl", "evaluation.jsonl"
 CONFIG, ENVIRONMENT, LOCK = "config.yml", "environment.json", "lock"
 CHECKPOINTS = "checkpoints"
+ALLOWED = "allowed_changes"  # in the environment of a resumption
 SUMMARY, PICTURE = "summary.json", "run.png"
 MODEL, VOCABULARY, EXPORT = "model", "vocab.txt", "export.json"  # of fine-tuning
+
+
+def environment_of(first_step: int) -> str:
+    """The file that says what a run was begun, or resumed after ``first_step`` updates, with."""
+    return f"environment-from-step-{first_step}.json" if first_step else ENVIRONMENT
+
+
+def allowed_before(folder: Union[str, Path], first_step: int) -> Dict[str, Any]:
+    """Changed settings that a resumption from the same step allowed, and their values; empty where nothing says so."""
+    try:
+        found = json.loads(Path(folder, environment_of(first_step)).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    allowed = found.get(ALLOWED) if isinstance(found, dict) else None
+    return allowed if isinstance(allowed, dict) else {}
 
 
 def _note(text: str) -> None:

@@ -21,7 +21,7 @@ import torch
 from ipu_packed_bert.checkpoint import checkpoints
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.identity import Identity
-from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, ENVIRONMENT, EVALUATIONS, LOCK, LOG, read_log
+from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOCK, LOG, environment_of, read_log
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, Outcome, not_finite
 from pack_data.files import locked, write_atomically
@@ -284,8 +284,7 @@ def open_run_folder(
         elif saved_in(path) != saved:
             raise ValueError(f"{path}: another process continued this run meanwhile; resume it again")
         write_atomically(path / CONFIG, config.to_yaml().encode())
-        name = f"environment-from-step-{first_step}.json" if first_step else ENVIRONMENT
-        write_atomically(path / name, (json.dumps(environment, indent=1) + "\n").encode())
+        write_atomically(path / environment_of(first_step), (json.dumps(environment, indent=1) + "\n").encode())
         yield path
 
 

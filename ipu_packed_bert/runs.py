@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 import yaml
 
@@ -21,7 +21,8 @@ from ipu_packed_bert.hugging_face import merged, write_folder
 from ipu_packed_bert.identity import Identity, agree
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.optim import schedule_change
-from ipu_packed_bert.run_folder import CHECKPOINTS, EXPORT, LOG, MODEL, VOCABULARY
+from ipu_packed_bert.resuming import Changes, compare
+from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, EXPORT, LOG, MODEL, VOCABULARY, allowed_before
 from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, print_summary, saved_in
 from ipu_packed_bert.start import Start, find_start
 from ipu_packed_bert.tasks import task_class
@@ -88,17 +89,39 @@ def with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], upda
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, schedule_steps=length))
 
 
-def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, progress: Optional[bool] = None) -> int:
+class Resumed(NamedTuple):
+    """What a run goes on from."""
+
+    checkpoint: Checkpoint
+    saved: Tuple[Tuple[str, int], ...]  # runlog.saved_in, before the checkpoint was read
+    changes: Changes  # of the configuration since then
+
+
+def resumed(run: str, config: FinetuneConfig, allowed: Sequence[str]) -> Resumed:
+    """Of the newest checkpoint of `run`; its changes are printed. Raises ConfigError where one is refused."""
+    saved = saved_in(run)
+    checkpoint = load_newest(Path(run, CHECKPOINTS))
+    before = allowed_before(run, checkpoint.step)
+    changes = compare(run, checkpoint.config, config, allowed=allowed, before=before)
+    for line in changes.lines:
+        print(line)
+    return Resumed(checkpoint, saved, changes)
+
+
+def fine_tune(
+    prepared: Prepared, out: Optional[str], *, resumed: Optional[Resumed] = None, progress: Optional[bool] = None
+) -> int:
     """Train, evaluate, write down and export; the exit status.
 
-    `resume` goes on in the folder `out`, where a finished run is evaluated again.
+    `resumed` goes on in the folder `out`, where a finished run is evaluated again.
     """
     config, start, task, engine, batches, steps, _ = prepared
     first_step = 0
     saved: Tuple[Tuple[str, int], ...] = ()
-    if resume:
-        saved = saved_in(str(out))
-        first_step = _go_on(prepared, str(out), load_newest(Path(str(out), CHECKPOINTS)))
+    changes = Changes()
+    if resumed:
+        saved, changes = resumed.saved, resumed.changes
+        first_step = _go_on(prepared, str(out), resumed)
     packing = task.packs.packing
     data = {
         "digest": f"{task.packs.digest:016x}",
@@ -107,17 +130,14 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
         "algorithm": packing.algorithm,
         **Identity.of(start.vocabulary).recorded,
     }
+    written = environment(
+        device=engine.description, seed=config.run.seed, data=data, command=[sys.executable] + sys.argv
+    )
+    if changes.allowed:
+        written[ALLOWED] = changes.allowed_values
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(
-            open_run_folder(
-                out,
-                config,
-                first_step=first_step,
-                saved=saved,
-                environment=environment(
-                    device=engine.description, seed=config.run.seed, data=data, command=[sys.executable] + sys.argv
-                ),
-            )
+            open_run_folder(out, config, first_step=first_step, saved=saved, environment=written)
         )
         print(f"run       {folder}" + (f", from update {first_step:,}" if first_step else ""), flush=True)
         write_atomically(folder / VOCABULARY, start.vocabulary.text)
@@ -179,8 +199,9 @@ def fine_tune(prepared: Prepared, out: Optional[str], *, resume: bool = False, p
         return outcome.status
 
 
-def _go_on(prepared: Prepared, run: str, checkpoint: Checkpoint) -> int:
+def _go_on(prepared: Prepared, run: str, resumed: Resumed) -> int:
     """Engine and batches where the checkpoint left them; the updates made so far."""
+    checkpoint = resumed.checkpoint
     agree(
         vocabulary_of_run(Path(run), checkpoint),
         Identity.of(prepared.start.vocabulary),
@@ -188,7 +209,7 @@ def _go_on(prepared: Prepared, run: str, checkpoint: Checkpoint) -> int:
         data_of=prepared.start.description,
     )
     prepared.engine.load_state(checkpoint.engine)
-    prepared.batches.load_state(checkpoint.batches)
+    prepared.batches.load_state(checkpoint.batches, same_batch=not resumed.changes.other_batch)
     if prepared.steps:
         config, former = prepared.config, config_from_tree(yaml.safe_load(checkpoint.config), run)
         change = schedule_change(

@@ -343,6 +343,15 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def shown(value: Any) -> str:
+    """A setting's value in a message, as one writes it in YAML."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
 def as_tree(sections: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
     """Dataclasses by section -> nested plain values."""
     return {

@@ -133,6 +133,11 @@ def train(
     return Outcome(step, interruption.signal if step < steps else None)
 
 
+_LOWER = (
+    "--resume continues it, with a lower rate: --set optimizer.learning_rate=R --allow-change optimizer.learning_rate"
+)
+
+
 class Kept:
     """The checkpoints of a run under way: the newest ones, and the newest one that is known to be good.
 
@@ -167,7 +172,7 @@ class Kept:
             earlier = f", and with run.checkpoint_every above 0 and below {step}" if step > 1 else ""
             return f"nothing was saved before; begin again with a lower optimizer.learning_rate{earlier}"
         if self._newest == self._good:
-            return f"the newest checkpoint is {found[-1]}, which is finite; --resume continues it, with a lower optimizer.learning_rate"
+            return f"the newest checkpoint is {found[-1]}, which is finite; {_LOWER}"
         if self._good is None:
             others = f", move it away to continue from {found[-2].name}," if len(found) > 1 else ""
             return (
@@ -178,7 +183,7 @@ class Kept:
         aside = [set_aside(path) for path in found if path.name > good.name]
         return (
             f"no update from {found[-1].name} was finite, so it is set aside as {aside[-1].name}; the newest checkpoint"
-            f" is {good}, which is finite; --resume continues it, with a lower optimizer.learning_rate"
+            f" is {good}, which is finite; {_LOWER}"
         )
 
 

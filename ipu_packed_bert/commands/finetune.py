@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Optional, Sequence
 
 from ipu_packed_bert.configurations import config_file, refuse_no_run
 from ipu_packed_bert.processes import refuse_torchrun
+from ipu_packed_bert.resuming import check_allowed
 from ipu_packed_bert.run_folder import CONFIG
 from ipu_packed_bert.tasks.settings import load_config
 from pack_data.command import ArgumentParser
@@ -70,12 +71,21 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         help="override one setting, any number of times: --set data.packer=none",
     )
     parser.add_argument(
+        "--allow-change",
+        action="append",
+        default=[],
+        metavar="KEY[,KEY]",
+        help="with --resume: settings that may differ from the checkpoint's although that changes the experiment",
+    )
+    parser.add_argument(
         "--show-config", action="store_true", help="print every setting and where it comes from, and stop"
     )
     parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
     args = parser.parse_args(argv)
     if args.resume and args.out:
         parser.error("--out names a new run; --resume continues in the run's own folder")
+    if args.allow_change and not args.resume:
+        parser.error("--allow-change goes with --resume; a new run changes nothing")
     if args.engine:
         args.overrides.append(f"engine.kind={args.engine}")
     return args
@@ -94,11 +104,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     # torch loads from here on: a wrong configuration is refused without it.
     from ipu_packed_bert.runlog import refuse_a_run_in, refuse_a_run_under_way
-    from ipu_packed_bert.runs import fine_tune, prepare
+    from ipu_packed_bert.runs import fine_tune, prepare, resumed
     from ipu_packed_bert.tasks.files import located
 
+    former_run = None
     if args.resume:
         refuse_a_run_under_way(args.resume)
+        former_run = resumed(args.resume, config, check_allowed(args.allow_change, config.sections))
     else:
         refuse_a_run_in(args.out)
     # With the files' full names, so that the run can be resumed without --data-dir.
@@ -107,4 +119,4 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     with contextlib.closing(prepared.engine), contextlib.closing(prepared.batches):
         if prepared.steps:
             prepared.engine.compile(prepared.batches.first())
-        return fine_tune(prepared, args.resume or args.out, resume=bool(args.resume), progress=args.progress)
+        return fine_tune(prepared, args.resume or args.out, resumed=former_run, progress=args.progress)

@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import yaml
 
@@ -23,8 +23,9 @@ from ipu_packed_bert.data import (
     packing_factor,
 )
 from ipu_packed_bert.processes import refuse_torchrun
-from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG
-from ipu_packed_bert.settings import DEFAULT, FILE, peek
+from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare
+from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
+from ipu_packed_bert.settings import DEFAULT, FILE, peek, shown
 from pack_data.command import ArgumentParser, typed
 from pack_data.lengths.factors import PackingFactor
 from pack_data.store import Manifest
@@ -66,6 +67,13 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         help="override one setting, any number of times: --set batch.micro_batch=4",
     )
     parser.add_argument(
+        "--allow-change",
+        action="append",
+        default=[],
+        metavar="KEY[,KEY]",
+        help="with --resume: settings that may differ from the checkpoint's although that changes the experiment",
+    )
+    parser.add_argument(
         "--packing-factor",
         type=float,
         metavar="P",
@@ -83,6 +91,8 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.resume and args.out:
         parser.error("--out names a new run; --resume continues in the run's own folder")
+    if args.allow_change and not args.resume:
+        parser.error("--allow-change goes with --resume; a new run changes nothing")
     if args.resume and args.start_from:
         parser.error("--start-from begins a new run; --resume continues with the run's own weights")
     for key, value in (("engine.kind", args.engine), ("data.directory", args.data), ("run.steps", args.steps)):
@@ -119,16 +129,8 @@ def resumed_config(folder: str, overrides: List[str]) -> Config:
     return load_config(path, [f"optimizer.schedule_steps={load_config(path).schedule_steps}", *overrides])
 
 
-# What decides the shapes of the weights, and how they are read: of the network alone, and what the data set may decide.
-NETWORK = (
-    "model.hidden_size",
-    "model.num_layers",
-    "model.num_heads",
-    "model.intermediate_size",
-    "model.type_vocabulary_size",
-    "loss.next_sentence",
-)
-SIZES = ("model.vocabulary_size", "model.max_position_embeddings", *NETWORK)
+# Of the sizes, those of the network alone; the data set may decide the others.
+NETWORK = sorted(SIZES - {"model.vocabulary_size", "model.max_position_embeddings"})
 
 
 class Beginning(NamedTuple):
@@ -137,11 +139,18 @@ class Beginning(NamedTuple):
     checkpoint: Optional[Checkpoint]
     weights: Optional[Checkpoint]
     saved: Tuple[Tuple[str, int], ...]  # runlog.saved_in, before the checkpoint was read
+    allowed: Mapping[str, Any]  # run_folder.allowed_before of the checkpoint
 
     @property
     def step(self) -> int:
         """Updates made already."""
         return self.checkpoint.step if self.checkpoint else 0
+
+    def changes(self, config: Config, allowed: Sequence[str], run: str) -> Changes:
+        """How the configuration differs from the checkpoint's. Raises ConfigError where that is refused."""
+        if self.checkpoint is None:
+            return Changes()
+        return compare(run, self.checkpoint.config, config, allowed=allowed, before=self.allowed)
 
     def refuse_other_sizes(self, config: Config, keys: Sequence[str], run: str) -> None:
         """ValueError where the weights, in the folder `run`, are of another network than the configuration's."""
@@ -155,7 +164,7 @@ class Beginning(NamedTuple):
             if theirs not in (None, ours):
                 origin = config.origins.get(key, FILE)
                 by = f"in {config.path}" if origin == FILE or origin.startswith(DEFAULT) else f"by {origin}"
-                others.append(f"{key} is {_shown(theirs)} there, {_shown(ours)} {by}")
+                others.append(f"{key} is {shown(theirs)} there, {shown(ours)} {by}")
         if others:
             way_out = (
                 "a run goes on with the sizes it has"
@@ -178,7 +187,7 @@ def beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
             " from them"
         )
     weights = load_newest(Path(start_from, CHECKPOINTS)) if start_from else None
-    return Beginning(found, weights, saved)
+    return Beginning(found, weights, saved, allowed_before(resume, found.step) if resume and found else {})
 
 
 def run(config: Config, args: argparse.Namespace) -> int:
@@ -212,6 +221,9 @@ def run(config: Config, args: argparse.Namespace) -> int:
     choice = choose_engine(config)
     config = for_this_machine(config, choice)
     weights_of = args.resume or args.start_from
+    changes = begin.changes(config, check_allowed(args.allow_change, config.sections), weights_of)
+    for line in changes.lines:
+        print(line)
     begin.refuse_other_sizes(config, NETWORK, weights_of)
     with contextlib.ExitStack() as opened:
         config, store = open_or_build(config, progress=args.progress)
@@ -226,7 +238,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             vocabulary, note = agree(of_weights, vocabulary, weights_of=weights_of, data_of=config.data.directory)
             if note:
                 print(f"note      {note}")
-        begin.refuse_other_sizes(config, SIZES, weights_of)
+        begin.refuse_other_sizes(config, sorted(SIZES), weights_of)
         factor = packing_factor(config, store.manifest, args.packing_factor)
         if choice.kind == "ipu_model":
             config = config.for_simulation(factor.value)
@@ -254,7 +266,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
             engine.load_state({**engine.state(), "model": begin.weights.engine["model"]})
         if begin.checkpoint:
             engine.load_state(begin.checkpoint.engine)
-            batches.load_state(begin.checkpoint.batches)
+            batches.load_state(begin.checkpoint.batches, same_batch=not changes.other_batch)
             print_schedule(begin.checkpoint, config)
         if engine.share[0]:  # the first process writes for all
             return train(config, engine, batches, SilentLog(), None, first_step=begin.step).status
@@ -264,6 +276,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
             data=data_of(store.manifest),
             command=[sys.executable, *sys.argv],
         )
+        if changes.allowed:
+            written[ALLOWED] = changes.allowed_values
         folder = opened.enter_context(
             open_run_folder(
                 args.resume or args.out, config, first_step=begin.step, saved=begin.saved, environment=written
@@ -300,14 +314,8 @@ def for_this_machine(config: Config, choice: EngineChoice) -> Config:
     config, changes = config.applied_without_ipus()
     print(f"{config.path}: its without_ipus block applies ({choice.reason}):")
     for key, before, after in changes:
-        print(f"  {key:<42} {_shown(before)} -> {_shown(after)}")
+        print(f"  {key:<42} {shown(before)} -> {shown(after)}")
     return config
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
 def print_schedule(checkpoint: Checkpoint, config: Config) -> None:

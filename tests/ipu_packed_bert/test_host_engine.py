@@ -216,7 +216,7 @@ def test_what_is_refused():
         engine.step({name: values for name, values in batch.items() if name != "positions"}, 1e-2)
     state = engine.state()
     state["model"]["cls.predictions.bias"] = torch.zeros(5)
-    with pytest.raises(ValueError, match="model state: .*cls.predictions.bias") as caught:
+    with pytest.raises(ValueError, match="model state of cls.predictions.bias is") as caught:
         engine.load_state(state)
     assert "\n" not in str(caught.value)
 

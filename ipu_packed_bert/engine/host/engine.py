@@ -21,7 +21,14 @@ from ipu_packed_bert.engine.host.recompute import recompute_layers, refuse_compi
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.model.packed import AttentionMask, PaddingMask, hidden_score
 from ipu_packed_bert.model.varlen import attend_within_sequences
-from ipu_packed_bert.optim import build_optimizer, clip, gradient_norm, load_neutral_state, neutral_state
+from ipu_packed_bert.optim import (
+    build_optimizer,
+    clip,
+    gradient_norm,
+    load_neutral_state,
+    neutral_state,
+    refuse_other_shapes,
+)
 from ipu_packed_bert.tasks.task import Task
 
 
@@ -258,10 +265,8 @@ class HostEngine(Engine):
         }
 
     def load_state(self, state: Dict[str, Any]) -> None:
-        try:
-            self.model.load_state_dict(state["model"])
-        except RuntimeError as error:
-            raise ValueError(f"model state: {' '.join(str(error).split())}") from None
+        refuse_other_shapes("model state", state["model"], self.model.state_dict())
+        self.model.load_state_dict(state["model"])
         load_neutral_state(self.optimizer, self.model, state["optimizer"])
         # Another engine's state has no stream of this kind; dropout then goes on with this engine's own.
         self._random = {**self._random, **state.get("random", {})}

@@ -69,9 +69,9 @@ class BatchesAhead:
         packs += self._batches.packs_per_update
         return Position(epoch + 1, 0) if packs >= len(self._batches.packs) else Position(epoch, packs)
 
-    def load_state(self, state: Dict[str, Any]) -> None:
+    def load_state(self, state: Dict[str, Any], *, same_batch: bool = True) -> None:
         self._stop()
-        self._batches.load_state(state)
+        self._batches.load_state(state, same_batch=same_batch)
 
     def close(self) -> None:
         self._stop()

@@ -185,6 +185,21 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
     ).read_bytes()
 
 
+def test_a_resumed_run_may_change_what_is_harmless_or_allowed(tmp_path, checkpoint, capsys):
+    config = written(tmp_path, checkpoint, "single_label", run={"export": False, "epochs": 1})
+    assert command("--config", config, "--out", tmp_path / "run") == 0
+    longer = ["--resume", tmp_path / "run", "--set", "run.epochs=2", "--set", "optimizer.schedule_steps=1000"]
+    changed = ["--set", "optimizer.weight_decay=0.02", "--set", "run.log_every=3"]
+    capsys.readouterr()
+    assert command(*longer, *changed, "--set", "data.packer=none", "--set", "data.max_sequences_per_pack=1") == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path / 'run'}: 3 problems\n" in error and "optimizer.weight_decay is 0.01 there, 0.02 by" in error
+    assert error.count("a run goes on with the data it has") == 2
+    assert command(*longer, *changed, "--allow-change", "optimizer.weight_decay") == 0
+    text = capsys.readouterr().out
+    assert "noted     run.log_every 1 -> 3\n" in text and "allowed   optimizer.weight_decay 0.01 -> 0.02\n" in text
+
+
 def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, capsys, monkeypatch):
     config = written(tmp_path, checkpoint, run={"export": False, "checkpoint_every": 1, "evaluate_every": 1})
     step = HostEngine.step

@@ -276,6 +276,8 @@ def test_a_learning_rate_that_breaks_the_weights(tiny, tmp_path, capsys):
         "run.checkpoint_every=1",
         "--set",
         "run.keep_checkpoints=1",
+        "--allow-change",
+        "optimizer.learning_rate,optimizer.max_weight_norm",
     ]
     assert "which is finite; --resume continues it" in not_finite(capsys, *too_high)
     (newest,) = checkpoints(folder / "checkpoints")
