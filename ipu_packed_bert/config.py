@@ -67,6 +67,7 @@ class DataConfig:
     packer: str = setting("nnlshp", "which sequences share a pack", choices=PACKERS)
     max_sequences_per_pack: Optional[int] = setting(3, "packing depth, D; null: unlimited", minimum=1)
     duplication_factor: int = setting(5, "passes over the corpus, masked anew in each", minimum=1)
+    whole_word_masking: bool = setting(False, "mask all pieces of a word or none")
     seed: int = setting(5, "segments, masking, order of the corpus", minimum=0, maximum=2**31 - 1)
     held_out: float = setting(
         0.0, "share of the documents that the build holds out, in DIRECTORY-held-out", minimum=0.0, below=1.0
@@ -284,6 +285,7 @@ class Config:
             ("json-field", None if data.json_field == "text" else data.json_field),
         ]
         words = [f"--{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+        words += ["--whole-word-masking"] * data.whole_word_masking
         return " ".join(["python -m pack_data.build", *words] + ["--overwrite"] * overwrite)
 
     @property

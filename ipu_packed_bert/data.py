@@ -10,6 +10,7 @@ from ipu_packed_bert.config import Config, ConfigError
 from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.settings import OVERRIDE
 from pack_data.building import sides
+from pack_data.building.options import stated
 from pack_data.lengths.factors import PackingFactor, checked_factor, planned_factor
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import BERT, PackSchema
@@ -68,7 +69,7 @@ def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
 
 def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
     """The settings that a data set speaks about, by full name."""
-    schema, made = manifest.schema, manifest.made_with.get("options", {})
+    schema, made = manifest.schema, _options(manifest)
     depth, packer = schema.max_sequences_per_pack, manifest.algorithm
     found: Dict[str, Any] = {
         "data.max_sequence_length": schema.max_sequence_length,
@@ -83,11 +84,16 @@ def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
     if manifest.vocabulary_size:
         found["model.vocabulary_size"] = manifest.vocabulary_size
     if made:
-        found["data.held_out"] = made.get("held_out", 0.0)
+        found.update({f"data.{name}": made[name] for name in ("held_out", "whole_word_masking")})
     for name in ("vocabulary_size", "duplication_factor", "seed"):
         if name in made:
             found[f"data.{name}"] = made[name]
     return found
+
+
+def _options(manifest: Manifest) -> Dict[str, Any]:
+    """The options that the data set was built with; none where it was not built by this program."""
+    return stated(manifest.made_with["options"]) if "options" in manifest.made_with else {}
 
 
 def open_or_build(config: Config, *, progress: Optional[bool] = None) -> Tuple[Config, PackStore]:
@@ -116,6 +122,7 @@ def open_or_build(config: Config, *, progress: Optional[bool] = None) -> Tuple[C
                 packer=data.packer,
                 max_sequences_per_pack=data.max_sequences_per_pack,
                 duplication_factor=data.duplication_factor,
+                whole_word_masking=data.whole_word_masking,
                 seed=data.seed,
                 json_field=data.json_field,
                 held_out=data.held_out,
@@ -169,7 +176,7 @@ def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
 
 def _line_to_build_again(config: Config, manifest: Manifest) -> str:
     """The command that builds a data set again, with documents held out; CORPUS where the text is not known."""
-    made = manifest.made_with.get("options", {})
+    made = _options(manifest)
     values = {
         f"data.{name}": made[name]
         for name in (
@@ -179,6 +186,7 @@ def _line_to_build_again(config: Config, manifest: Manifest) -> str:
             "packer",
             "max_sequences_per_pack",
             "duplication_factor",
+            "whole_word_masking",
             "seed",
             "json_field",
         )
@@ -288,8 +296,10 @@ def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
     """
     if config.origins.get("data.directory") == OVERRIDE:
         return []
-    made, wanted = manifest.made_with.get("options", {}), config.data
-    names = ["packer", "duplication_factor", "seed", "held_out"] + ([] if wanted.vocabulary else ["vocabulary_size"])
+    made, wanted = _options(manifest), config.data
+    names = ["packer", "duplication_factor", "whole_word_masking", "seed", "held_out"] + (
+        [] if wanted.vocabulary else ["vocabulary_size"]
+    )
     return [
         f"{name} {made[name]} (data.{name} is {getattr(wanted, name)})"
         for name in names

@@ -174,6 +174,11 @@ def _parser() -> ArgumentParser:
         help="documents cut into shorter sequences (default 0.1)",
     )
     add("--masked-lm-probability", type=float, default=0.15, metavar="P", help="share of tokens masked (default 0.15)")
+    add(
+        "--whole-word-masking",
+        action="store_true",
+        help="mask all pieces of a word or none (default: each piece for itself)",
+    )
     add("--seed", type=int, default=0, help="of every random choice (default 0)")
     add(
         "--epoch",

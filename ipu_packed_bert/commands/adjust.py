@@ -65,7 +65,7 @@ def adjust(config: Config, manifest: Manifest, directory: str) -> Tuple[Adjusted
         )
     known, factor = facts(config, manifest), manifest.packing_factor
     config = config.filled_in(known, directory)
-    packed_with = ("packer", "max_sequences_per_pack", "duplication_factor", "seed")
+    packed_with = ("packer", "max_sequences_per_pack", "duplication_factor", "whole_word_masking", "seed")
     stated = {name: known[f"data.{name}"] for name in packed_with if f"data.{name}" in known}
     data = replace(config.data, directory=directory, **stated)
     # The block's own data set is an unpacked one; the packs given take its place, with the vocabulary of those packs.

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from pack_data.building import sides
-from pack_data.building.options import BuildOptions
+from pack_data.building.options import BuildOptions, stated
 from pack_data.building.side import Side
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import PACKERS, get_packer
@@ -63,7 +63,8 @@ def is_built(side: Side, plan: Mapping[str, Any], own_files: Sequence[Path]) -> 
 
 
 def _meant(options: Dict[str, Any]) -> Dict[str, Any]:
-    """Options of a manifest with the number of predictions that None stands for."""
+    """Options of a manifest with what it leaves out, and the number of predictions that None stands for."""
+    options = stated(options)
     if options["max_predictions_per_sequence"] is not None:
         return options
     predictions = default_predictions(options["max_sequence_length"], options["masked_lm_probability"])
@@ -86,7 +87,7 @@ def with_former_options(options: BuildOptions) -> BuildOptions:
         )
     if manifest.made_with.get("side") == sides.HELD_OUT:
         raise ValueError(f"{out}: is the held-out side of a data set; append to the training side, both grow together")
-    made_with = {"held_out": 0.0, **manifest.made_with["options"]}
+    made_with = stated(manifest.made_with["options"])
     algorithm = Packing.load(out / "recipe.json").algorithm
     kept = {
         name: made_with[name]
@@ -99,6 +100,7 @@ def with_former_options(options: BuildOptions) -> BuildOptions:
             "duplication_factor",
             "short_sequence_probability",
             "masked_lm_probability",
+            "whole_word_masking",
             "seed",
             "epoch",
             "held_out",

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from pack_data.packs import default_predictions
 from pack_data.text.corpus import EMBEDDED
 from pack_data.text.examples import ExampleOptions
+
+# Options that a manifest leaves out at these values: what is built without them has the bytes that it had before them.
+_UNSAID = {"held_out": 0.0, "whole_word_masking": False}
+
+
+def stated(options: Mapping[str, Any]) -> Dict[str, Any]:
+    """The options in a manifest (BuildOptions.deciding), with those that it leaves out."""
+    return {**_UNSAID, **options}
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,7 @@ class BuildOptions:
     duplication_factor: int = 5
     short_sequence_probability: float = 0.1
     masked_lm_probability: float = 0.15
+    whole_word_masking: bool = False  # the pieces of a word together, or none of them
     seed: int = 0
     epoch: int = 0
     json_field: str = "text"
@@ -47,6 +56,10 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}; the share of documents held out is from 0 to below 1")
+        # What is appended is made as the rest was, where it is made from text.
+        if self.whole_word_masking and not self.append and not (self.synthetic is None is self.source):
+            given = "--synthetic" if self.source is None else "--from"
+            raise ValueError(f"--whole-word-masking masks words of a text; {given} has no text, leave one of them out")
 
     def example_options(self) -> ExampleOptions:
         """The options of the examples. ValueError where one is out of range."""
@@ -60,6 +73,7 @@ class BuildOptions:
             self.short_sequence_probability,
             self.masked_lm_probability,
             self.seed,
+            self.whole_word_masking,
         )
 
     def given_files(self) -> Dict[str, Path]:
@@ -76,6 +90,5 @@ class BuildOptions:
             left_out |= {"source_format", "columns"}
             if not self.skip_bad:
                 left_out.add("skip_bad")
-        if not self.held_out:
-            left_out.add("held_out")
+        left_out |= {name for name, default in _UNSAID.items() if getattr(self, name) == default}
         return {name: value for name, value in asdict(self).items() if name not in left_out}

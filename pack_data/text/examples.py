@@ -2,8 +2,9 @@
 
 Sentences of a document are collected up to a target length and cut in two at random. Half of the second parts are
 replaced by text from another document (label 1); the replaced sentences go into the next example. Both parts are
-trimmed to fit. 15 % of the tokens are masked: 80 % of these become [MASK], 10 % stay, 10 % become a random token. The
-loop over sentences works on integers; everything that concerns tokens is vectorised.
+trimmed to fit. 15 % of the tokens are masked: 80 % of these become [MASK], 10 % stay, 10 % become a random token. With
+whole-word masking the pieces of a word are chosen together, or none of them. The loop over sentences works on integers;
+everything that concerns tokens is vectorised.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class ExampleOptions:
     short_sequence_probability: float = 0.1
     masked_lm_probability: float = 0.15
     seed: int = 0
+    whole_word_masking: bool = False
 
     def __post_init__(self) -> None:
         if self.max_sequence_length < 5:
@@ -144,6 +146,7 @@ def _mask(
     ids: np.ndarray,
     lengths: np.ndarray,
     special: np.ndarray,
+    inside: np.ndarray,
     mask_id: int,
     vocabulary_size: int,
     options: ExampleOptions,
@@ -151,22 +154,47 @@ def _mask(
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Masks `ids` (flat, in place): counts [n], positions and original ids of the masked tokens (flat).
 
-    Each token that is not special gets a random key, and a sequence's smallest keys are masked: a uniform choice
-    without replacement.
+    special: places of [CLS] and [SEP], int64. inside: whether a token goes on with the word of the token before it,
+    bool [tokens]; these are masked with the word's first token, or not at all. Without any, every token is a word.
     """
-    counts = np.minimum(
+    most = np.minimum(
         masked_count(lengths, options.max_predictions_per_sequence, options.masked_lm_probability), lengths - 3
     )
-    keys = rng.random(len(ids))
-    keys[special] = 1.0
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    order = np.argsort(keys + rows, kind="stable")
-    chosen = np.sort(order[ragged_index(starts_of(lengths), counts)])
+    keys, rows = rng.random(len(ids)), np.repeat(np.arange(len(lengths)), lengths)
+    word = ~inside
+    word[special] = False
+    # Tokens of each word: up to the next token that does not go on with it.
+    begin = np.flatnonzero(~inside)
+    first, sizes = begin[word[begin]], np.diff(np.append(begin, len(ids)))[word[begin]]
+    order = np.argsort(keys[first] + rows[first], kind="stable")
+    words = order[_fitting(sizes[order], rows[first[order]], most)]
+    chosen = np.sort(ragged_index(first[words], sizes[words]))
+    counts = np.bincount(rows[chosen], minlength=len(lengths))
     labels = ids[chosen].copy()
     fate = rng.random(len(chosen))
     drawn = rng.integers(0, vocabulary_size, len(chosen))
     ids[chosen] = np.where(fate < 0.8, mask_id, np.where(fate < 0.9, labels, drawn))
     return counts, chosen - np.repeat(starts_of(lengths), counts), labels
+
+
+def _fitting(sizes: np.ndarray, rows: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Which words a row takes that goes through its words in order and takes each that still fits: their indices.
+
+    sizes int64 [words]: tokens of each; rows int64 [words]: the row of each, ascending; most int64 [rows]: tokens that
+    a row takes at most.
+    """
+    room, taken = most, []
+    waiting = np.arange(len(sizes))
+    while len(waiting):
+        # All up to the first that does not fit are taken. Behind it, only those that fit what is left then can follow.
+        size, row = sizes[waiting], rows[waiting]
+        total = np.cumsum(size)
+        before = np.concatenate([[0], total])[np.searchsorted(row, np.arange(len(room)))]
+        fits = total <= (before + room)[row]
+        taken.append(waiting[fits])
+        room = room - np.bincount(row[fits], weights=size[fits], minlength=len(room)).astype(np.int64)
+        waiting = waiting[~fits & (size <= room[row])]
+    return np.concatenate(taken) if taken else waiting
 
 
 def make_examples(
@@ -204,8 +232,14 @@ def _with_masks(
     ids[middle] = ids[end] = vocabulary.ids["[SEP]"]
     ids[ragged_index(starts + 1, a_length)] = documents.ids[ragged_index(a_start, a_length)]
     ids[ragged_index(middle + 1, b_length)] = documents.ids[ragged_index(b_start, b_length)]
+    special = np.concatenate([starts, middle, end])
+    inside = np.zeros(len(ids), dtype=bool)
+    if options.whole_word_masking:
+        # What trimming left of a word at the beginning of a part is a word of its own.
+        inside = vocabulary.continues[ids]
+        inside[starts + 1] = inside[middle + 1] = False
     counts, positions, labels = _mask(
-        ids, lengths, np.concatenate([starts, middle, end]), vocabulary.ids["[MASK]"], len(vocabulary), options, rng
+        ids, lengths, special, inside, vocabulary.ids["[MASK]"], len(vocabulary), options, rng
     )
     return Sequences(
         lengths,

@@ -47,6 +47,11 @@ class Vocabulary:
     def ids(self) -> dict:
         return {token: number for number, token in enumerate(self.tokens)}
 
+    @cached_property
+    def continues(self) -> np.ndarray:
+        """Whether a token goes on with the word before it ("##ing"), bool [tokens]."""
+        return np.array([token.startswith("##") for token in self.tokens])
+
     @property
     def text(self) -> bytes:
         """The content of vocab.txt."""

@@ -9,7 +9,7 @@ import yaml
 
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.config import ConfigError, config_from_tree, load_config
-from ipu_packed_bert.data import described, facts, open_evaluation, open_or_build
+from ipu_packed_bert.data import built_otherwise, described, facts, open_evaluation, open_or_build
 from ipu_packed_bert.settings import DEFAULT, OVERRIDE
 from pack_data.build import main as build_main
 from pack_data.building import sides
@@ -180,6 +180,18 @@ def for_corpus(corpus, out, *overrides):
         packer="spfhp",
     )
     return config_from_tree(tree, "packed_host.yml", overrides)
+
+
+def test_a_run_masks_whole_words_where_its_configuration_or_its_data_set_says(corpus, tmp_path):
+    config = for_corpus(corpus, tmp_path / "data", "data.whole_word_masking=true")
+    assert config.build_line().endswith("--whole-word-masking")
+    config, store = open_or_build(config)
+    with store:
+        assert store.manifest.made_with["options"]["whole_word_masking"] is True
+        assert described(for_corpus(corpus, tmp_path / "data"))[0].data.whole_word_masking is True
+        assert built_otherwise(config, store.manifest) == []
+        pieces = for_corpus(corpus, tmp_path / "data", "data.whole_word_masking=false")
+        assert built_otherwise(pieces, store.manifest) == ["whole_word_masking True (data.whole_word_masking is False)"]
 
 
 def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):

@@ -14,7 +14,7 @@ from pack_data.store import PackStore
 from pack_data.text.wordpiece import load_vocabulary
 from pack_data.verify import main as verify_main
 from pack_data.verify import verify
-from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.pack_data.text_corpus import build_small, words_of, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,40 @@ def test_what_decides_the_bytes(corpus, tmp_path, change):
         entry.sha256 for entry in PackStore.open(tmp_path / "two").manifest.shards
     ]
     verify(tmp_path / "two")
+
+
+def test_whole_word_masking_is_kept_with_the_data_set(corpus, tmp_path):
+    """A manifest says it where it is so; else it is as it was before there was the option."""
+    how = dict(vocabulary_size=90)  # words of several pieces
+    with build_small(corpus, tmp_path / "pieces", **how) as pieces, build_small(
+        corpus, tmp_path / "words", whole_word_masking=True, **how
+    ) as words:
+        assert words.manifest.made_with["options"]["whole_word_masking"] is True
+        assert words.manifest.digest != pieces.manifest.digest
+        assert words.manifest.histogram == pieces.manifest.histogram
+    assert "whole_word_masking" not in (tmp_path / "pieces" / "manifest.json").read_text()
+    for folder, wanted, before in (("pieces", True, False), ("words", False, True)):
+        with pytest.raises(ValueError, match=rf"made with whole_word_masking {before} \(now {wanted}\)"):
+            build_small(corpus, tmp_path / folder, whole_word_masking=wanted, **how)
+        build_small(corpus, tmp_path / folder, whole_word_masking=before, **how).close()
+    # What is appended is masked as the rest was.
+    more = write_corpus(tmp_path / "more", documents=20, seed=9)
+    with build(BuildOptions(corpus=more, out=tmp_path / "words", append=True, workers=1)) as store:
+        tokens, several = load_vocabulary(tmp_path / "words" / "vocab.txt").tokens, 0
+        assert len(store.manifest.made_with["sources"]) == 80
+        for example in disassemble(store.schema, store.records(np.arange(len(store)))).to_examples():
+            masked = set(example.masked_lm_positions)
+            for word in words_of(example, tokens):
+                assert masked.issuperset(word) or masked.isdisjoint(word)
+                several += len(word) > 1 and masked.issuperset(word)
+        assert several > 50
+    verify(tmp_path / "words")
+
+
+@pytest.mark.parametrize("given", [dict(synthetic="squad_1_1_384"), dict(source="x.tfrecord")])
+def test_words_are_masked_in_text_only(tmp_path, given):
+    with pytest.raises(ValueError, match="--whole-word-masking masks words of a text"):
+        BuildOptions(out=tmp_path / "data", whole_word_masking=True, **given)
 
 
 def test_another_epoch_pairs_the_same_sequences_anew(corpus, tmp_path):

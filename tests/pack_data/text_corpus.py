@@ -2,9 +2,10 @@
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, List, Sequence
 
 from pack_data.build import BuildOptions, build
+from pack_data.sequences import Example
 from pack_data.store import PackStore
 
 WORDS = (
@@ -30,6 +31,24 @@ def write_corpus(folder: Path, documents: int = 60, seed: int = 0) -> Path:
     for number in range(documents):
         (folder / f"{number:03d}.txt").write_text(document(rng))
     return folder
+
+
+def words_of(example: Example, tokens: Sequence[str]) -> List[List[int]]:
+    """The positions of each word's pieces in an example: a word is its first piece and all "##" pieces behind it.
+
+    A part begins with a word, also where trimming left only the end of one.
+    """
+    ids = list(example.input_ids)
+    for position, label in zip(example.masked_lm_positions, example.masked_lm_ids):
+        ids[position] = label
+    words: List[List[int]] = []
+    for begin, end in ((1, example.first_segment_length - 1), (example.first_segment_length, len(ids) - 1)):
+        for position in range(begin, end):
+            if position > begin and tokens[ids[position]].startswith("##"):
+                words[-1].append(position)
+            else:
+                words.append([position])
+    return words
 
 
 def build_small(corpus: Path, out: Path, **options: Any) -> PackStore:
