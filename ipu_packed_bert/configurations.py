@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
-from typing import Union
+from typing import Optional, Union
 
 from ipu_packed_bert.run_folder import CONFIG
 
@@ -34,6 +35,12 @@ def config_file(name: str) -> Path:
     if meant and not path.exists():
         raise ValueError(f"--config {name}: no such file; {meant}")
     return path
+
+
+def for_one_gpu(name: str) -> Optional[str]:
+    """The configuration for one GPU of the same model, length and phase as the one for IPUs; None where none comes."""
+    other = re.sub(r"_(pod|ipu)[0-9]+$", "_gpu1", name)
+    return other if other != name and (FOLDER / f"{other}.yml").is_file() else None
 
 
 def refuse_no_run(option: str, folder: Union[str, Path]) -> None:

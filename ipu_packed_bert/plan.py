@@ -13,6 +13,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 from ipu_packed_bert.config import Config, ModelConfig, check_accumulation
 from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.data import known_packing_factor
+from ipu_packed_bert.host_memory import HostMemory, host_memory, multiply_adds
 from ipu_packed_bert.placement import Block, Placement, place
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.lengths.factors import PackingFactor
@@ -76,6 +77,7 @@ class RunPlan(NamedTuple):
     placement: Placement
     memory: Tuple[Memory, ...]
     depth: int  # sequences that a pack has room for; a guess where neither configuration nor data set says it
+    predictions: int  # masked tokens that a pack has room for
     bytes_per_pack: int  # host to device
     training_packs: Optional[int]  # None while the data set is not built
 
@@ -140,9 +142,35 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
         placement=placement,
         memory=tuple(_memory(config, placement, ipu, predictions, depth) for ipu in range(placement.ipus)),
         depth=depth,
+        predictions=predictions,
         # int32: four fields of slots, three of masked tokens, three of sequences; and two float32 scales.
         bytes_per_pack=4 * (4 * slots + 3 * predictions + 3 * depth + 2),
         training_packs=None if manifest is None else manifest.packs,
+    )
+
+
+class HostNeeds(NamedTuple):
+    """What a run takes on a CPU or a GPU, computed."""
+
+    memory: HostMemory
+    multiply_adds: Optional[float]  # of all updates; None while no packing factor is known
+
+
+def host_needs(made: RunPlan) -> HostNeeds:
+    config, model = made.config, made.config.model
+    slots = config.data.max_sequence_length
+    pack = multiply_adds(
+        model, slots=slots, predictions=made.predictions, recomputes=config.engine.recomputes(ipus=False)
+    )
+    return HostNeeds(
+        host_memory(
+            config,
+            model,
+            parameters=sum(memory.parameters for memory in made.memory),
+            slots=slots,
+            predictions=made.predictions,
+        ),
+        None if made.update is None else pack * made.update.packs * config.run.steps,
     )
 
 
@@ -293,7 +321,7 @@ def lines(made: RunPlan) -> List[str]:
         f" vocabulary {model.vocabulary_size:,}: {total / 1e6:,.1f} M parameters in {kept}",
         f"  data      {_data(made)}",
     ]
-    text += (_host_lines(made, total) if host else _ipu_lines(made)) + [""]
+    text += (_host_lines(made) if host else _ipu_lines(made)) + [""]
     if made.update is None:
         text.append(
             "  update    unknown: no data set yet and no published packing factor for "
@@ -321,19 +349,23 @@ def lines(made: RunPlan) -> List[str]:
     return text
 
 
-def _host_lines(made: RunPlan, parameters: int) -> List[str]:
+def _host_lines(made: RunPlan) -> List[str]:
     engine = made.config.engine
     threads = "as many threads as torch chooses"
     if engine.threads is not None:
         threads = f"{engine.threads} thread{_s(engine.threads)}"
-    rows = made.config.batch.micro_batch
-    # Weight, gradient and two moments, each in float32; the engine keeps weights in float32 at either precision.
-    held = parameters * 4 * WIDTH["float32"]
+    device = {
+        "auto": f"a CUDA device if there is one, else the CPU with {threads}",
+        "cpu": f"the CPU with {threads}",
+        "cuda": "a CUDA device",
+    }[engine.device]
+    rows, memory = made.config.batch.micro_batch, host_needs(made).memory
     return [
-        f"  devices   the host: a CUDA device if there is one, else the CPU with {threads}; no IPU",
-        f"  engine    {engine.precision}, attention {engine.attention}{', compiled' if engine.compile else ''}",
-        f"  memory    {_mib(held)} MiB of weights, gradients and optimiser state; activations of {rows}"
-        f" pack{_s(rows)} at a time come on top",
+        f"  devices   the host: {device}; no IPU",
+        f"  engine    {engine.precision}, attention {engine.attention}"
+        f"{', layers recomputed' if engine.recomputes(ipus=False) else ''}{', compiled' if engine.compile else ''}",
+        f"  memory    {_mib(memory.held)} MiB of weights, gradients and optimiser state; {_mib(memory.activations)} MiB"
+        f" kept of {rows} pack{_s(rows)} at a time; {_mib(memory.most)} MiB in a step, computed",
     ]
 
 

@@ -13,6 +13,10 @@ import pytest
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Tests are of the CPU, on a machine with GPUs too, and so are the processes that they start; a test marked `cuda` gets
+# what was hidden here.
+VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 hypothesis.settings.register_profile(
     "default",
@@ -54,6 +58,58 @@ def data_dir(request) -> Path:
     if folder is None:
         pytest.skip("needs larger data: --data-dir FOLDER")
     return folder
+
+
+def _show_gpus(visible) -> None:
+    os.environ.pop("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+
+
+def _real_gpu():
+    """(why there is none, or "", torch's own functions); torch looks for devices once in a process, so here."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed", {}
+    names = ("is_available", "device_count")
+    kept = {name: getattr(torch.cuda, name) for name in names}
+    _show_gpus(VISIBLE)
+    try:
+        there = torch.cuda.is_available() and torch.cuda.device_count()
+    finally:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.cuda.is_available, torch.cuda.device_count = lambda: False, lambda: 0
+    return "" if there else "no CUDA device", kept
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gpu_hidden():
+    """torch reports no GPU, from the first fixture of the session on; gives (why there is none, what was hidden)."""
+    why, kept = _real_gpu()
+    yield why, kept
+    if kept:
+        import torch
+
+        for name, function in kept.items():
+            setattr(torch.cuda, name, function)
+
+
+@pytest.fixture(autouse=True)
+def gpu_shown(request, gpu_hidden, monkeypatch):
+    """For a test marked `cuda` the GPU is there; without one the test is skipped, and counted."""
+    if request.node.get_closest_marker("cuda") is None:
+        return
+    why, kept = gpu_hidden
+    if why:
+        pytest.skip(why)
+    import torch
+
+    for name, function in kept.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    if VISIBLE is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", VISIBLE)
 
 
 @pytest.fixture(autouse=True)

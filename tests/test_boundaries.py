@@ -49,6 +49,7 @@ ipu_packed_bert.hugging_face
 ipu_packed_bert.tasks
 ipu_packed_bert.start
 ipu_packed_bert.cycles
+ipu_packed_bert.host_memory
 ipu_packed_bert.plan
 ipu_packed_bert.engine
 ipu_packed_bert.train ipu_packed_bert.compare_unpacked

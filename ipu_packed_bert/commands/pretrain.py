@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, List, Mapping, NamedTuple, Optional, Sequ
 import yaml
 
 from ipu_packed_bert.config import Config, check_accumulation, check_on_ipus, config_from_tree, load_config
-from ipu_packed_bert.configurations import config_file, refuse_no_run
+from ipu_packed_bert.configurations import config_file, for_one_gpu, refuse_no_run
 from ipu_packed_bert.data import (
     built_otherwise,
     described,
@@ -74,6 +74,12 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         help="with --resume: settings that may differ from the checkpoint's although that changes the experiment",
     )
     parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="where there are no IPUs, run the configuration in full, without its without_ipus block; prints first how "
+        "much memory and time that takes",
+    )
+    parser.add_argument(
         "--packing-factor",
         type=float,
         metavar="P",
@@ -93,6 +99,8 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         parser.error("--out names a new run; --resume continues in the run's own folder")
     if args.allow_change and not args.resume:
         parser.error("--allow-change goes with --resume; a new run changes nothing")
+    if args.resume and args.whole:
+        parser.error("--whole begins a new run; --resume continues a run as it was begun")
     if args.resume and args.start_from:
         parser.error("--start-from begins a new run; --resume continues with the run's own weights")
     for key, value in (("engine.kind", args.engine), ("data.directory", args.data), ("run.steps", args.steps)):
@@ -219,7 +227,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         print(f"{args.resume} has made its {begin.step:,} updates already; to continue: {go_on}")
         return 0
     choice = choose_engine(config)
-    config = for_this_machine(config, choice)
+    config = for_this_machine(config, choice, whole=args.whole, packing_factor=args.packing_factor)
     weights_of = args.resume or args.start_from
     changes = begin.changes(config, check_allowed(args.allow_change, config.sections), weights_of)
     for line in changes.lines:
@@ -302,20 +310,48 @@ def run(config: Config, args: argparse.Namespace) -> int:
         return outcome.status
 
 
-def for_this_machine(config: Config, choice: EngineChoice) -> Config:
-    """The configuration as it will run here; each setting that the missing IPUs change is printed."""
+def for_this_machine(
+    config: Config, choice: EngineChoice, *, whole: bool = False, packing_factor: Optional[float] = None
+) -> Config:
+    """The configuration as it will run here; each setting that the missing IPUs change is printed.
+
+    whole: none is changed, and what the run takes is printed; `packing_factor`: of the data set, where that is not yet
+    there.
+    """
     # Written down, so that a resumed run goes on where it began.
     kind = "host" if choice.kind == "host" else "ipu"
     config = replace(config, engine=replace(config.engine, kind=kind, ipu_model=choice.kind == "ipu_model"))
     if kind == "ipu":
         check_on_ipus(config)
-    if choice.hardware or config.engine.offline_export or not config.without_ipus:
+    if choice.hardware or config.engine.offline_export:
+        return config
+    if whole:
+        config = replace(config, without_ipus=())
+        print(f"{config.path}: in full ({choice.reason}):")
+        print("\n".join(_what_it_takes(config, choice, packing_factor)), flush=True)
+        return config
+    if not config.without_ipus:
         return config
     config, changes = config.applied_without_ipus()
     print(f"{config.path}: its without_ipus block applies ({choice.reason}):")
     for key, before, after in changes:
         print(f"  {key:<42} {shown(before)} -> {shown(after)}")
+    name = for_one_gpu(config.name) if choice.cuda else None
+    instead = f"--config {name} is made for this GPU; " if name else ""
+    print(f"  {instead}--whole leaves the block out, once it has printed the memory and the hours that the run takes")
     return config
+
+
+def _what_it_takes(config: Config, choice: EngineChoice, packing_factor: Optional[float]) -> List[str]:
+    if choice.kind != "host":
+        return ["  memory and time of a simulated device are not computed; without hardware a whole run takes months"]
+    from ipu_packed_bert.engine.host.devices import find_device
+    from ipu_packed_bert.engine.host.estimate import product_rate, whole_lines
+    from ipu_packed_bert.plan import plan
+
+    made = plan(*described(config), packing_factor=packing_factor)
+    device = find_device(config.engine)
+    return whole_lines(made, device, rate=product_rate(device, config.engine.precision))
 
 
 def print_schedule(checkpoint: Checkpoint, config: Config) -> None:

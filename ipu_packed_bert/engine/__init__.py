@@ -18,6 +18,7 @@ class EngineChoice(NamedTuple):
     kind: str  # "ipu" (hardware), "ipu_model" (the simulated one) or "host"
     reason: str  # one line for people
     device: Optional[Device] = None  # that was found, None for the host
+    cuda: bool = False  # the host's device is a GPU
 
     @property
     def hardware(self) -> bool:
@@ -37,12 +38,12 @@ def _ipu_modules():
 
 
 def choose_engine(config: Config) -> EngineChoice:
-    """What `engine.kind` means on this machine: IPU hardware, else the Poplar IPU Model, else the host.
+    """What `engine.kind` means on this machine: IPU hardware, else the Poplar IPU Model, else CUDA, else the CPU.
 
     Raises ValueError, in one line, where the configuration insists on IPUs and there are none.
     """
     if config.engine.kind == "host":
-        return EngineChoice("host", "host engine, as configured")
+        return _host(config, "as configured")
     try:
         devices, _ = _ipu_modules()
     except ValueError as error:
@@ -50,7 +51,7 @@ def choose_engine(config: Config) -> EngineChoice:
             raise
         # A package that is there but does not load (built for another torch, say) is not the same as none.
         missing = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "poptorch"
-        return EngineChoice("host", f"host engine: {'no Poplar SDK here' if missing else error.__cause__}")
+        return _host(config, "no Poplar SDK here" if missing else str(error.__cause__))
     found = devices.find_device(config)
     if found is not None:
         return EngineChoice(found.kind, found.reason, found)
@@ -59,7 +60,15 @@ def choose_engine(config: Config) -> EngineChoice:
             "engine.kind ipu: no IPU is attached; attach the partition (see gc-info -l), set POPTORCH_IPU_MODEL=1"
             " for the simulated device, or use --engine host"
         )
-    return EngineChoice("host", "host engine: the Poplar SDK is here but no IPU is attached")
+    return _host(config, "the Poplar SDK is here but no IPU is attached")
+
+
+def _host(config: Config, why: str) -> EngineChoice:
+    from ipu_packed_bert.engine.host.devices import device_name, find_device
+
+    device = find_device(config.engine)
+    where = f"CUDA, {device_name(device)}" if device.type == "cuda" else "the CPU"
+    return EngineChoice("host", f"host engine on {where}: {why}", cuda=device.type == "cuda")
 
 
 def build_engine(config, task: Task, choice: EngineChoice, *, packing_factor: float):

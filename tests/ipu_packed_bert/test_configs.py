@@ -8,13 +8,15 @@ import pytest
 import yaml
 
 from ipu_packed_bert.config import Config, load_config
+from ipu_packed_bert.configurations import for_one_gpu
+from ipu_packed_bert.plan import host_needs, plan
 from ipu_packed_bert.tasks import settings as finetuning
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 FINE_TUNING = sorted(FOLDER.glob("finetune_*"))
 PATHS = sorted(set(FOLDER.glob("*")) - set(FINE_TUNING))
 NAME = re.compile(
-    r"(?P<packing>packed|unpacked)_(?:(?P<phase>phase1|phase2)(?:_(?P<length>\d+))?(?P<base>_base)?_(?P<machine>pod16|pod4)"
+    r"(?P<packing>packed|unpacked)_(?:(?P<phase>phase1|phase2)(?:_(?P<length>\d+))?(?P<base>_base)?_(?P<machine>pod16|pod4|gpu1|gpu8)"
     r"|(?P<small>small_ipu1|host))\.yml"
 )
 
@@ -29,6 +31,9 @@ PUBLISHED = {
     ("large", 512): (2, 2048, 2137, 2.828e-3, 0.128, 8192.0, 0.10, 0.15, 2),
 }
 # hidden, layers, heads, intermediate, layers per IPU
+# Published NVIDIA configuration, BERT-large with LAMB (NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT,
+# scripts/configs/pretrain_config.sh, dgxa100_8gpu_fp16): sequences an update, steps, peak learning rate, warm-up share.
+PUBLISHED_GPU = {128: (65536, 7038, 6.0e-3, 0.2843), 512: (32768, 1563, 4.0e-3, 0.128)}
 SIZES = {"base": (768, 12, 12, 3072, (0, 4, 4, 4)), "large": (1024, 24, 16, 4096, (3, 7, 7, 7))}
 MASKS = {128: 20, 384: 56, 512: 76}
 
@@ -43,6 +48,11 @@ def test_all_that_were_asked_for_are_there():
     others = [
         "packed_phase2_pod4.yml",
         "unpacked_phase2_pod4.yml",
+        "packed_phase1_gpu1.yml",
+        "packed_phase2_gpu1.yml",
+        "packed_phase2_gpu8.yml",
+        "packed_phase1_base_gpu1.yml",
+        "packed_phase2_base_gpu1.yml",
         "packed_small_ipu1.yml",
         "packed_host.yml",
         "unpacked_host.yml",
@@ -75,6 +85,9 @@ def test_what_the_name_says(path):
     length = 128 if name["phase"] == "phase1" else int(name["length"] or 512)
     size = "base" if name["base"] else "large"
     assert config.data.max_sequence_length == length
+    if name["machine"].startswith("gpu"):
+        for_gpus(config, size, length, memory={"gpu1": 80e9, "gpu8": 40e9}[name["machine"]])
+        return
     replicas = {"pod16": 4, "pod4": 1}[name["machine"]]
     assert (config.placement.replicas, config.placement.ipus_per_replica) == (replicas, 4)
     micro, accumulation, steps, rate, warmup, scale, first, others, parts = PUBLISHED[size, length]
@@ -94,6 +107,21 @@ def test_what_the_name_says(path):
     assert config.engine.loss_scaling == scale
     assert config.placement.available_memory_proportion == (first, others, others, others)
     assert config.placement.embedding_serialization_factor == parts
+
+
+def for_gpus(config, size, length, memory):
+    model, optimizer, engine = config.model, config.optimizer, config.engine
+    assert (model.hidden_size, model.num_layers, model.num_heads, model.intermediate_size) == SIZES[size][:4]
+    assert (config.packs_per_update(1.0), config.run.steps) == PUBLISHED_GPU[length][:2]
+    assert (optimizer.learning_rate, optimizer.warmup_fraction) == PUBLISHED_GPU[length][2:]
+    assert (optimizer.name, optimizer.schedule, optimizer.schedule_power) == ("lamb", "polynomial", 0.5)
+    assert (optimizer.max_gradient_norm, optimizer.eps, optimizer.weight_decay) == (1.0, 1e-6, 0.01)
+    assert model.layer_norm_eps == 1e-12 and optimizer.bias_correction and not config.without_ipus
+    # What takes the variable-length kernel, and is refused where no GPU is.
+    assert (engine.kind, engine.device, engine.precision) == ("host", "cuda", "bfloat16")
+    assert model.attention_dropout == 0.0 and config.ipus == 1
+    # Half as much again as is computed must fit: kernels' buffers and the allocator's waste are not counted.
+    assert 0.2 * memory < host_needs(plan(config, packing_factor=2.0)).memory.most < memory / 1.5
 
 
 TABLE = json.loads((FOLDER.parent / "tests" / "data" / "published_settings.json").read_text())
@@ -175,6 +203,22 @@ def test_packed_and_unpacked_differ_only_in_packing():
             assert first == second
             compared += 1
     assert compared == 8
+
+
+def test_the_configuration_for_a_gpu_is_that_of_the_same_model_and_length():
+    compared = 0
+    for path in PATHS:
+        other = for_one_gpu(path.stem)
+        if other:
+            first, second = load_config(path), load_config(FOLDER / f"{other}.yml")
+            assert first.data.max_sequence_length == second.data.max_sequence_length and first.packed == second.packed
+            assert (first.model.hidden_size, first.model.num_layers) == (
+                second.model.hidden_size,
+                second.model.num_layers,
+            )
+            compared += 1
+    assert compared >= 4
+    assert for_one_gpu("packed_phase2_gpu1") is None and for_one_gpu("unpacked_phase2_pod16") is None
 
 
 def test_fine_tuning_configs_are_there():

@@ -50,7 +50,8 @@ def test_every_configuration_has_a_plan_that_fits(path, capsys):
     assert print_plan(config, packing_factor=FACTOR) == 0
     text = capsys.readouterr().out
     made = plan(config, packing_factor=FACTOR)
-    assert all(0 < memory.total <= FULLEST_PUBLISHED * IPU_BYTES for memory in made.memory)
+    if config.engine.kind != "host":
+        assert all(0 < memory.total <= FULLEST_PUBLISHED * IPU_BYTES for memory in made.memory)
     assert len(made.memory) == config.placement.ipus_per_replica
     assert f"{made.update.packs:,} packs" in text and f"{config.run.steps:,} updates" in text
     # A glance takes one screen.
