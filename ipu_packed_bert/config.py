@@ -202,6 +202,9 @@ class RunConfig:
     evaluate_every: int = setting(0, "steps; 0: never", minimum=0)
     checkpoint_every: int = setting(0, "steps; 0: only at the end", minimum=0)
     keep_checkpoints: int = setting(2, "the newest ones, and one known to be good", minimum=1)
+    compare_unpacked: int = setting(
+        0, "updates made again, unpacked, after the last checkpoint, for speed and equality; 0: none", minimum=0
+    )
     on_nonfinite: str = setting(
         "stop", "an update whose loss or gradients are not finite; skip: leave it out, host", choices=("stop", "skip")
     )

@@ -28,7 +28,7 @@ from ipu_packed_bert.settings import (
 HARMLESS = frozenset(
     """
     run.log_every run.evaluate_every run.checkpoint_every run.keep_checkpoints run.on_nonfinite run.nonfinite_patience
-    run.export
+    run.export run.compare_unpacked
     data.directory data.corpus data.json_field data.vocabulary data.held_out data.evaluation_directory
     data.training data.evaluation data.evaluation_examples
     model.initializer_range model.vocabulary

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
@@ -21,9 +20,9 @@ import torch
 from ipu_packed_bert.checkpoint import checkpoints
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.identity import Identity
-from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOCK, LOG, environment_of, read_log
+from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOCK, LOG, SUMMARY, environment_of, read_log
 from ipu_packed_bert.tasks.task import Counts, Evaluation
-from ipu_packed_bert.train import Log, Outcome, not_finite
+from ipu_packed_bert.train import Log, not_finite
 from pack_data.files import locked, write_atomically
 from pack_data.store import Manifest
 
@@ -283,6 +282,8 @@ def open_run_folder(
             refuse_a_run_in(str(path))
         elif saved_in(path) != saved:
             raise ValueError(f"{path}: another process continued this run meanwhile; resume it again")
+        # What the run came to before: it goes on now, and says so anew at its end.
+        (path / SUMMARY).unlink(missing_ok=True)
         write_atomically(path / CONFIG, config.to_yaml().encode())
         write_atomically(path / environment_of(first_step), (json.dumps(environment, indent=1) + "\n").encode())
         yield path
@@ -304,35 +305,6 @@ def _new_folder(name: str) -> Path:
         except FileExistsError:  # a run begun within the same second
             number += 1
             path = first.with_name(f"{first.name}-{number}")
-
-
-def print_summary(
-    folder: Path, totals: Totals, outcome: Outcome, *, steps: int, max_sequence_length: int, resume: str, go_on: str
-) -> None:
-    """What a run came to, where it lies and the command that resumes it, or goes on after its last step."""
-    records = read_log(folder / LOG)
-    # That of an update that was left out may be null.
-    losses = ["none" if record["loss"] is None else f"{record['loss']:.3f}" for record in (records[0], records[-1])]
-    rows = [("loss", f"{losses[0]} -> {losses[1]} in {records[-1]['step']:,} updates")]
-    skipped = skipped_updates(records)
-    if skipped:
-        rows.append(("left out", f"{skipped:,} update{'s' * (skipped > 1)} whose loss or gradients were not finite"))
-    evaluations = read_log(folder / EVALUATIONS)
-    if evaluations:
-        of_task = {name: value for name, value in evaluations[-1].items() if name not in ("step", "seconds", *_COUNTS)}
-        rows.append(("held out", in_words(of_task)))
-    avoided = padding_avoided(totals.packs, totals.sequences, totals.tokens, max_sequence_length)
-    rows.append(("speed", f"{totals.sequences_per_second:,.1f} sequences/s, {totals.tokens_per_second:,.0f} tokens/s"))
-    rows.append(("padding", f"{avoided:.2%} avoided: {totals.packing_factor:.3f} sequences in a pack"))
-    rows.append(("run", f"{folder}  (tensorboard --logdir {folder})"))
-    rows.append(("continue", go_on) if outcome.step == steps else ("resume", resume))
-    print()
-    if outcome.stopped_by:
-        print(
-            f"stopped   by {signal.Signals(outcome.stopped_by).name} after update {outcome.step:,} of {steps:,}; saved"
-        )
-    for label, text in rows:
-        print(f"{label:<9} {text}")
 
 
 def skipped_updates(records: Sequence[Mapping[str, Any]]) -> int:

@@ -22,8 +22,9 @@ from ipu_packed_bert.identity import Identity, agree
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.optim import schedule_change
 from ipu_packed_bert.resuming import Changes, compare
-from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, EXPORT, LOG, MODEL, VOCABULARY, allowed_before
-from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, print_summary, saved_in
+from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, EXPORT, MODEL, VOCABULARY, allowed_before
+from ipu_packed_bert.run_summary import RunEnd
+from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, saved_in
 from ipu_packed_bert.start import Start, find_start
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExampleTask
@@ -164,35 +165,29 @@ def fine_tune(
                 )
             )
         )
-        outcome = train(
-            config,
-            engine,
-            batches,
-            log,
-            folder / CHECKPOINTS,
-            steps=steps,
-            first_step=first_step,
-            evaluate_every=(config.run.evaluate_every or steps) if task.evaluation else 0,
-            vocabulary=Identity.of(start.vocabulary),
-        )
-        finished = outcome.stopped_by is None
-        if finished and log.evaluated != outcome.step and task.evaluation is not None:
-            found = task.evaluate(engine, batches.held_out())
-            if found is not None:
-                log.evaluation(outcome.step, found)
-        log.close()
         longer = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={2 * steps}"
         resume_command = f"{typed('finetune', 'python -m ipu_packed_bert.finetune')} --resume {folder}"
-        if (folder / LOG).stat().st_size:
-            print_summary(
-                folder,
-                log.totals,
-                outcome,
+        go_on = f"{resume_command} --set run.epochs={2 * config.run.epochs}{longer}"
+        end = RunEnd(folder, config, engine, batches, log, steps, resume_command, go_on, progress=progress)
+        with end.if_not_finite():
+            outcome = train(
+                config,
+                engine,
+                batches,
+                log,
+                folder / CHECKPOINTS,
                 steps=steps,
-                max_sequence_length=task.max_sequence_length,
-                resume=resume_command,
-                go_on=f"{resume_command} --set run.epochs={2 * config.run.epochs}{longer}",
+                first_step=first_step,
+                evaluate_every=(config.run.evaluate_every or steps) if task.evaluation else 0,
+                vocabulary=Identity.of(start.vocabulary),
             )
+            finished = outcome.stopped_by is None
+            if finished and log.evaluated != outcome.step and task.evaluation is not None:
+                found = task.evaluate(engine, batches.held_out())
+                if found is not None:
+                    log.evaluation(outcome.step, found)
+        log.close()
+        end.finish(outcome)
         if finished and config.run.export and steps and (outcome.step > first_step or not (folder / MODEL).exists()):
             export(prepared, folder / MODEL)
             print(f"model     {folder / MODEL}, as transformers loads it ({task.architecture})")

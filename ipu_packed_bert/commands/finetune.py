@@ -63,6 +63,13 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
     parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
     parser.add_argument(
+        "--compare-unpacked",
+        type=int,
+        metavar="N",
+        help="at the end of the run, N updates beside the same sequences unpacked: speed, loss and gradients; as --set"
+        " run.compare_unpacked=...",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -88,6 +95,8 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         parser.error("--allow-change goes with --resume; a new run changes nothing")
     if args.engine:
         args.overrides.append(f"engine.kind={args.engine}")
+    if args.compare_unpacked is not None:
+        args.overrides.append(f"run.compare_unpacked={args.compare_unpacked}")
     return args
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -59,6 +60,13 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
     parser.add_argument(
+        "--compare-unpacked",
+        type=int,
+        metavar="N",
+        help="at the end of the run, N updates beside the same sequences unpacked: speed, loss and gradients; as --set"
+        " run.compare_unpacked=...",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -103,7 +111,12 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         parser.error("--whole begins a new run; --resume continues a run as it was begun")
     if args.resume and args.start_from:
         parser.error("--start-from begins a new run; --resume continues with the run's own weights")
-    for key, value in (("engine.kind", args.engine), ("data.directory", args.data), ("run.steps", args.steps)):
+    for key, value in (
+        ("engine.kind", args.engine),
+        ("data.directory", args.data),
+        ("run.steps", args.steps),
+        ("run.compare_unpacked", args.compare_unpacked),
+    ):
         if value is not None:
             args.overrides.append(f"{key}={json.dumps(value)}")  # JSON is YAML, with texts in quotes
     return args
@@ -205,17 +218,18 @@ def run(config: Config, args: argparse.Namespace) -> int:
     from ipu_packed_bert.engine import build_engine, choose_engine
     from ipu_packed_bert.identity import Identity, agree
     from ipu_packed_bert.loader import GlobalBatches, StoredPacks
+    from ipu_packed_bert.run_summary import RunEnd
     from ipu_packed_bert.runlog import (
         RunLog,
         data_of,
         environment,
         open_run_folder,
-        print_summary,
         refuse_a_run_in,
         refuse_a_run_under_way,
     )
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from ipu_packed_bert.train import SilentLog, train
+    from ipu_packed_bert.unigram import unigram_baseline
 
     if args.resume:
         refuse_a_run_under_way(args.resume)
@@ -255,13 +269,13 @@ def run(config: Config, args: argparse.Namespace) -> int:
         task = Pretraining(config, store.schema)
         engine = build_engine(config, task, choice, packing_factor=factor.value)
         opened.enter_context(contextlib.closing(engine))
-        batches = GlobalBatches(
+        global_batches = GlobalBatches(
             StoredPacks(store, seed=config.run.seed),
             task.layout(config, factor.value),
             share=engine.share,
             held_out=StoredPacks(evaluation) if evaluation else None,
         )
-        batches = opened.enter_context(contextlib.closing(engine.feed(batches)))
+        batches = opened.enter_context(contextlib.closing(engine.feed(global_batches)))
         print_data(config, store.manifest, resumed=begin.checkpoint is not None)
         print_batch(config, factor, batches)
         print(f"engine    {engine.description}", flush=True)
@@ -301,12 +315,30 @@ def run(config: Config, args: argparse.Namespace) -> int:
             max_sequence_length=slots,
             progress=args.progress,
         )
-        with contextlib.closing(log):
+        baseline = partial(
+            unigram_baseline,
+            store,
+            evaluation,
+            vocabulary=config.model.vocabulary_size,
+            normalisation=config.loss.normalisation,
+        )
+        end = RunEnd(
+            folder,
+            config,
+            engine,
+            global_batches,
+            log,
+            steps,
+            resume_command(folder),
+            how_to_go_on(folder, config),
+            baseline,
+            args.progress,
+        )
+        with contextlib.closing(log), end.if_not_finite():
             outcome = train(
                 config, engine, batches, log, folder / CHECKPOINTS, first_step=begin.step, vocabulary=vocabulary
             )
-        resume, go_on = resume_command(folder), how_to_go_on(folder, config)
-        print_summary(folder, log.totals, outcome, steps=steps, max_sequence_length=slots, resume=resume, go_on=go_on)
+        end.finish(outcome)
         return outcome.status
 
 

@@ -157,6 +157,9 @@ class FinetuneRun:
         "stop", "an update whose loss or gradients are not finite; skip: leave it out", choices=("stop", "skip")
     )
     nonfinite_patience: int = setting(10, "skipped updates in a row that end the run", minimum=1)
+    compare_unpacked: int = setting(
+        0, "updates made again, unpacked, after the last checkpoint, for speed and equality; 0: none", minimum=0
+    )
     export: bool = setting(True, "write the model as a Hugging Face folder")
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import signal
 import subprocess
 import sys
 
@@ -23,14 +22,12 @@ from ipu_packed_bert.runlog import (
     forget_after,
     open_run_folder,
     padding_avoided,
-    print_summary,
     read_log,
     refuse_a_run_in,
     saved_in,
     tag,
 )
 from ipu_packed_bert.tasks.task import Evaluation
-from ipu_packed_bert.train import Outcome
 from pack_data.store import read_manifest
 from tests.tiny_runs import tiny_data
 
@@ -237,32 +234,6 @@ def test_a_run_that_another_process_continued_is_not_continued_from_before(tmp_p
         pass
     with open_run_folder(str(tmp_path), Config(), first_step=6, saved=saved_in(tmp_path), environment={}):
         pass
-
-
-def test_the_summary_says_what_came_of_it_and_how_to_go_on(tmp_path, capsys):
-    log, _ = written(tmp_path, [1, 2, 3])
-    (tmp_path / EVALUATIONS).write_text(
-        json.dumps({"step": 3, "loss": 6.5, "mlm_accuracy": 0.25, "nsp_accuracy": 0.75}) + "\n"
-    )
-    print_summary(
-        tmp_path,
-        log.totals,
-        Outcome(3, signal.SIGTERM),
-        steps=100,
-        max_sequence_length=512,
-        resume="the command",
-        go_on="",
-    )
-    text = capsys.readouterr().out
-    for part in (
-        "stopped   by SIGTERM after update 3 of 100; saved",
-        "9.000 -> 7.000 in 3 updates",
-        "loss 6.500  mlm 25.0%  nsp 75.0%",
-        "14.0 sequences/s, 760 tokens/s",
-        "1.750 sequences in a pack",
-        "resume    the command\n",
-    ):
-        assert part in text, text
 
 
 def test_other_tasks_have_their_own_metrics(tmp_path):

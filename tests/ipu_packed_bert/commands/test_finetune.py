@@ -100,6 +100,11 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     assert {name: scores[name] for name in ("exact", "f1")} == {
         name: score_answers(predictions, answers)[name] for name in ("exact", "f1")
     }
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["task"] == "squad" and summary["steps"] == len(records)
+    assert {name: summary["held_out"][name] for name in ("exact", "f1")} == {
+        name: scores[name] for name in ("exact", "f1")
+    }
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["seed"] == 3 and environment["data"]["algorithm"] == "spfhp"
     assert yaml.safe_load((tmp_path / "run" / "config.yml").read_text())["data"]["training"] == str(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from ipu_packed_bert.compare_unpacked import compare_unpacked
 from ipu_packed_bert.loader import GlobalBatches, in_order
 from ipu_packed_bert.model.packed import hidden_score
 from ipu_packed_bert.optim import build_optimizer
@@ -16,7 +17,7 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExamplePacks, Inputs, pack_inputs
 from ipu_packed_bert.tasks.questions import span_log_probabilities
 from tests.fine_tuning_files import KINDS, SLOTS, tiny_checkpoint, tiny_config, training_file
-from tests.tolerances import assert_same, relative_error
+from tests.tolerances import assert_same, relative_error, relative_tolerance
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
 
@@ -363,3 +364,12 @@ def test_a_task_keeps_its_contract(checkpoint, tmp_path, kind):
     for name, values in again.first().items():
         assert np.array_equal(values, GlobalBatches(task.training_packs, layout).first()[name])
     assert dataclasses.is_dataclass(task.model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_can_compare_itself_with_its_sequences_unpacked(checkpoint, tmp_path, kind):
+    """What --compare-unpacked does, for every task, in the engine's own precision."""
+    made = prepared(checkpoint, tmp_path, kind, dtype=torch.float32)
+    found = compare_unpacked(made.engine, made.batches, updates=2)
+    assert found is not None and found.packing_factor > 1.2
+    assert found.loss_difference <= 1e-5 and found.gradient_difference <= relative_tolerance(dtype=torch.float32)
