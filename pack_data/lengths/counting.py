@@ -85,6 +85,14 @@ def _is_text(path: str) -> bool:
     return name.endswith(_TEXT)
 
 
+def is_file_of_lengths(path: str) -> bool:
+    """Whether the name is that of a file with a length for each sequence: text, or an array.
+
+    A .csv is a histogram here, with its own reader: it may begin with a byte order mark.
+    """
+    return path.endswith(".npy") or (_is_text(path) and not path.lower().endswith(".csv"))
+
+
 def _files(source: str) -> List[str]:
     if source in PUBLISHED or (Path(source) / MANIFEST).is_file():
         return [source]

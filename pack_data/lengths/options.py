@@ -9,6 +9,7 @@ from typing import Optional
 from pack_data.command import positive_int
 from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.lengths.synthetic import HELP, synthetic_histogram
+from pack_data.store import MANIFEST
 
 
 def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,9 +17,10 @@ def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--histogram",
-        metavar="NAME|CSV",
+        metavar="NAME|FILE|DIR",
         default=PUBLISHED[0],
-        help=f"a shipped histogram ({', '.join(PUBLISHED)}) or a CSV file 'length,count'; default {PUBLISHED[0]}",
+        help=f"a shipped histogram ({', '.join(PUBLISHED)}), a CSV file 'length,count', a file with a length a line "
+        f"(.txt, .lengths), an array of lengths (.npy), or a data set's folder; default {PUBLISHED[0]}",
     )
     where.add_argument(
         "--synthetic", metavar="SPEC", help="made-up lengths instead, e.g. sample:wikipedia_512,n=1000000; kinds below"
@@ -28,7 +30,7 @@ def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-sequence-length",
         type=positive_int,
         metavar="S",
-        help="slots in a pack; required with a CSV file, else the histogram's own",
+        help="slots in a pack; required with a file of lengths, else the histogram's own",
     )
 
 
@@ -43,15 +45,27 @@ def histogram_from(args: argparse.Namespace) -> LengthHistogram:
 
 
 def named_histogram(name: str, max_sequence_length: Optional[int] = None) -> LengthHistogram:
-    """The histogram of a `--histogram` option: a shipped name, or a CSV file, which needs max_sequence_length."""
-    if name in PUBLISHED:
-        histogram = LengthHistogram.published(name)
-        return histogram if max_sequence_length is None else histogram.with_max_sequence_length(max_sequence_length)
-    if not Path(name).exists():
-        raise ValueError(f"--histogram {name}: neither a file nor a shipped name; shipped are {', '.join(PUBLISHED)}")
-    if max_sequence_length is None:
-        raise ValueError(f"--histogram {name}: a CSV file does not say how long a pack is; add --max-sequence-length")
-    histogram = LengthHistogram.from_csv(name, max_sequence_length)
+    """The histogram of a `--histogram` option: a shipped name, a data set's folder, or a file of lengths.
+
+    A file (a CSV histogram `length,count`; a length a line in .txt or .lengths, plain or .gz, .xz, .bz2; an array in
+    .npy) and a folder of such files need max_sequence_length. ValueError, one line, for anything else.
+    """
+    from pack_data.lengths.counting import count, is_file_of_lengths
+
+    path = Path(name)
+    known = name in PUBLISHED or (path / MANIFEST).is_file()
+    if not known and not path.exists():
+        raise ValueError(
+            f"--histogram {name}: neither a file, nor a folder, nor a shipped name; shipped are {', '.join(PUBLISHED)}"
+        )
+    if not known and max_sequence_length is None:
+        raise ValueError(
+            f"--histogram {name}: a file of lengths does not say how long a pack is; add --max-sequence-length"
+        )
+    if known or path.is_dir() or is_file_of_lengths(name):
+        histogram = count([name], max_sequence_length, workers=1)
+    else:
+        histogram = LengthHistogram.from_csv(name, max_sequence_length or 0)
     if not histogram.sequences:
         raise ValueError(
             f"--histogram {name}: holds no sequence; a CSV file has a line `length,count` for each length that occurs"

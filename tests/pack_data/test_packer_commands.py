@@ -75,7 +75,7 @@ def test_options_of_their_own(capsys, lengths_csv):
     [
         ("spfhp", ["--max-sequences-per-pack", "0"], "'0' is no packing depth"),
         ("spfhp", ["--max-sequence-length", "-3"], "'-3' is not a whole number of at least 1"),
-        ("spfhp", ["--histogram", "wikipedia_1"], "neither a file nor a shipped name"),
+        ("spfhp", ["--histogram", "wikipedia_1"], "neither a file, nor a folder, nor a shipped name"),
         ("spfhp", ["--histogram", __file__], "add --max-sequence-length"),
         (
             "spfhp",

@@ -1,11 +1,17 @@
 """The options that name a histogram."""
 
+import gzip
+import re
+
+import numpy as np
 import pytest
 
 from pack_data.command import ArgumentParser
 from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from, named_histogram
 from pack_data.lengths.synthetic import synthetic_histogram
+from pack_data.packers import get_packer
+from tests.pack_data.text_corpus import build_small, write_corpus
 
 SPECIFICATION = "uniform:max=9,n=50"
 
@@ -30,6 +36,52 @@ def test_a_shipped_name_a_file_or_a_specification(table):
     assert found("--synthetic", SPECIFICATION) == synthetic_histogram(SPECIFICATION)
 
 
+@pytest.mark.parametrize("name", ["own.npy", "own.txt", "own.lengths", "own.txt.gz"])
+def test_a_file_with_a_length_for_each_sequence(tmp_path, name):
+    lengths = [3, 8, 3]
+    if name.endswith(".npy"):
+        np.save(tmp_path / name, np.array(lengths, np.uint16))
+    else:
+        with (gzip.open if name.endswith(".gz") else open)(tmp_path / name, "wt") as file:
+            file.write("".join(f"{length}\n" for length in lengths))
+    for path in (tmp_path / name, tmp_path):  # a folder of such files as well
+        assert found("--histogram", str(path), "--max-sequence-length", "9") == LengthHistogram.from_lengths(lengths, 9)
+        with pytest.raises(ValueError, match="add --max-sequence-length"):
+            found("--histogram", str(path))
+    with pytest.raises(ValueError, match=f"{name}: sequence 1 has length 8"):
+        found("--histogram", str(tmp_path / name), "--max-sequence-length", "7")
+
+
+def test_a_data_set_knows_its_lengths_and_its_slots(tmp_path):
+    with build_small(write_corpus(tmp_path / "corpus", 10), tmp_path / "data") as store:
+        own = LengthHistogram(np.array(store.manifest.histogram))
+    assert found("--histogram", str(tmp_path / "data")) == own
+    assert found("--histogram", str(tmp_path / "data"), "--max-sequence-length", "70").max_sequence_length == 70
+    # A packer gives the data set's own packing again.
+    packing = get_packer("spfhp")(found("--histogram", str(tmp_path / "data")), max_sequences_per_pack=3)
+    assert packing.packs == store.manifest.packs
+
+
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("a.npy", b"no array", "a.npy"),
+        ("a.txt", b"3\nlong\n", "a.txt line 2: 'long' is not a length"),
+        ("a.txt.gz", b"no archive", "a.txt.gz: cannot be read as text"),
+        ("a.txt", b"", "holds no sequence"),
+        ("a.csv", b"3\n8\n", "a histogram starts with the line 'length,count'"),
+        ("a.bin", b"\0\1\xff", "a.bin"),
+        ("manifest.json", b"{}", "manifest.json"),
+    ],
+)
+def test_files_that_are_none_of_these(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    path = tmp_path if name == "manifest.json" else tmp_path / name
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        found("--histogram", str(path), "--max-sequence-length", "8")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("arguments", [("--histogram", "squad_1_1_384"), ("--synthetic", SPECIFICATION)])
 def test_the_slots_of_a_pack_can_be_more(arguments):
     own, wider = found(*arguments), found(*arguments, "--max-sequence-length", "500")
@@ -38,7 +90,7 @@ def test_the_slots_of_a_pack_can_be_more(arguments):
 
 
 def test_what_names_no_histogram(table, tmp_path):
-    with pytest.raises(ValueError, match="neither a file nor a shipped name"):
+    with pytest.raises(ValueError, match="neither a file, nor a folder, nor a shipped name"):
         named_histogram(str(tmp_path / "nothing.csv"), 8)
     with pytest.raises(ValueError, match="add --max-sequence-length"):
         named_histogram(table)
