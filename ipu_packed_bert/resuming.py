@@ -74,7 +74,7 @@ NEVER: Mapping[str, str] = {
     **dict.fromkeys(
         """
         data.vocabulary_size data.max_sequence_length data.max_predictions_per_sequence data.packer
-        data.max_sequences_per_pack data.duplication_factor data.seed data.training_examples
+        data.max_sequences_per_pack data.duplication_factor data.whole_word_masking data.seed data.training_examples
         """.split(),
         "a run goes on with the data it has",
     ),

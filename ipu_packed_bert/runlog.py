@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -100,11 +100,14 @@ class RunLog(Log):
         self._lines_every = max(1, steps // 20)
         self._first: Optional[Tuple[Counts, float]] = None
         self._totals = Totals()
-        for name in (LOG, EVALUATIONS):
-            forget_after(self._folder / name, first_step)
+        self._bar: Any = None
+        made = forget_after(self._folder / LOG, first_step, note=self._say)
+        forget_after(self._folder / EVALUATIONS, first_step, note=self._say)
+        lost = missing_steps(made, first_step)
+        if lost:
+            self._say(f"note      {LOG} lacks {lost} of the {first_step:,} updates that the checkpoint has")
         self._log = open(self._folder / LOG, "a", encoding="utf-8")  # noqa: SIM115 - until close()
         self._evaluations = open(self._folder / EVALUATIONS, "a", encoding="utf-8")  # noqa: SIM115 - until close()
-        self._bar = None
         self._board = _tensorboard(self._folder, first_step, self._say)
         if sys.stderr.isatty() if progress is None else progress:
             from tqdm import tqdm
@@ -312,12 +315,27 @@ def skipped_updates(records: Sequence[Mapping[str, Any]]) -> int:
     return sum(1 for record in records if record.get("skipped"))
 
 
-def forget_after(path: Path, step: int) -> None:
-    """Keep only the records up to ``step``; they are made again."""
-    records = read_log(path)
-    kept = [record for record in records if record["step"] <= step]
+def forget_after(path: Path, step: int, *, note: Callable[[str], None] = print) -> List[Dict[str, Any]]:
+    """Keep only the records up to ``step``, and return them; later ones are made again."""
+    kept = [record for record in read_log(path, note=note) if record["step"] <= step]
     if Path(path).exists():
         write_atomically(Path(path), "".join(json.dumps(record) + "\n" for record in kept).encode())
+    return kept
+
+
+def missing_steps(records: Sequence[Mapping[str, Any]], last: int) -> str:
+    """Of the steps 1 to ``last`` those without a record: "3, 6 to 9", the first four spans; "" for none."""
+    there = {record["step"] for record in records}
+    spans: List[List[int]] = []
+    for step in range(1, last + 1):
+        if step in there:
+            continue
+        if spans and spans[-1][1] == step - 1:
+            spans[-1][1] = step
+        else:
+            spans.append([step, step])
+    words = [f"{first:,}" if first == end else f"{first:,} to {end:,}" for first, end in spans]
+    return ", ".join(words[:4] + ["and others"] * (len(words) > 4))
 
 
 def data_of(manifest: Manifest) -> Dict[str, Any]:

@@ -106,7 +106,7 @@ def train(
                     row = f", and so it was {skipped} times in a row" if skipped > 1 else ""
                     raise NotFinite(f"update {step}: {not_finite(result)}{row}; {kept.way_out(step)}")
 
-            last = step == steps
+            last, evaluated = step == steps, False
             if evaluate_every and (last or step % evaluate_every == 0):
                 # A signal ends an evaluation after its batch; half of one is not logged.
                 found = task.evaluate(engine, interruption.ends(batches.held_out()))
@@ -116,6 +116,7 @@ def train(
                         raise NotFinite(
                             f"update {step}: the held-out loss after it is {found.loss}; {kept.way_out(step)}"
                         )
+                    evaluated = "loss" in found.metrics
             due = last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0)
             if due and checkpoints is not None:
                 # The update may have broken the weights although its loss, taken before, is finite.
@@ -128,6 +129,8 @@ def train(
                     )
                 log.sync()  # a checkpoint without the log of its updates would leave a hole
                 kept.save(Checkpoint(step, state, batches.state(), config.to_yaml(), *vocabulary))
+                if evaluated:
+                    kept.shown_good()
             if interruption.signal:
                 break
     return Outcome(step, interruption.signal if step < steps else None)
@@ -141,8 +144,8 @@ _LOWER = (
 class Kept:
     """The checkpoints of a run under way: the newest ones, and the newest one that is known to be good.
 
-    A checkpoint is known to be good once an update from its weights was finite. Its weights being finite does not say
-    so: they may be so large that every product overflows.
+    A checkpoint is known to be good once an update from its weights, or their held-out loss, was finite. Its weights
+    being finite does not say so: they may be so large that every product overflows.
     """
 
     def __init__(self, folder: Optional[Path], *, keep: int, newest: int):
@@ -156,7 +159,7 @@ class Kept:
         self._newest = checkpoint.step
 
     def shown_good(self) -> None:
-        """An update after the newest checkpoint was finite."""
+        """An update from the newest checkpoint, or an evaluation of it, was finite."""
         if self._newest and self._good != self._newest:
             self._good = self._newest
             if self._folder is not None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import platform
 import stat
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator, Union
+from typing import Any, BinaryIO, Dict, Iterator, Optional, Union
 
 
 @contextmanager
@@ -92,23 +94,66 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: Path, complaint: str) -> Iterator[None]:
-    """Holds the lock file `path` while entered; raises ValueError(complaint) where another process holds it.
+    """Holds the lock file `path` while entered; raises ValueError where another process holds it: `complaint`, and who.
 
     The system keeps the lock with the open file, so it ends with the process, however that ends; the file itself stays.
     A lock that is held is tried again for `LOCK_PATIENCE` seconds.
     On a file system without locks nothing is held, and a line on stderr says so.
+
+    Processes on several machines see each other's locks over NFS as Linux mounts it (since 2.6.12 a lock there is one
+    of the server's byte ranges). They do not where a machine keeps locks to itself: NFS mounted with `nolock` or
+    `local_lock`, Lustre with `localflock`. No process can tell; so a line on stderr names a process of another machine
+    that wrote here last and did not end in order. Where a machine dies, an NFS server keeps its lock until the lease is
+    over (NFS 4, about 90 s) or the machine is back (NFS 3).
     """
-    with open(path, "a") as file:
+    with open(path, "a+", encoding="utf-8", errors="replace") as file:
         try:
             _lock_soon(file)
         except OSError as error:
             if error.errno in _HELD:
-                raise ValueError(complaint) from None
+                holder = _holder(file)
+                raise ValueError(f"{complaint} ({_in_words(holder)})" if holder else complaint) from None
             print(
                 f"note: {path.parent} cannot be locked ({error.strerror}); start no second process on it",
                 file=sys.stderr,
             )
-        yield
+        last = _holder(file)
+        if last and last["host"] != platform.node():
+            print(
+                f"note: {path.parent}: {_in_words(last)}, wrote here and did not end in order; make sure that it has "
+                "ended",
+                file=sys.stderr,
+            )
+        own = {"process": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        _sign(file, json.dumps(own) + "\n")
+        try:
+            yield
+        finally:
+            _sign(file, "")
+
+
+def _sign(file: Any, text: str) -> None:
+    """The lock file's only content; a full disk, say, is no reason to stop."""
+    with suppress(OSError):
+        file.truncate(0)
+        file.write(text)
+        file.flush()
+
+
+def _holder(file: Any) -> Optional[Dict[str, Any]]:
+    """Who signed a lock file; None where nobody has, or it cannot be read."""
+    try:
+        file.seek(0)
+        found = json.loads(file.read(1000))
+    except (OSError, ValueError, RecursionError):
+        return None
+    kinds = {"process": int, "host": str, "since": str}
+    named = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
+    return found if named else None
+
+
+def _in_words(holder: Dict[str, Any]) -> str:
+    return f"process {holder['process']} on {holder['host']}, since {holder['since']}"
 
 
 # A process that was killed while it started another one leaves the lock to that one until it has replaced its program.

@@ -236,6 +236,22 @@ def test_a_run_that_another_process_continued_is_not_continued_from_before(tmp_p
         pass
 
 
+def test_a_hole_between_log_and_checkpoint_is_said(tmp_path):
+    records = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (1, 2, 4, 5, 6, 9))
+    for first_step, words in ((2, None), (5, "lacks 3 of the 5"), (8, "lacks 3, 7 to 8 of the 8")):
+        (tmp_path / LOG).write_text(records + '{"step": 10, "lo')
+        stream = io.StringIO()
+        RunLog(
+            tmp_path, steps=20, first_step=first_step, max_sequence_length=100, stream=stream, progress=False
+        ).close()
+        notes = stream.getvalue().split("\n")
+        assert [words in note for note in notes if "lacks" in note] == ([True] if words else [])
+        assert sum("cut short" in note for note in notes) == 1
+        assert [record["step"] for record in read_log(tmp_path / LOG)] == [
+            step for step in (1, 2, 4, 5, 6) if step <= first_step
+        ]
+
+
 def test_other_tasks_have_their_own_metrics(tmp_path):
     """Whatever a task names: a line in log.jsonl, a scalar in TensorBoard, files of predictions."""
     stream = io.StringIO()

@@ -24,7 +24,7 @@ from pack_data.command import NotFinite, run_main
 from pack_data.store import PackStore
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import global_batches, host_engine
-from tests.tiny_runs import SLOTS, tiny_config, tiny_data, tiny_settings
+from tests.tiny_runs import SLOTS, held_out_of, tiny_config, tiny_data, tiny_settings
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ NAN = float("nan")
 
 def run(store, folder, losses, *overrides, first_step=0):
     config = configured(f"run.steps={first_step + len(losses)}", "run.evaluate_every=0", *overrides)
-    batches = global_batches(store, config, packing_factor=2.0)
+    batches = global_batches(store, config, packing_factor=2.0, evaluation=held_out_of(store))
     stream = io.StringIO()
     log = RunLog(
         folder, steps=config.run.steps, first_step=first_step, max_sequence_length=SLOTS, progress=False, stream=stream
@@ -266,6 +266,15 @@ def test_a_checkpoint_that_later_updates_come_from_is_where_a_run_goes_on(store,
     with pytest.raises(NotFinite, match="no update from .*step_00000004.* was finite, .* undo a change of settings"):
         run(store, tmp_path, [NAN], *options, first_step=4)
     assert steps_saved(tmp_path) == [4]
+
+
+@pytest.mark.parametrize("evaluate", [0, 4])
+def test_a_held_out_loss_shows_that_a_checkpoint_is_good(store, tmp_path, evaluate, monkeypatch):
+    """At the end of a run nothing else does."""
+    monkeypatch.setattr(Told, "evaluate", lambda engine, batch: Told([1.0]).step(batch, 0.0), raising=False)
+    options = ("run.checkpoint_every=2", "run.keep_checkpoints=1", f"run.evaluate_every={evaluate}")
+    run(store, tmp_path, [4.0, 3.0, 2.0, 1.0], *options)
+    assert steps_saved(tmp_path) == ([4] if evaluate else [2, 4])
 
 
 def test_skipped_updates_do_not_make_a_checkpoint_known_to_be_good(store, tmp_path):

@@ -1,7 +1,9 @@
 """The lock of a folder: one process at a time, also without fcntl, and not beyond the process that held it."""
 
 import errno
+import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -24,13 +26,34 @@ def test_a_killed_process_leaves_no_lock_behind(tmp_path):
     )
     try:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match="taken"), locked(path, "taken"):
+        words = rf"^taken \(process {holder.pid} on {platform.node()}, since 2.*\)$"
+        with pytest.raises(ValueError, match=words), locked(path, "taken"):
             pass
     finally:
         holder.kill()
         holder.communicate()
     with locked(path, "taken"):
-        pass
+        assert json.loads(path.read_text())["process"] == os.getpid()
+    assert path.read_text() == ""
+
+
+def test_a_process_of_another_machine_that_did_not_end_in_order_is_named(tmp_path, capsys):
+    """It may still run, where machines do not see each other's locks."""
+    path = tmp_path / "lock"
+    own = json.dumps({"process": 7, "host": platform.node(), "since": "now"})
+    for text in (b"", b"{", b"[]", b'{"host": 3}', b"\xff", own.encode()):
+        path.write_bytes(text)
+        with locked(path, "taken"):
+            pass
+    assert capsys.readouterr().err == ""
+    path.write_text('{"process": 7, "host": "another", "since": "now"}')
+    for _ in range(2):  # said once
+        with locked(path, "taken"):
+            pass
+    assert capsys.readouterr().err == (
+        f"note: {tmp_path}: process 7 on another, since now, wrote here and did not end in order; "
+        "make sure that it has ended\n"
+    )
 
 
 def test_a_child_of_a_killed_process_may_hold_the_lock_a_moment_longer(tmp_path):

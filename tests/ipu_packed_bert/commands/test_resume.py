@@ -117,8 +117,9 @@ def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(HostEngine, "step", meeting)
     assert pretrain.main(["--config", tiny, "--out", str(folder)]) == 0
-    error = f"error: {folder}: another process writes this run; wait for it\n"
-    assert met == [2] and capsys.readouterr().err == error
+    error = f"error: {folder}: another process writes this run; wait for it (process {os.getpid()} on "
+    text = capsys.readouterr().err
+    assert met == [2] and text.startswith(error) and text.count("\n") == 1
     assert [record["step"] for record in read_log(folder / LOG)] == list(range(1, STEPS + 1))
 
 
