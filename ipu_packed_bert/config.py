@@ -152,6 +152,7 @@ class EngineConfig:
     )
     attention: str = setting("auto", "host", choices=("auto", "eager", "sdpa", "varlen"))
     compile: bool = setting(False, "host: torch.compile")
+    deterministic: bool = setting(False, "CUDA: the same bits in every run, slower; CPUs always give them")
     threads: Optional[int] = setting(None, "host; null: as many as torch chooses", minimum=1)
     mask: str = setting("product", "inside the score product, or added to the scores", choices=("product", "additive"))
     half_weights: bool = setting(True, "weights in float16")

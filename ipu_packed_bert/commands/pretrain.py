@@ -383,7 +383,7 @@ def _what_it_takes(config: Config, choice: EngineChoice, packing_factor: Optiona
 
     made = plan(*described(config), packing_factor=packing_factor)
     device = find_device(config.engine)
-    return whole_lines(made, device, rate=product_rate(device, config.engine.precision))
+    return whole_lines(made, device, rate=product_rate(device, config.engine))
 
 
 def print_schedule(checkpoint: Checkpoint, config: Config) -> None:

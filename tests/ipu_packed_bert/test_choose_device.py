@@ -74,7 +74,7 @@ def test_memory_and_hours_follow_from_the_plan(monkeypatch):
     assert duration(hours) in fast and fast != slow
     monkeypatch.setattr("ipu_packed_bert.engine.host.estimate.memory_here", lambda device: 1 << 30)
     assert "more than there is" in whole_lines(made, cpu, rate=1e12)[0]
-    assert product_rate(cpu, "float32", size=32) > 0
+    assert product_rate(cpu, made.config.engine, size=32) > 0
 
 
 def test_durations_in_the_unit_that_a_person_takes():

@@ -10,7 +10,7 @@ import torch
 
 from ipu_packed_bert.config import Config, load_config
 from ipu_packed_bert.engine.host.attention import Attention, pick_attention, without_kernel
-from ipu_packed_bert.engine.host.devices import find_device, precision_of, refuse_precision
+from ipu_packed_bert.engine.host.devices import find_device, numerics_of, refuse_precision
 from ipu_packed_bert.settings import ConfigError
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.fakes.cuda import pretend
@@ -87,19 +87,25 @@ def test_float16_is_refused_with_the_way_out(name, tmp_path):
         (load_config if name == "pretraining" else settings.load_config)(path)
 
 
-def test_products_are_ieee_unless_tf32_is_asked_for_and_the_process_keeps_its_choice():
-    """The switch is that of the process: it holds in the engine only. (No GPU is needed to see the switch.)"""
+def test_the_process_keeps_its_choices_and_inside_they_are_the_engine_s(monkeypatch):
+    """The switches are those of the process: they hold in the engine only. (No GPU is needed to see them.)"""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     cuda, outer = torch.device("cuda"), torch.get_float32_matmul_precision()
     try:
         for chosen in ("high", "highest"):
             torch.set_float32_matmul_precision(chosen)
             for precision, inside in (("float32", "highest"), ("bfloat16", "highest"), ("tf32", "high")):
-                with pytest.raises(KeyError), precision_of(precision, cuda):
-                    assert torch.get_float32_matmul_precision() == inside
-                    raise KeyError
+                for deterministic in (False, True):
+                    settings = engine(precision=precision, deterministic=deterministic)
+                    with pytest.raises(KeyError), numerics_of(settings, cuda):
+                        assert torch.get_float32_matmul_precision() == inside
+                        assert torch.are_deterministic_algorithms_enabled() == deterministic
+                        raise KeyError
+                    assert torch.get_float32_matmul_precision() == chosen
+                    assert not torch.are_deterministic_algorithms_enabled()
+            with numerics_of(engine(deterministic=True), CPU):
                 assert torch.get_float32_matmul_precision() == chosen
-            with precision_of("float32", CPU):
-                assert torch.get_float32_matmul_precision() == chosen
+                assert not torch.are_deterministic_algorithms_enabled()
     finally:
         torch.set_float32_matmul_precision(outer)
 

@@ -3,7 +3,6 @@ sequence."""
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 
 import numpy as np
@@ -22,9 +21,11 @@ from ipu_packed_bert.config import (
     OptimizerConfig,
 )
 from ipu_packed_bert.engine.host import VARLEN_FROM, pick_attention
+from ipu_packed_bert.engine.host.engine import _Program
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from ipu_packed_bert.model.varlen import SequenceBoundaries, attend_within_sequences
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from tests.fakes.varlen_kernel import on_cpu
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import host_engine
 from tests.tiny_runs import TINY
@@ -106,27 +107,36 @@ def test_boundaries_are_static_and_count_the_padding():
     assert SequenceBoundaries(2, blocks=False)(numbers, torch.float32).lengths is None
 
 
-def test_the_kernel_is_called_as_it_is_published(monkeypatch):
-    """The real one runs on CUDA in half types only; a stand-in that does what its documentation says takes its
-    place."""
+@pytest.fixture(scope="module")
+def kernel():
+    """torch's operator with a kernel for the CPU; the real one runs on CUDA in half types only."""
     varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch before 2.10 has no variable-length kernel")
-    signature = inspect.signature(varlen.varlen_attn)
+    on_cpu(varlen)
 
-    def stand_in(*arguments, **options):
-        given = signature.bind(*arguments, **options).arguments
-        assert set(given) == {"query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"}
-        starts = given["cu_seq_q"].tolist()
-        assert max(after - before for before, after in zip(starts, starts[1:])) <= given["max_q"] == given["max_k"]
-        pieces = []
-        for before, after in zip(starts, starts[1:]):
-            heads = (given[name][before:after].transpose(0, 1) for name in ("query", "key", "value"))
-            pieces.append(F.scaled_dot_product_attention(*heads).transpose(0, 1))
-        return torch.cat(pieces)
 
-    monkeypatch.setattr(varlen, "varlen_attn", stand_in)
-    dense, kernel = networks(torch.float64, kernel=True)
-    _, _, batch = random_batch(9, 8)
-    assert_same(found=gradients(kernel, batch), expected=gradients(dense, batch), dtype=torch.float64)
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**32 - 1), sequences=st.integers(1, 10))
+def test_the_kernel_s_boundaries_are_the_dense_mask(kernel, seed, sequences):
+    dense, varlen = networks(torch.float64, kernel=True)
+    packs, _, batch = random_batch(seed, sequences)
+    assert_same(found=gradients(varlen, batch), expected=gradients(dense, batch), dtype=torch.float64)
+    boundaries = varlen.attention_mask(torch.from_numpy(batch["input_mask"]), torch.float64)
+    assert len(boundaries.cumulative) == len(packs) * (DEPTH + 1) + 1
+
+
+def test_compiled_with_the_kernel_one_graph_serves_all_boundaries(kernel, monkeypatch):
+    """In bfloat16, as it runs on CUDA; without compiled kernels, which would take longer."""
+    monkeypatch.setattr(_Program, "backend", "aot_eager")
+    batches = [random_batch(seed, 6, dtype=np.float32)[2] for seed in (3, 4)]
+    batches = [{name: values[:3] for name, values in batch.items()} for batch in batches]
+    assert not np.array_equal(batches[0]["input_mask"], batches[1]["input_mask"])
+    one_layer = replace(config(), model=replace(MODEL, num_layers=1))
+    half = replace(one_layer, engine=replace(one_layer.engine, precision="bfloat16", compile=True))
+    dense, engine = host_engine(one_layer), host_engine(half)
+    attend_within_sequences(engine.model, sequences=DEPTH, kernel=True)
+    for batch in batches:
+        assert engine.step(batch, 1e-3).loss == pytest.approx(dense.step(batch, 1e-3).loss, rel=3e-2)
+    assert engine.compilations["training"] == 1
 
 
 def config(slots=SLOTS, **engine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any, Iterator, Optional, Tuple
 
 import torch
@@ -50,20 +51,27 @@ def arithmetic(precision: str, device: torch.device) -> torch.dtype:
 
 
 @contextlib.contextmanager
-def precision_of(precision: str, device: torch.device) -> Iterator[None]:
-    """Inside, float32 products on CUDA are IEEE's, or TF32 where that is asked for, whatever the process had chosen.
+def numerics_of(engine: EngineConfig, device: torch.device) -> Iterator[None]:
+    """Inside, CUDA computes as the settings say, whatever the process had chosen.
 
-    The choice belongs to the whole process, so that it holds for the threads of the backward pass too.
+    float32 products are IEEE's, or TF32 where `engine.precision` is that; with `engine.deterministic` every kernel sums
+    in one order. Both choices belong to the whole process, so that they hold for the threads of the backward pass too.
     """
     if device.type != "cuda":
         yield
         return
-    outer = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    precision, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.set_float32_matmul_precision("high" if engine.precision == "tf32" else "highest")
+    if engine.deterministic:
+        # cuBLAS needs a workspace of fixed size for it, and reads this when it is first used.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(outer)
+        torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
 
 
 def autocast(precision: str, device: torch.device) -> Any:

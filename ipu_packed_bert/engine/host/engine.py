@@ -15,7 +15,7 @@ import torch
 
 from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches
 from ipu_packed_bert.engine.host.attention import pick_attention
-from ipu_packed_bert.engine.host.devices import autocast, device_name, find_device, precision_of, refuse_precision
+from ipu_packed_bert.engine.host.devices import autocast, device_name, find_device, numerics_of, refuse_precision
 from ipu_packed_bert.engine.host.feed import cut, feed_for
 from ipu_packed_bert.engine.host.recompute import recompute_layers, refuse_compiled
 from ipu_packed_bert.loader import Batch
@@ -118,6 +118,7 @@ class HostEngine(Engine):
         parts = [f"host engine: {name}", engine.precision, f"{attention.kind} attention"]
         parts[2] += f" ({attention.note})" if attention.note else ""
         parts += ["layers recomputed"] * self._recomputes + ["compiled"] * engine.compile
+        parts += ["deterministic"] * (engine.deterministic and self._device.type == "cuda")
         return ", ".join(parts)
 
     @property
@@ -176,7 +177,7 @@ class HostEngine(Engine):
         self.model.train(dropout)
         number = micro_batches(self.task, batch, self._config.batch.micro_batch)
         totals = self._zeros()
-        with self._random_stream(), self._precision():
+        with self._random_stream(), self._numerics():
             for fields in self._micro_batches(batch):
                 with self._arithmetic():
                     output = self._programs["training"](fields)
@@ -188,7 +189,7 @@ class HostEngine(Engine):
         start = time.perf_counter()
         self.model.eval()
         totals = self._zeros()
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), self._numerics():
             for fields in self._micro_batches(batch):
                 with self._arithmetic():
                     output = self._programs["evaluation"](fields)
@@ -198,7 +199,7 @@ class HostEngine(Engine):
     def predict(self, batch: Batch) -> np.ndarray:
         self.model.eval()
         found = []
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), self._numerics():
             for fields in self._micro_batches(batch):
                 with self._arithmetic():
                     found.append(self._programs["prediction"](fields))
@@ -223,8 +224,8 @@ class HostEngine(Engine):
     def _arithmetic(self) -> Any:
         return autocast(self._config.engine.precision, self._device)
 
-    def _precision(self) -> Any:
-        return precision_of(self._config.engine.precision, self._device)
+    def _numerics(self) -> Any:
+        return numerics_of(self._config.engine, self._device)
 
     def _read_random_stream(self) -> Dict[str, torch.Tensor]:
         stream = {"cpu": torch.get_rng_state()}

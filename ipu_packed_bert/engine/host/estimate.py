@@ -8,7 +8,8 @@ from typing import List
 
 import torch
 
-from ipu_packed_bert.engine.host.devices import arithmetic, device_name, precision_of
+from ipu_packed_bert.config import EngineConfig
+from ipu_packed_bert.engine.host.devices import arithmetic, device_name, numerics_of
 from ipu_packed_bert.plan import RunPlan, host_needs
 
 # Of a plain matrix product's rate: what training steps of large transformers reach, with layer norms, dropout, copies.
@@ -16,12 +17,12 @@ SHARE = 0.5
 GIB = float(1 << 30)
 
 
-def product_rate(device: torch.device, precision: str, *, size: int = 0) -> float:
-    """Multiply-adds a second of a square matrix product in `precision`, the best of a few; a fraction of a second."""
+def product_rate(device: torch.device, engine: EngineConfig, *, size: int = 0) -> float:
+    """Multiply-adds a second of a square matrix product in `engine.precision`, the best of a few."""
     size = size or (4096 if device.type == "cuda" else 1024)
-    factor = torch.ones(size, size, dtype=arithmetic(precision, device), device=device)
+    factor = torch.ones(size, size, dtype=arithmetic(engine.precision, device), device=device)
     best = 0.0
-    with precision_of(precision, device):
+    with numerics_of(engine, device):
         for _ in range(4):  # the first one warms up
             start = time.perf_counter()
             torch.mm(factor, factor)
@@ -55,7 +56,8 @@ def whole_lines(made: RunPlan, device: torch.device, *, rate: float) -> List[str
     hours = needs.multiply_adds / (SHARE * rate) / 3600.0
     lines.append(
         f"  time    about {duration(hours)} for {config.run.steps:,} updates on this {device_name(device)}, computed"
-        f" from {SHARE:.0%} of a matrix product's {2e-12 * rate:,.2g} TFLOP/s in {config.engine.precision}, measured now"
+        f" from {SHARE:.0%} of a matrix product's {2e-12 * rate:,.2g} TFLOP/s in {config.engine.precision}, measured"
+        " now"
     )
     return lines
 
