@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Dict, List, Optional, Tuple
 
+from pack_data.histogram import LengthHistogram
+
 Strategy = Tuple[int, ...]
 
 
@@ -51,3 +53,24 @@ class PacksByFreeSlots:
     def all(self) -> List[Tuple[Strategy, int]]:
         """Every group, closed or not."""
         return self.closed + [group for stack in self._stacks.values() for group in stack]
+
+
+def longest_first(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> List[Tuple[Strategy, int]]:
+    """Best fit, longest sequences first: (strategy, packs); max_sequences_per_pack None is unlimited."""
+    S = histogram.max_sequence_length
+    packs = PacksByFreeSlots(max_sequences_per_pack)
+    for length in histogram.lengths[::-1].tolist():
+        left = int(histogram.counts[length])
+        while left:
+            free = packs.least_free(length)
+            strategy, count = ((), left) if free is None else packs.pop(free)
+            room = S if free is None else free
+            times = min(room // length, left)  # how many of this length go into each of these packs
+            if max_sequences_per_pack is not None:
+                times = min(times, max_sequences_per_pack - len(strategy))
+            used = min(count, left // times)
+            if free is not None and count > used:
+                packs.add(strategy, count - used, free)
+            packs.add(strategy + (length,) * times, used, room - times * length)
+            left -= used * times
+    return packs.all()

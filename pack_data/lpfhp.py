@@ -10,7 +10,7 @@ import time
 from typing import Optional, Sequence
 
 from pack_data.command import run_main
-from pack_data.free_slots import PacksByFreeSlots
+from pack_data.free_slots import longest_first
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
@@ -19,23 +19,7 @@ from pack_data.packing import Packing
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
     """Packs in time that depends on S, not on the number of sequences.  max_sequences_per_pack None is unlimited."""
     start = time.perf_counter()
-    S = histogram.max_sequence_length
-    packs = PacksByFreeSlots(max_sequences_per_pack)
-    for length in histogram.lengths[::-1].tolist():
-        left = int(histogram.counts[length])
-        while left:
-            free = packs.least_free(length)
-            strategy, count = ((), left) if free is None else packs.pop(free)
-            room = S if free is None else free
-            times = min(room // length, left)  # how many of this length go into each of these packs
-            if max_sequences_per_pack is not None:
-                times = min(times, max_sequences_per_pack - len(strategy))
-            used = min(count, left // times)
-            if free is not None and count > used:
-                packs.add(strategy, count - used, free)
-            packs.add(strategy + (length,) * times, used, room - times * length)
-            left -= used * times
-    groups = packs.all()
+    groups = longest_first(histogram, max_sequences_per_pack)
     return Packing.of("lpfhp", histogram, max_sequences_per_pack, groups, solve_seconds=time.perf_counter() - start)
 
 

@@ -16,20 +16,23 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from pack_data.balance import AttentionWork, balance_attention
-from pack_data.certificate import Certificate, best_pack_value
+from pack_data.certificate import Certificate, best_pack_value, plain_certificate, proven_bound
 from pack_data.command import ArgumentParser, depth_text, progress_bar, run_main
-from pack_data.fit_decreasing import fit_decreasing
+from pack_data.free_slots import longest_first
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
 from pack_data.proof import prove, statement
 from pack_data.solver.column_generation import FULL_ROWS, Relaxation, relax
+from pack_data.solver.filling import fill_exactly
 from pack_data.solver.rounding import Packs, whole_packs
 from pack_data.tables import text_table
 
 _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this
 _SMALL = 256  # lengths; up to so many the full programme is solved wherever the coarse one leaves a gap
 _QUICK = 1000  # lengths; up to so many it takes a second or two
+# Slots from which the tables of the programme, S x S, cost more than they bring where the gap is already so small.
+_LARGE, _NEAR_ENOUGH = 2048, 2e-4
 _BENCHMARK_DEPTHS = (2, 3, 4, 8, 16, None)
 
 
@@ -61,7 +64,24 @@ def pack(
     if len(lengths):
         room = S // int(lengths[0])
         depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
-        packs = fit_decreasing(histogram, depth, lambda free: np.argsort(free, kind="stable"))
+        certificate = plain_certificate(histogram, max_sequences_per_pack)
+        proof = proven_bound(certificate, counts)
+        packs = longest_first(histogram, depth)
+        if _number(packs) > proof.lower_bound and (depth == room or len(lengths) > _QUICK):
+            packs = min(packs, fill_exactly(counts, depth, proof.lower_bound), key=_number)
+        gap = _number(packs) - proof.lower_bound
+        if gap <= 0 or S > _LARGE and gap <= max(1, _NEAR_ENOUGH * proof.lower_bound):
+            packing = Packing.of(
+                "optimal",
+                histogram,
+                max_sequences_per_pack,
+                packs,
+                solve_seconds=time.perf_counter() - start,
+                lower_bound=proof.lower_bound,
+                lp_bound=float(proof.worth),
+                certificate=certificate,
+            )
+            return packing if balance is None else balance_attention(packing, progress=progress)
         with _Progress(
             histogram.sequences, False if progress is None and len(lengths) <= _QUICK else progress
         ) as shown:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
+
+from pack_data.histogram import LengthHistogram
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Certificate:
 class Proof:
     """What `proven_bound` established."""
 
-    best_pack_value: int  # of all packs within the limits, in units of 1 / denominator
+    best_pack_value: int  # no pack within the limits is worth more, in units of 1 / denominator
     worth: Fraction  # of all sequences, in packs
     lower_bound: int  # packs that any packing needs
 
@@ -107,14 +109,56 @@ def best_pack_value(
     return int(worth[S])
 
 
+def divisible_pack_value(
+    lengths: Sequence[int],
+    prices: Sequence[int],
+    max_sequence_length: int,
+    max_sequences_per_pack: Optional[int],
+) -> int:
+    """What no pack is worth more than, quickly found: the most valuable pack if parts of sequences could be packed.
+
+    The value is that of the concave hull of the prices at a mean sequence of S / D tokens, times D; exact, rounded down.
+    """
+    S, D = max_sequence_length, max_sequences_per_pack
+    if D is None:
+        return max((S * price // length for length, price in zip(lengths, prices)), default=0)
+    hull: List[Tuple[int, int]] = [(0, 0)]  # corners (length, price) of the hull from above, up to the dearest
+    for length, price in sorted(zip(lengths, prices)):
+        if price <= hull[-1][1]:
+            continue
+        while len(hull) > 1 and _turns_up(hull[-2], hull[-1], (length, price)):
+            hull.pop()
+        hull.append((length, price))
+    for (low, cheap), (high, dear) in zip(hull, hull[1:]):
+        if S <= D * high:
+            return (D * cheap * (high - low) + (S - D * low) * (dear - cheap)) // (high - low)
+    return D * hull[-1][1]
+
+
+def _turns_up(a: Tuple[int, int], b: Tuple[int, int], c: Tuple[int, int]) -> bool:
+    return (b[1] - a[1]) * (c[0] - b[0]) <= (c[1] - b[1]) * (b[0] - a[0])
+
+
+def plain_certificate(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> Certificate:
+    """The better of two that need no solver: a sequence is worth its share of the slots, or its share of the depth."""
+    S, lengths = histogram.max_sequence_length, histogram.lengths
+    depth = S // int(lengths[0]) if max_sequences_per_pack is None else max_sequences_per_pack
+    if histogram.tokens * depth >= histogram.sequences * S:
+        prices, denominator = lengths.tolist(), S
+    else:
+        prices, denominator = [1] * len(lengths), depth
+    return Certificate(S, max_sequences_per_pack, tuple(lengths.tolist()), tuple(prices), denominator)
+
+
 def proven_bound(certificate: Certificate, counts: np.ndarray) -> Proof:
     """Checks the certificate and derives the bound for counts, int [S + 1]: sequences of each length.
 
     Raises ValueError where some pack is worth more than the certificate's denominator.
     """
-    best = best_pack_value(
-        certificate.lengths, certificate.prices, certificate.max_sequence_length, certificate.max_sequences_per_pack
-    )
+    limits = certificate.max_sequence_length, certificate.max_sequences_per_pack
+    best = divisible_pack_value(certificate.lengths, certificate.prices, *limits)
+    if best > certificate.denominator:
+        best = best_pack_value(certificate.lengths, certificate.prices, *limits)
     if best > certificate.denominator:
         raise ValueError(
             f"certificate: a pack within the limits is worth {best}/{certificate.denominator}, more than 1, "

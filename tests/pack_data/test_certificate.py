@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
-from pack_data.certificate import Certificate, best_pack_value, proven_bound
+from pack_data.certificate import (
+    Certificate,
+    best_pack_value,
+    divisible_pack_value,
+    plain_certificate,
+    proven_bound,
+)
 from pack_data.certificate.__main__ import main
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
@@ -117,6 +124,30 @@ def test_best_pack_value_is_that_of_the_best_of_all_packs(priced, slots, depth):
         if size * min([length for length, _ in priced], default=slots + 1) > slots:
             break
     assert best_pack_value([length for length, _ in priced], [price for _, price in priced], slots, depth) == best
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 14), st.integers(0, 30)), min_size=1, max_size=7, unique_by=lambda pair: pair[0]),
+    st.integers(14, 40),
+    st.sampled_from([1, 2, 3, 5, None]),
+)
+def test_the_quick_bound_is_the_linear_programme_of_one_pack(priced, slots, depth):
+    lengths, prices = map(list, zip(*priced))
+    quick = divisible_pack_value(lengths, prices, slots, depth)
+    assert quick >= best_pack_value(lengths, prices, slots, depth)
+    limits = [lengths] if depth is None else [lengths, [1] * len(lengths)]
+    relaxed = linprog([-price for price in prices], A_ub=limits, b_ub=[slots] if depth is None else [slots, depth])
+    assert quick == int(np.floor(-relaxed.fun + 1e-7))
+
+
+@given(small_sets)
+def test_plain_prices_never_exceed_the_true_optimum(case):
+    slots, lengths, depth = case
+    if lengths:
+        histogram = LengthHistogram.from_lengths(lengths, slots)
+        proof = proven_bound(plain_certificate(histogram, depth), histogram.counts)
+        least = [-(-sum(lengths) // slots)] + ([] if depth is None else [-(-len(lengths) // depth)])
+        assert max(least) <= proof.lower_bound <= fewest_packs(lengths, slots, len(lengths) if depth is None else depth)
 
 
 def test_a_proof_by_hand():

@@ -108,6 +108,19 @@ def test_long_packs_of_few_sequences():
     assert prove(packing).lower_bound == packing.lower_bound and packing.gap <= 2
 
 
+@pytest.mark.parametrize("center, sigma", [(700, 1.2), (131_072 / 3.5, 0.5)])
+def test_rows_of_131_072_slots_need_no_programme(center, sigma, monkeypatch):
+    # The tables of the programme would take 131,072 x 131,072 numbers.
+    monkeypatch.setattr(optimal, "relax", None)
+    lengths = np.random.default_rng(0).lognormal(np.log(center) - sigma**2 / 2, sigma, 20_000)
+    lengths = np.clip(np.rint(lengths), 1, 131_072).astype(np.int64)
+    histogram = LengthHistogram.from_lengths(lengths, 131_072)
+    packing = optimal.pack(histogram, max_sequences_per_pack=None)
+    packing.check(histogram)
+    assert prove(packing).lower_bound == -(-histogram.tokens // 131_072)
+    assert packing.gap <= max(1, 5e-4 * packing.lower_bound)
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 

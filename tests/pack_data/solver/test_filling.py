@@ -1,0 +1,65 @@
+"""Packs filled to the last slot: nothing lost, no limit broken, near the bound where decreasing fits are not."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pack_data.free_slots import longest_first
+from pack_data.histogram import LengthHistogram
+from pack_data.packing import Packing
+from pack_data.solver.filling import fill_exactly
+from tests.pack_data_strategies import histograms
+
+
+def filled(histogram, depth, target=0):
+    packing = Packing.of("filled", histogram, depth, fill_exactly(histogram.counts, depth, target), solve_seconds=0.0)
+    packing.check(histogram)  # each sequence once, no pack too full or too deep
+    return packing
+
+
+def lognormal(center, sigma, S, number, seed=0):
+    lengths = np.random.default_rng(seed).lognormal(np.log(center) - sigma**2 / 2, sigma, number)
+    return LengthHistogram.from_lengths(np.clip(np.rint(lengths), 1, S).astype(np.int64), S)
+
+
+@given(histograms(max_count=40), st.sampled_from([1, 2, 3, 4, 8, None]))
+def test_every_sequence_is_packed_within_the_limits(histogram, depth):
+    if histogram.sequences:
+        filled(histogram, depth)
+
+
+def test_a_case_worked_by_hand():
+    # S = 16. The longest, 7, leaves 9 slots, which 5 + 4 fill. 6 leaves 10: 5 + 5 is nearer than 6 + 4. 6 5 4 are left.
+    histogram = LengthHistogram.from_lengths([7, 6, 6, 5, 5, 5, 5, 4, 4], 16)
+    packing = filled(histogram, None)
+    assert packing.packs == 3 and {(7, 5, 4), (6, 5, 5), (6, 5, 4)} == set(packing.strategies)
+
+
+def test_sequences_of_a_third_of_a_pack_waste_nothing():
+    # Decreasing best fit leaves 0.5 % more packs than the tokens need; the rule leaves less than 0.05 %.
+    histogram = lognormal(4096 / 3.5, 0.5, 4096, 20_000)
+    least = -(-histogram.tokens // 4096)
+    assert filled(histogram, None).packs <= 1.0005 * least
+    assert sum(count for _, count in longest_first(histogram, None)) > 1.004 * least
+
+
+def test_the_limit_on_sequences_is_used_where_it_binds():
+    # Long and short ones: 8 a pack at most. Longest first keeps the short ones to the end, where slots stay empty.
+    histogram = lognormal(700, 1.2, 4096, 20_000)
+    least = -(-histogram.tokens // 4096)
+    assert filled(histogram, 8).packs <= 1.006 * least
+    assert sum(count for _, count in longest_first(histogram, 8)) > 1.15 * least
+
+
+def test_it_stops_at_the_target():
+    histogram = LengthHistogram.from_lengths([3] * 10, 9)
+    assert filled(histogram, None, target=99).packs == 4
+    assert fill_exactly(histogram.counts, None, 4) == fill_exactly(histogram.counts, None, 99)
+
+
+@pytest.mark.parametrize("S", [4, 5, 33])
+def test_a_single_sequence_is_no_pair(S):
+    # Half the room twice needs two sequences of that length.
+    packing = filled(LengthHistogram.from_lengths([1 + S // 2, S // 4 + 1], S), None)
+    assert packing.packs <= 2
