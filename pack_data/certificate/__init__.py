@@ -117,7 +117,7 @@ def divisible_pack_value(
 ) -> int:
     """What no pack is worth more than, quickly found: the most valuable pack if parts of sequences could be packed.
 
-    The value is that of the concave hull of the prices at a mean sequence of S / D tokens, times D; exact, rounded down.
+    The value is that of the concave hull of the prices at a mean sequence of S / D tokens, times D, rounded down.
     """
     S, D = max_sequence_length, max_sequences_per_pack
     if D is None:
@@ -130,7 +130,7 @@ def divisible_pack_value(
             hull.pop()
         hull.append((length, price))
     for (low, cheap), (high, dear) in zip(hull, hull[1:]):
-        if S <= D * high:
+        if D * high >= S:
             return (D * cheap * (high - low) + (S - D * low) * (dear - cheap)) // (high - low)
     return D * hull[-1][1]
 

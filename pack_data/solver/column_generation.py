@@ -19,12 +19,15 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from scipy.ndimage import maximum_filter1d
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 
 _TOLERANCE = 1e-9  # relative; HiGHS solves the linear programmes to about 1e-9
 _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a block stays in the cache
 _CALL = 3000  # elements that NumPy handles in the time of one call
+# The same for a sliding maximum: a call, and for each element of the table.
+_FILTER_CALL, _FILTER = 60_000, 16
 _DEEP = 64  # sequences in a pack; deeper packs would need too many tables, one for each number of sequences
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
 # Rows up to which the full programme is solved. It takes seconds if lengths are scarce, a minute or more if tokens are.
@@ -37,13 +40,57 @@ _CANDIDATES = 512  # strategies sought in a round
 Progress = Callable[[float, float], None]  # called with value and bound after every programme solved
 
 
+class _Piece(NamedTuple):
+    """Lengths whose prices lie on one line."""
+
+    shortest: int
+    longest: int
+    price: float  # of the shortest
+    slope: float  # price of one more token
+
+    def add_to(self, table: np.ndarray, before: np.ndarray) -> None:
+        """Raises `table` to the best that one sequence of these lengths adds to `before`, both float64 [S + 1]."""
+        rest = len(before) - self.shortest  # capacities that are left beside the shortest: 0..rest - 1
+        line = self.slope * np.arange(rest)
+        window = self.longest - self.shortest + 1
+        best = before[:rest] - line
+        if window > 1:
+            # over capacities that are 0..window - 1 smaller
+            best = maximum_filter1d(best, window, mode="constant", cval=-np.inf, origin=(window - 1) // 2)
+        np.maximum(table[self.shortest :], best + (line + self.price), out=table[self.shortest :])
+
+
+def _pieces(lengths: np.ndarray, prices: np.ndarray) -> List[_Piece]:
+    """The fewest pieces, taken from the shortest length on; lengths that are worth nothing are left out."""
+    some = prices > 0
+    lengths, prices = lengths[some], prices[some]
+    if not len(lengths):
+        return []
+    slopes = np.diff(prices) / np.diff(lengths)
+    # Interpolated prices are rounded, so slopes that ought to be equal differ by this much.
+    bends = np.flatnonzero(np.abs(np.diff(slopes)) > 1e-12) + 1
+    pieces: List[_Piece] = []
+    start = 0
+    for bend in (*bends.tolist(), len(lengths) - 1):
+        if bend >= start:
+            pieces.append(_Piece(int(lengths[start]), int(lengths[bend]), float(prices[start]), 0.0))
+            if bend > start:
+                slope = (prices[bend] - prices[start]) / (lengths[bend] - lengths[start])
+                pieces[-1] = pieces[-1]._replace(slope=float(slope))
+            start = bend + 1
+    return pieces
+
+
 class PackTables:
     """Most valuable packs of up to k sequences, by max-plus products.
 
         value_(i + j)(c) = max over s of value_i(s) + value_j(c - s)         c: tokens in the pack, the capacity
 
     A slot may stay empty, so value_k is non-decreasing in k and in c. With few different prices one sequence is added
-    at a time (i = 1), because value_1 has few steps s. With many, the number of sequences is doubled each time.
+    at a time (i = 1), because value_1 has few steps s. The same goes for prices that are piecewise linear in the length,
+    with few pieces: a piece is the maximum over a sliding window. A length inside a piece that no sequence has then
+    counts as well, at its price on the line; the values are upper bounds, which is what a bound of the programme needs.
+    With many steps and pieces, the number of sequences is doubled each time.
     lengths int [m] ascending; prices float64 [m] by length, non-decreasing.
     """
 
@@ -57,8 +104,13 @@ class PackTables:
         self._steps = np.flatnonzero(np.diff(one, prepend=0.0))  # the shortest length of each price
         self._enough = max_sequence_length // max(1, int(self._steps[0])) if len(self._steps) else 1
         products = 2 * int(np.ceil(np.log2(max(2, most_sequences)))) - 1
+        self._pieces = _pieces(lengths, prices)
+        stepwise = len(self._steps) * (_CALL + len(steps))
+        windowed = len(self._pieces) * (_FILTER_CALL + _FILTER * len(steps))
+        if windowed > stepwise:
+            self._pieces = []
         self._single = most_sequences <= _DEEP and (
-            most_sequences * len(self._steps) * (_CALL + len(steps)) < products * len(steps) ** 2 / 2
+            most_sequences * min(stepwise, windowed) < products * len(steps) ** 2 / 2
         )
 
     def _parts(self, sequences: int) -> Tuple[int, int]:
@@ -79,6 +131,10 @@ class PackTables:
         if sequences > 2 and before is self._tables[sequences - 2]:
             return before
         table = before.copy()
+        for piece in self._pieces:
+            piece.add_to(table, before)
+        if self._pieces:
+            return before if (table == before).all() else table
         for step, price in zip(self._steps.tolist(), one[self._steps].tolist()):
             np.maximum(table[step:], before[: len(before) - step] + price, out=table[step:])
         return before if (table == before).all() else table

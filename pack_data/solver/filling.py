@@ -1,10 +1,10 @@
 """Packs filled to the last slot, one strategy after another, for a histogram: near the bound in a fraction of a second.
 
 Decreasing fits waste in two ways. Where most sequences take a third or a quarter of a pack, three of them fit and the
-room that is left suits no other. And where packs have a limit on sequences, the short ones come last and use up the
-limit while slots stay empty. Here the longest sequence left opens a pack, and as soon as two sequences fill what is left
-of it exactly, they are put there: of all such pairs the one whose lengths are nearest to each other, so that the short
-ones, which fill any room, are kept. For a limit on sequences the first packs are made deep: between the longest and the
+room that is left suits no other. And where packs have a limit on sequences, the short ones come last and use up
+the limit while slots stay empty. Here the longest sequence left opens a pack, and as soon as two sequences fill what is
+left of it exactly, they are put there: of all such pairs the one whose lengths are nearest to each other, so that the
+short ones, which fill any room, are kept. For a limit on sequences the first packs are made deep: between the longest and the
 pair they take the shortest sequences, as many as the limit lets in. How many packs have to be deep is found by trying.
 The rule is in the spirit of the minimum-bin-slack heuristic (Gupta and Ho, 1999).
 """
@@ -21,7 +21,7 @@ Packs = List[Tuple[Strategy, int]]  # (lengths of a pack, packs like it)
 
 _SPARE = 3  # a pair leaves fewer slots than this empty
 _NEAR = (32, 512, 8192)  # places looked at first, from the middle outwards: nearly always one of them has a pair
-_SHARES = np.linspace(0.0, 1.0, 9)  # of packs that are deep, tried first
+_SHARES = np.linspace(0.0, 1.0, 6)  # of packs that are deep, tried first
 _HALVINGS = 4  # of the distance between them, around the best
 
 
@@ -44,7 +44,7 @@ def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], targ
     shares = _SHARES.tolist() if int(counts.sum()) > depth else [0.0]
     step = 1.0 / (len(_SHARES) - 1)
     best = 0.0
-    for halving in range(1 + _HALVINGS):
+    for _ in range(1 + _HALVINGS):
         for share in shares:
             if number(share) < number(best):
                 best = share
@@ -87,29 +87,31 @@ class _Filling:
         """
         there = self._there
         held: Dict[int, int] = {}
-        room, seats, length, shortest = self._S, self._depth, longest, 0
+        room, seats, length, number, shortest = self._S, self._depth, longest, 1, 0
         while length > 0:
-            held[length] = held.get(length, 0) + 1
+            held[length] = held.get(length, 0) + number
             there[length] = self._left[length] > held[length]
-            room -= length
-            seats -= 1
-            wanted -= 1
+            room -= number * length
+            seats -= number
+            wanted -= number
+            number = 1
             if not room or not seats:
                 break
+            pair: Tuple[int, ...] = ()
             if wanted <= 1 and room <= longest and there[room]:
-                pair: Tuple[int, ...] = (room,)
+                pair = (room,)
             elif wanted <= 2 and seats > 1 and room <= 2 * longest:
                 pair = self._pair(room, held)
-            else:
-                pair = ()
             if pair:
                 for last in pair:
                     held[last] = held.get(last, 0) + 1
                 break
             if wanted > 2:
                 shortest = there.find(1, shortest)
-                length = shortest if 0 < shortest <= room // wanted else 0
-                if not length:  # there is no room for so many
+                if 0 < shortest <= room // wanted:
+                    length = shortest
+                    number = min(self._left[length] - held.get(length, 0), wanted - 2)
+                else:  # there is no room for so many
                     wanted = 0
             if wanted <= 2:
                 length = there.rfind(1, 0, min(room, longest) + 1)

@@ -42,7 +42,7 @@ def test_pack_tables_find_the_best_packs(one_at_a_time, priced, sequences):
     S = 20
     capacities = np.arange(S + 1)
     tables = PackTables(lengths, prices, S, sequences)
-    tables._single = one_at_a_time  # otherwise a matter of cost, and at this size always the same
+    tables._single, tables._pieces = one_at_a_time, []  # otherwise a matter of cost, and at this size always the same
     values = tables.value(sequences, capacities)
     packs = tables.packs(sequences, capacities)
     price_of = dict(zip([0, *lengths.tolist()], [0.0, *prices.tolist()]))
@@ -55,6 +55,28 @@ def test_pack_tables_find_the_best_packs(one_at_a_time, priced, sequences):
             for chosen in product(price_of, repeat=sequences)
             if sum(chosen) <= capacity
         )
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=2, max_size=20, unique=True),
+    corners=st.lists(st.integers(0, 50), min_size=3, max_size=3),
+    sequences=st.integers(1, 5),
+)
+def test_sliding_windows_bound_the_best_packs(lengths, corners, sequences):
+    """Equal to the best packs where every length occurs; never below them where some do not."""
+    S = 50
+    every = np.arange(min(lengths), max(lengths) + 1)
+    for occurring, equal in ((every, True), (np.array(sorted(lengths)), False)):
+        prices = np.interp(occurring, every[[0, len(every) // 2, -1]], np.maximum.accumulate(corners))
+        windows = PackTables(occurring, prices, S, sequences)
+        windows._single, windows._pieces = True, column_generation._pieces(occurring, prices)
+        single = PackTables(occurring, prices, S, sequences)
+        single._single, single._pieces = True, []
+        assert len(windows._pieces) <= (3 if equal else len(occurring))
+        found, least = (tables.value(sequences, np.arange(S + 1)) for tables in (windows, single))
+        assert (found >= least - 1e-9).all()
+        if equal:
+            np.testing.assert_allclose(found, least, atol=1e-9)
 
 
 @given(histograms(max_count=40), st.data())
