@@ -87,8 +87,8 @@ class PackTables:
         value_(i + j)(c) = max over s of value_i(s) + value_j(c - s)         c: tokens in the pack, the capacity
 
     A slot may stay empty, so value_k is non-decreasing in k and in c. With few different prices one sequence is added
-    at a time (i = 1), because value_1 has few steps s. The same goes for prices that are piecewise linear in the length,
-    with few pieces: a piece is the maximum over a sliding window. A length inside a piece that no sequence has then
+    at a time (i = 1), because value_1 has few steps s. So it is with prices that are piecewise linear in the length, in
+    few pieces: a piece is the maximum over a sliding window. A length inside a piece that no sequence has then
     counts as well, at its price on the line; the values are upper bounds, which is what a bound of the programme needs.
     With many steps and pieces, the number of sequences is doubled each time.
     lengths int [m] ascending; prices float64 [m] by length, non-decreasing.

@@ -1,12 +1,12 @@
 """Packs filled to the last slot, one strategy after another, for a histogram: near the bound in a fraction of a second.
 
 Decreasing fits waste in two ways. Where most sequences take a third or a quarter of a pack, three of them fit and the
-room that is left suits no other. And where packs have a limit on sequences, the short ones come last and use up
-the limit while slots stay empty. Here the longest sequence left opens a pack, and as soon as two sequences fill what is
+room that is left suits no other. And where packs have a limit on sequences, the short ones come last and use up the
+limit while slots stay empty. Here the longest sequence left opens a pack, and as soon as two sequences fill what is
 left of it exactly, they are put there: of all such pairs the one whose lengths are nearest to each other, so that the
-short ones, which fill any room, are kept. For a limit on sequences the first packs are made deep: between the longest and the
-pair they take the shortest sequences, as many as the limit lets in. How many packs have to be deep is found by trying.
-The rule is in the spirit of the minimum-bin-slack heuristic (Gupta and Ho, 1999).
+short ones, which fill any room, are kept. For a limit on sequences the first packs are made deep: between the longest
+and the pair they take the shortest sequences, as many as the limit lets in. How many packs have to be deep is found
+by trying. The rule is in the spirit of the minimum-bin-slack heuristic (Gupta and Ho, 1999).
 """
 
 from __future__ import annotations
