@@ -226,6 +226,11 @@ def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest
             f"{'has all text in lower case' if theirs.lower_case else 'keeps capitals'}, unlike the training data; "
             "build both with --keep-case, or neither"
         )
+    if config.data.evaluation_directory is None and not sides.of_one_build(training.digest, evaluation.made_with):
+        problems.append(
+            f"was not built with the training data in {config.data.directory}; a build may have put both in place just "
+            f"now, then start again; else build both with `{_line_to_build_again(config, training)}`"
+        )
     if sides.overlap(training.made_with, evaluation.made_with):
         problems.append(
             f"holds documents that the training data in {config.data.directory} hold too; "

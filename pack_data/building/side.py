@@ -31,6 +31,12 @@ class Side:
         """How many are new."""
         return sum(note["totals"][0] for note in self.notes)
 
+    @property
+    def digest(self) -> int:
+        """Of all sequences of this side, the former ones included (sequences.py)."""
+        former = self.former.digest if self.former else 0
+        return (sum(note["digest"] for note in self.notes) + former) % (1 << 64)
+
     def is_missing(self, part: int) -> bool:
         """Whether the examples of a part are still to be made."""
         return not (self.work / f"{examples_name(part)}.json").exists()

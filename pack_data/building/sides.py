@@ -17,6 +17,8 @@ TRAINING, HELD_OUT = "training", "held-out"
 
 
 _SUFFIX = "-held-out"
+# In the `made_with` of a held-out side: the digest of the training side that was built with it.
+TRAINING_DIGEST = "training_digest"
 
 
 def held_out_folder(out: Union[str, Path]) -> Path:
@@ -62,6 +64,15 @@ def nearest_share(places: Sequence[float], held_out: float) -> Optional[float]:
         if lowest < share <= highest and share < 1:
             return share
     return None
+
+
+def of_one_build(training_digest: int, evaluation: Mapping[str, Any]) -> bool:
+    """Whether a held-out side, by its `made_with`, belongs to the training side of this digest.
+
+    A build puts both in place by two renames; who reads between them sees sides of two builds. True where it does not
+    say: former versions did not.
+    """
+    return evaluation.get(TRAINING_DIGEST, f"{training_digest:016x}") == f"{training_digest:016x}"
 
 
 def overlap(training: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bool:

@@ -191,7 +191,9 @@ class Stages:
 
     def _made_with(self, side: Side, sources: Files) -> Dict[str, Any]:
         """The manifest's account of what went in, that of the former data set included."""
-        account = self._read(self.work / "examples.json").tree
+        account = {**self._read(self.work / "examples.json").tree}
+        if side.name == sides.HELD_OUT:
+            account[sides.TRAINING_DIGEST] = f"{self.sides[0].digest:016x}"
         made: Dict[str, Any] = {
             "options": self.options.deciding(),
             "sources": sources,
@@ -403,7 +405,6 @@ class Stages:
                 for note in shards
             ),
         )
-        digest = sum(note["digest"] for note in side.notes) + (former.digest if former else 0)
         write_manifest(
             side.ready,
             Manifest(
@@ -412,7 +413,7 @@ class Stages:
                 packs=whole.packs,
                 tokens=whole.tokens,
                 histogram=tuple(whole.placed().tolist()),
-                digest=digest % (1 << 64),
+                digest=side.digest,
                 shards=(former.shards if former else ())
                 + tuple(StoredFile.from_json(Fields.of(shard, side.work, "")) for shard in shards),
                 lengths=write_table(side.ready, "lengths", schema.lengths_dtype, tables, whole.packs),

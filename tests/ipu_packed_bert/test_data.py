@@ -15,7 +15,7 @@ from pack_data.build import main as build_main
 from pack_data.building import sides
 from pack_data.building.sides import held_out_folder
 from pack_data.command import run_main
-from pack_data.store import PackStore
+from pack_data.store import PackStore, read_manifest, write_manifest
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import DEPTH, PREDICTIONS, SLOTS, VOCABULARY, tiny_data
 
@@ -289,6 +289,27 @@ def test_what_one_cannot_evaluate_on(corpus, tmp_path, change, words):
     with pytest.raises(ConfigError, match=words) as error:
         open_evaluation(config, store.manifest)
     assert "\n" not in str(error.value)
+
+
+def test_sides_of_two_builds_are_no_pair(corpus, tmp_path):
+    """What a run reads that starts between the two renames of a build; a data set named by the user may be of any."""
+    build_small(corpus, tmp_path / "data", held_out=0.3).close()
+    build_small(corpus, tmp_path / "other", held_out=0.3, seed=4, vocabulary=tmp_path / "data" / "vocab.txt").close()
+    theirs = held_out_folder(tmp_path / "other")
+    named = for_corpus(corpus, tmp_path / "data", f"data.evaluation_directory={theirs}")
+    config, store = open_or_build(for_corpus(corpus, tmp_path / "data"))
+    open_evaluation(named, store.manifest).close()
+    held_out = held_out_folder(tmp_path / "data")
+    held_out.rename(tmp_path / "before")
+    theirs.rename(held_out)
+    with pytest.raises(ConfigError, match="was not built with the training data in .*; .* start again") as error:
+        open_evaluation(config, store.manifest)
+    assert "\n" not in str(error.value)
+    # One of a former version does not say with what it was built.
+    manifest = read_manifest(held_out)
+    made_with = {name: value for name, value in manifest.made_with.items() if name != sides.TRAINING_DIGEST}
+    write_manifest(held_out, replace(manifest, made_with=made_with))
+    open_evaluation(config, store.manifest).close()
 
 
 def test_a_smaller_share_held_out_elsewhere_can_be_evaluated_on(corpus, tmp_path):

@@ -45,6 +45,11 @@ def few(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("few"), 8)
 
 
+def names_its_training_side(training, held_out):
+    said = held_out.made_with[sides.TRAINING_DIGEST]
+    return said == f"{training.digest:016x}" and sides.TRAINING_DIGEST not in training.made_with
+
+
 def word_sequences(folder):
     """The words of every segment, masked tokens put back, words cut at its ends left out."""
     tokens = load_vocabulary(folder / "vocab.txt").tokens
@@ -202,6 +207,7 @@ def test_what_is_appended_keeps_to_its_sides(corpus, tmp_path):
     out = tmp_path / "data"
     build_small(grown, out, **HOW).close()
     before = [read_manifest(folder) for folder in (out, held_out_folder(out))]
+    assert names_its_training_side(*before)
     for path in write_corpus(tmp_path / "more", 15, seed=1).iterdir():
         path.rename(grown / ("new" + path.name))
     (grown / "another copy.txt").write_text(
@@ -209,6 +215,7 @@ def test_what_is_appended_keeps_to_its_sides(corpus, tmp_path):
     )  # the same document in another file
     build_small(grown, out, append=True).close()
     after = [read_manifest(folder) for folder in (out, held_out_folder(out))]
+    assert names_its_training_side(*after)
     expected = [held for _, held in sides.split(documents(grown), SHARE)]
     for side, (former, now) in enumerate(zip(before, after)):
         assert now.shards[: len(former.shards)] == former.shards and now.sequences > former.sequences
@@ -226,6 +233,7 @@ def test_appending_documents_of_one_side(corpus, tmp_path, side):
     out = tmp_path / "data"
     build_small(grown, out, **HOW).close()
     before = [read_manifest(folder) for folder in (out, held_out_folder(out))]
+    assert names_its_training_side(*before)
     more = write_corpus(tmp_path / "more", 30, seed=1)
     new = next(
         path
@@ -235,6 +243,7 @@ def test_appending_documents_of_one_side(corpus, tmp_path, side):
     shutil.copy(new, grown / "new.txt")
     build_small(grown, out, append=True).close()
     after = [read_manifest(folder) for folder in (out, held_out_folder(out))]
+    assert names_its_training_side(*after)
     assert [now.sequences > former.sequences for former, now in zip(before, after)] == [not side, side]
     assert all("new.txt" in [name for name, _ in now.made_with["sources"]] for now in after)
     verify(out), verify(held_out_folder(out))
