@@ -9,6 +9,7 @@ from typing import Any, List, Optional
 import numpy as np
 
 from pack_data.building.assignment import assign
+from pack_data.decoding import shown, whole_number
 from pack_data.histogram import LengthHistogram
 from pack_data.optimal import pack as pack_optimally
 from pack_data.packing import Packing
@@ -59,15 +60,13 @@ def pack(
     `bins` is made when it is first asked for; for millions of packs, `pack` and `slot` are the smaller form.
     Raises ValueError, which names the sequence, where a length does not fit.
     """
-    given = np.asarray(lengths)
+    try:
+        given = np.asarray(lengths)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"lengths = {shown(lengths)}; give one whole number for each sequence ({error})") from None
     if given.ndim != 1:
         raise ValueError(f"lengths have {given.ndim} dimensions; give one whole number for each sequence")
-    if max_sequences_per_pack is not None and max_sequences_per_pack < 1:
-        raise ValueError(
-            f"max_sequences_per_pack = {max_sequences_per_pack}; a pack holds at least 1, None is unlimited"
-        )
-    if seed < 0:
-        raise ValueError(f"seed = {seed}; a seed is at least 0")
+    seed = whole_number("seed", seed, least=0)
     histogram = LengthHistogram.from_lengths(given, max_sequence_length)
     packing = pack_optimally(histogram, max_sequences_per_pack=max_sequences_per_pack, progress=False)
     return PackedLengths(*assign(given if len(given) else np.zeros(0, np.int64), packing, seed), packing)

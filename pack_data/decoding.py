@@ -202,6 +202,11 @@ class Fields:
     def integers(
         self, key: Key, length: Optional[int] = None, *, least: Optional[int] = None, most: Optional[int] = None
     ) -> List[int]:
+        value = self.any(key)
+        # A long list without a call for each number.
+        plain = type(value) is list and length is None and set(map(type, value)) == {int}
+        if plain and _within(min(value), least, most) and _within(max(value), least, most):
+            return list(value)
         return self.list_of(key, Fields.integer, length=length, least=least, most=most)
 
     def texts(self, key: Key, length: Optional[int] = None, *, printable: bool = False) -> List[str]:
@@ -255,6 +260,11 @@ def whole_number(name: str, value: Any, *, least: Optional[int] = None, most: Op
     if number is None or not _within(number, least, most):
         raise ValueError(f"{name} = {shown(value)}; must be a whole number{_range_in_words(least, most)}")
     return number
+
+
+def packing_depth(value: Any) -> Optional[int]:
+    """The argument `max_sequences_per_pack`: None, which is unlimited, or a whole number of at least 1."""
+    return None if value is None else whole_number("max_sequences_per_pack", value, least=1)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

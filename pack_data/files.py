@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import platform
@@ -11,7 +12,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, Optional, Union
+from typing import IO, Any, BinaryIO, Dict, Iterator, Optional, Union
 
 
 @contextmanager
@@ -21,21 +22,27 @@ def open_regular(path: Union[str, os.PathLike], *, way_out: str = "give an ordin
     A pipe would be waited for without end, and a device may have no end. It is asked what the path leads to before it
     is opened: to open a pipe is to wait for its writer.
     """
+    check_regular(path, way_out=way_out)
+    try:
+        file = open(path, "rb")  # noqa: SIM115 (closed below: errors in the block are not of the opening)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); {way_out}") from None
+    with file:
+        yield file
+
+
+def check_regular(path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file") -> None:
+    """ValueError, one line, unless the path leads to an ordinary file."""
     try:
         kind = os.stat(path).st_mode
-        if not stat.S_ISREG(kind):
-            raise ValueError(f"{path}: is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, not an ordinary file; {way_out}")
-        file = open(path, "rb")  # noqa: SIM115 (closed below: errors in the block are not of the opening)
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file; {way_out}") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}); {way_out}") from None
-    except ValueError as error:
-        if str(error).startswith(str(path)):
-            raise
-        raise ValueError(f"{str(path)!r}: {error}; {way_out}") from None  # a NUL in the name
-    with file:
-        yield file
+    except ValueError as error:  # a NUL in the name
+        raise ValueError(f"{str(path)!r}: {error}; {way_out}") from None
+    if not stat.S_ISREG(kind):
+        raise ValueError(f"{path}: is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, not an ordinary file; {way_out}")
 
 
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
@@ -49,6 +56,20 @@ def read_regular(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int
         if size > most_bytes or len(data) > most_bytes:  # some files of the system have no size
             raise ValueError(f"{path}: more than {most_bytes:,} bytes, too large for a file of its kind; {way_out}")
         return data
+
+
+def short_lines(file: IO[str], path: Any, *, way_out: str) -> Iterator[str]:
+    """The lines of a table of numbers. ValueError, with `path`, for a long one: it is never read whole."""
+    for number in itertools.count(1):
+        line = file.readline(LONGEST_LINE + 1)
+        if not line:
+            return
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"{path} line {number}: more than {LONGEST_LINE} characters; {way_out}")
+        yield line
+
+
+LONGEST_LINE = 1000
 
 
 def file_in(folder: Union[str, os.PathLike], name: str, *, way_out: str) -> Path:

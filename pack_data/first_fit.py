@@ -12,6 +12,7 @@ from typing import Optional, Sequence
 import numpy as np
 
 from pack_data.command import run_main
+from pack_data.decoding import packing_depth
 from pack_data.fit_decreasing import fit_decreasing
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
@@ -20,6 +21,7 @@ from pack_data.packing import Packing
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
     """The per-sample result at a cost that depends on S only.  max_sequences_per_pack None is unlimited."""
+    max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     packs = fit_decreasing(histogram, max_sequences_per_pack, lambda free: np.arange(len(free)))
     return Packing.of("first_fit", histogram, max_sequences_per_pack, packs, solve_seconds=time.perf_counter() - start)

@@ -13,6 +13,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Tuple
 import numpy as np
 
 from pack_data.command import progress_bar, run_main
+from pack_data.decoding import packing_depth, whole_number
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
@@ -34,6 +35,8 @@ def pack(
     Time and memory grow with the number of sequences, unlike those of the histogram packers: about 30 bytes a sequence,
     and 200 bytes a strategy; a random order makes nearly as many strategies as packs.
     """
+    max_sequences_per_pack = packing_depth(max_sequences_per_pack)
+    seed = whole_number("seed", seed, least=0)
     start = time.perf_counter()
     if order is None:
         lengths = np.repeat(histogram.lengths.astype(np.int32), histogram.counts[histogram.lengths])

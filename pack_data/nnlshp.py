@@ -18,6 +18,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from pack_data.command import positive_int, run_main
+from pack_data.decoding import packing_depth, whole_number
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
@@ -43,6 +44,8 @@ def pack(
     solver: "fast", or "reference", the dense scipy.optimize.nnls. Both reach the least residual, but with different
     mixtures, so pack counts agree to about three digits.
     """
+    max_sequences_per_pack = packing_depth(max_sequences_per_pack)
+    rounds = whole_number("rounds", rounds, least=1)
     if max_sequences_per_pack is None or max_sequences_per_pack > DEEPEST:
         depth = "any number" if max_sequences_per_pack is None else max_sequences_per_pack
         raise ValueError(
@@ -53,8 +56,6 @@ def pack(
             f"nnlshp lists S^2 / 12 strategies, too many for max_sequence_length {histogram.max_sequence_length} "
             f"(at most {LONGEST}); use optimal or spfhp"
         )
-    if rounds < 1:
-        raise ValueError(f"rounds = {rounds}; at least one")
     if solver not in _SOLVERS:
         raise ValueError(f"no solver is called {solver!r}; there are {', '.join(_SOLVERS)}")
     S = histogram.max_sequence_length

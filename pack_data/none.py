@@ -6,6 +6,7 @@ import time
 from typing import Optional, Sequence
 
 from pack_data.command import run_main
+from pack_data.decoding import packing_depth
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
@@ -13,6 +14,7 @@ from pack_data.packing import Packing
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int] = 1) -> Packing:
     """The plan of depth 1, whatever depth is allowed: a model for it needs room for one sequence per pack, no more."""
+    packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     packs = [((length,), histogram.counts[length]) for length in histogram.lengths.tolist()]
     return Packing.of("none", histogram, 1, packs, solve_seconds=time.perf_counter() - start)

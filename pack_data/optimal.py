@@ -18,6 +18,7 @@ import numpy as np
 from pack_data.balance import AttentionWork, balance_attention
 from pack_data.certificate import Certificate, best_pack_value, plain_certificate, proven_bound
 from pack_data.command import ArgumentParser, depth_text, progress_bar, run_main
+from pack_data.decoding import packing_depth
 from pack_data.free_slots import longest_first
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
@@ -55,6 +56,7 @@ def pack(
     afterwards; their number stays.  progress: whether to show it on stderr; None: where that is a terminal, if it takes
     long.
     """
+    max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     if balance not in (None, "attention"):
         raise ValueError(f"balance {balance!r}: there is 'attention', or None")
     start = time.perf_counter()

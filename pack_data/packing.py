@@ -13,8 +13,10 @@ from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from pack_data.certificate import Certificate
+from pack_data.decoding import Fields, packing_depth, read_object, shown
 from pack_data.files import write_atomically
-from pack_data.histogram import LengthHistogram
+from pack_data.histogram import LengthHistogram, whole_slots
+from pack_data.sequences import LONGEST
 from pack_data.tables import account
 
 _FORMAT = "pack_data recipe 1"
@@ -144,8 +146,15 @@ class Packing:
                 f"length {length}, the histogram has {int(histogram.counts[length])}; use the histogram it was made for"
             )
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_sequence_length", whole_slots(self.max_sequence_length))
+        object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
+
     def _check_form(self) -> None:
         S, D = self.max_sequence_length, self.max_sequences_per_pack
+        for number in chain(self.repeats, chain.from_iterable(self.strategies)):
+            if type(number) is not int:
+                raise ValueError(f"{self.algorithm}: {shown(number)} is no whole number; lengths and repeats are")
         if len(self.strategies) != len(self.repeats):
             raise ValueError(
                 f"{self.algorithm}: {len(self.strategies)} strategies, {len(self.repeats)} repeats; one each"
@@ -165,6 +174,8 @@ class Packing:
             if previous is not None and strategy >= previous:
                 raise ValueError(f"{self.algorithm}: strategy {strategy} follows {previous}; each once, descending")
             previous = strategy
+        if self.slots >= 2**62:
+            raise ValueError(f"{self.algorithm}: the packs have 2^62 slots or more, too many to account for")
 
     # ---- in and out --------------------------------------------------------------------------------------------------
 
@@ -229,35 +240,24 @@ class Packing:
     @classmethod
     def load(cls, path: Union[str, os.PathLike]) -> Packing:
         """Reads what `save` wrote, and checks its form."""
-        try:
-            recipe = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(
-                f"{path}: not a JSON file ({error}); a recipe is what a packer writes with --out"
-            ) from None
-        if not isinstance(recipe, dict) or recipe.get("format") != _FORMAT:
-            raise ValueError(f"{path}: not a recipe of the format {_FORMAT!r}; write one with a packer's --out")
-        try:
-            accounting = recipe["accounting"]
-            certificate = recipe["certificate"]
-            if certificate is not None:
-                certificate = Certificate.from_json(certificate)
-            packing = cls(
-                accounting["algorithm"],
-                accounting["max_sequence_length"],
-                accounting["max_sequences_per_pack"],
-                tuple(tuple(map(int, strategy)) for strategy in recipe["strategies"]),
-                tuple(map(int, recipe["repeats"])),
-                accounting["solve_seconds"],
-                accounting["lower_bound"],
-                accounting["lp_bound"],
-                certificate,
-            )
+        fields = read_object(path, way_out="write the recipe again with a packer's --out")
+        fields.one_of("format", (_FORMAT,))
+        accounting, certificate = fields.object("accounting"), fields.optional("certificate", Fields.object)
+        packing = cls(
+            accounting.text("algorithm", most=200, empty=False),
+            accounting.integer("max_sequence_length", least=1, most=LONGEST),
+            accounting.optional("max_sequences_per_pack", Fields.integer, least=1),
+            tuple(map(tuple, fields.list_of("strategies", Fields.integers))),
+            tuple(fields.integers("repeats")),
+            accounting.number("solve_seconds", least=0),
+            accounting.optional("lower_bound", Fields.integer, least=0),
+            accounting.optional("lp_bound", Fields.number, least=0),
+            None if certificate is None else Certificate.from_json(certificate),
+        )
+        with fields.refusing():
             packing._check_form()
-            if packing.to_json() != accounting:
-                raise ValueError("the accounting does not fit the strategies")
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: a damaged recipe ({error}); write it again with a packer's --out") from None
+        if packing.to_json() != accounting.tree:
+            raise fields.error("accounting", "it is not that of the strategies and repeats")
         return packing
 
 

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Tuple, Union
 import numpy as np
 
 from pack_data.decoding import Fields, shown, whole_number
-from pack_data.sequences import Sequences
+from pack_data.sequences import LONGEST, Sequences
 
 BERT, TOKENS = "bert_pretraining", "tokens"
 
@@ -37,7 +37,7 @@ FIELDS = (
 SLOT, SEQUENCE, PREDICTION = "slot", "sequence", "prediction"
 TYPES = ("|u1", "<u2", "<u4", "|i1", "<i2", "<i4")
 # Slots, sequences or masked tokens of one pack, and bytes of its record.
-LARGEST_WIDTH, LARGEST_RECORD = 1 << 24, 1 << 30
+LARGEST_WIDTH, LARGEST_RECORD = LONGEST, 1 << 30
 
 
 def smallest_type(largest: int) -> str:

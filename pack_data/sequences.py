@@ -12,6 +12,9 @@ from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 
+# The most tokens of a sequence and slots of a pack that anything here is made for.
+LONGEST = 1 << 24
+
 
 class Example(NamedTuple):
     """One pre-training example of BERT: one sequence of a block, as Python values.

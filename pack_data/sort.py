@@ -15,6 +15,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 import numpy as np
 
 from pack_data.command import ArgumentParser, positive_int, run_main
+from pack_data.decoding import whole_number
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.tables import account
@@ -92,8 +93,7 @@ class Batching:
 def batch(histogram: LengthHistogram, *, batch_size: int, seed: int = 0) -> Batching:
     """Sorts, cuts into batches and shuffles the batches; never expands the histogram to single sequences."""
     start = time.perf_counter()
-    if batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size}; a batch has at least one row")
+    batch_size, seed = whole_number("batch_size", batch_size, least=1), whole_number("seed", seed, least=0)
     sequences = histogram.sequences
     firsts = np.arange(
         0, sequences, batch_size, dtype=np.int64

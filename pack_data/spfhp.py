@@ -10,6 +10,7 @@ import time
 from typing import Optional, Sequence
 
 from pack_data.command import run_main
+from pack_data.decoding import packing_depth
 from pack_data.free_slots import PacksByFreeSlots
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
@@ -18,6 +19,7 @@ from pack_data.packing import Packing
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
     """Packs in O(S^2) time at most, whatever the number of sequences.  max_sequences_per_pack None is unlimited."""
+    max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     packs = PacksByFreeSlots(max_sequences_per_pack)
     for length in histogram.lengths[::-1].tolist():

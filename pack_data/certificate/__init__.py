@@ -10,11 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from pack_data.decoding import Fields
 from pack_data.histogram import LengthHistogram
+from pack_data.sequences import LONGEST
+
+# What one proof may cost: additions of the dynamic programme, some minutes.
+MOST_STEPS = 1 << 38
 
 
 @dataclass(frozen=True)
@@ -37,25 +42,15 @@ class Certificate:
         }
 
     @classmethod
-    def from_json(cls, value: Dict[str, Any]) -> Certificate:
+    def from_json(cls, value: Union[Mapping[str, Any], Fields]) -> Certificate:
         """Inverse of `to_json`; raises ValueError unless the value has that form."""
-        try:
-            S, D, denominator = value["max_sequence_length"], value["max_sequences_per_pack"], value["denominator"]
-            lengths, prices = tuple(value["lengths"]), tuple(value["prices"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"certificate: no field {error}; it is what the optimal packer stores") from None
-        numbers = (S, denominator, *lengths, *prices, *(() if D is None else (D,)))
-        if not all(type(number) is int for number in numbers):
-            raise ValueError("certificate: lengths, prices and limits are whole numbers; make the recipe again")
-        if S < 1 or denominator < 1 or (D is not None and D < 1) or min(prices, default=0) < 0:
-            raise ValueError(
-                "certificate: limits and denominator are at least 1, prices at least 0; make the recipe again"
-            )
+        fields = Fields.of(value, "certificate", "make the recipe again")
+        S = fields.integer("max_sequence_length", least=1, most=LONGEST)
+        D = fields.optional("max_sequences_per_pack", Fields.integer, least=1)
+        lengths, prices = fields.integers("lengths"), fields.integers("prices", least=0)
         if len(lengths) != len(prices) or not all(a < b for a, b in zip((0, *lengths), (*lengths, S + 1))):
-            raise ValueError(
-                f"certificate: it needs one price for each length, lengths ascending in 1..{S}; make the recipe again"
-            )
-        return cls(S, D, lengths, prices, denominator)
+            raise fields.error("lengths", f"it needs one price for each length, lengths ascending in 1..{S}")
+        return cls(S, D, tuple(lengths), tuple(prices), fields.integer("denominator", least=1))
 
 
 @dataclass(frozen=True)
@@ -92,6 +87,11 @@ def best_pack_value(
             f"certificate: prices up to {dearest} at depth {depth} do not fit 64-bit arithmetic; make the recipe again"
         )
     S = max_sequence_length
+    if S * len(kept_lengths) * (1 if depth == room else depth) > MOST_STEPS:
+        raise ValueError(
+            f"certificate: {len(kept_lengths)} prices, {S} slots and depth {depth} take more than {MOST_STEPS:,} "
+            "steps to check; make the recipe again for shorter packs"
+        )
     if depth == room:  # the limit on sequences has no effect: one table over tokens is enough
         length_array, price_array = np.array(kept_lengths), np.array(kept_prices, np.int64)
         fitting = np.searchsorted(length_array, np.arange(S + 1), side="right")

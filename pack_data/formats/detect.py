@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 import numpy as np
 
 from pack_data.bad_records import BadRecords
+from pack_data.files import check_regular
 from pack_data.formats import tfrecord
 from pack_data.formats.records import UNPACKED, Record, RecordError, RowWidths, checked_pack, checked_token_pack
 from pack_data.sequences import Sequences
@@ -70,6 +71,7 @@ def files_of(path: str) -> List[str]:
     if not os.path.exists(path):
         raise ValueError(f"{path}: no such file or folder")
     if not os.path.isdir(path):
+        check_regular(path)
         return [path]
     names = sorted((name for name in os.listdir(path) if os.path.isfile(os.path.join(path, name))), key=_natural)
     named = [name for name in names if _suffix(name) or re.fullmatch(r"part-\d+(-of-\d+)?(\.gz)?", name)]

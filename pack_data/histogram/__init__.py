@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 import operator
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, Optional, Union
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
 
 import numpy as np
 
-from pack_data.files import write_atomically
+from pack_data.decoding import Fields, shown, whole_number
+from pack_data.files import open_regular, short_lines, write_atomically
+from pack_data.sequences import LONGEST
 
 PUBLISHED = ("wikipedia_512", "squad_1_1_384")  # shipped with this package; the number at the end is S
 
@@ -33,11 +36,15 @@ class LengthHistogram:
     name: str = ""  # for tables
 
     def __post_init__(self) -> None:
-        counts = np.array(self.counts)  # a copy: the caller's array stays writable
+        counts = np.array(_as_array("counts", self.counts))  # a copy: the caller's array stays writable
         if counts.ndim != 1 or len(counts) < 2 or not np.issubdtype(counts.dtype, np.integer):
             raise ValueError(
                 f"a histogram needs whole numbers for the lengths 0 to S, S >= 1; got {counts.dtype} of shape "
                 f"{counts.shape}"
+            )
+        if counts.max() >= 2**62:
+            raise ValueError(
+                f"{_of(self.name)}length {counts.argmax()} occurs {counts.max()} times; too many to account for"
             )
         counts = counts.astype(np.int64)
         if counts.min() < 0:
@@ -60,13 +67,13 @@ class LengthHistogram:
     @classmethod
     def from_lengths(cls, lengths: Any, max_sequence_length: int, name: str = "") -> LengthHistogram:
         """Counts the lengths (array-like of whole numbers, any shape), each from 1 to max_sequence_length."""
-        lengths = np.asarray(lengths).ravel()
+        lengths, max_sequence_length = _as_array("lengths", lengths).ravel(), whole_slots(max_sequence_length)
         if lengths.size == 0:
-            return cls(np.zeros(_slots(max_sequence_length) + 1, np.int64), name)
+            return cls(np.zeros(max_sequence_length + 1, np.int64), name)
         if not np.issubdtype(lengths.dtype, np.integer):
             raise ValueError(f"lengths are whole numbers of tokens; got {lengths.dtype}")
         low, high = int(lengths.min()), int(lengths.max())
-        if low < 1 or high > _slots(max_sequence_length):
+        if low < 1 or high > max_sequence_length:
             bad = low if low < 1 else high
             raise ValueError(
                 f"{_of(name)}sequence {int(np.argmax(lengths == bad))} has length {bad}; "
@@ -80,36 +87,33 @@ class LengthHistogram:
         cls, path: Union[str, os.PathLike], max_sequence_length: int, name: Optional[str] = None
     ) -> LengthHistogram:
         """Reads a table with the header `length,count`, each length at most once, in any order."""
-        counts = np.zeros(_slots(max_sequence_length) + 1, np.int64)
+        S = whole_slots(max_sequence_length)
+        counts = np.zeros(S + 1, np.int64)
         seen = set()
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            try:
-                rows = list(csv.reader(file))
-            except (UnicodeDecodeError, csv.Error) as error:
-                raise ValueError(
-                    f"{path}: not a text table ({error}); a histogram is a CSV file 'length,count'"
-                ) from None
-        if not rows or [field.strip() for field in rows[0]] != ["length", "count"]:
-            first = ",".join(rows[0])[:60] if rows else ""
-            raise ValueError(f"{path}: the first line is {first!r}; a histogram starts with the line 'length,count'")
-        for line, row in enumerate(rows[1:], start=2):
+        rows = _csv_rows(path)
+        first = next(rows, [])
+        if [field.strip() for field in first] != ["length", "count"]:
+            raise ValueError(
+                f"{path}: the first line is {ascii(','.join(first)[:60])}; a histogram starts with the line "
+                "'length,count'"
+            )
+        for line, row in enumerate(rows, start=2):
             if not row:
                 continue
             try:
                 length, count = (int(field) for field in row)
             except ValueError:
                 raise ValueError(
-                    f"{path} line {line}: {','.join(row)[:60]!r} is not two whole numbers 'length,count'"
+                    f"{path} line {line}: {ascii(','.join(row)[:60])} is not two whole numbers 'length,count'"
                 ) from None
-            if not 1 <= length <= max_sequence_length:
+            if not 1 <= length <= S:
                 raise ValueError(
-                    f"{path} line {line}: length {length}; lengths go from 1 to max_sequence_length = "
-                    f"{max_sequence_length}"
+                    f"{path} line {line}: length {shown(length)}; lengths go from 1 to max_sequence_length = {S}"
                 )
             if length in seen:
                 raise ValueError(f"{path} line {line}: length {length} stands there twice; give each length once")
             if not 0 <= count < 2**62:
-                raise ValueError(f"{path} line {line}: count {count}; a count goes from 0 to 2^62")
+                raise ValueError(f"{path} line {line}: count {shown(count)}; a count goes from 0 to 2^62")
             seen.add(length)
             counts[length] = count
         return cls(counts, Path(path).stem if name is None else name)
@@ -122,19 +126,19 @@ class LengthHistogram:
         return cls.from_csv(_FOLDER / f"{name}.csv", int(name.rsplit("_", 1)[1]), name)
 
     @classmethod
-    def from_json(cls, value: Dict[str, Any]) -> LengthHistogram:
-        """Inverse of `to_json`."""
-        try:
-            counts = np.zeros(_slots(value["max_sequence_length"]) + 1, np.int64)
-            lengths = np.asarray(value["lengths"], np.int64)
-            # A negative index would count from the end, and a repeated one would lose sequences.
-            if (lengths < 1).any() or len(np.unique(lengths)) != lengths.size:
-                raise ValueError("each length stands once, and is at least 1")
-            counts[lengths] = np.asarray(value["counts"], np.int64)
-            name = str(value.get("name", ""))
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise ValueError(f"no histogram: expected max_sequence_length, lengths and counts ({error!r})") from None
-        return cls(counts, name)
+    def from_json(cls, value: Union[Dict[str, Any], Fields]) -> LengthHistogram:
+        """Inverse of `to_json`. ValueError for anything else."""
+        fields = Fields.of(value, "histogram", "make it with `to_json`")
+        S = fields.integer("max_sequence_length", least=1, most=LONGEST)
+        lengths = fields.integers("lengths", least=1, most=S)
+        numbers = fields.list_of("counts", Fields.integer, length=len(lengths), least=0, most=2**62)
+        # A repeated length would lose sequences.
+        if len(set(lengths)) != len(lengths):
+            raise fields.error("lengths", "each length stands once")
+        counts = np.zeros(S + 1, np.int64)
+        counts[lengths] = numbers
+        with fields.refusing():
+            return cls(counts, fields.text("name") if "name" in fields else "")
 
     # ---- conversions -------------------------------------------------------------------------------------------------
 
@@ -154,7 +158,8 @@ class LengthHistogram:
 
     def with_max_sequence_length(self, max_sequence_length: int) -> LengthHistogram:
         """The same sequences for packs of another size, at least the longest sequence."""
-        if self.longest > _slots(max_sequence_length):
+        max_sequence_length = whole_slots(max_sequence_length)
+        if self.longest > max_sequence_length:
             raise ValueError(
                 f"{_of(self.name)}the longest sequence has {self.longest} tokens; "
                 f"max_sequence_length = {max_sequence_length} is too short for it"
@@ -240,10 +245,27 @@ def merge(histograms: Iterable[LengthHistogram], name: Optional[str] = None) -> 
     return total if name is None else LengthHistogram(total.counts, name)
 
 
-def _slots(max_sequence_length: int) -> int:
-    if max_sequence_length < 1:
-        raise ValueError(f"max_sequence_length = {max_sequence_length}; a pack has at least one slot")
-    return max_sequence_length
+def whole_slots(max_sequence_length: Any) -> int:
+    """The argument `max_sequence_length`: the slots of a pack."""
+    return whole_number("max_sequence_length", max_sequence_length, least=1, most=LONGEST)
+
+
+def _as_array(name: str, values: Any) -> np.ndarray:
+    """An argument that NumPy reads as an array. ValueError, in one line, where it does not."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError) as error:  # rows of different lengths
+        raise ValueError(f"{name} = {shown(values)}; must be whole numbers in rows of equal length ({error})") from None
+
+
+def _csv_rows(path: Union[str, os.PathLike]) -> Iterator[List[str]]:
+    """The rows of a table, one at a time. ValueError where it is no text, or has a line that no histogram has."""
+    way_out = "a histogram is a CSV file 'length,count'"
+    with open_regular(path, way_out=way_out) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
+        try:
+            yield from csv.reader(short_lines(file, path, way_out=way_out))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"{path}: not a text table ({error}); {way_out}") from None
 
 
 def _of(name: str) -> str:

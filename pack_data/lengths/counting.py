@@ -8,6 +8,7 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
+import io
 import json
 import lzma
 import multiprocessing
@@ -21,13 +22,15 @@ from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple
 import numpy as np
 
 from pack_data.command import ArgumentParser, positive_int, progress_bar
+from pack_data.files import LONGEST_LINE, open_regular, short_lines
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
-from pack_data.store import MANIFEST
+from pack_data.npy import map_array, read_header
+from pack_data.sequences import LONGEST
+from pack_data.store import MANIFEST, read_manifest
 from pack_data.tables import account
 
 _OPENERS: Dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _TEXT = (".txt", ".lengths", ".csv")
-_LONGEST = 1 << 24  # a larger number is not taken for a length
 _BLOCK = 1 << 20  # lengths held in memory at a time
 _WORTH_PROCESSES = 1 << 25  # bytes
 
@@ -117,18 +120,15 @@ def _count_part(part: _Part) -> LengthHistogram:
         return _count_data_set(path, S)
     if _is_text(path):
         with _opened(path) as file:
-            is_histogram = file.readline().strip().replace(" ", "") == "length,count"
+            is_histogram = file.readline(LONGEST_LINE).strip().replace(" ", "") == "length,count"
         if is_histogram:
             if path.lower().endswith(tuple(_OPENERS)):
                 raise ValueError(f"{path}: a CSV histogram is read plain; decompress it first")
-            histogram = LengthHistogram.from_csv(path, S or _LONGEST)
+            histogram = LengthHistogram.from_csv(path, S or LONGEST)
             return histogram.with_max_sequence_length(S or max(histogram.longest, 1))
         return _count_blocks(path, _lines(path), S)
     if path.endswith(".npy"):
-        try:
-            lengths = np.load(path, mmap_mode="r", allow_pickle=False).reshape(-1)
-        except ValueError as error:
-            raise ValueError(f"{path}: not a .npy array of numbers ({error})") from None
+        lengths = map_array(path, read_header(path, way_out="give a .npy array of lengths")).reshape(-1)
         return _count_blocks(path, (lengths[at : at + _BLOCK] for at in range(0, len(lengths), _BLOCK)), S)
     return _count_blocks(path, _formats(path), S)
 
@@ -136,23 +136,23 @@ def _count_part(part: _Part) -> LengthHistogram:
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[IO[str]]:
     """A text file, decompressed by its suffix.  ValueError, which names the file, where it cannot be read as text."""
-    opener = next((opener for suffix, opener in _OPENERS.items() if path.lower().endswith(suffix)), open)
-    try:
-        with opener(path, "rt", encoding="utf-8") as file:
-            yield file
-    except (UnicodeDecodeError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # an error of the file system; those of gzip and bz2 have no number
-            raise
-        raise ValueError(f"{path}: cannot be read as text ({error})") from None
+    opener = next((opener for suffix, opener in _OPENERS.items() if path.lower().endswith(suffix)), None)
+    with open_regular(path, way_out="give a text file with a length in each line") as raw:
+        try:
+            with io.TextIOWrapper(opener(raw) if opener else raw, encoding="utf-8") as file:
+                yield file
+        except (UnicodeDecodeError, EOFError, lzma.LZMAError, zlib.error, MemoryError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # an error of the file system; those of gzip and bz2 have no number
+            raise ValueError(f"{path}: cannot be read as text ({error or 'it takes too much memory'})") from None
 
 
 def _lines(path: str) -> Iterator[np.ndarray]:
     """The lengths of a text file, one in each line; empty lines do not count."""
     at = 0
     with _opened(path) as file:
-        for lines in iter(lambda: list(islice(file, _BLOCK)), []):
+        read = short_lines(file, path, way_out="give one whole number in each line")
+        for lines in iter(lambda: list(islice(read, _BLOCK)), []):
             try:
                 yield np.array([int(line) for line in lines if line.strip()], np.int64)
             except (ValueError, OverflowError):
@@ -160,7 +160,7 @@ def _lines(path: str) -> Iterator[np.ndarray]:
                     (number, line) for number, line in enumerate(lines, start=at + 1) if not _is_length(line)
                 )
                 raise ValueError(
-                    f"{path} line {number}: {line.strip()[:60]!r} is not a length; give one whole number in each "
+                    f"{path} line {number}: {ascii(line.strip()[:60])} is not a length; give one whole number in each "
                     "line, or a histogram that starts with the line 'length,count'"
                 ) from None
             at += len(lines)
@@ -168,7 +168,7 @@ def _lines(path: str) -> Iterator[np.ndarray]:
 
 def _is_length(line: str) -> bool:
     try:
-        return not line.strip() or abs(int(line)) <= _LONGEST
+        return not line.strip() or abs(int(line)) <= LONGEST
     except ValueError:
         return False
 
@@ -183,23 +183,14 @@ def _formats(path: str) -> Iterator[np.ndarray]:
 
 
 def _count_data_set(path: str, S: Optional[int]) -> LengthHistogram:
-    manifest = Path(path) / MANIFEST
-    try:
-        data = json.loads(manifest.read_text(encoding="utf-8"))
-        own = int(data["schema"]["max_sequence_length"])
-        counts = np.zeros(own + 1, np.int64)
-        for length, number in data["histogram"].items():
-            counts[int(length)] = number
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{manifest}: no manifest of a packed data set ({error!r}); build it again") from None
-    histogram = LengthHistogram(counts, Path(path).name)
+    histogram = LengthHistogram(np.array(read_manifest(Path(path)).histogram, np.int64), Path(path).name)
     return histogram if S is None else histogram.with_max_sequence_length(S)
 
 
 def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> LengthHistogram:
     """Adds up blocks of lengths.  ValueError, which names the sequence, for a length out of range."""
     counts = np.zeros(1, np.int64)
-    limit = S or _LONGEST
+    limit = S or LONGEST
     at = 0
     for lengths in blocks:
         if not np.issubdtype(lengths.dtype, np.integer):
@@ -210,7 +201,7 @@ def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> 
                 f"{path}: sequence {at + int(wrong[0])} has length {int(lengths[wrong[0]])}; "
                 f"lengths go from 1 to {'max_sequence_length = ' if S else ''}{limit}: drop or cut it first"
             )
-        block = np.bincount(lengths)
+        block = np.bincount(lengths.astype(np.int64, copy=False))  # NumPy before 2 refuses to count uint64
         if len(block) > len(counts):
             counts = np.pad(counts, (0, len(block) - len(counts)))
         counts[: len(block)] += block

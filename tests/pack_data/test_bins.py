@@ -45,8 +45,8 @@ def test_the_example_of_the_documentation():
         ([1.5], {}, "whole numbers"),
         ([[1, 2]], {}, "2 dimensions"),
         ([1], {"max_sequences_per_pack": 0}, "at least 1"),
-        ([1], {"max_sequence_length": 0}, "at least one slot"),
-        ([1], {"seed": -1}, "a seed is at least 0"),
+        ([1], {"max_sequence_length": 0}, "a whole number from 1"),
+        ([1], {"seed": -1}, "a whole number of at least 0"),
     ],
 )
 def test_what_cannot_be_packed_is_named(lengths, options, said):

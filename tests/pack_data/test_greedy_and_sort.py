@@ -91,7 +91,7 @@ def test_sort_shuffles_its_batches_by_the_seed():
     first, other = sort.batch(histogram, batch_size=2, seed=0), sort.batch(histogram, batch_size=2, seed=1)
     assert first.lengths != other.lengths
     assert sorted(first.lengths) == sorted(other.lengths) == list(range(2, 101, 2))
-    with pytest.raises(ValueError, match="batch_size = 0; a batch has at least one row"):
+    with pytest.raises(ValueError, match="batch_size = 0; must be a whole number of at least 1"):
         sort.batch(histogram, batch_size=0)
     assert np.mean(np.diff(first.lengths) < 0) < 0.9  # no longer sorted
 

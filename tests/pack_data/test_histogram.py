@@ -1,12 +1,14 @@
 """Length histograms: totals, merging, and the way in from lengths, CSV and JSON."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pack_data import pack
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
 from tests.pack_data_strategies import histograms, lengths_of
 
@@ -125,7 +127,7 @@ def test_a_file_that_is_no_text(tmp_path):
             "mine: sequence 1 has length 6; lengths go from 1 to max_sequence_length = 5",
         ),
         (lambda: LengthHistogram.from_lengths([3.5], 5), "lengths are whole numbers of tokens"),
-        (lambda: LengthHistogram.from_lengths([], 0), "max_sequence_length = 0; a pack has at least one slot"),
+        (lambda: LengthHistogram.from_lengths([], 0), "max_sequence_length = 0; must be a whole number from 1"),
         (lambda: LengthHistogram(np.array([1, 1])), "1 sequences have length 0"),
         (lambda: LengthHistogram(np.array([0, -1])), "length 1 occurs -1 times"),
         (lambda: LengthHistogram(np.array([0.0, 1.0])), "needs whole numbers"),
@@ -137,7 +139,7 @@ def test_a_file_that_is_no_text(tmp_path):
         (lambda: LengthHistogram.from_lengths([9], 9).with_max_sequence_length(8), "the longest sequence has 9 tokens"),
         (
             lambda: LengthHistogram.from_json({"lengths": [1]}),
-            "no histogram: expected max_sequence_length, lengths and counts",
+            "histogram: max_sequence_length is missing",
         ),
     ],
 )
@@ -164,7 +166,7 @@ def test_counts_whose_slots_do_not_fit_are_refused(tmp_path):
 
 @pytest.mark.parametrize("lengths", [[-1, 3], [3, 3]])
 def test_from_json_refuses_lengths_that_would_lose_sequences(lengths):
-    with pytest.raises(ValueError, match="each length stands once"):
+    with pytest.raises(ValueError, match="each length stands once|from 1 to 8"):
         LengthHistogram.from_json({"max_sequence_length": 8, "lengths": lengths, "counts": [1, 2]})
 
 
@@ -176,3 +178,77 @@ def test_a_table_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         LengthHistogram.from_lengths([1], 8).to_csv(tmp_path / "lengths.csv")
     assert (tmp_path / "lengths.csv").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("S", [8.0, np.float64(8), True, "8", None, [8], 0, -1, 10**30])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda S: LengthHistogram.from_lengths([1], S),
+        lambda S: LengthHistogram.from_lengths([1], 4).with_max_sequence_length(S),
+        lambda S: pack([1], max_sequence_length=S),
+    ],
+    ids=["from_lengths", "with_max_sequence_length", "pack"],
+)
+def test_the_slots_of_a_pack_are_a_whole_number(make, S):
+    """8.0 too is refused: it is the result of a division or of a file read without types; the next one is 8.5."""
+    with pytest.raises(ValueError, match="max_sequence_length = .*; must be a whole number from 1 to 16777216"):
+        make(S)
+
+
+def test_numpys_integers_are_whole_numbers():
+    for kind in (np.int8, np.uint16, np.int64, np.uint64):
+        assert LengthHistogram.from_lengths(np.array([3, 3], kind), kind(4)) == LengthHistogram.from_lengths([3, 3], 4)
+
+
+@pytest.mark.parametrize("lengths", [[[1, 2], [3]], ["1"], [None], {"a": 1}, [2**64], [True], 2.5, object()])
+def test_lengths_that_are_no_whole_numbers_are_one_line(lengths):
+    for make in (lambda: LengthHistogram.from_lengths(lengths, 4), lambda: pack(lengths, max_sequence_length=4)):
+        with pytest.raises(ValueError) as caught:
+            make()
+        assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("counts", [[[0, 1], [2]], [0, 2**63], ["0", "1"], 7, None, [0, None]])
+def test_counts_that_are_no_whole_numbers_are_one_line(counts):
+    with pytest.raises(ValueError) as caught:
+        LengthHistogram(counts)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["max_sequence_length", "lengths", "counts", "name"])
+@pytest.mark.parametrize("value", [None, -1, 2.5, "x\n", [1.5], [True, 1], [9, 9, 9], {"a": 1}, 10**40, [[1], [2]]])
+def test_from_json_names_the_field(name, value):
+    given = {"name": "mine", "max_sequence_length": 8, "lengths": [2, 3], "counts": [1, 2]}
+    with pytest.raises(ValueError, match=f"^histogram: {name}"):
+        LengthHistogram.from_json({**given, name: value})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"length,count\n" + b"1" * 5000 + b",1\n",
+        b"length,count\n" + b"9" * 900 + b",1\n",
+        b"length,count\n1,-" + b"9" * 900,
+        b'length,count\n"' + b"\n" * 300_000,
+        b"x" * 5000,
+        b"",
+        b"length,count\n1,2,3\n",
+        b"length,count\n\xff,1\n",
+        b"length,count\n1\0,2\n",
+    ],
+    ids=range(9),
+)
+def test_a_table_of_another_form_is_one_line(tmp_path, content):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        LengthHistogram.from_csv(tmp_path / "a.csv", 10)
+    text = str(caught.value)
+    assert str(tmp_path / "a.csv") in text and len(text.splitlines()) == 1 and len(text) < 400
+
+
+def test_a_table_is_an_ordinary_file(tmp_path):
+    os.mkfifo(tmp_path / "a.csv")
+    for path in (tmp_path / "a.csv", "/dev/zero", tmp_path, tmp_path / "none"):
+        with pytest.raises(ValueError, match="a histogram is a CSV file"):
+            LengthHistogram.from_csv(path, 10)

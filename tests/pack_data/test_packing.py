@@ -3,13 +3,15 @@
 import json
 import os
 
+import numpy as np
 import pytest
 from hypothesis import given
 
 from pack_data import spfhp
 from pack_data.histogram import LengthHistogram
-from pack_data.packers import get_packer
+from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
+from pack_data.proof import prove
 from tests.pack_data_strategies import depths, histograms
 
 
@@ -114,11 +116,11 @@ def test_saving_fails_whole(tmp_path, packing, monkeypatch):
 @pytest.mark.parametrize(
     "damage, words",
     [
-        (lambda recipe: recipe.pop("repeats"), "damaged recipe"),
-        (lambda recipe: recipe["repeats"].__setitem__(0, 3), "accounting does not fit"),
+        (lambda recipe: recipe.pop("repeats"), "repeats is missing"),
+        (lambda recipe: recipe["repeats"].__setitem__(0, 3), "not that of the strategies and repeats"),
         (lambda recipe: recipe["strategies"].__setitem__(0, [9, 9]), "needs 18 slots"),
-        (lambda recipe: recipe.update(format="something else"), "not a recipe of the format"),
-        (lambda recipe: recipe["accounting"].pop("tokens"), "accounting does not fit"),
+        (lambda recipe: recipe.update(format="something else"), "must be 'pack_data recipe 1'"),
+        (lambda recipe: recipe["accounting"].pop("tokens"), "not that of the strategies and repeats"),
     ],
 )
 def test_a_damaged_recipe_is_refused(tmp_path, packing, damage, words):
@@ -135,7 +137,7 @@ def test_a_damaged_recipe_is_refused(tmp_path, packing, damage, words):
 
 def test_a_recipe_that_is_no_json(tmp_path):
     (tmp_path / "recipe.json").write_text("{")
-    with pytest.raises(ValueError, match="not a JSON file"):
+    with pytest.raises(ValueError, match="not JSON"):
         Packing.load(tmp_path / "recipe.json")
 
 
@@ -144,3 +146,68 @@ def test_the_table_says_what_matters(packing):
     for text in ("HAND", "my data", "at most 3 sequences", "90.000%", "2.250", "proven optimal", "1.50 s"):
         assert text in table
     assert "2 packs above it" in Packing("x", 10, 1, ((5,),), (4,), lower_bound=2).table()
+
+
+ODD = (None, True, -1, 0, 10**40, 0.5, "", "x", [], [[1]], {"a": 1}, ["1"], [1.0], [True], ...)
+
+
+def test_every_changed_field_of_a_recipe_is_one_line(tmp_path):
+    """Any field of a recipe and its certificate, replaced by any odd value or taken out; what is read is whole."""
+    path = tmp_path / "recipe.json"
+    get_packer("optimal")(LengthHistogram.from_lengths([1, 2, 3, 5, 8, 8], 10), max_sequences_per_pack=3).save(path)
+    recipe = json.loads(path.read_text())
+    places = [(recipe, name) for name in recipe]
+    places += [(recipe[outer], name) for outer in ("accounting", "certificate") for name in recipe[outer]]
+    places += [(recipe["strategies"], 0), (recipe["strategies"][0], 0), (recipe["repeats"], 0)]
+    places += [(recipe["certificate"]["lengths"], 0), (recipe["certificate"]["prices"], 0)]
+    free = ("solve_seconds", "lp_bound", "certificate", "prices", "denominator")
+    refused = 0
+    for holder, name in places:
+        kept = holder[name]
+        for value in ODD:
+            if value is ...:
+                del holder[name]
+            else:
+                holder[name] = value
+            path.write_text(json.dumps(recipe))
+            try:
+                packing = Packing.load(path)
+                packing.placed()
+                if packing.certificate is not None:
+                    prove(packing)
+            except ValueError as error:
+                refused += 1
+                assert len(str(error).splitlines()) == 1 and len(str(error)) < 600
+            else:
+                assert name in free or packing.to_json() == recipe["accounting"], (name, value)
+            if isinstance(holder, list) and value is ...:
+                holder.insert(name, kept)
+            else:
+                holder[name] = kept
+    assert refused > 300
+
+
+@pytest.mark.parametrize("repeats", [2**63, 2**62, 10**30])
+def test_repeats_beyond_int64_are_one_line(tmp_path, packing, repeats):
+    path = tmp_path / "recipe.json"
+    packing.save(path)
+    recipe = json.loads(path.read_text())
+    recipe["repeats"][0] = repeats
+    path.write_text(json.dumps(recipe))
+    with pytest.raises(ValueError, match="recipe.json: hand: the packs have 2\\^62 slots or more"):
+        Packing.load(path)
+
+
+@pytest.mark.parametrize("value", [8.0, True, "8", 0, -1, [8], 2**30])
+def test_slots_of_a_pack_are_a_whole_number(value):
+    with pytest.raises(ValueError, match="max_sequence_length = .*; must be a whole number from 1"):
+        Packing("hand", value, 3, ((1,),), (1,))
+
+
+@pytest.mark.parametrize("name", PACKERS)
+@pytest.mark.parametrize("value", [2.0, True, "2", 0, -1, [2]])
+def test_a_packing_depth_is_a_whole_number_in_every_packer(name, value):
+    with pytest.raises(ValueError, match="max_sequences_per_pack = .*; must be a whole number of at least 1"):
+        get_packer(name)(LengthHistogram.from_lengths([1, 2], 4), max_sequences_per_pack=value)
+    as_numpy = get_packer(name)(LengthHistogram.from_lengths([1, 2], 4), max_sequences_per_pack=np.int64(2))
+    assert as_numpy == get_packer(name)(LengthHistogram.from_lengths([1, 2], 4), max_sequences_per_pack=2)

@@ -1,9 +1,12 @@
 """Lengths from files: every kind of source gives the same histogram, and a bad one says which record is wrong."""
 
+import bz2
 import gzip
 import json
 import lzma
+import os
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,6 +14,9 @@ import pytest
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.counting import count, plot, statistics, summary
 from pack_data.lengths.synthetic import synthetic_histogram
+from pack_data.packs import SLOT, PackSchema, StoredColumn, assemble
+from pack_data.sequences import Sequences
+from pack_data.store import StoreWriter
 
 LENGTHS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 
@@ -30,11 +36,12 @@ def write_all(folder):
         file.write(text)
     np.save(folder / "d.npy", np.array(LENGTHS, np.int16).reshape(3, 4))
     LengthHistogram.from_lengths(LENGTHS, 10).to_csv(folder / "e.csv")
-    (folder / "f").mkdir()
-    counts = {str(length): LENGTHS.count(length) for length in set(LENGTHS)}
-    (folder / "f" / "manifest.json").write_text(
-        json.dumps({"schema": {"max_sequence_length": 10}, "histogram": counts})
-    )
+    schema = PackSchema.of_tokens(10, 1, [StoredColumn("ids", SLOT, "|u1")])
+    sequences = Sequences.of_tokens(np.array(LENGTHS), {"ids": np.ones(sum(LENGTHS), np.int64)})
+    packs = np.arange(len(LENGTHS))
+    writer = StoreWriter(folder / "f", schema)
+    writer.add(assemble(schema, sequences, packs, np.zeros_like(packs), len(packs)))
+    writer.finish(algorithm="none").close()
     return [str(folder / name) for name in ("a.txt", "b.txt.gz", "c.lengths.xz", "d.npy", "e.csv", "f")]
 
 
@@ -83,7 +90,7 @@ def test_a_file_of_sequences(tmp_path):
         ("x.txt.gz", b"nonsense", "cannot be read as text"),
         ("x.txt.gz", gzip.compress(b"3\n" * 1000, mtime=0)[:-9], "cannot be read as text"),
         ("x.txt.bz2", b"nonsense", "cannot be read as text"),
-        ("x.npy", b"nonsense", "x.npy: not a .npy array of numbers"),
+        ("x.npy", b"nonsense", "x.npy: not a readable .npy file"),
         ("x.csv.gz", gzip.compress(b"length,count\n3,1\n", mtime=0), "a CSV histogram is read plain"),
         ("x.csv", b"length,count\n3\n", "x.csv line 2"),
     ],
@@ -102,7 +109,7 @@ def test_other_bad_sources(tmp_path):
     with pytest.raises(ValueError, match="lengths are whole numbers of tokens; got float64"):
         count([str(tmp_path / "x.npy")])
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(ValueError, match="no manifest of a packed data set"):
+    with pytest.raises(ValueError, match="manifest.json: version is missing"):
         count([str(tmp_path)])
 
 
@@ -187,3 +194,40 @@ def test_the_picture_of_a_summary_covers_every_length_once(slots, rows):
 def test_a_file_of_the_shortest_lengths_makes_the_smallest_histogram(tmp_path):
     (tmp_path / "ones.txt").write_text("1\n1\n")
     assert count([str(tmp_path / "ones.txt")]) == LengthHistogram.from_lengths([1, 1], 1)
+
+
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz", "txt.xz", "txt.bz2"])
+def test_a_line_without_end_takes_no_memory(tmp_path, suffix):
+    """20 MB of digits, or of blanks, in one line of a small file: one line is said, and little of it is ever held."""
+    opener = {"gz": gzip.open, "xz": lzma.open, "bz2": bz2.open}.get(suffix.rpartition(".")[2], open)
+    for letter in (b"7", b" "):
+        path = tmp_path / f"a.{suffix}"
+        with opener(path, "wb") as file:
+            file.write(letter * 20_000_000 + b"\n5\n")
+        tracemalloc.start()
+        try:
+            with pytest.raises(ValueError, match="line 1: more than 1000 characters"):
+                count([str(path)])
+            assert tracemalloc.get_traced_memory()[1] < 12_000_000
+        finally:
+            tracemalloc.stop()
+
+
+def test_lengths_of_no_ordinary_file(tmp_path):
+    for name in ("a.npy", "a.txt", "a.csv", "a.tfrecord"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ValueError, match=f"{name}: is a pipe"):
+            count([str(tmp_path / name)], 10)
+
+
+@pytest.mark.parametrize("values", [["a"], [[1, 2], "b"], [None], [1 + 2j]])
+def test_an_array_of_something_else(tmp_path, values):
+    np.save(tmp_path / "a.npy", np.array(values, dtype=object if values[-1] in ("b", None) else None))
+    with pytest.raises(ValueError, match="a.npy: not a readable .npy file"):
+        count([str(tmp_path / "a.npy")])
+
+
+def test_lengths_beyond_int64(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([1, 2**64 - 1], np.uint64))
+    with pytest.raises(ValueError, match="sequence 1 has length 18446744073709551615"):
+        count([str(tmp_path / "a.npy")])
