@@ -6,9 +6,10 @@ Loads no torch.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from types import MappingProxyType
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Sequence, Tuple, get_type_hints
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar, get_type_hints
 
 import yaml
 
@@ -33,8 +34,8 @@ HARMLESS = frozenset(
     data.training data.evaluation data.evaluation_examples
     model.initializer_range model.vocabulary
     engine.kind engine.device engine.attention engine.compile engine.deterministic engine.threads engine.mask
-    engine.executable_cache engine.ipu_model engine.offline_export engine.profile_directory engine.asynchronous_loading engine.log_cycles
-    engine.recompute_layers
+    engine.executable_cache engine.ipu_model engine.offline_export engine.profile_directory
+    engine.asynchronous_loading engine.log_cycles engine.recompute_layers
     placement.ipus_per_replica placement.layers_per_ipu placement.available_memory_proportion
     placement.embedding_serialization_factor placement.optimizer_state_off_chip placement.replicated_tensor_sharding
     task.max_answer_length task.n_best task.null_score_threshold task.drop_seen_paragraphs task.threshold
@@ -147,14 +148,9 @@ def compare(
     checkpoint; they still are.
     Raises ConfigError, with every such difference, where one is neither harmless nor allowed.
     """
-    try:
-        tree = yaml.safe_load(stored)
-    except yaml.YAMLError:
-        tree = None
-    if not isinstance(tree, Mapping):
-        raise ConfigError(f"{run}: the configuration in its checkpoint is no YAML of sections; it is damaged")
+    then = former(run, stored, config)
     noted, wanted, refused = [], [], []
-    for change in _differences(tree, config.sections):
+    for change in _differences(then, config):
         key = change.key
         if key in NEVER:
             refused.append(f"{_stated(change, config)}; {NEVER[key]}")
@@ -166,36 +162,55 @@ def compare(
             refused.append(f"{_stated(change, config)}; take it back, or allow it: --allow-change {key}")
     if refused:
         raise ConfigError(problems_message(run, refused))
-    return Changes(tuple(noted), tuple(wanted), tuple(_gone(tree, config.sections)))
+    return Changes(tuple(noted), tuple(wanted), _gone(stored, config))
 
 
-def _differences(tree: Mapping[str, Any], sections: Mapping[str, Any]) -> List[Change]:
-    """Settings whose values differ; one that the tree does not have had its default."""
-    found = []
-    for section, now in sections.items():
-        settings = tree.get(section)
-        types = get_type_hints(type(now))
-        for each in dataclasses.fields(now):
-            raw = settings.get(each.name, each.default) if isinstance(settings, Mapping) else each.default
-            try:
-                there = typed_value(plain(raw), types[each.name])
-            except ValueError:
-                there = raw
-            here = getattr(now, each.name)
-            if there != here:
-                found.append(Change(f"{section}.{each.name}", plain(there), plain(here)))
-    return found
+T = TypeVar("T")
 
 
-def _gone(tree: Mapping[str, Any], sections: Mapping[str, Any]) -> List[str]:
-    """Settings that the tree has and the sections do not; a block such as `without_ipus` is none."""
+def former(run: str, stored: str, config: T) -> T:
+    """The configuration in the checkpoint of ``run``, of the same kind as ``config``.
+
+    Settings that it does not have, as they are of a later version, have their defaults; those of a former version that
+    are gone are left out.  Raises ConfigError where it is no configuration.
+    """
+    try:
+        tree = yaml.safe_load(stored)
+    except yaml.YAMLError:
+        tree = None
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{run}: the configuration in its checkpoint is no YAML of sections; it is damaged")
+    sections = {}
+    for section, now in config.sections.items():  # type: ignore[attr-defined]
+        settings, types = tree.get(section), get_type_hints(type(now))
+        values = {}
+        for name, raw in settings.items() if isinstance(settings, Mapping) else ():
+            with contextlib.suppress(KeyError, ValueError):
+                values[name] = typed_value(plain(raw), types[name])
+        sections[section] = type(now)(**values)
+    return dataclasses.replace(config, **sections)  # type: ignore[type-var]
+
+
+def _differences(then: Any, now: Any) -> List[Change]:
+    """Settings whose values differ."""
     return [
-        f"{section}.{name}"
-        for section, settings in tree.items()
-        if section in sections and isinstance(settings, Mapping)
-        for name in settings
-        if name not in {each.name for each in dataclasses.fields(sections[section])}
+        Change(f"{section}.{each.name}", plain(getattr(then.sections[section], each.name)), plain(value))
+        for section, settings in now.sections.items()
+        for each in dataclasses.fields(settings)
+        for value in [getattr(settings, each.name)]
+        if getattr(then.sections[section], each.name) != value
     ]
+
+
+def _gone(stored: str, config: Any) -> Tuple[str, ...]:
+    """Settings of the stored configuration that there are not any more; a block such as `without_ipus` is none."""
+    return tuple(
+        f"{section}.{name}"
+        for section, settings in yaml.safe_load(stored).items()
+        if section in config.sections and isinstance(settings, Mapping)
+        for name in settings
+        if name not in {each.name for each in dataclasses.fields(config.sections[section])}
+    )
 
 
 def _stated(change: Change, config: Any) -> str:

@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import NamedTuple, Optional, Sequence, Tuple
 
-import yaml
-
 from ipu_packed_bert.checkpoint import Checkpoint, load_newest, vocabulary_of_run
 from ipu_packed_bert.config import ConfigError, schedule_too_short
 from ipu_packed_bert.engine import EngineChoice, build_engine
@@ -21,14 +19,14 @@ from ipu_packed_bert.hugging_face import merged, write_folder
 from ipu_packed_bert.identity import Identity, agree
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.optim import schedule_change
-from ipu_packed_bert.resuming import Changes, compare
+from ipu_packed_bert.resuming import Changes, compare, former
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, EXPORT, MODEL, VOCABULARY, allowed_before
 from ipu_packed_bert.run_summary import RunEnd
 from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, saved_in
 from ipu_packed_bert.start import Start, find_start
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExampleTask
-from ipu_packed_bert.tasks.settings import FinetuneConfig, config_from_tree
+from ipu_packed_bert.tasks.settings import FinetuneConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from ipu_packed_bert.train import train
 from pack_data.command import typed
@@ -206,12 +204,12 @@ def _go_on(prepared: Prepared, run: str, resumed: Resumed) -> int:
     prepared.engine.load_state(checkpoint.engine)
     prepared.batches.load_state(checkpoint.batches, same_batch=not resumed.changes.other_batch)
     if prepared.steps:
-        config, former = prepared.config, config_from_tree(yaml.safe_load(checkpoint.config), run)
+        config, before = prepared.config, former(run, checkpoint.config, prepared.config)
         change = schedule_change(
             checkpoint.step,
-            former.optimizer,
+            before.optimizer,
             config.optimizer,
-            steps_before=former.schedule_steps,
+            steps_before=before.schedule_steps,
             steps_after=config.schedule_steps,
         )
         if change:

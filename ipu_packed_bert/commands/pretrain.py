@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, List, Mapping, NamedTuple, Optional, Sequ
 
 import yaml
 
-from ipu_packed_bert.config import Config, check_accumulation, check_on_ipus, config_from_tree, load_config
+from ipu_packed_bert.config import Config, check_accumulation, check_on_ipus, load_config
 from ipu_packed_bert.configurations import config_file, for_one_gpu, refuse_no_run
 from ipu_packed_bert.data import (
     built_otherwise,
@@ -24,7 +24,7 @@ from ipu_packed_bert.data import (
     packing_factor,
 )
 from ipu_packed_bert.processes import refuse_torchrun
-from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare
+from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare, former
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
 from ipu_packed_bert.settings import DEFAULT, FILE, peek, shown
 from pack_data.command import ArgumentParser, typed
@@ -390,7 +390,7 @@ def print_schedule(checkpoint: Checkpoint, config: Config) -> None:
     """One line where the run goes on with other learning rates than it had."""
     from ipu_packed_bert.optim import schedule_change
 
-    before = config_from_tree(yaml.safe_load(checkpoint.config), "the checkpoint's configuration")
+    before = former("the checkpoint", checkpoint.config, config)
     change = schedule_change(
         checkpoint.step,
         before.optimizer,

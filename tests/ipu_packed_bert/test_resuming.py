@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from ipu_packed_bert import config as pretraining
-from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
+from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.config import ConfigError, config_from_tree
 from ipu_packed_bert.engine.host import HostEngine
@@ -191,6 +191,16 @@ def test_a_configuration_changed_by_hand_is_noticed(copied, capsys):
     found = capsys.readouterr().err
     assert f"model.hidden_size is 16 there, 32 in {copied / CONFIG}; a run goes on with the sizes it has" in found
     assert "loss.normalisation is token there, sequence in" in found
+
+
+def test_a_checkpoint_with_a_setting_of_a_former_version_is_resumed(copied, capsys):
+    path = checkpoints(copied / CHECKPOINTS)[-1]
+    saved = load_checkpoint(path)
+    tree = yaml.safe_load(saved.config)
+    tree["engine"]["turbo"] = True
+    save_checkpoint(copied / CHECKPOINTS, saved._replace(config=yaml.safe_dump(tree)), keep=1)
+    assert pretrain.main(["--resume", str(copied), "--steps", "3"]) == 0
+    assert "gone      engine.turbo: settings of a former version, without effect\n" in capsys.readouterr().out
 
 
 def test_what_was_allowed_before_is_read_or_nothing(tmp_path):
