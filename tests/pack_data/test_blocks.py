@@ -11,6 +11,8 @@ from pack_data import blocks, files
 from pack_data.build import BuildOptions, build
 from pack_data.building.work_folder import work_folder
 from pack_data.command import run_main
+from pack_data.convert import convert
+from pack_data.formats.detect import open_source
 from pack_data.packs import PackSchema
 from pack_data.store import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum
 from pack_data.verify import add_checksums, main, verify
@@ -50,17 +52,24 @@ def without_checksums(folder):
     return new
 
 
-def test_no_changed_byte_of_a_pack_is_read(folder):
-    """Each byte of a shard's packs changed once: its block is refused, whichever pack is asked for; others are read."""
+def test_no_changed_byte_of_a_shard_is_read(folder):
+    """Each byte of a shard changed once: its block is refused, whichever pack is asked for; others are read."""
     whole = records(20)
     shard = sorted(folder.glob("packs-00001-*.npy"))[0]
     content = shard.read_bytes()
     first = len(content) - 7 * SCHEMA.record_dtype.itemsize
     rng = np.random.default_rng(0)
-    for place in range(first, len(content)):
+    for place in range(len(content)):
         shard.write_bytes(
             content[:place] + bytes([content[place] ^ (1 << int(rng.integers(8)))]) + content[place + 1 :]
         )
+        if place < first:  # in the header: the file does not open, its blocks are not right, or it says the same
+            try:
+                with PackStore.open(folder) as store:
+                    assert np.array_equal(store.records(np.arange(20)), whole)
+            except ValueError as error:
+                assert shard.name in str(error) and "\n" not in str(error)
+            continue
         begin, end = BLOCKS[3 + (place - first) // SCHEMA.record_dtype.itemsize // PACKS]
         block = BLOCKS.index((begin, end)) - 3
         with PackStore.open(folder) as store:
@@ -189,6 +198,14 @@ def test_wrong_checksums_beside_whole_packs_are_replaced(folder):
         verify(folder)
     add_checksums(folder)
     assert (folder / MANIFEST).read_bytes() == right
+
+
+def test_packs_are_not_converted_either(folder, tmp_path):
+    shard = sorted(folder.glob("packs-*.npy"))[1]
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match=f"{shard.name}: pack 13: the checksum of its block 2 "):
+        convert(open_source(str(folder)), str(tmp_path / "copy"), "store")
 
 
 def test_a_stop_before_the_rename_leaves_the_old_manifest(folder, monkeypatch):
