@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, NamedTup
 import numpy as np
 import torch
 
-from ipu_packed_bert.checkpoint import checkpoints
+from ipu_packed_bert.checkpoint import NotSaved, checkpoints
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOCK, LOG, SUMMARY, environment_of, read_log
@@ -106,8 +107,8 @@ class RunLog(Log):
         lost = missing_steps(made, first_step)
         if lost:
             self._say(f"note      {LOG} lacks {lost} of the {first_step:,} updates that the checkpoint has")
-        self._log = open(self._folder / LOG, "a", encoding="utf-8")  # noqa: SIM115 - until close()
-        self._evaluations = open(self._folder / EVALUATIONS, "a", encoding="utf-8")  # noqa: SIM115 - until close()
+        self._log = Lines(self._folder / LOG, self._say)
+        self._evaluations = Lines(self._folder / EVALUATIONS, self._say)
         self._board = _tensorboard(self._folder, first_step, self._say)
         if sys.stderr.isatty() if progress is None else progress:
             from tqdm import tqdm
@@ -132,7 +133,7 @@ class RunLog(Log):
             "cycles": result.cycles,
             **({} if result.applied else {"skipped": True}),
         }
-        append_record(self._log, record)
+        self._log.append(record)
         self._recent.append((counts, result.seconds))
         # The first step of a process warms up caches and allocators: it counts for the rates only where it is alone.
         if self._first is None:
@@ -174,17 +175,15 @@ class RunLog(Log):
         self.evaluated = step
         for name, content in found.files.items():
             write_atomically(self._folder / name, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
-        append_record(
-            self._evaluations,
-            {"step": step, **found.metrics, **{name: found.counts[name] for name in _COUNTS}, "seconds": found.seconds},
+        self._evaluations.append(
+            {"step": step, **found.metrics, **{name: found.counts[name] for name in _COUNTS}, "seconds": found.seconds}
         )
         self._draw(step, {f"evaluation/{name}": value for name, value in found.metrics.items()})
         self._say(f"held out after step {step}: {in_words(found.metrics)}  ({found.counts['sequences']:,} sequences)")
 
     def sync(self) -> None:
-        for file in (self._log, self._evaluations):
-            file.flush()
-            os.fsync(file.fileno())
+        self._log.sync()
+        self._evaluations.sync()
 
     def _draw(self, step: int, values: Mapping[str, Any]) -> None:
         if self._board is not None:
@@ -390,11 +389,55 @@ def _commit() -> Optional[str]:
         return None
 
 
-def append_record(file: Any, record: Dict[str, Any]) -> None:
-    """One line of a log; a value that is infinite or not a number is null there, as JSON has no word for it."""
-    finite = {name: None if _not_finite(value) else value for name, value in record.items()}
-    file.write(json.dumps(finite) + "\n")
-    file.flush()
+class Lines:
+    """A log that is appended to: a record is in its file at once, or waits in memory while the disk is full.
+
+    What is there of a line that did not fit is cut off again, so that the next one does not go on in it.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self._path, self._say = path, say
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - until close()
+        self._size = path.stat().st_size
+        self._waiting: List[bytes] = []
+        self._told = False
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """A value that is infinite or not a number is null there, as JSON has no word for it."""
+        finite = {name: None if _not_finite(value) else value for name, value in record.items()}
+        self._waiting.append((json.dumps(finite) + "\n").encode())
+        with contextlib.suppress(OSError):
+            self._write()
+
+    def sync(self) -> None:
+        """All records are on the disk when this returns. Raises NotSaved where they do not fit."""
+        try:
+            self._write()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise NotSaved(f"{self._path}: not written ({error.strerror or error})") from None
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._write()
+        if self._waiting:
+            self._say(f"note      {self._path} lacks its last {len(self._waiting):,} lines, which could not be written")
+        self._file.close()
+
+    def _write(self) -> None:
+        data = b"".join(self._waiting)
+        try:
+            if data and self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)
+            if not self._told:
+                self._say(f"note      {self._path} cannot be written ({error.strerror}); its lines wait in memory")
+            self._told = True
+            raise
+        self._size += len(data)
+        self._waiting, self._told = [], False
 
 
 def _not_finite(value: Any) -> bool:

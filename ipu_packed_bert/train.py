@@ -127,8 +127,7 @@ def train(
                         f"update {step}: {broken} is no longer finite after it, so it is not saved; "
                         + kept.way_out(step)
                     )
-                log.sync()  # a checkpoint without the log of its updates would leave a hole
-                kept.save(Checkpoint(step, state, batches.state(), config.to_yaml(), *vocabulary))
+                kept.save(Checkpoint(step, state, batches.state(), config.to_yaml(), *vocabulary), log)
                 if evaluated:
                     kept.shown_good()
             if interruption.signal:
@@ -153,8 +152,10 @@ class Kept:
         self._folder, self._keep, self._newest = folder, keep, newest
         self._good: Optional[int] = None
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint, log: Log) -> None:
+        """Raises NotSaved where the disk is full, of log or checkpoint."""
         assert self._folder is not None
+        log.sync()  # a checkpoint without the log of its updates would leave a hole
         save_checkpoint(self._folder, checkpoint, keep=self._keep, protect=self._good)
         self._newest = checkpoint.step
 

@@ -1,5 +1,6 @@
 """What a run writes down, and what it forgets when it is resumed from before."""
 
+import errno
 import io
 import json
 import subprocess
@@ -8,13 +9,14 @@ import sys
 import pytest
 import torch
 
-from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
+from ipu_packed_bert.checkpoint import Checkpoint, NotSaved, save_checkpoint
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.runlog import (
     CHECKPOINTS,
     EVALUATIONS,
     LOG,
+    Lines,
     RunLog,
     Totals,
     data_of,
@@ -234,6 +236,43 @@ def test_a_run_that_another_process_continued_is_not_continued_from_before(tmp_p
         pass
     with open_run_folder(str(tmp_path), Config(), first_step=6, saved=saved_in(tmp_path), environment={}):
         pass
+
+
+def test_a_full_disk_loses_no_line_and_leaves_no_half_of_one(tmp_path):
+    class Full:
+        """A file on a disk that has room for a few more bytes."""
+
+        def __init__(self, file, room):
+            self.file, self.room = file, room
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, data):
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            fits, self.room = data[: self.room], max(0, self.room - len(data))
+            return self.file.write(fits)
+
+    said = []
+    lines = Lines(tmp_path / LOG, said.append)
+    lines.append({"step": 1})
+    disk = lines._file = Full(lines._file, room=5)
+    for step in (2, 3):
+        lines.append({"step": step})
+        assert read_log(tmp_path / LOG, note=pytest.fail) == [{"step": 1}]
+    assert len(said) == 1 and "No space left on device" in said[0]
+    with pytest.raises(NotSaved, match=LOG):
+        lines.sync()
+    disk.room = 10**6
+    lines.append({"step": 4, "loss": float("nan")})
+    lines.sync()
+    assert read_log(tmp_path / LOG) == [{"step": 1}, {"step": 2}, {"step": 3}, {"step": 4, "loss": None}]
+    disk.room = 0
+    lines.append({"step": 5})
+    lines.close()
+    assert len(said) == 3 and "lacks its last 1 lines" in said[2]
+    assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4]
 
 
 def test_a_hole_between_log_and_checkpoint_is_said(tmp_path):

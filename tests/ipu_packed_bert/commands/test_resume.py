@@ -225,7 +225,7 @@ def test_without_ipus_each_override_is_printed(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
     assert pretrain.main(["--config", str(path), "--out", str(folder), "--set", "batch.gradient_accumulation=2"]) == 0
     lines = capsys.readouterr().out.split("\n")
-    assert lines[0].startswith(f"{path}: its without_ipus block applies (host engine: ")
+    assert lines[0].startswith(f"{path}: its without_ipus block applies (host engine")
     assert [line.split() for line in lines[1:2]] == [["run.steps", "12", "->", "2"]]  # the rest is unchanged or --set
     assert lines[2].startswith("data ")
     resolved = yaml.safe_load((folder / "config.yml").read_text())
