@@ -11,13 +11,12 @@ import dataclasses
 from types import MappingProxyType
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar, get_type_hints
 
-import yaml
-
 from ipu_packed_bert.config import Change
 from ipu_packed_bert.settings import (
     DEFAULT,
     FILE,
     ConfigError,
+    parse_yaml,
     plain,
     problems_message,
     shown,
@@ -175,8 +174,8 @@ def former(run: str, stored: str, config: T) -> T:
     are gone are left out.  Raises ConfigError where it is no configuration.
     """
     try:
-        tree = yaml.safe_load(stored)
-    except yaml.YAMLError:
+        tree = parse_yaml(stored, run)
+    except ConfigError:
         tree = None
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{run}: the configuration in its checkpoint is no YAML of sections; it is damaged")
@@ -206,7 +205,7 @@ def _gone(stored: str, config: Any) -> Tuple[str, ...]:
     """Settings of the stored configuration that there are not any more; a block such as `without_ipus` is none."""
     return tuple(
         f"{section}.{name}"
-        for section, settings in yaml.safe_load(stored).items()
+        for section, settings in parse_yaml(stored, "config").items()
         if section in config.sections and isinstance(settings, Mapping)
         for name in settings
         if name not in {each.name for each in dataclasses.fields(config.sections[section])}

@@ -5,10 +5,11 @@ A log has one JSON object a line, each with the number of its step.  Loads no to
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Union
+
+from pack_data.decoding import Fields, parse_json, read_json
 
 LOG, EVALUATIONS = "log.jsonl", "evaluation.jsonl"
 CONFIG, ENVIRONMENT, LOCK = "config.yml", "environment.json", "lock"
@@ -26,8 +27,8 @@ def environment_of(first_step: int) -> str:
 def allowed_before(folder: Union[str, Path], first_step: int) -> Dict[str, Any]:
     """Changed settings that a resumption from the same step allowed, and their values; empty where nothing says so."""
     try:
-        found = json.loads(Path(folder, environment_of(first_step)).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = read_json(Path(folder, environment_of(first_step)), way_out="")
+    except (OSError, ValueError):
         return {}
     allowed = found.get(ALLOWED) if isinstance(found, dict) else None
     return allowed if isinstance(allowed, dict) else {}
@@ -57,16 +58,8 @@ def read_log(path: Union[str, Path], *, note: Callable[[str], None] = _note) -> 
 
 
 def _record(path: Path, number: int, line: bytes) -> Dict[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path}, line {number}: not JSON ({error}); the line was changed after the run, remove it"
-        ) from None
-    step = record.get("step") if isinstance(record, dict) else None
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-        raise ValueError(
-            f"{path}, line {number}: must be an object whose step is a whole number; the line was changed after the "
-            "run, remove it"
-        )
-    return record
+    way_out = "the line was changed after the run, remove it"
+    source = f"{path}, line {number}"
+    fields = Fields.of(parse_json(line, source, way_out), source, way_out)
+    fields.integer("step", least=0)
+    return dict(fields.values)

@@ -17,8 +17,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import math
 import re
+import sys
 from pathlib import Path
 from types import MappingProxyType
 from typing import (
@@ -38,7 +38,9 @@ from typing import (
 
 import yaml
 
+from pack_data import decoding
 from pack_data.command import Problems
+from pack_data.decoding import MOST_DIGITS, named
 
 # Where a value comes from. Origins that begin with DEFAULT belong to settings that nobody stated.
 DEFAULT, FILE, OVERRIDE = "default", "file", "--set"
@@ -97,8 +99,8 @@ def peek(key: str, tree: Any, overrides: Sequence[str]) -> Any:
     value = settings.get(name) if isinstance(settings, Mapping) else None
     for override in overrides:
         if override.partition("=")[0].strip() == key:
-            with contextlib.suppress(yaml.YAMLError):  # the reader complains about it
-                value = yaml.safe_load(override.partition("=")[2])
+            with contextlib.suppress(ConfigError):  # the reader complains about it
+                value = parse_yaml(override.partition("=")[2], OVERRIDE)
     return value
 
 
@@ -143,18 +145,19 @@ class SettingsReader:
         if not isinstance(tree, Mapping):
             where = self._prefix.rstrip(".") or "the file"
             self.problems.append(
-                f"{stated}{where} is {tree!r}; must hold sections of settings, one `key: value` a line"
+                f"{stated}{where} is {decoding.shown(tree)}; must hold sections of settings, one `key: value` a line"
             )
             return
         for section, settings in tree.items():
             if section not in self._sections:
-                self._unknown(stated, str(section))
+                self._unknown(stated, named(section))
             elif isinstance(settings, Mapping):
                 for name, raw in settings.items():
-                    self._take(section, str(name), raw, origin, stated)
+                    self._take(section, named(name), raw, origin, stated)
             elif settings is not None:  # a section whose keys are all commented out is empty
                 self.problems.append(
-                    f"{stated}{self._prefix}{section} is {settings!r}; must hold settings, one `key: value` a line"
+                    f"{stated}{self._prefix}{section} is {decoding.shown(settings)}; must hold settings, one "
+                    "`key: value` a line"
                 )
                 self.broken.update(keys_of({section: self._sections[section]}))
 
@@ -169,12 +172,12 @@ class SettingsReader:
         """`section.key=value` -> key and value; key None, and a problem noted, where it is no such text."""
         key, equals, value_text = text.partition("=")
         if not equals:
-            self.problems.append(f"{OVERRIDE} {text}: must read section.key=value")
+            self.problems.append(f"{OVERRIDE} {named(text)}: must read section.key=value")
             return None, None
         try:
-            return key.strip(), yaml.safe_load(value_text)
-        except yaml.YAMLError:
-            self.problems.append(f"{OVERRIDE} {text}: the value is not valid YAML")
+            return key.strip(), parse_yaml(value_text, OVERRIDE)
+        except ConfigError:
+            self.problems.append(f"{OVERRIDE} {named(text)}: the value is not valid YAML")
             return None, None
 
     def derive(self, key: str, value: Any, source: str) -> None:
@@ -232,7 +235,7 @@ class SettingsReader:
         except ValueError as error:
             wrong = str(error)
         if wrong:
-            self.problems.append(f"{stated}{self._prefix}{key} is {raw!r}; {wrong}")
+            self.problems.append(f"{stated}{self._prefix}{key} is {decoding.shown(raw)}; {wrong}")
             self.broken.add(key)
         else:
             self.values[key], self.origins[key] = value, origin
@@ -279,6 +282,7 @@ def problems_message(path: str, problems: Sequence[str]) -> str:
 # ---------------------------------------------------------------------------------------------------------- one value
 
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_LONGEST_TEXT = 4096  # as long as the name of a file may be
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -300,11 +304,15 @@ def typed_value(raw: Any, kind: Any) -> Any:
             number = float(raw)
         if not isinstance(number, (int, float)) or isinstance(number, bool):
             raise ValueError(f"must be {_WORDS[kind]}")
-        if not math.isfinite(number):
+        if not abs(number) <= sys.float_info.max:
             raise ValueError("must be finite")
         if kind is int and number != int(number):
             raise ValueError(f"must be {_WORDS[kind]}")
+        if kind is int and abs(number) >= 2**63:
+            raise ValueError("must be a number of 64 bits")
         return kind(number)
+    if kind is str and isinstance(raw, str) and not (raw.isprintable() and len(raw) <= _LONGEST_TEXT):
+        raise ValueError(f"must be a text of at most {_LONGEST_TEXT} characters that can be printed, in one line")
     if isinstance(raw, kind) and (kind is bool or not isinstance(raw, bool)):
         return raw
     raise ValueError(f"must be {_WORDS[kind]}")
@@ -313,8 +321,22 @@ def typed_value(raw: Any, kind: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------- YAML, in and out
 
 
+_MOST_YAML_BYTES = 1 << 20  # a configuration has a few kB
+_MOST_MERGED = 10_000  # keys that `<<` brings into one section: an alias of an alias may stand for millions
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice: of two values the first would go without a word."""
+
+    def construct_yaml_int(self, node: Any) -> Any:
+        if len(node.value) > MOST_DIGITS:  # Python 3.8 takes seconds for a million of them
+            raise yaml.constructor.ConstructorError(None, None, "a number of too many digits", node.start_mark)
+        return super().construct_yaml_int(node)
+
+    def flatten_mapping(self, node: Any) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_MERGED:
+            raise yaml.constructor.ConstructorError(None, None, "a section of too many keys", node.start_mark)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: Set[Any] = set()
@@ -322,20 +344,37 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=deep)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key} stands twice in one section", key_node.start_mark
+                    None, None, f"{named(key)} stands twice in one section", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
 
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
 def load_yaml(path: Union[str, Path]) -> Any:
     """What a YAML file holds. ConfigError, in one line, where it cannot be read."""
     try:
-        return yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        with open(path, "rb") as file:
+            text = file.read(_MOST_YAML_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    return parse_yaml(text, path)
+
+
+def parse_yaml(text: Union[str, bytes], source: Union[str, Path]) -> Any:
+    """What a YAML text holds, as plain values; `source` is for the message of the ConfigError, which has one line."""
+    try:
+        if len(text) > _MOST_YAML_BYTES:
+            raise ValueError(f"more than {_MOST_YAML_BYTES:,} bytes, too large for settings")
+        return yaml.load(text if isinstance(text, str) else text.decode("utf-8"), _Loader)
+    except RecursionError:
+        problem = "it is nested too deeply"
+    # PyYAML's own, and what its constructors raise for values that its patterns let through: 2001-13-45, !!int ''.
+    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
+        problem = " ".join(str(error).split())[:300].encode("ascii", "backslashreplace").decode()
+    raise ConfigError(f"{source}: not valid YAML: {problem}")
 
 
 def plain(value: Any) -> Any:

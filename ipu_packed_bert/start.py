@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from pathlib import Path
 from typing import List, NamedTuple, Optional
-
-import yaml
 
 from ipu_packed_bert.checkpoint import load_newest, vocabulary_of_run
 from ipu_packed_bert.config import PRETRAINING, ModelConfig, config_from_tree
 from ipu_packed_bert.hugging_face import Weights, read_folder
 from ipu_packed_bert.identity import Identity, agree
 from ipu_packed_bert.run_folder import CHECKPOINTS, MODEL
-from ipu_packed_bert.settings import peek
+from ipu_packed_bert.settings import parse_yaml, peek
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.settings import FinetuneConfig
+from pack_data.decoding import Fields, read_object
 from pack_data.text.corpus import Document
 from pack_data.text.wordpiece import Vocabulary, load_vocabulary, train_vocabulary
 
@@ -67,7 +65,7 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
     given = config.model.vocabulary
     if (folder / CHECKPOINTS).is_dir():
         checkpoint = load_newest(folder / CHECKPOINTS)
-        tree = yaml.safe_load(checkpoint.config)
+        tree = parse_yaml(checkpoint.config, folder)
         if peek("task.name", tree, ()) not in (None, PRETRAINING):
             raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / MODEL}")
         run = config_from_tree(tree, str(folder))
@@ -89,13 +87,20 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
     pretrained = read_folder(folder)
     vocabulary = load_vocabulary(given, pretrained.vocabulary.lower_case) if given else pretrained.vocabulary
     agree(Identity.of(pretrained.vocabulary), Identity.of(vocabulary), weights_of=folder, data_of=given)
-    names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label")
-    labels = (
-        [names[number] for number in sorted(names, key=int)]
-        if isinstance(names, dict) and "classifier.weight" in pretrained.weights
-        else None
-    )
+    labels = _labels(folder / "config.json") if "classifier.weight" in pretrained.weights else None
     return Start(pretrained.model, pretrained.weights, vocabulary, labels, str(folder))
+
+
+def _labels(path: Path) -> Optional[List[str]]:
+    """The names of a classifier's labels by their numbers, where the file has them."""
+    found = read_object(path, way_out="get the file again")
+    if found.optional("id2label", Fields.object) is None:
+        return None
+    names = found.values_of("id2label", Fields.text, most=1000)
+    try:
+        return [names[str(number)] for number in range(len(names))]
+    except KeyError:
+        raise found.error("id2label", f"must name the labels 0 to {len(names) - 1}") from None
 
 
 def _package_folder(name: str) -> Path:

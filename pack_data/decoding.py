@@ -34,7 +34,7 @@ Key = Union[str, int]
 T = TypeVar("T")
 
 _SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 3, 3, 60, 60, 40
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 3, 8, 60, 60, 40
 
 
 def shown(value: Any) -> str:
@@ -47,6 +47,11 @@ def shown(value: Any) -> str:
 
 class FieldError(ValueError):
     """What is wrong with a field; the message names the file."""
+
+
+def named(name: Any) -> str:
+    """A name that somebody wrote, for a message: as it stands where it is short and can be printed."""
+    return name if isinstance(name, str) and name.isprintable() and len(name) <= 200 else shown(name)
 
 
 @dataclass(frozen=True)

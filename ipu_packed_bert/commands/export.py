@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence
 
 import yaml
 
 from ipu_packed_bert.config import PRETRAINING, Config, ModelConfig, config_from_tree
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EXPORT, VOCABULARY
-from ipu_packed_bert.settings import peek
+from ipu_packed_bert.settings import FILE, SettingsReader, parse_yaml, peek
 from pack_data.command import ArgumentParser, typed
+from pack_data.decoding import Fields, read_object
 from pack_data.files import write_atomically
 from pack_data.text.wordpiece import Vocabulary, load_vocabulary
 
@@ -47,7 +47,7 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     from ipu_packed_bert.identity import Identity, agree
 
     checkpoint = load_newest(run / CHECKPOINTS)
-    tree = yaml.safe_load(checkpoint.config)
+    tree = parse_yaml(checkpoint.config, run)
     if peek("task.name", tree, ()) not in (None, PRETRAINING):
         return _export_fine_tuned(run, folder, checkpoint, vocabulary)
     config = config_from_tree(tree, str(run))
@@ -66,17 +66,24 @@ def _export_fine_tuned(run: Path, folder: Path, checkpoint: Checkpoint, vocabula
     from ipu_packed_bert.hugging_face import write_folder
     from ipu_packed_bert.identity import Identity, agree
 
-    try:
-        about = json.loads((run / EXPORT).read_text(encoding="utf-8"))
-        model, architecture, settings = ModelConfig(**about["model"]), about["architecture"], about["settings"]
-        lower_case = bool(about["lower_case"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{run / EXPORT}: cannot be read ({error!r}); --resume writes it again") from None
-    written = load_vocabulary(vocabulary or run / VOCABULARY, lower_case)
+    about = read_object(run / EXPORT, way_out="--resume writes it again")
+    sizes = SettingsReader({"model": ModelConfig}, str(run / EXPORT))
+    sizes.read({"model": dict(about.object("model").values)}, FILE)
+    sizes.refuse_problems()
+    model = sizes.sections()["model"]
+    architecture, own = about.text("architecture", most=200), about.object("settings")
+    settings: Dict[str, Any] = {}  # as tasks make them (`export_settings`)
+    if "id2label" in own:
+        settings["id2label"] = own.values_of("id2label", Fields.text)
+        settings["label2id"] = own.values_of("label2id", Fields.integer, least=0)
+    if "problem_type" in own:
+        settings["problem_type"] = own.text("problem_type", most=200)
+    written = load_vocabulary(vocabulary or run / VOCABULARY, about.boolean("lower_case"))
     note = agree(
         vocabulary_of_run(run, checkpoint), Identity.of(written), weights_of=run, data_of=vocabulary or run / VOCABULARY
     ).note
-    write_folder(folder, model, checkpoint.engine["model"], written, architecture=architecture, **settings)
+    with about.object("model").refusing():
+        write_folder(folder, model, checkpoint.engine["model"], written, architecture=architecture, **settings)
     return Exported(checkpoint.step, note)
 
 

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-import yaml
-
 from ipu_packed_bert.config import Config, check_accumulation, check_on_ipus, load_config
 from ipu_packed_bert.configurations import config_file, for_one_gpu, refuse_no_run
 from ipu_packed_bert.data import (
@@ -26,7 +24,7 @@ from ipu_packed_bert.data import (
 from ipu_packed_bert.processes import refuse_torchrun
 from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare, former
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
-from ipu_packed_bert.settings import DEFAULT, FILE, peek, shown
+from ipu_packed_bert.settings import DEFAULT, FILE, parse_yaml, peek, shown
 from pack_data.command import ArgumentParser, typed
 from pack_data.lengths.factors import PackingFactor
 from pack_data.store import Manifest
@@ -177,7 +175,7 @@ class Beginning(NamedTuple):
         """ValueError where the weights, in the folder `run`, are of another network than the configuration's."""
         found = self.checkpoint or self.weights
         # Read as plain values: a configuration of a former version may hold settings that are gone.
-        there = yaml.safe_load(found.config) if found else None
+        there = parse_yaml(found.config, run) if found else None
         others = []
         for key in keys:
             section, name = key.split(".")

@@ -7,15 +7,14 @@ measured, cycles come from the analytic model (`cycles`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, Optional, Protocol, Tuple
 
-import yaml
-
 from ipu_packed_bert.report.tables import HARDWARE, HOST, PROFILE
 from ipu_packed_bert.run_folder import CONFIG, LOG, read_log
+from ipu_packed_bert.settings import load_yaml
+from pack_data.decoding import Fields, named, shown
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,8 @@ def compare(packed: RunMeasurement, unpacked: RunMeasurement) -> MeasuredOverhea
             one, other = packed.model.get(key), unpacked.model.get(key)
             if one != other:
                 raise ValueError(
-                    f"{packed.detail} has model.{key} {one}, {unpacked.detail} {other}; compare runs of the same model"
+                    f"{packed.detail} has model.{named(key)} {shown(one)}, {unpacked.detail} {shown(other)}; "
+                    "compare runs of the same model"
                 )
     if (unpacked.packing_factor or 1.0) > 1.0:
         raise ValueError(
@@ -82,15 +82,6 @@ def compare(packed: RunMeasurement, unpacked: RunMeasurement) -> MeasuredOverhea
             "unpacked (data.max_sequences_per_pack: 1)"
         )
     return MeasuredOverhead(packed, unpacked)
-
-
-def _read(path: Path, what: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; give {what}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: is no UTF-8 text; give {what}") from None
 
 
 class LoggedRun:
@@ -128,22 +119,12 @@ class LoggedRun:
         path = self.folder / CONFIG
         if not path.is_file():
             return None, None, None
-        try:
-            found = yaml.safe_load(_read(path, "the folder of a run"))
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            where = "" if mark is None else f" in line {mark.line + 1}"
-            raise ValueError(f"{path}: is no YAML{where}; it must be the {CONFIG} that the run wrote") from None
-        data = found.get("data") if isinstance(found, dict) else None
-        model = found.get("model") if isinstance(found, dict) else None
-        if not isinstance(data, dict) or not isinstance(model, (dict, type(None))):
-            raise ValueError(
-                f"{path}: needs sections `data` and `model` of settings; it must be the {CONFIG} that the run wrote"
-            )
-        for key in ("max_sequence_length", "max_sequences_per_pack"):
-            if data.get(key) is not None and not _is_count(data[key]):
-                raise ValueError(f"{path}: data.{key} is {data[key]!r}; must be a whole number of at least 1")
-        return data.get("max_sequence_length"), data.get("max_sequences_per_pack"), model
+        found = Fields.of(load_yaml(path), path, f"it must be the {CONFIG} that the run wrote")
+        data, model = found.object("data"), found.optional("model", Fields.object)
+        length, depth = (
+            data.optional(key, Fields.integer, least=1) for key in ("max_sequence_length", "max_sequences_per_pack")
+        )
+        return length, depth, None if model is None else {name: model.any(name) for name in model.names()}
 
     def _steps(self) -> List[Dict[str, Any]]:
         """The lines of the log that are steps, checked: whole numbers of packs and sequences, positive finite times."""
@@ -154,25 +135,15 @@ class LoggedRun:
         for number, record in enumerate(read_log(path), start=1):
             if "seconds" not in record or "packs" not in record:
                 continue
+            fields = Fields.of(record, f"{path}, line {number}", "give the folder of a finished run")
             for key in ("packs", "sequences"):
-                if not _is_count(record.get(key)):
-                    raise ValueError(
-                        f"{path}: line {number}: {key} is {record.get(key)!r}; must be a whole number of at least 1"
-                    )
+                fields.integer(key, least=1)
             for key in ("seconds", "cycles"):
-                value = record.get(key)
-                if not (_is_positive(value) or key == "cycles" and value is None):
-                    raise ValueError(f"{path}: line {number}: {key} is {value!r}; must be a finite number above 0")
+                value = fields.number(key) if key == "seconds" else fields.optional(key, Fields.number)
+                if value is not None and not 0.0 < value < 2.0**100:
+                    raise fields.error(key, "must be a number above 0")
             steps.append(record)
         return steps
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value) and value > 0
 
 
 class PopVisionProfile:

@@ -20,10 +20,11 @@ from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.placement import Part
 from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import TableRow, read_table
+from ipu_packed_bert.tasks.files import TableRow, plain_text, read_table
 from ipu_packed_bert.tasks.scores import accuracy, micro_f1, pearson, spearman
 from ipu_packed_bert.tasks.settings import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationConfig, FinetuneConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
+from pack_data.decoding import named, shown
 
 
 class ClassificationOutput(NamedTuple):
@@ -119,7 +120,7 @@ class ClassificationTask(ExampleTask):
         if "training" in texts:
             if texts["training"][0].labels is None:
                 raise ValueError(
-                    f"{data.training}: has no column {self._columns.label_column!r}; name it with --set "
+                    f"{data.training}: has no column {shown(self._columns.label_column)}; name it with --set "
                     "task.label_column=..."
                 )
             labels = label_names(texts["training"])
@@ -131,7 +132,7 @@ class ClassificationTask(ExampleTask):
         self.labels = [] if self.kind == REGRESSION else list(labels or ())
         if self.kind != REGRESSION and len(self.labels) < 2:
             raise ValueError(
-                f"{data.training}: has {len(self.labels)} different labels in {self._columns.label_column!r}; "
+                f"{data.training}: has {len(self.labels)} different labels in {shown(self._columns.label_column)}; "
                 "there must be two at least"
             )
         for what, found in texts.items():
@@ -206,13 +207,13 @@ def read_texts(path: Path, kind: str, columns: ClassificationConfig) -> List[Tex
         for name in wanted + ([columns.label_column] if labelled else []):
             if name not in record.values:
                 raise ValueError(
-                    f"{where}: no column {name!r}, there are {', '.join(map(str, record.values))}; "
+                    f"{where}: no column {shown(name)}, there are {', '.join(map(named, list(record.values)[:8]))}; "
                     "name them with --set task.text_column=... and task.label_column=..."
                 )
         parts = tuple(record.values[name] for name in wanted)
         for part, name in zip(parts, wanted):
-            if not isinstance(part, str):
-                raise ValueError(f"{where}: {name} is {part!r}; must be a text")
+            if not plain_text(part):
+                raise ValueError(f"{where}: {named(name)} is {shown(part)}; must be a text")
         labels, number = _labels(record, where, kind, columns) if labelled else (None, math.nan)
         texts.append(Text(parts, labels, number, where))
     return texts
@@ -220,26 +221,44 @@ def read_texts(path: Path, kind: str, columns: ClassificationConfig) -> List[Tex
 
 def _labels(record: TableRow, where: str, kind: str, columns: ClassificationConfig) -> Tuple[Tuple[str, ...], float]:
     raw = record.values[columns.label_column]
+
+    def refused(rule: str) -> ValueError:
+        return ValueError(f"{where}: {named(columns.label_column)} is {shown(raw)}; must be {rule}")
+
     if kind == REGRESSION:
         try:
-            number = float(raw)
-        except (TypeError, ValueError):
+            number = math.nan if isinstance(raw, bool) else float(raw)
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"{where}: {columns.label_column} is {raw!r}; must be a number")
+        if not abs(number) <= _LARGEST:
+            raise refused("a number")
         return (), number
     if kind == MULTI_LABEL:
         parts = raw if isinstance(raw, list) else [part.strip() for part in str(raw).split(columns.label_separator)]
+        if isinstance(raw, dict) or not all(map(is_label, parts)):
+            raise refused("labels of at most 1,000 characters")
         return tuple(dict.fromkeys(str(part) for part in parts if part != "")), math.nan
-    if raw in ("", None) or isinstance(raw, list):
-        raise ValueError(f"{where}: {columns.label_column} is {raw!r}; must be one label")
+    if raw == "" or not is_label(raw):
+        raise refused("one label, of at most 1,000 characters")
     return (str(raw),), math.nan
+
+
+_LARGEST = 1e38  # a target is float32
+
+
+def is_label(value: Any) -> bool:
+    """Texts, numbers and truth values of JSON."""
+    if isinstance(value, str):
+        return plain_text(value) and value.isprintable() and len(value) <= 1000
+    return isinstance(value, (bool, int, float))
 
 
 def label_names(texts: Sequence[Text]) -> List[str]:
     """Every label that occurs, in alphabetical order (of numbers, in theirs)."""
     found = {label for text in texts for label in text.labels or ()}
-    return sorted(found, key=lambda label: (0, int(label), "") if label.isdecimal() else (1, 0, label))
+    return sorted(
+        found, key=lambda label: (0, int(label), "") if label.isdecimal() and len(label) < 19 else (1, 0, label)
+    )
 
 
 def make_inputs(
@@ -285,9 +304,9 @@ def _targets(texts: Sequence[Text], kind: str, names: Sequence[str]) -> np.ndarr
     for number, text in enumerate(texts):
         for label in text.labels or ():
             if label not in index:
-                known = ", ".join(list(names)[:5]) + (", ..." if len(names) > 5 else "")
+                known = ", ".join(map(named, list(names)[:5])) + (", ..." if len(names) > 5 else "")
                 raise ValueError(
-                    f"{text.where}: label {label!r} is none of the {len(names)} of the training file ({known})"
+                    f"{text.where}: label {shown(label)} is none of the {len(names)} of the training file ({known})"
                 )
             targets[number, index[label]] = 1.0
     return targets.argmax(axis=1).astype(np.int32) if kind == SINGLE_LABEL else targets

@@ -6,15 +6,17 @@ import csv
 import dataclasses
 import gzip
 import io
-import json
 import lzma
 import zlib
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ipu_packed_bert.tasks.settings import FinetuneConfig
+from pack_data.decoding import Fields, parse_json
 
+WAY_OUT = "get the file again"
 _SUFFIXES = (".gz", ".xz")
+MOST_BYTES = 1 << 29  # of one file, unpacked; it is read whole
 
 
 def locate(name: str, data_dir: Optional[Path]) -> Path:
@@ -36,7 +38,12 @@ def read_text(path: Path) -> str:
     opener = openers.get(path.suffix, open)
     try:
         with opener(path, "rb") as file:
-            return file.read().decode("utf-8-sig")
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"{path}: more than {MOST_BYTES:,} bytes, unpacked; cut it into smaller files")
+        if not content and path.suffix in _SUFFIXES and not path.stat().st_size:
+            raise EOFError("it is empty")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason}); convert it") from None
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
@@ -44,10 +51,18 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
+    return parse_json(read_text(path), path, WAY_OUT)
+
+
+def plain_text(value: Any) -> bool:
+    """Whether a value is a text that can be written as UTF-8; JSON can hold half of a surrogate pair."""
+    if not isinstance(value, str):
+        return False
     try:
-        return json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not valid JSON ({error}); get the file again") from None
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def located(config: FinetuneConfig, data_dir: Optional[Path]) -> FinetuneConfig:
@@ -97,11 +112,6 @@ def _json_lines(path: Path, text: str) -> List[TableRow]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} line {number}: not a JSON object ({error}); JSONL has one a line") from None
-        if not isinstance(values, dict):
-            raise ValueError(f"{path} line {number}: holds {type(values).__name__}; JSONL has one object a line")
-        records.append(TableRow(number, values))
+        source, way_out = f"{path} line {number}", "JSONL has one object a line"
+        records.append(TableRow(number, dict(Fields.of(parse_json(line, source, way_out), source, way_out).values)))
     return records

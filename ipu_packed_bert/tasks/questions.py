@@ -149,7 +149,10 @@ class QuestionsTask(ExampleTask):
 
     def _windows(self, questions: Sequence[squad.Question], what: str) -> squad.Windows:
         questions = self.drawn(questions, what)
-        windows = squad.make_windows(questions, self.tokenizer, self._squad, self.max_sequence_length)
+        try:
+            windows = squad.make_windows(questions, self.tokenizer, self._squad, self.max_sequence_length)
+        except ValueError as error:
+            raise ValueError(f"{getattr(self.config.data, what)}: {error}") from None
         lengths = windows.inputs.lengths
         self.notes.append(
             f"{what}: {len(questions):,} questions in {len(lengths):,} windows of {lengths.mean():.0f} tokens"

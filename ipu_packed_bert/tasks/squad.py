@@ -8,14 +8,15 @@ surroundings, and the answer is the best span over all windows.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from ipu_packed_bert.tasks.examples import Inputs
-from ipu_packed_bert.tasks.files import read_json
+from ipu_packed_bert.tasks.files import plain_text, read_json
 from ipu_packed_bert.tasks.settings import SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer, Tokens
+from pack_data.decoding import Fields, named, shown
 
 
 class Answer(NamedTuple):
@@ -33,52 +34,54 @@ class Question(NamedTuple):
 
 def read_squad(path: Path) -> List[Question]:
     """The questions of a SQuAD file, version 1.1 or 2, in their order."""
-    content = read_json(path)
-    if not isinstance(content, dict) or not isinstance(content.get("data"), list):
-        raise ValueError(f"{path}: not a SQuAD file; that is a JSON object with a list `data`")
+    way_out = "a SQuAD file has data > paragraphs > context, qas > id, question, answers > text, answer_start"
+    content = Fields.of(read_json(path), path, way_out)
     questions: List[Question] = []
-    seen = set()
-    where = ""
-    try:
-        for article in content["data"]:
-            for paragraph in article["paragraphs"]:
-                where = f"paragraph {paragraph['context'][:40]!r}"
-                for entry in paragraph["qas"]:
-                    where = f"question {entry['id']}"
-                    answers = tuple(
-                        Answer(each["text"], int(each["answer_start"])) for each in entry.get("answers", ())
+    seen: Set[str] = set()
+    for article in content.list_of("data", Fields.object):
+        for paragraph in article.list_of("paragraphs", Fields.object):
+            context = _text(paragraph, "context")
+            for entry in paragraph.list_of("qas", Fields.object):
+                name = entry.any("id")
+                name = str(entry.integer("id")) if type(name) is int else _text(entry, "id")
+                if name in seen:
+                    raise ValueError(f"{path}: question {named(name)} stands there twice; answers go by its id")
+                seen.add(name)
+                answers = tuple(
+                    Answer(_text(each, "text"), each.integer("answer_start", least=0, most=len(context)))
+                    for each in (entry.list_of("answers", Fields.object) if "answers" in entry else ())
+                )
+                _check_answers(path, name, context, answers)
+                impossible = "is_impossible" in entry and entry.boolean("is_impossible")
+                questions.append(
+                    Question(
+                        name,
+                        _text(entry, "question"),
+                        context,
+                        () if impossible else answers,
+                        bool(answers) or impossible,
                     )
-                    impossible = bool(entry.get("is_impossible", False))
-                    _check_answers(path, entry["id"], paragraph["context"], answers)
-                    if entry["id"] in seen:
-                        raise ValueError(f"{path}: question {entry['id']} stands there twice; answers go by its id")
-                    seen.add(entry["id"])
-                    questions.append(
-                        Question(
-                            str(entry["id"]),
-                            entry["question"],
-                            paragraph["context"],
-                            () if impossible else answers,
-                            bool(answers) or impossible,
-                        )
-                    )
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path}: after {where or 'its beginning'}: {error!r}; a SQuAD file has data > paragraphs > context, "
-            "qas > id, question, answers > text, answer_start"
-        ) from None
+                )
     if not questions:
         raise ValueError(f"{path}: holds no question")
     return questions
 
 
+def _text(fields: Fields, key: str) -> str:
+    """A text of any length and any characters."""
+    value = fields.any(key)
+    if not plain_text(value):
+        raise fields.error(key, "must be a text")
+    return value
+
+
 def _check_answers(path: Path, name: str, paragraph: str, answers: Sequence[Answer]) -> None:
     for answer in answers:
         found = paragraph[answer.start : answer.start + len(answer.text)]
-        if answer.start < 0 or found != answer.text or not answer.text:
+        if found != answer.text or not answer.text:
             raise ValueError(
-                f"{path}: question {name}: the answer {answer.text[:40]!r} should stand at character {answer.start}, "
-                f"{found[:40]!r} does; correct the file"
+                f"{path}: question {named(name)}: the answer {shown(answer.text)} should stand at character "
+                f"{answer.start}, {shown(found)} does; correct the file"
             )
 
 
@@ -160,7 +163,9 @@ def _answer_tokens(question: Question, paragraph: Tokens) -> Optional[Tuple[int,
         (paragraph.spans[:, 1] > answer.start) & (paragraph.spans[:, 0] < answer.start + len(answer.text))
     )
     if not len(inside):
-        raise ValueError(f"question {question.id}: the answer {answer.text!r} has no token; correct the file")
+        raise ValueError(
+            f"question {named(question.id)}: the answer {shown(answer.text)} has no token; correct the file"
+        )
     return int(inside[0]), int(inside[-1])
 
 

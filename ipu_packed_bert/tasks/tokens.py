@@ -18,12 +18,13 @@ from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import PackedBert
 from ipu_packed_bert.placement import Part
-from ipu_packed_bert.tasks.classification import label_settings
+from ipu_packed_bert.tasks.classification import is_label, label_settings
 from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import read_table, read_text
+from ipu_packed_bert.tasks.files import plain_text, read_table, read_text
 from ipu_packed_bert.tasks.settings import FinetuneConfig, TokensConfig
 from ipu_packed_bert.tasks.task import Metric
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
+from pack_data.decoding import shown
 
 
 class TokensOutput(NamedTuple):
@@ -124,7 +125,7 @@ class TokensTask(ExampleTask):
             for first, label in zip(firsts[-1], sentence.labels or ()):
                 if label not in index:
                     raise ValueError(
-                        f"{sentence.where}: label {label!r} is none of the {len(index)} of the training file"
+                        f"{sentence.where}: label {shown(label)} is none of the {len(index)} of the training file"
                     )
                 if first >= 0:
                     of_slots[first] = index[label]
@@ -174,13 +175,18 @@ def read_sentences(path: Path, columns: TokensConfig) -> List[Sentence]:
         for record in read_table(path):
             where = f"{path} line {record.line}"
             words, labels = (record.values.get(name) for name in (columns.words_column, columns.labels_column))
-            if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+            if not isinstance(words, list) or not words or not all(map(plain_text, words)):
                 raise ValueError(
-                    f"{where}: {columns.words_column} is {words!r:.80}; must be a list of words; name it with --set "
+                    f"{where}: {columns.words_column} is {shown(words)}; must be a list of words; name it with --set "
                     "task.words_column=..."
                 )
-            if labels is not None and (not isinstance(labels, list) or len(labels) != len(words)):
-                raise ValueError(f"{where}: {columns.labels_column} must be a list of {len(words)} labels, one a word")
+            if labels is not None and not (
+                isinstance(labels, list) and len(labels) == len(words) and all(map(is_label, labels))
+            ):
+                raise ValueError(
+                    f"{where}: {columns.labels_column} must be a list of {len(words)} labels, one a word, of at most "
+                    "1,000 characters"
+                )
             sentences.append(Sentence(tuple(words), None if labels is None else tuple(map(str, labels)), where))
     else:
         rows: List[List[str]] = []

@@ -224,6 +224,61 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, content, words):
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
+_ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+_MERGES = "a0: &a0 {b: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "run:\n  steps: " + value
+        for value in (
+            *(
+                "!!python/object/apply:os.getpid []",
+                "2001-13-45",
+                "2001-01-01",
+                "!!bool a",
+                "!!int ''",
+                "!!timestamp a",
+                "&x [*x]",
+            ),
+            *(
+                "9" * 100_000,
+                "1e400",
+                ".inf",
+                ".nan",
+                "1" + "0" * 40,
+                "[" * 3000,
+                "{[1]: 2}",
+                "{1: 1, 1: 1}",
+                "{<<: 1}",
+                '"\\0"',
+            ),
+        )
+    ]
+    + ["data:\n  directory: " + value for value in ('"\\0"', '"a\\nb"', '"\\ud800"', "x" * 5000, "2001-01-01", "12")]
+    + [_ALIASES, _MERGES, "run: " + "a" * 70_000, "b" * 70_000 + ": {}", '"\\e[31m": 1', "# " + "x" * (1 << 20)],
+    ids=lambda text: text[:24],
+)
+def test_what_a_file_can_hold_besides_settings_is_refused_in_lines_that_can_be_printed(tmp_path, text):
+    path = tmp_path / "a.yml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        config.load_config(path)
+    lines = str(raised.value).split("\n")
+    assert str(path) in lines[0] and all(line.isprintable() and len(line) < 600 for line in lines)
+
+
+@pytest.mark.parametrize("value", ["[" * 3000, "2001-13-45", "9" * 100_000, "!!int ''", "x" * 5000])
+def test_what_set_can_hold_besides_a_value_is_refused_too(tmp_path, value):
+    (tmp_path / "a.yml").write_text("run: {steps: 3}\n")
+    with pytest.raises(ConfigError) as raised:
+        config.load_config(tmp_path / "a.yml", [f"run.steps={value}"])
+    assert len(str(raised.value)) < 600 and "--set" in str(raised.value)
+
+
 def test_one_value_under_two_names_is_not_a_key_that_stands_twice(tmp_path):
     (tmp_path / "a.yml").write_text("tree: &a {leaves: 3}\nowner: *a\n")
     assert load_yaml(tmp_path / "a.yml") == {"tree": {"leaves": 3}, "owner": {"leaves": 3}}
