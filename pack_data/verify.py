@@ -24,6 +24,7 @@ from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disass
 from pack_data.proof import prove
 from pack_data.sequences import digest
 from pack_data.store import (
+    MANIFEST,
     REBUILD,
     Manifest,
     PackStore,
@@ -39,10 +40,11 @@ from pack_data.text.wordpiece import load_vocabulary
 
 @dataclass(frozen=True)
 class Verified:
-    """What was read and found right."""
+    """What was read and found right; added: whether checksums of blocks were written into the manifest."""
 
     manifest: Manifest
     bytes: int
+    added: bool = False
 
 
 def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verified:
@@ -64,7 +66,7 @@ def add_checksums(folder: Union[str, Path], progress: Optional[bool] = None) -> 
             raise ValueError(f"{folder}: was replaced by another data set meanwhile; try again")
         if verified.manifest != before:
             write_manifest(folder, verified.manifest)
-    return verified
+    return replace(verified, added=verified.manifest != before)
 
 
 def _verified(folder: Path, progress: Optional[bool], add: bool = False) -> Verified:
@@ -253,6 +255,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in "
         f"{counted(len(manifest.shards), 'shard')} read"
     )
+    if verified.added:
+        blocks = sum(entry.blocks.count(entry.packs) for entry in manifest.shards if entry.blocks)
+        print(
+            f"{args.folder}: {counted(blocks, 'block')} of packs got checksums; no other file than {MANIFEST} changed"
+        )
     if any(entry.blocks is None for entry in (*manifest.shards, manifest.lengths)):
         print("Training cannot see damage in it: it has no checksums of blocks of packs; --add-checksums adds them")
     return 0
