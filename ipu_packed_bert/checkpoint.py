@@ -16,6 +16,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -29,7 +30,7 @@ from ipu_packed_bert.identity import UNKNOWN, Identity
 from ipu_packed_bert.run_folder import ENVIRONMENT
 from ipu_packed_bert.tensor_files import chunks, read_tensors, tensor_bytes
 from pack_data.command import typed
-from pack_data.decoding import Fields, parse_json
+from pack_data.decoding import Fields, parse_json, shown
 from pack_data.files import sync_folder
 
 FORMAT = "ipu_packed_bert checkpoint 2"
@@ -76,6 +77,11 @@ def checkpoints(folder: Union[str, Path]) -> List[Path]:
     return [path for path in _named(folder, _NAME) if path.is_dir()]
 
 
+def former_checkpoints(folder: Union[str, Path]) -> List[Path]:
+    """Checkpoints of format 1, oldest first; `convert-checkpoint` makes folders of them."""
+    return [path for path in _named(folder, _FORMER) if path.is_file()]
+
+
 def _named(folder: Union[str, Path], pattern: re.Pattern) -> List[Path]:
     folder = Path(folder)
     found = [path for path in folder.glob("step_*") if pattern.fullmatch(path.name)] if folder.is_dir() else []
@@ -90,9 +96,9 @@ def _step(path: Path) -> int:
 
 
 def save_checkpoint(
-    folder: Union[str, Path], checkpoint: Checkpoint, *, keep: int, protect: Optional[int] = None
+    folder: Union[str, Path], checkpoint: Checkpoint, *, keep: Optional[int], protect: Optional[int] = None
 ) -> Path:
-    """Write a checkpoint, then `evict` others; killed at any moment, those before are still there.
+    """Write a checkpoint, then `evict` others (``keep`` None: none); killed at any moment, those before are there.
 
     Raises NotSaved where the room is too small, or the system refuses to write; what was begun is removed.
     """
@@ -104,7 +110,9 @@ def save_checkpoint(
         _write(path, checkpoint)
     except OSError as error:
         raise NotSaved(f"{path}: not saved ({error.strerror or error})") from None
-    evict(folder, newest=checkpoint.step, keep=keep, protect=protect)
+    if keep is not None:
+        evict(folder, newest=checkpoint.step, keep=keep, protect=protect)
+    _clear(folder)
     return path
 
 
@@ -120,8 +128,9 @@ def evict(folder: Union[str, Path], *, newest: int, keep: int, protect: Optional
         if kept and _step(old) < kept[0] and _step(old) != protect:
             # Under its name it is whole until it is gone.  One that cannot be removed is met again at the next save.
             with contextlib.suppress(OSError):
-                os.rename(old, _hidden(old, "removed"))
-    _clear(folder)
+                removed = _hidden(old, "removed")
+                os.rename(old, removed)
+                _delete(removed)
 
 
 def set_aside(path: Path) -> Path:
@@ -184,11 +193,15 @@ def _hidden(path: Path, what: str) -> Path:
 def _clear(folder: Path) -> None:
     """Removes what is being written or removed; one process at a time writes a run."""
     for path in (*folder.glob(".step_*.*"), *folder.glob("step_*.partial")):  # the second of format 1
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(str(path), ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(str(path), ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -211,7 +224,7 @@ def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
                 raise ValueError(f"sha256 of {name} differs")
         state = _read_json(path / STATE)
         tensors = {name.split(".")[0]: read_tensors(path / name) for name in listed if name != STATE}
-        return _as_checkpoint(state, tensors)
+        return checked(state, tensors)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Damaged(path, f"{Path(error.filename or STATE).name} is missing") from None
     except OSError as error:
@@ -251,7 +264,7 @@ def load_newest(folder: Union[str, Path], *, note: Callable[[str], None] = print
 
 def newest_checkpoint(folder: Union[str, Path]) -> Path:
     """Path of the newest checkpoint, whole or not; ValueError if there is none."""
-    found, former = checkpoints(folder), _named(folder, _FORMER)
+    found, former = checkpoints(folder), former_checkpoints(folder)
     if former and (not found or _step(former[-1]) > _step(found[-1])):
         raise ValueError(_of_format_1(former[-1]))
     if not found:
@@ -311,12 +324,13 @@ def _read_json(path: Path) -> Fields:
     return Fields.of(parse_json(path.read_bytes(), path.name, _WAY_OUT), path.name, _WAY_OUT)
 
 
-def _as_checkpoint(state: Fields, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Checkpoint:
+def checked(state: Fields, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Checkpoint:
+    """A checkpoint from its fields, those of the engine as `split` makes them; ValueError for one of another type."""
     config = state.any("config")
     if not isinstance(config, str):
         raise state.error("config", "must be a text")
     state.object("engine")
-    engine = Fields(STATE, join(state.any("engine"), tensors), _WAY_OUT, "engine")
+    engine = Fields(state.source, join(state.any("engine"), tensors), state.way_out, "engine")
     _check_tensors(engine, "model")
     if "optimizer" in engine:
         optimizer = engine.object("optimizer")
@@ -368,9 +382,9 @@ def split(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Dict[str,
             }
         if isinstance(value, (list, tuple)):
             return [plain(each, (*path, str(number))) for number, each in enumerate(value)]
-        if value is None or isinstance(value, (bool, int, float, str)):
+        if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
             return value
-        raise ValueError(f"{'.'.join(path)} is a {type(value).__name__}; a checkpoint holds tensors and plain values")
+        raise ValueError(f"{'.'.join(path)} is {shown(value)}; a checkpoint holds tensors and plain values")
 
     return plain(dict(state), ()), tensors
 

@@ -16,7 +16,8 @@ import torch
 
 from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.model.bert import BertModel
-from ipu_packed_bert.torch_files import UnsafeFile, load_tensors
+from ipu_packed_bert.tensor_files import read_tensors
+from ipu_packed_bert.torch_files import load_tensors
 from pack_data.files import write_atomically
 from pack_data.packages import load_package
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
@@ -180,15 +181,9 @@ def _read_weights(folder: Path, model: ModelConfig) -> Weights:
     path = next((folder / name for name in (SAFETENSORS, TORCH) if (folder / name).exists()), None)
     if path is None:
         raise ValueError(f"{folder}: holds neither {SAFETENSORS} nor {TORCH}; weights in several files are not read")
-    read = (
-        load_package("safetensors.torch", f"{path}: reading it").load_file if path.name == SAFETENSORS else load_tensors
-    )
-    try:
-        found = read(str(path))
-    except (MemoryError, OSError, UnsafeFile):  # not a damaged file: said as it is
-        raise
-    except Exception as error:  # safetensors and torch raise many types for a damaged file
-        raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]}); get the file again") from None
+    found = read_tensors(path) if path.name == SAFETENSORS else load_tensors(path)
+    if not isinstance(found, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
+        raise ValueError(f"{path}: holds something else than tensors by name; save the model's state_dict")
     weights = canonical(found, str(path))
     _check_encoder(weights, model, str(path))
     return weights
