@@ -238,6 +238,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         go_on = how_to_go_on(args.resume, config)
         print(f"{args.resume} has made its {begin.step:,} updates already; to continue: {go_on}")
         return 0
+    if begin.checkpoint:  # what is left out without IPUs was decided when the run began
+        config = replace(config, without_ipus=())
     choice = choose_engine(config)
     config = for_this_machine(config, choice, whole=args.whole, packing_factor=args.packing_factor)
     weights_of = args.resume or args.start_from

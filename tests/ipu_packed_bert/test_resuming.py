@@ -182,6 +182,17 @@ def test_a_changed_run_is_refused_by_name_or_goes_on_where_it_is_allowed(copied,
     assert "allowed" not in capsys.readouterr().out
 
 
+def test_a_run_of_ipus_goes_on_without_them_as_it_is(copied, capsys):
+    """Its configuration has the block that a new run on such a machine would have applied."""
+    tree = yaml.safe_load((copied / CONFIG).read_text())
+    tree["engine"]["kind"] = "ipu"
+    tree["without_ipus"] = {"batch": {"gradient_accumulation": 1}}
+    (copied / CONFIG).write_text(yaml.safe_dump(tree))
+    assert pretrain.main(["--resume", str(copied), "--steps", "3", "--engine", "host"]) == 0
+    assert "block applies" not in capsys.readouterr().out
+    assert [record["packs"] for record in read_log(copied / LOG)] == [4, 4, 4]
+
+
 def test_a_configuration_changed_by_hand_is_noticed(copied, capsys):
     tree = yaml.safe_load((copied / CONFIG).read_text())
     tree["loss"]["normalisation"] = "sequence"

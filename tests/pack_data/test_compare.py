@@ -144,7 +144,10 @@ def test_compare_command(capsys, tmp_path, monkeypatch, case):
         (["--depths", "2,zero"], "'zero' is no packing depth: give a number of at least 1, or 'unlimited'"),
         (["--packers", "spfhp,best"], "no packer is called 'best'"),
         (["--capped", "--depths", "3"], "--capped brings its own data"),
-        (["--histogram", "nowhere"], "neither a file, nor a folder, nor a shipped name; shipped are wikipedia_512, squad_1_1_384"),
+        (
+            ["--histogram", "nowhere"],
+            "neither a file, nor a folder, nor a shipped name; shipped are wikipedia_512, squad_1_1_384",
+        ),
     ],
 )
 def test_mistakes_are_one_line(capsys, arguments, words):
