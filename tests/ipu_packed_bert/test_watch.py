@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
 from ipu_packed_bert.commands import pretrain
@@ -129,6 +130,36 @@ def test_the_norm_is_that_of_the_whole_update():
     norm = float(torch.cat([p.grad.flatten() for p in other.model.parameters() if p.grad is not None]).norm())
     found = engine.step(batch, 1e-3)
     assert found.gradient_norm == pytest.approx(norm, rel=1e-5) and found.applied
+
+
+class Reads(TorchDispatchMode):
+    """Counts the operations for which the host waits for a device."""
+
+    waits = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default}
+
+    def __init__(self):
+        super().__init__()
+        self.all = self.waiting = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.all += 1
+        self.waiting += operation in self.waits
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw"])
+def test_a_device_is_read_once_an_update(monkeypatch, name):
+    """With norm, finite check and clipping; however many micro-batches there are."""
+    engine = host_engine(configured("optimizer.max_gradient_norm=0.01", f"optimizer.name={name}"), device="cpu")
+    batch, original, lists = batch_of(2, dtype=np.float32), torch.Tensor.tolist, []
+    assert len(batch["input_ids"]) >= 4
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: lists.append(tensor.numel()) or original(tensor))
+    with Reads() as reads:
+        assert engine.step(batch, 1e-3).applied
+    assert (reads.waiting, len(lists)) == (0, 1) and reads.all > 500
+    with Reads() as reads:  # the test notices one
+        float(torch.ones(1))
+    assert reads.waiting == 1
 
 
 # ---- an update that is not finite ------------------------------------------------------------------------------------
