@@ -51,13 +51,13 @@ def command(checkout, *arguments, status=0):
 def pretrained(checkout):
     """The command of the README, for two updates: it packs the embedded corpus and trains on it."""
     pytest.importorskip("torch", reason="training needs torch")
-    return command(checkout, "run_pretraining.py", "--config", "configs/packed_phase2_pod16.yml", "--steps", "2")
+    options = ("--steps", "2", "--compare-unpacked", "1")
+    return command(checkout, "run_pretraining.py", "--config", "configs/packed_phase2_pod16.yml", *options)
 
 
 def test_pretraining_packs_and_trains_without_an_ipu_or_a_data_set(checkout, pretrained):
-    assert (
-        "data/embedded_packed_512 is missing: building it from the embedded corpus; kept for the next run" in pretrained
-    )
+    missing = "data/embedded_2k_packed_512 is missing: building it from the embedded corpus; kept for the next run"
+    assert missing in pretrained
     sequences, packs = (
         int(text.replace(",", ""))
         for text in re.search(r"([\d,]+) sequences in ([\d,]+) packs of 512", pretrained).groups()
@@ -67,7 +67,9 @@ def test_pretraining_packs_and_trains_without_an_ipu_or_a_data_set(checkout, pre
     records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 2]
     assert records[0]["sequences"] > records[0]["packs"] > 0
-    assert 7 < records[1]["mlm_loss"] < records[0]["mlm_loss"] < 10  # ln 8192 = 9.01
+    assert 7 < records[1]["mlm_loss"] < records[0]["mlm_loss"] < 8  # ln 2048 = 7.62
+    compared = json.loads((run / "summary.json").read_text())["compare_unpacked"]
+    assert compared["speedup"] > 1.0 and compared["gradient_difference"] < 1e-4
     assert f"python run_pretraining.py --resume {run.relative_to(checkout)}" in pretrained
 
 
@@ -90,7 +92,7 @@ def test_a_run_is_resumed(checkout, pretrained):
 
 
 def test_the_data_set_is_whole(checkout, pretrained):
-    assert "each exactly once" in command(checkout, "-m", "pack_data.verify", "data/embedded_packed_512")
+    assert "each exactly once" in command(checkout, "-m", "pack_data.verify", "data/embedded_2k_packed_512")
 
 
 def test_git_sees_nothing_of_data_and_runs(checkout, pretrained):
