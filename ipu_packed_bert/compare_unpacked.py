@@ -66,9 +66,18 @@ def compare_unpacked(
 
 
 def side_by_side(
-    engine: Engine, rounds: Iterable[SameSequences], *, bar: Any, dropout: bool = False
+    engine: Engine,
+    rounds: Iterable[SameSequences],
+    *,
+    bar: Any,
+    dropout: bool = False,
+    unpacked_by: Optional[Engine] = None,
 ) -> Optional[SideBySide]:
-    """Each round's batches in both layouts, in alternating order; the first round is made twice, and warms up."""
+    """Each round's batches in both layouts, in alternating order; the first round is made twice, and warms up.
+
+    unpacked_by: the engine of the unpacked side, of equal weights, where it is another.
+    """
+    engines = {"packed": engine, "unpacked": unpacked_by or engine}
     rates: Dict[str, List[float]] = {"packed": [], "unpacked": []}
     sequences = packs = 0
     losses, gradients = [0.0], [0.0]
@@ -77,7 +86,7 @@ def side_by_side(
         sides = {"packed": pair.packed, "unpacked": pair.unpacked}
         found: Dict[str, Gradients] = {}
         for side in sorted(sides, reverse=bool(number % 2)):
-            made = engine.gradients(sides[side], alone=side == "unpacked", dropout=dropout)
+            made = engines[side].gradients(sides[side], alone=side == "unpacked", dropout=dropout)
             if made is None:
                 return None
             found[side] = made

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -36,9 +36,11 @@ class Work(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """What came of packed and unpacked rows in one precision."""
+    """What came of packed and unpacked rows of one length in one precision."""
 
+    slots: int
     precision: str
+    attention: Tuple[str, str]  # of packed and of unpacked rows
     engine: str
     sides: SideBySide
 
@@ -46,7 +48,9 @@ class Measurement(NamedTuple):
         sides = self.sides
         low, middle, high = quartiles(sides.speed_ups)
         return {
+            "slots": self.slots,
             "precision": self.precision,
+            "attention": dict(zip(("packed", "unpacked"), self.attention)),
             "engine": self.engine,
             "rounds": len(sides.packed),
             "packed_sequences_per_second": float(np.median(sides.packed)),
@@ -106,13 +110,25 @@ def draw_work(
     )
 
 
-def measure(config: Config, work: Work, *, rounds: int, bar) -> Measurement:
-    """Both layouts in turn, in alternating order; a first round, which warms up, is not counted."""
-    engine = HostEngine(config, Pretraining(config), packing_factor=work.packing_factor)
+def measure(config: Config, work: Work, *, rounds: int, bar, unpacked_attention: Optional[str] = None) -> Measurement:
+    """Both layouts in turn, in alternating order; a first round, which warms up, is not counted.
+
+    unpacked_attention: `engine.attention` of the unpacked side, where it is not that of `config`.
+    """
+    engine = _engine(config, work)
+    other = engine
+    if unpacked_attention is not None:
+        other = _engine(replace(config, engine=replace(config.engine, attention=unpacked_attention)), work)
     pair = SameSequences(work.packed, work.unpacked)
-    sides = side_by_side(engine, [pair] * rounds, bar=bar, dropout=config.model.hidden_dropout > 0.0)
+    dropout = config.model.hidden_dropout > 0.0
+    sides = side_by_side(engine, [pair] * rounds, bar=bar, dropout=dropout, unpacked_by=other)
     assert sides is not None  # the host engine takes any shape
-    return Measurement(config.engine.precision, engine.description, sides)
+    kinds = engine.attention.kind, other.attention.kind
+    return Measurement(work.packed["input_ids"].shape[1], config.engine.precision, kinds, engine.description, sides)
+
+
+def _engine(config: Config, work: Work) -> HostEngine:
+    return HostEngine(config, Pretraining(config), packing_factor=work.packing_factor)
 
 
 class Comparison(NamedTuple):
@@ -144,8 +160,8 @@ def stretched(packing: Packing, slots: int) -> Packing:
     factor, rest = divmod(slots, packing.max_sequence_length)
     if rest:
         raise ValueError(
-            f"--lengths: {slots} is not a multiple of {packing.max_sequence_length}, the histogram's; only whole "
-            f"multiples are stretched to"
+            f"rows of {slots} slots: not a multiple of {packing.max_sequence_length}, the histogram's; only whole "
+            "multiples are stretched to"
         )
     strategies = tuple(tuple(factor * length for length in strategy) for strategy in packing.strategies)
     return Packing(packing.algorithm, slots, packing.max_sequences_per_pack, strategies, packing.repeats)
@@ -217,13 +233,22 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
 
 
 def table(measurements: Sequence[Measurement]) -> str:
-    rows = [
-        ("", "sequences/s", "sequences/s", "speed-up", "packing", "share of"),
-        ("precision", "packed", "unpacked", "(quartiles)", "factor", "the factor"),
+    rows: List[Tuple[str, ...]] = [
+        ("", "", "attention", "sequences/s", "sequences/s", "speed-up", "packing", "share of"),
+        ("slots", "precision", "packed, unpacked", "packed", "unpacked", "(quartiles)", "factor", "the factor"),
     ]
     for each in measurements:
         sides = each.sides
-        packed, unpacked = (f"{np.median(rates):.2f}" for rates in (sides.packed, sides.unpacked))
         factor, share = sides.packing_factor, np.median(sides.speed_ups) / sides.packing_factor
-        rows.append((each.precision, packed, unpacked, spread(sides.speed_ups), f"{factor:.3f}", f"{share:.3f}"))
-    return "\n".join(text_table(rows, left=(0, 3)))
+        rows.append(
+            (
+                f"{each.slots}",
+                each.precision,
+                ", ".join(each.attention),
+                *(f"{np.median(rates):.2f}" for rates in (sides.packed, sides.unpacked)),
+                spread(sides.speed_ups),
+                f"{factor:.3f}",
+                f"{share:.3f}",
+            )
+        )
+    return "\n".join(text_table(rows, left=(1, 2, 5)))

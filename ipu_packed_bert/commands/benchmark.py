@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, ModelConfig
 from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar
@@ -103,7 +103,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         default="auto",
         help="auto, the default: both, but no bfloat16 on a CPU that only emulates it",
     )
-    parser.add_argument("--attention", choices=("auto", "eager", "sdpa"), default="auto")
+    parser.add_argument("--attention", choices=("auto", "eager", "sdpa", "varlen"), default="auto")
+    parser.add_argument(
+        "--slots",
+        type=parse_lengths,
+        metavar="S,S,...",
+        help="row lengths, multiples of the histogram's, to whose length the sequences are stretched; default: its own",
+    )
     parser.add_argument(
         "--lengths",
         type=parse_lengths,
@@ -127,25 +133,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     # torch loads from here on: a wrong option is refused without it.
     import torch
 
-    from ipu_packed_bert.throughput import bfloat16_slowdown, draw_work, measure, table
+    from ipu_packed_bert.engine.host import pick_attention
+    from ipu_packed_bert.engine.host.devices import find_device
+    from ipu_packed_bert.tasks.pretraining import Pretraining
+    from ipu_packed_bert.throughput import Work, bfloat16_slowdown, draw_work, measure, stretched, table
 
     size, rounds = ("tiny", 7) if args.quick else (args.size, args.rounds)
 
     histogram = histogram_from(args)
-    slots = histogram.max_sequence_length
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
     hidden, layers, heads, intermediate = SIZES[size]
     if args.lengths:
         return compare_lengths(args, packing, size, rounds)
-    work = draw_work(
-        packing,
-        packs=args.packs,
-        micro_batch=args.micro_batch,
-        vocabulary=args.vocabulary_size,
-        max_predictions=default_predictions(slots),
-        seed=args.seed,
-    )
-    model = model_of(size, vocabulary=args.vocabulary_size, slots=slots, dropout=args.dropout)
     precisions = {"both": BOTH, "auto": BOTH}.get(args.precision, (args.precision,))
     if args.precision == "auto" and not torch.cuda.is_available():
         slowdown = bfloat16_slowdown()
@@ -156,19 +155,39 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 " (--precision both measures it all the same)",
                 file=sys.stderr,
             )
-    measurements = []
-    with progress_bar(2 * (rounds + 1) * len(precisions), "rounds") as bar:
+    cases: List[Tuple[Config, Work, Optional[str]]] = []  # the last: attention of the unpacked side, where another
+    for slots in args.slots or [packing.max_sequence_length]:
+        work = draw_work(
+            stretched(packing, slots),
+            packs=args.packs,
+            micro_batch=args.micro_batch,
+            vocabulary=args.vocabulary_size,
+            max_predictions=default_predictions(slots),
+            seed=args.seed,
+        )
+        depth = work.packed["next_sentence_positions"].shape[1]
         for precision in precisions:
-            engine = EngineConfig(
-                kind="host",
-                precision=precision,
-                attention=args.attention,
-                compile=args.compile,
-                threads=args.threads,
+            config = Config(
+                data=DataConfig(max_sequence_length=slots, max_sequences_per_pack=depth),
+                model=model_of(size, vocabulary=args.vocabulary_size, slots=slots, dropout=args.dropout),
+                engine=EngineConfig(
+                    kind="host",
+                    precision=precision,
+                    attention=args.attention,
+                    compile=args.compile,
+                    threads=args.threads,
+                ),
+                batch=BatchConfig(micro_batch=args.micro_batch),
             )
-            config = Config(model=model, engine=engine, batch=BatchConfig(micro_batch=args.micro_batch))
-            measurements.append(measure(config, work, rounds=rounds, bar=bar))
-
+            picked = pick_attention(config, Pretraining(config), find_device(config.engine))
+            # BERT without packs has a dense attention; one that skips padding can be had there too.
+            cases += [(config, work, "sdpa")] if picked.kind == "varlen" else []
+            cases.append((config, work, None))
+    with progress_bar(2 * (rounds + 1) * len(cases), "rounds") as bar:
+        measurements = [
+            measure(config, work, rounds=rounds, bar=bar, unpacked_attention=attention)
+            for config, work, attention in cases
+        ]
     if args.json:
         print(
             json.dumps(
@@ -184,13 +203,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             )
         )
         return 0
-    for each in measurements:
-        print(each.engine)
+    for description in dict.fromkeys(each.engine for each in measurements):
+        print(description)
     print(
         f"model {size}: hidden {hidden}, {layers} layers, vocabulary {args.vocabulary_size}; forward and backward"
         " pass\n"
-        f"{work.sequences} sequences of {histogram.name or args.histogram}, {work.tokens} tokens, in {args.packs} packs"
-        f" of {slots} by {packing.algorithm}, micro-batches of {args.micro_batch} rows, median of {rounds} rounds\n"
+        f"{work.sequences} sequences of {histogram.name or args.histogram} in {args.packs} packs by"
+        f" {packing.algorithm}, micro-batches of {args.micro_batch} rows, median of {rounds} rounds\n"
     )
     print(table(measurements))
     return 0

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches
-from ipu_packed_bert.engine.host.attention import pick_attention
+from ipu_packed_bert.engine.host.attention import Attention, pick_attention
 from ipu_packed_bert.engine.host.devices import autocast, device_name, find_device, numerics_of, refuse_precision
 from ipu_packed_bert.engine.host.feed import cut, feed_for
 from ipu_packed_bert.engine.host.recompute import recompute_layers, refuse_compiled
@@ -120,6 +120,10 @@ class HostEngine(Engine):
         parts += ["layers recomputed"] * self._recomputes + ["compiled"] * engine.compile
         parts += ["deterministic"] * (engine.deterministic and self._device.type == "cuda")
         return ", ".join(parts)
+
+    @property
+    def attention(self) -> Attention:
+        return self._attention
 
     @property
     def compilations(self) -> Dict[str, int]:

@@ -66,12 +66,31 @@ def test_the_unpacked_side_is_canonical_bert_and_the_same_work(work):
 
 def test_figures_by_hand():
     sides = SideBySide(np.array([4.0, 8.0, 9.0]), np.array([2.0, 5.0, 4.5]), 2.0, None, None)
-    each = Measurement("float32", "engine", sides)
+    each = Measurement(512, "float32", ("varlen", "sdpa"), "engine", sides)
     figures = each.to_json()  # speed-ups 2, 1.6, 2
     assert figures["packed_sequences_per_second"] == 8.0 and figures["unpacked_sequences_per_second"] == 4.5
     assert figures["speed_up"] == 2.0 and figures["share_of_packing_factor"] == 1.0
     assert figures["speed_up_quartiles"] == [1.8, 2.0]
-    assert "2.000 (1.800..2.000)" in table([each])
+    assert figures["attention"] == {"packed": "varlen", "unpacked": "sdpa"} and figures["slots"] == 512
+    line = table([each]).splitlines()[-1].split()
+    assert line == "512 float32 varlen, sdpa 8.00 4.50 2.000 (1.800..2.000) 2.000 1.000".split()
+
+
+def test_longer_rows_have_stretched_sequences_and_both_attentions_on_the_unpacked_side(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(benchmark.SIZES, "tiny", (16, 1, 2, 16))
+    monkeypatch.setattr("ipu_packed_bert.engine.host.attention.VARLEN_FROM", 128)
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("length,count\n40,6\n24,6\n", encoding="utf-8")  # every pack is 40 + 24
+    options = ["--quick", "--histogram", str(lengths), "--max-sequence-length", "64", "--vocabulary-size", "50"]
+    options += ["--packs", "2", "--precision", "float32", "--threads", "1", "--slots", "64,128", "--json"]
+    assert main(options) == 0
+    found = json.loads(capsys.readouterr().out)["measurements"]
+    assert [(each["slots"], each["attention"]["packed"], each["attention"]["unpacked"]) for each in found] == [
+        (64, "sdpa", "sdpa"),
+        (128, "varlen", "sdpa"),
+        (128, "varlen", "varlen"),
+    ]
+    assert all(each["packing_factor"] == 2.0 and each["speed_up"] > 0 for each in found)
 
 
 def test_command(capsys, monkeypatch, tmp_path):
@@ -105,4 +124,4 @@ def test_dense_and_varlen_go_over_the_same_packs_at_each_length(capsys, monkeypa
     assert "within" in capsys.readouterr().out
     assert run_main(main, options + ["--lengths", "64,100"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: --lengths: 100 is not a multiple of 64") and error.count("\n") == 1
+    assert error.startswith("error: rows of 100 slots: not a multiple of 64") and error.count("\n") == 1
