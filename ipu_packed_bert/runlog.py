@@ -21,6 +21,7 @@ import torch
 from ipu_packed_bert.checkpoint import NotSaved, checkpoints
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.identity import Identity
+from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOCK, LOG, SUMMARY, environment_of, read_log
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, not_finite
@@ -169,6 +170,12 @@ class RunLog(Log):
             self._bar.update(1)
         elif step == 1 or step == self._steps or step % self._lines_every == 0:
             self._say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {line}")
+
+    def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for number, batch in enumerate(batches, start=1):
+            if self._bar is not None:
+                self._bar.set_postfix_str(f"evaluating, batch {number:,}", refresh=True)
+            yield batch
 
     def evaluation(self, step: int, found: Evaluation) -> None:
         """Files first, so that a line in evaluation.jsonl means that they are there."""

@@ -181,7 +181,7 @@ def fine_tune(
             )
             finished = outcome.stopped_by is None
             if finished and log.evaluated != outcome.step and task.evaluation is not None:
-                found = task.evaluate(engine, batches.held_out())
+                found = task.evaluate(engine, log.watched(batches.held_out()))
                 if found is not None:
                     log.evaluation(outcome.step, found)
         log.close()

@@ -36,6 +36,10 @@ class Log(abc.ABC):
     def sync(self) -> None:
         """All that was told is on the disk when this returns."""
 
+    def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same held-out batches, one after another, as they are evaluated."""
+        return batches
+
 
 class SilentLog(Log):
     """For the processes of a run that another one writes down."""
@@ -109,7 +113,7 @@ def train(
             last, evaluated = step == steps, False
             if evaluate_every and (last or step % evaluate_every == 0):
                 # A signal ends an evaluation after its batch; half of one is not logged.
-                found = task.evaluate(engine, interruption.ends(batches.held_out()))
+                found = task.evaluate(engine, interruption.ends(log.watched(batches.held_out())))
                 if found is not None and not interruption.signal:
                     log.evaluation(step, found)
                     if not math.isfinite(found.loss):

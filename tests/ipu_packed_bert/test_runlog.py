@@ -319,3 +319,11 @@ def test_other_tasks_have_their_own_metrics(tmp_path):
         "accuracy/nsp",
         "accuracy/total",
     ]
+
+
+def test_evaluating_is_seen_and_changes_no_batch(tmp_path, capsys):
+    log = RunLog(tmp_path, steps=3, max_sequence_length=100, progress=True)
+    batches = [{"input_ids": number} for number in range(3)]
+    assert list(log.watched(iter(batches))) == batches
+    log.close()
+    assert "evaluating, batch 3" in capsys.readouterr().err
