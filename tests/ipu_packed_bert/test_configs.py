@@ -187,7 +187,7 @@ def test_without_ipus_it_is_the_same_run_in_small(path):
     )
     assert small.data.packer == ("optimal" if config.packed else "none")
     assert small.loss == config.loss and small.optimizer.name == config.optimizer.name
-    assert small.data.corpus == "embedded" and small.ipus == 1 and small.run.steps <= 200
+    assert small.data.corpus == "embedded" and small.ipus == 1 and small.run.steps <= 400
     assert small.data.directory != config.data.directory
 
 
@@ -200,6 +200,7 @@ def test_packed_and_unpacked_differ_only_in_packing():
             for tree in (first, second, first.get("without_ipus", {}), second.get("without_ipus", {})):
                 for key in ("directory", "packer", "max_sequences_per_pack"):
                     tree.get("data", {}).pop(key, None)
+                tree.get("run", {}).pop("compare_unpacked", None)  # of packs only
             assert first == second
             compared += 1
     assert compared == 8
