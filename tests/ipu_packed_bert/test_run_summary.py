@@ -73,12 +73,12 @@ def test_by_hand(tmp_path):
 
 
 def test_the_baseline_stands_beside_the_model_and_null_where_a_figure_is_none(tmp_path):
-    evaluation = {"step": 3, "mlm_accuracy": 0.125, "mlm_loss": 5.5, "nsp_accuracy": 0.75, "nsp_loss": float("nan")}
+    evaluation = {"step": 3, "mlm_accuracy": 0.125, "mlm_loss": 5.5, "nsp_accuracy": 0.75, "nsp_loss": None}
     logged(tmp_path, {**evaluation, "sequences": 40})
     found = summary_of(tmp_path, baseline=BASELINE)
-    found.write(tmp_path)
+    dataclasses.replace(found, seconds=float("inf")).write(tmp_path)
     held_out = read(tmp_path)["held_out"]
-    assert held_out["nsp_loss"] is None and {**held_out, **BASELINE} == held_out
+    assert read(tmp_path)["seconds"] is None and {**held_out, **BASELINE} == held_out
     lines = [line.split() for line in found.lines(precision="float32")]
     assert ["masked", "tokens,", "right", "12.5%", "5.0%"] in [line[:5] for line in lines]
     assert ["masked", "tokens,", "loss", "5.500", "6.000"] in [line[:5] for line in lines]
