@@ -96,22 +96,28 @@ def _options(manifest: Manifest) -> Dict[str, Any]:
     return stated(manifest.made_with["options"]) if "options" in manifest.made_with else {}
 
 
-def open_or_build(config: Config, *, progress: Optional[bool] = None) -> Tuple[Config, PackStore]:
+def open_or_build(config: Config, *, progress: Optional[bool] = None, build: bool = True) -> Tuple[Config, PackStore]:
     """The data set of the configuration, and the configuration as :func:`described` by it.
 
     If the folder that the configuration file names holds none, it is built there and kept, with its held-out side; one
     line says so.  Raises ValueError where a folder that the user named holds none, and where the data set contradicts
-    the configuration.
+    the configuration, or is missing and ``build`` is false: another process has built it, elsewhere.
     """
     data = config.data
     if described(config)[1] is None:
+        if not build:
+            raise ValueError(
+                f"{data.directory}: no data set here, but where rank 0 runs; share the folder among the machines, or "
+                "copy it to each"
+            )
         if config.origins.get("data.directory") == OVERRIDE:
             raise ValueError(_no_data_set(config))
-        from pack_data.build import BuildOptions, build
+        from pack_data.build import BuildOptions
+        from pack_data.build import build as build_data_set
 
         what = "the embedded corpus" if data.corpus == "embedded" else data.corpus
         print(f"data      {data.directory} is missing: building it from {what}; kept for the next run", flush=True)
-        build(
+        build_data_set(
             BuildOptions(
                 corpus=data.corpus,
                 out=data.directory,

@@ -240,6 +240,19 @@ class GlobalBatches:
         return -(-len(self.packs) // self.packs_per_update)
 
     @property
+    def sharing(self) -> str:
+        """In words: how the processes share an update; empty where there is one."""
+        parts, wanted = self.share[1], self.micro_batches_per_update
+        if parts == 1:
+            return ""
+        own = self.layout.shared(parts).micro_batches_per_update
+        idle = parts - -(-wanted // own)
+        text = f"{parts} share the {wanted} micro-batches of an update, {own} each"
+        if own * parts > wanted:
+            text += f", {own * parts - wanted} of them empty"
+        return text + (f"; {idle} of the ranks have nothing to do: lower batch.micro_batch" if idle else "")
+
+    @property
     def position(self) -> Position:
         """Where the next batch begins."""
         return self._position

@@ -1,19 +1,309 @@
-"""How many processes a run has: one, or those that poprun started."""
+"""The processes of a run: one, or those that torchrun started, which make every update together.
+
+poprun's processes are those of the IPU engine; here each of them counts as one.  torch loads only where there are
+several.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
-from typing import Mapping
+import pickle
+import signal
+import socket
+import sys
+import time
+from datetime import timedelta
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, TypeVar
+
+from pack_data.command import NotFinite
+
+T = TypeVar("T")
+
+# What other launchers say of how many processes they started.
+_OTHER_LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # where ranks got different ones, the first counts
+# Longest wait in one exchange: rank 0 saves, exports and scores files while the others wait for it.
+_PATIENCE = timedelta(hours=2)
 
 
-def refuse_torchrun(environment: Mapping[str, str] = os.environ) -> None:
-    """Raises ValueError in a process that torchrun, or a launcher like it, started beside others.
+class Processes:
+    """The one process of a run; `Ranks` are several.  Every method is called by all of them, in the same order."""
 
-    Each of them would make the whole run. poprun's processes pass, as the IPU engine shares the work among them.
+    rank = 0  # rank 0 writes the run down
+    size = 1
+    local_rank = 0  # on its machine
+
+    def __init__(self) -> None:
+        self.received: Optional[int] = None  # signal that this process got
+
+    @property
+    def stop(self) -> Optional[int]:
+        """The signal that ends the run, at the same update on all: agreed upon in `summed`."""
+        return self.received
+
+    def summed(self, values: Sequence[float]) -> List[float]:
+        """Each value, summed over the processes, in float64."""
+        return list(values)
+
+    def gathered(self, value: T) -> List[T]:
+        """The value of every process, by rank."""
+        return [value]
+
+    def of_first(self, make: Callable[..., T], *arguments: Any) -> T:
+        """What rank 0 makes, on all; the others make nothing."""
+        return make(*arguments)
+
+    @contextlib.contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """The others enter when rank 0 has left; rank 0 may take any time."""
+        yield
+
+    def refuse_differences(self, settings: Mapping[str, Any]) -> None:
+        """Raises ValueError on all where a setting is not the same on all."""
+
+
+ONE = Processes()
+
+
+class Ranks(Processes):
+    """Processes of torch.distributed.
+
+    Numbers and plain objects travel by gloo, on CPUs.  What fails on one rank ends all: its error is left in the store
+    that torchrun keeps, its connections close, the exchange that the others are in fails at once, and they end with
+    its exit status without a word.
     """
-    size = environment.get("WORLD_SIZE", "1")
-    if size != "1" and not any(name.startswith("POPDIST_") for name in environment):
-        raise ValueError(
-            f"WORLD_SIZE is {size}: every process of torchrun would make this whole run for itself; "
-            "start it once, without torchrun"
+
+    def __init__(self, store: Any, rank: int, size: int, local_rank: int):
+        import torch.distributed as dist
+
+        super().__init__()
+        self._store, self.rank, self.size, self.local_rank = store, rank, size, local_rank
+        self._agreed: Optional[int] = None
+        self._alone = 0
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=_PATIENCE
         )
+
+    @property
+    def stop(self) -> Optional[int]:
+        return self._agreed
+
+    def summed(self, values: Sequence[float]) -> List[float]:
+        import torch
+        import torch.distributed as dist
+
+        received = [float(self.received == number) for number in _SIGNALS]
+        sums = torch.tensor([*values, *received], dtype=torch.float64)
+        dist.all_reduce(sums)
+        found = sums.tolist()
+        for number, ranks in zip(_SIGNALS, found[len(values) :]):
+            if ranks and self._agreed is None:
+                self._agreed = int(number)
+        return found[: len(values)]
+
+    def gathered(self, value: T) -> List[T]:
+        import torch.distributed as dist
+
+        found: List[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def of_first(self, make: Callable[..., T], *arguments: Any) -> T:
+        import torch
+        import torch.distributed as dist
+
+        if self.rank:
+            received: List[Any] = [None, None]
+            dist.broadcast_object_list(received)
+            data, shapes = received
+            tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
+            for tensor in tensors:
+                dist.broadcast(_bytes_of(tensor), 0)
+            return _TensorsApart.joined(data, tensors)
+        value = make(*arguments)
+        data, tensors = _TensorsApart.split(value)
+        dist.broadcast_object_list([data, [(tensor.shape, tensor.dtype) for tensor in tensors]])
+        for tensor in tensors:
+            dist.broadcast(_bytes_of(tensor), 0)
+        return value
+
+    @contextlib.contextmanager
+    def first_alone(self) -> Iterator[None]:
+        self._alone += 1
+        done = f"alone/{self._alone}"
+        if self.rank:
+            while not self._store.add(done, 0):
+                if self._store.add("errors", 0):
+                    raise _ConnectionLost
+                time.sleep(0.1)
+        yield
+        if not self.rank:
+            self._store.add(done, 1)
+
+    def refuse_differences(self, settings: Mapping[str, Any]) -> None:
+        found = self.gathered((socket.gethostname(), dict(settings)))
+        host, first = found[0]
+        for rank, (other, its) in enumerate(found):
+            for name in {**first, **its}:
+                ours, theirs = (each.get(name, "missing") for each in (first, its))
+                if ours != theirs:
+                    raise ValueError(
+                        f"{name} is {ours} on rank 0 ({host}) and {theirs} on rank {rank} ({other}); start every "
+                        "process with the same command line, files, data and versions"
+                    )
+
+    def ended(self, error: BaseException) -> Optional[int]:
+        """Exit status with which this process ends without a word; None where it has to say its error."""
+        if not _is_lost_connection(error):
+            status = 3 if isinstance(error, NotFinite) else 2 if isinstance(error, (ValueError, OSError)) else 1
+            self._store.set(f"error/{self.rank}", json.dumps({"status": status, "text": str(error)}))
+            self._store.add("errors", 1)
+            self._store.add(f"errors/{self.rank}", 1)
+            # The same mistake is found by all: rank 0 says it.
+            if self.rank and self._wait_for("errors/0", seconds=1.0):
+                first = json.loads(self._store.get("error/0"))
+                # Where training is no longer finite it is so on all, though only rank 0 knows what was saved.
+                return status if first["status"] == status and (status == 3 or first["text"] == str(error)) else None
+            return None
+        if self._wait_for("errors", seconds=1.0):
+            for rank in range(self.size):
+                if self._store.add(f"errors/{rank}", 0):
+                    return int(json.loads(self._store.get(f"error/{rank}"))["status"])
+        return None if self._store.add("lost", 1) == 1 else 1
+
+    def _wait_for(self, key: str, *, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not self._store.add(key, 0):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        return True
+
+
+class _ConnectionLost(RuntimeError):
+    """Another process has ended."""
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether an exchange failed, and not this process.  torch has no type of its own for it before 2.1."""
+    words = str(error).lower()
+    return isinstance(error, _ConnectionLost) or (
+        isinstance(error, RuntimeError) and any(word in words for word in ("gloo", "nccl", "connection", "socket"))
+    )
+
+
+class _TensorsApart:
+    """A value as bytes, its tensors apart: they travel one by one, without a copy of all."""
+
+    @staticmethod
+    def split(value: Any) -> Any:
+        import torch
+
+        tensors: List[torch.Tensor] = []
+
+        class Pickler(pickle.Pickler):
+            def persistent_id(self, obj: Any) -> Optional[int]:
+                if not isinstance(obj, torch.Tensor):
+                    return None
+                tensors.append(obj.detach().cpu().contiguous())
+                return len(tensors) - 1
+
+        file = io.BytesIO()
+        Pickler(file).dump(value)
+        return file.getvalue(), tensors
+
+    @staticmethod
+    def joined(data: bytes, tensors: Sequence[Any]) -> Any:
+        class Unpickler(pickle.Unpickler):
+            def persistent_load(self, number: Any) -> Any:
+                return tensors[number]
+
+        return Unpickler(io.BytesIO(data)).load()
+
+
+def _bytes_of(tensor: Any) -> Any:
+    """A view, uint8: gloo knows not every type."""
+    import torch
+
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def refuse_launcher(environment: Mapping[str, str] = os.environ) -> None:
+    """Raises ValueError in a process that was started beside others in a way that does not make them one run."""
+    if any(name.startswith("POPDIST_") for name in environment):
+        return
+    way_out = "start them with torchrun, as docs/cluster.md shows, or start one process"
+    if environment.get("WORLD_SIZE", "1") != "1":
+        missing = [name for name in _TORCHRUN if not environment.get(name)]
+        if missing:
+            raise ValueError(
+                f"WORLD_SIZE is {environment['WORLD_SIZE']} and {', '.join(missing)} is not set: every process would "
+                f"make this whole run for itself; {way_out}"
+            )
+        return
+    for name, launcher in _OTHER_LAUNCHERS.items():
+        if "WORLD_SIZE" not in environment and environment.get(name, "1") != "1":
+            raise ValueError(
+                f"{name} is {environment[name]}: every process of {launcher} would make this whole run for itself; "
+                f"{way_out}"
+            )
+
+
+def refuse_several(command: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Raises ValueError in each of several processes of a command that one process makes."""
+    refuse_launcher(environment)
+    if environment.get("WORLD_SIZE", "1") != "1" and not any(name.startswith("POPDIST_") for name in environment):
+        raise ValueError(
+            f"WORLD_SIZE is {environment['WORLD_SIZE']}: every process of torchrun would make all of {command} for "
+            "itself; start it once, without torchrun"
+        )
+
+
+@contextlib.contextmanager
+def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Processes]:
+    """The processes of this run, met.  Inside, only rank 0 prints; an error of one ends all with its exit status.
+
+    Raises ValueError where another launcher started this process beside others.
+    """
+    refuse_launcher(environment)
+    if environment.get("WORLD_SIZE", "1") == "1" or any(name.startswith("POPDIST_") for name in environment):
+        yield Processes()
+        return
+    import torch.distributed as dist
+
+    store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(minutes=10)))
+    ranks = Ranks(store, rank, size, int(environment["LOCAL_RANK"]))
+    with contextlib.ExitStack() as silent:
+        if rank:
+            nowhere = silent.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            silent.enter_context(contextlib.redirect_stdout(nowhere))
+        try:
+            yield ranks
+        except Exception as error:
+            status = ranks.ended(error)
+            if status is not None:
+                raise SystemExit(status) from None
+            if _is_lost_connection(error):
+                print(
+                    f"error: rank {rank}: another process of this run ended, so all do; go on from the newest "
+                    "checkpoint (torchrun --max-restarts with --resume-if-there does)",
+                    file=sys.stderr,
+                )
+                raise SystemExit(1) from None
+            if rank and isinstance(error, (ValueError, OSError, NotFinite)):
+                kind = NotFinite if isinstance(error, NotFinite) else ValueError
+                raise kind(f"rank {rank} on {socket.gethostname()}: {error}") from None
+            raise
+    dist.destroy_process_group()
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Dict[str, Any]:
+    """Nested settings by full name."""
+    found: Dict[str, Any] = {}
+    for name, value in tree.items():
+        found.update(flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value})
+    return found

@@ -93,7 +93,6 @@ class RunLog(Log):
         stream: Any = None,
     ):
         self._folder = Path(folder)
-        self.evaluated: Optional[int] = None  # the update after which it was evaluated last
         self._steps = steps
         self._max_sequence_length = max_sequence_length
         self._log_every = log_every

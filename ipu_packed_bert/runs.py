@@ -8,17 +8,22 @@ import importlib.util
 import json
 import shutil
 import sys
+import zlib
 from pathlib import Path
 from typing import NamedTuple, Optional, Sequence, Tuple
+
+import torch
 
 from ipu_packed_bert.checkpoint import Checkpoint, load_newest, vocabulary_of_run
 from ipu_packed_bert.config import ConfigError, schedule_too_short
 from ipu_packed_bert.engine import EngineChoice, build_engine
 from ipu_packed_bert.engine.base import Engine
+from ipu_packed_bert.engine.host import saved_by
 from ipu_packed_bert.hugging_face import merged, write_folder
 from ipu_packed_bert.identity import Identity, agree
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.optim import schedule_change
+from ipu_packed_bert.processes import ONE, Processes, flat
 from ipu_packed_bert.resuming import Changes, compare, former
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, EXPORT, MODEL, VOCABULARY, allowed_before
 from ipu_packed_bert.run_summary import RunEnd
@@ -28,7 +33,7 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExampleTask
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
-from ipu_packed_bert.train import train
+from ipu_packed_bert.train import Log, Outcome, SilentLog, train
 from pack_data.command import typed
 from pack_data.files import write_atomically
 
@@ -45,7 +50,7 @@ class Prepared(NamedTuple):
     fresh: Tuple[str, ...]  # weights that the checkpoint didn't have
 
 
-def prepare(config: FinetuneConfig, *, former: Optional[FinetuneConfig] = None) -> Prepared:
+def prepare(config: FinetuneConfig, *, former: Optional[FinetuneConfig] = None, processes: Processes = ONE) -> Prepared:
     """`former`: the configuration of the run that is resumed, whose schedule goes on."""
     if config.run.export and config.data.training is not None and importlib.util.find_spec("safetensors") is None:
         raise ValueError(
@@ -57,14 +62,22 @@ def prepare(config: FinetuneConfig, *, former: Optional[FinetuneConfig] = None) 
     packs = task.packs
     factor = packs.packing.packing_factor
     config = config.with_micro_batch(factor)
-    batches = GlobalBatches(packs, task.layout(config, factor), held_out=task.evaluation_packs)
+    share = processes.rank, processes.size
+    batches = GlobalBatches(packs, task.layout(config, factor), held_out=task.evaluation_packs, share=share)
     steps = 0
     if task.training_packs is not None:
         steps = config.run.epochs * batches.updates_per_epoch
         config = with_schedule(config, former, batches.updates_per_epoch)
-    engine = build_engine(
-        config, task, EngineChoice("host", "fine-tuning runs on the host engine"), packing_factor=factor
+    processes.refuse_differences(
+        {
+            **flat(config.as_dict()),
+            "the training file's digest": f"{packs.digest:016x}",
+            "the vocabulary's sha256": Identity.of(start.vocabulary).sha256,
+            "torch": torch.__version__,
+        }
     )
+    choice = EngineChoice("host", "fine-tuning runs on the host engine")
+    engine = build_engine(config, task, choice, packing_factor=factor, processes=processes)
     state = engine.state()
     weights, loaded = merged(state["model"], start.weights)
     if config.data.training is None and loaded.fresh:
@@ -73,7 +86,27 @@ def prepare(config: FinetuneConfig, *, former: Optional[FinetuneConfig] = None) 
             "fine-tuned for this task"
         )
     engine.load_state({**state, "model": weights})
+    refuse_other_weights(engine)
     return Prepared(config, start, task, engine, batches, steps, loaded.fresh if start.weights else ())
+
+
+def refuse_other_weights(engine: Engine) -> None:
+    """Raises ValueError where the processes begin with different weights: they would stay different."""
+    if engine.processes.size > 1:
+        digest = 0
+        for _, weight in sorted(engine.state()["model"].items()):
+            digest = zlib.crc32(weight.numpy().tobytes(), digest)
+        engine.processes.refuse_differences({"the checksum of the weights": f"{digest:08x}"})
+
+
+def print_other_ranks(checkpoint: Checkpoint, processes: Processes) -> None:
+    """One line where a run goes on in another number of processes."""
+    before = saved_by(checkpoint.engine)
+    if before != processes.size:
+        print(
+            f"ranks     {processes.size}, after {before}: each update has the same sequences; dropout draws from new"
+            " streams"
+        )
 
 
 def with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], updates_per_epoch: int) -> FinetuneConfig:
@@ -115,12 +148,34 @@ def fine_tune(
     `resumed` goes on in the folder `out`, where a finished run is evaluated again.
     """
     config, start, task, engine, batches, steps, _ = prepared
+    processes = engine.processes
     first_step = 0
     saved: Tuple[Tuple[str, int], ...] = ()
     changes = Changes()
     if resumed:
         saved, changes = resumed.saved, resumed.changes
         first_step = _go_on(prepared, str(out), resumed)
+
+    def trained(log: Log, checkpoints: Optional[Path]) -> Outcome:
+        outcome = train(
+            config,
+            engine,
+            batches,
+            log,
+            checkpoints,
+            steps=steps,
+            first_step=first_step,
+            evaluate_every=(config.run.evaluate_every or steps) if task.evaluation else 0,
+            vocabulary=Identity.of(start.vocabulary),
+        )
+        if outcome.stopped_by is None and log.evaluated != outcome.step and task.evaluation is not None:
+            found = task.evaluate(engine, log.watched(batches.held_out()))
+            if found is not None:
+                log.evaluation(outcome.step, found)
+        return outcome
+
+    if processes.rank:  # rank 0 writes for all
+        return trained(SilentLog(), None).status
     packing = task.packs.packing
     data = {
         "digest": f"{task.packs.digest:016x}",
@@ -168,22 +223,8 @@ def fine_tune(
         go_on = f"{resume_command} --set run.epochs={2 * config.run.epochs}{longer}"
         end = RunEnd(folder, config, engine, batches, log, steps, resume_command, go_on, progress=progress)
         with end.if_not_finite():
-            outcome = train(
-                config,
-                engine,
-                batches,
-                log,
-                folder / CHECKPOINTS,
-                steps=steps,
-                first_step=first_step,
-                evaluate_every=(config.run.evaluate_every or steps) if task.evaluation else 0,
-                vocabulary=Identity.of(start.vocabulary),
-            )
+            outcome = trained(log, folder / CHECKPOINTS)
             finished = outcome.stopped_by is None
-            if finished and log.evaluated != outcome.step and task.evaluation is not None:
-                found = task.evaluate(engine, log.watched(batches.held_out()))
-                if found is not None:
-                    log.evaluation(outcome.step, found)
         log.close()
         end.finish(outcome)
         if finished and config.run.export and steps and (outcome.step > first_step or not (folder / MODEL).exists()):
@@ -195,8 +236,9 @@ def fine_tune(
 def _go_on(prepared: Prepared, run: str, resumed: Resumed) -> int:
     """Engine and batches where the checkpoint left them; the updates made so far."""
     checkpoint = resumed.checkpoint
+    processes = prepared.engine.processes
     agree(
-        vocabulary_of_run(Path(run), checkpoint),
+        processes.of_first(vocabulary_of_run, Path(run), checkpoint),
         Identity.of(prepared.start.vocabulary),
         weights_of=run,
         data_of=prepared.start.description,
@@ -214,6 +256,7 @@ def _go_on(prepared: Prepared, run: str, resumed: Resumed) -> int:
         )
         if change:
             print(f"schedule  {change}")
+    print_other_ranks(checkpoint, processes)
     return checkpoint.step
 
 

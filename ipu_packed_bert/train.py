@@ -17,12 +17,15 @@ from ipu_packed_bert.engine.base import Engine, StepResult
 from ipu_packed_bert.identity import UNKNOWN, Identity
 from ipu_packed_bert.loader import Batch, GlobalBatches
 from ipu_packed_bert.optim import learning_rate
+from ipu_packed_bert.processes import Processes
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from pack_data.command import NotFinite
 
 
 class Log(abc.ABC):
     """What the training loop tells."""
+
+    evaluated: Optional[int] = None  # the update after which it was evaluated last
 
     @abc.abstractmethod
     def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
@@ -48,7 +51,7 @@ class SilentLog(Log):
         pass
 
     def evaluation(self, step: int, found: Evaluation) -> None:
-        pass
+        self.evaluated = step
 
     def sync(self) -> None:
         pass
@@ -84,23 +87,24 @@ def train(
     given. ``vocabulary`` is what checkpoints record of it.
 
     Ctrl-C and SIGTERM let the update or the evaluation's batch under way finish, save a checkpoint and return; a second
-    Ctrl-C stops at once.
+    Ctrl-C stops at once. Of several processes each calls this, and those that give no ``checkpoints`` write none; a
+    signal that one of them got ends all after the same update.
 
     An update whose loss or gradients are not finite ends the run, or is left out and counted: ``run.on_nonfinite``.
     Raises NotFinite where such an update, a held-out loss or the weights of a checkpoint that is due end the run; the
     last finite checkpoint stays.
     """
-    run, task = config.run, engine.task
+    run, task, processes = config.run, engine.task, engine.processes
     steps = run.steps if steps is None else steps
     evaluate_every = run.evaluate_every if evaluate_every is None else evaluate_every
     kept = Kept(checkpoints, keep=run.keep_checkpoints, newest=first_step)
-    step, skipped = first_step, 0
-    with Interruption() as interruption:
+    step, skipped, stop = first_step, 0, None
+    with Interruption(processes) as interruption:
         for step in range(first_step + 1, steps + 1):
             batch = next(batches)
             rate = learning_rate(step - 1, config)
             result = engine.step(batch, rate)
-            log.step(step, rate, task.count(batch), result)
+            log.step(step, rate, result.counts or task.count(batch), result)
             if result.finite:
                 skipped = 0
                 kept.shown_good()
@@ -114,14 +118,15 @@ def train(
             if evaluate_every and (last or step % evaluate_every == 0):
                 # A signal ends an evaluation after its batch; half of one is not logged.
                 found = task.evaluate(engine, interruption.ends(log.watched(batches.held_out())))
-                if found is not None and not interruption.signal:
+                if found is not None and not processes.stop:
                     log.evaluation(step, found)
                     if not math.isfinite(found.loss):
                         raise NotFinite(
                             f"update {step}: the held-out loss after it is {found.loss}; {kept.way_out(step)}"
                         )
                     evaluated = "loss" in found.metrics
-            due = last or interruption.signal or (run.checkpoint_every and step % run.checkpoint_every == 0)
+            stop = processes.stop  # read once: what is saved and what ends the run must not differ
+            due = last or stop or (run.checkpoint_every and step % run.checkpoint_every == 0)
             if due and checkpoints is not None:
                 # The update may have broken the weights although its loss, taken before, is finite.
                 state = engine.state()
@@ -134,9 +139,11 @@ def train(
                 kept.save(Checkpoint(step, state, batches.state(), config.to_yaml(), *vocabulary), log)
                 if evaluated:
                     kept.shown_good()
-            if interruption.signal:
+            elif due:
+                engine.join_state()
+            if stop:
                 break
-    return Outcome(step, interruption.signal if step < steps else None)
+    return Outcome(step, stop if step < steps else None)
 
 
 _LOWER = (
@@ -217,13 +224,18 @@ def first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
 
 
 class Interruption:
-    """While entered, Ctrl-C and SIGTERM only leave their number in ``signal``; a second Ctrl-C acts as usual."""
+    """While entered, Ctrl-C and SIGTERM only leave their number in ``processes.received``.
 
-    def __init__(self) -> None:
-        self.signal: Optional[int] = None
+    A second Ctrl-C acts as usual, but not in one of several processes: their launcher passes on the first, which the
+    terminal may have sent them as well.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
         self._former: dict = {}
 
     def __enter__(self) -> Interruption:
+        self._processes.received = None
         if threading.current_thread() is threading.main_thread():  # Python handles signals in no other
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._former[number] = signal.signal(number, self._received)
@@ -234,13 +246,14 @@ class Interruption:
             signal.signal(number, handler)
 
     def ends(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches until a signal comes."""
+        """The batches until the run is to stop."""
         for batch in batches:
-            if self.signal:
+            if self._processes.stop:
                 return
             yield batch
 
     def _received(self, number: int, _frame: Any) -> None:
-        if self.signal is not None and number == signal.SIGINT:
+        processes = self._processes
+        if processes.received is not None and number == signal.SIGINT and processes.size == 1:
             raise KeyboardInterrupt
-        self.signal = number
+        processes.received = number

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence
 
 from ipu_packed_bert.configurations import config_file, refuse_no_run
-from ipu_packed_bert.processes import refuse_torchrun
+from ipu_packed_bert.processes import Processes, joined
 from ipu_packed_bert.resuming import check_allowed
 from ipu_packed_bert.run_folder import CONFIG
 from ipu_packed_bert.tasks.settings import load_config
@@ -41,6 +42,8 @@ def describe(prepared: Prepared) -> None:
             f" {rows * factor:,.0f} sequences ({batches.micro_batches_per_update:,} micro-batches of"
             f" {config.batch.micro_batch})"
         )
+    if batches.sharing:
+        print(f"ranks     {batches.sharing}")
     print(f"engine    {prepared.engine.description}", flush=True)
 
 
@@ -101,15 +104,22 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    args = parse(argv)
-    refuse_torchrun()
+    with joined() as processes:
+        return begun(parse(argv), processes)
+
+
+def begun(args: argparse.Namespace, processes: Processes) -> int:
+    processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
+    # Rank 0 alone reads and writes run folders: the others may be on machines that have none.
     if args.resume:
-        refuse_no_run("--resume", args.resume)
-    config = load_config(Path(args.resume, CONFIG) if args.resume else config_file(args.config), args.overrides)
+        processes.of_first(refuse_no_run, "--resume", args.resume)
+        former = processes.of_first(load_config, Path(args.resume, CONFIG))
+        config = processes.of_first(load_config, Path(args.resume, CONFIG), args.overrides)
+    else:
+        former, config = None, load_config(config_file(args.config), args.overrides)
     if args.show_config:
         print(config.annotated(), end="")
         return 0
-    former = load_config(Path(args.resume, CONFIG)) if args.resume else None
 
     # torch loads from here on: a wrong configuration is refused without it.
     from ipu_packed_bert.runlog import refuse_a_run_in, refuse_a_run_under_way
@@ -118,12 +128,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     former_run = None
     if args.resume:
-        refuse_a_run_under_way(args.resume)
-        former_run = resumed(args.resume, config, check_allowed(args.allow_change, config.sections))
+        processes.of_first(refuse_a_run_under_way, args.resume)
+        allowed = check_allowed(args.allow_change, config.sections)
+        former_run = processes.of_first(resumed, args.resume, config, allowed)
     else:
-        refuse_a_run_in(args.out)
+        processes.of_first(refuse_a_run_in, args.out)
     # With the files' full names, so that the run can be resumed without --data-dir.
-    prepared = prepare(located(config, args.data_dir), former=former)
+    prepared = prepare(located(config, args.data_dir), former=former, processes=processes)
     describe(prepared)
     with contextlib.closing(prepared.engine), contextlib.closing(prepared.batches):
         if prepared.steps:

@@ -21,7 +21,7 @@ from ipu_packed_bert.data import (
     open_or_build,
     packing_factor,
 )
-from ipu_packed_bert.processes import refuse_torchrun
+from ipu_packed_bert.processes import Processes, flat, joined
 from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare, former
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
 from ipu_packed_bert.settings import DEFAULT, FILE, parse_yaml, peek, shown
@@ -121,14 +121,17 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    args = parse(argv)
-    if not (args.plan or args.show_config):
-        refuse_torchrun()
-    for option, folder in (("--resume", args.resume), ("--start-from", args.start_from)):
-        if folder:
-            refuse_no_run(option, folder)
+    with joined() as processes:
+        return begun(parse(argv), processes)
+
+
+def begun(args: argparse.Namespace, processes: Processes) -> int:
+    processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
+    # Rank 0 alone reads and writes run folders: the others may be on machines that have none.
+    if args.resume or args.start_from:
+        processes.of_first(refuse_no_runs, args)
     if args.resume:
-        config = resumed_config(args.resume, args.overrides)
+        config = processes.of_first(resumed_config, args.resume, args.overrides)
     else:
         config = load_config(config_file(args.config), args.overrides)
     if args.show_config:
@@ -138,7 +141,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         from ipu_packed_bert.plan import print_plan
 
         return print_plan(*described(config), packing_factor=args.packing_factor)
-    return run(config, args)
+    return run(config, args, processes)
+
+
+def refuse_no_runs(args: argparse.Namespace) -> None:
+    for option, folder in (("--resume", args.resume), ("--start-from", args.start_from)):
+        if folder:
+            refuse_no_run(option, folder)
 
 
 def resumed_config(folder: str, overrides: List[str]) -> Config:
@@ -209,9 +218,11 @@ def beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
     return Beginning(found, weights, saved, allowed_before(resume, found.step) if resume and found else {})
 
 
-def run(config: Config, args: argparse.Namespace) -> int:
+def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
     """Trains, and writes the run down; the exit status."""
     # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
+    import torch
+
     from ipu_packed_bert.checkpoint import vocabulary_of_run
     from ipu_packed_bert.engine import build_engine, choose_engine
     from ipu_packed_bert.identity import Identity, agree
@@ -225,15 +236,20 @@ def run(config: Config, args: argparse.Namespace) -> int:
         refuse_a_run_in,
         refuse_a_run_under_way,
     )
+    from ipu_packed_bert.runs import print_other_ranks, refuse_other_weights
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from ipu_packed_bert.train import SilentLog, train
     from ipu_packed_bert.unigram import unigram_baseline
 
-    if args.resume:
-        refuse_a_run_under_way(args.resume)
-    begin = beginning(args.resume, args.start_from)
-    if not args.resume:
-        refuse_a_run_in(args.out)
+    def looked_at() -> Beginning:
+        if args.resume:
+            refuse_a_run_under_way(args.resume)
+        found = beginning(args.resume, args.start_from)
+        if not args.resume:
+            refuse_a_run_in(args.out)
+        return found
+
+    begin = processes.of_first(looked_at)
     if begin.checkpoint and begin.step >= config.run.steps:
         go_on = how_to_go_on(args.resume, config)
         print(f"{args.resume} has made its {begin.step:,} updates already; to continue: {go_on}")
@@ -248,7 +264,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
         print(line)
     begin.refuse_other_sizes(config, NETWORK, weights_of)
     with contextlib.ExitStack() as opened:
-        config, store = open_or_build(config, progress=args.progress)
+        with processes.first_alone():
+            config, store = open_or_build(config, progress=args.progress, build=processes.rank == 0)
         opened.enter_context(store)
         evaluation = open_evaluation(config, store.manifest)
         if evaluation:
@@ -256,7 +273,7 @@ def run(config: Config, args: argparse.Namespace) -> int:
         vocabulary = Identity.of_data(store.manifest)
         weights = begin.checkpoint or begin.weights
         if weights:
-            of_weights = vocabulary_of_run(Path(weights_of), weights)
+            of_weights = processes.of_first(vocabulary_of_run, Path(weights_of), weights)
             vocabulary, note = agree(of_weights, vocabulary, weights_of=weights_of, data_of=config.data.directory)
             if note:
                 print(f"note      {note}")
@@ -267,7 +284,15 @@ def run(config: Config, args: argparse.Namespace) -> int:
         config = config.with_schedule()
         check_accumulation(config, factor.value)
         task = Pretraining(config, store.schema)
-        engine = build_engine(config, task, choice, packing_factor=factor.value)
+        processes.refuse_differences(
+            {
+                **flat(config.as_dict()),
+                "the data set's digest": f"{store.manifest.digest:016x}",
+                "the held-out data set's digest": f"{evaluation.manifest.digest:016x}" if evaluation else None,
+                "torch": torch.__version__,
+            }
+        )
+        engine = build_engine(config, task, choice, packing_factor=factor.value, processes=processes)
         opened.enter_context(contextlib.closing(engine))
         global_batches = GlobalBatches(
             StoredPacks(store, seed=config.run.seed),
@@ -290,6 +315,8 @@ def run(config: Config, args: argparse.Namespace) -> int:
             engine.load_state(begin.checkpoint.engine)
             batches.load_state(begin.checkpoint.batches, same_batch=not changes.other_batch)
             print_schedule(begin.checkpoint, config)
+            print_other_ranks(begin.checkpoint, processes)
+        refuse_other_weights(engine)
         if engine.share[0]:  # the first process writes for all
             return train(config, engine, batches, SilentLog(), None, first_step=begin.step).status
         written = environment(
@@ -440,6 +467,8 @@ def print_batch(config: Config, factor: PackingFactor, batches: GlobalBatches) -
         f" {config.batch.micro_batch} x accumulation {accumulation}{divided} x replicas {config.placement.replicas};"
         f" {batches.updates_per_epoch:,} updates an epoch"
     )
+    if batches.sharing:
+        print(f"ranks     {batches.sharing}")
     if len(batches.packs) < batches.packs_per_update:
         print(
             f"note      the data set has {len(batches.packs):,} packs to train on, fewer than an update: the rest of"

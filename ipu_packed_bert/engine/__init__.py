@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from ipu_packed_bert.config import Config
+from ipu_packed_bert.processes import ONE, Processes
 from ipu_packed_bert.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -71,11 +72,19 @@ def _host(config: Config, why: str) -> EngineChoice:
     return EngineChoice("host", f"host engine on {where}: {why}", cuda=device.type == "cuda")
 
 
-def build_engine(config, task: Task, choice: EngineChoice, *, packing_factor: float):
-    """The engine that `choose_engine` picked, for batches of `task`."""
+def build_engine(config, task: Task, choice: EngineChoice, *, packing_factor: float, processes: Processes = ONE):
+    """The engine that `choose_engine` picked, for batches of `task`.
+
+    Raises ValueError where torchrun started several processes and the engine is that of IPUs.
+    """
     if choice.kind == "host":
         from ipu_packed_bert.engine.host import HostEngine
 
-        return HostEngine(config, task, packing_factor=packing_factor)
+        return HostEngine(config, task, packing_factor=packing_factor, processes=processes)
+    if processes.size > 1:
+        raise ValueError(
+            f"torchrun started {processes.size} processes and the engine is that of IPUs, whose launcher is poprun; "
+            "start one process, or use --engine host"
+        )
     _, engine = _ipu_modules()
     return engine.IpuEngine(config, task, choice.device, packing_factor=packing_factor)

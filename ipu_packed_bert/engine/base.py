@@ -11,7 +11,8 @@ import torch
 
 from ipu_packed_bert.loader import Batch, GlobalBatches
 from ipu_packed_bert.model.packed import PackedBert
-from ipu_packed_bert.tasks.task import Task
+from ipu_packed_bert.processes import ONE, Processes
+from ipu_packed_bert.tasks.task import Counts, Task
 
 
 class StepResult(NamedTuple):
@@ -22,6 +23,7 @@ class StepResult(NamedTuple):
     cycles: Optional[int] = None  # device cycles of the call, None where the device has no counter
     gradient_norm: Optional[float] = None  # of all parameters, before clipping; None where it is not known
     applied: bool = True  # False: the update was left out, weights and moments are as before
+    counts: Optional[Counts] = None  # of all processes' parts of the batch; None where it is whole
 
     @property
     def loss(self) -> float:
@@ -66,6 +68,7 @@ class Engine(abc.ABC):
     """One device, or many behaving as one. One training compilation serves the whole data set."""
 
     task: Task
+    processes: Processes = ONE  # that make each update together; each calls the methods here in the same order
 
     @property
     @abc.abstractmethod
@@ -109,6 +112,9 @@ class Engine(abc.ABC):
          "optimizer": {"step": int, "exp_avg": {name: tensor}, "exp_avg_sq": {name: tensor}}, ...}
         Any engine loads "model" and "optimizer" of any other; further keys are the engine's own.
         """
+
+    def join_state(self) -> None:
+        """What the other processes do while rank 0 takes the `state` that it saves."""
 
     @abc.abstractmethod
     def load_state(self, state: Dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.experiments.runner import Runner
-from ipu_packed_bert.processes import refuse_torchrun
+from ipu_packed_bert.processes import refuse_several
 from pack_data.command import ArgumentParser, positive_int, run_main, typed
 
 # Names and one line each; a module is imported when it is asked for.
@@ -84,7 +84,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     experiment.add_arguments(parser)
     options = parser.parse_args(arguments[1:])
     if not hasattr(experiment, "follow"):
-        refuse_torchrun()
+        refuse_several("an experiment")
     elif int(os.environ.get("RANK", "0")):
         experiment.follow(options)  # under torchrun only one process writes
         return 0

@@ -232,6 +232,8 @@ class ExampleTask(Task):
         for batch in batches:
             found.update(self.outputs_of(engine.predict(batch), batch))
             parts.append(self.count(batch))
+        found = {number: outputs for part in engine.processes.gathered(found) for number, outputs in part.items()}
+        parts = [part for each in engine.processes.gathered(parts) for part in each]
         seconds = time.perf_counter() - start
         whole = self.evaluation is not None and len(found) == len(self.evaluation)
         counts = {name: sum(part[name] for part in parts) for name in ("packs", "tokens", *self.counts)}

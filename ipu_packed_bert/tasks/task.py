@@ -80,7 +80,7 @@ class Task(abc.ABC):
         parts, seconds = [], 0.0
         for batch in batches:
             result = engine.evaluate(batch)
-            parts.append((self.count(batch), result.metrics))
+            parts.append((result.counts or self.count(batch), result.metrics))
             seconds += result.seconds
         if not parts:
             return None

@@ -9,13 +9,26 @@ from typing import Any, Iterator, Optional, Tuple
 import torch
 
 from ipu_packed_bert.config import EngineConfig
+from ipu_packed_bert.processes import ONE, Processes
 
 # The first NVIDIA GPUs with products in bfloat16 and TF32, and with the variable-length attention kernel.
 AMPERE = (8, 0)
 
 
-def find_device(engine: EngineConfig) -> torch.device:
-    """The device that `engine.device` names. Raises ValueError, in one line, where it is not here."""
+def find_device(engine: EngineConfig, processes: Processes = ONE) -> torch.device:
+    """The device that `engine.device` names; each of several processes has one of its machine's CUDA devices.
+
+    Raises ValueError, in one line, where it is not here.
+    """
+    if processes.size > 1 and torch.cuda.is_available() and engine.device in ("auto", "cuda"):
+        devices = torch.cuda.device_count()
+        if processes.local_rank >= devices:
+            raise ValueError(
+                f"LOCAL_RANK is {processes.local_rank}, and this machine has {devices} CUDA device"
+                f"{'' if devices == 1 else 's'}, one for each rank; give torchrun --nproc-per-node {devices}, or train "
+                "on CPUs: --set engine.device=cpu"
+            )
+        return torch.device("cuda", processes.local_rank)
     if engine.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if engine.device == "cuda" and not torch.cuda.is_available():

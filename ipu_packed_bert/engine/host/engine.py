@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set, Tuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from ipu_packed_bert.engine.host.attention import Attention, pick_attention
 from ipu_packed_bert.engine.host.devices import autocast, device_name, find_device, numerics_of, refuse_precision
 from ipu_packed_bert.engine.host.feed import cut, feed_for
 from ipu_packed_bert.engine.host.recompute import recompute_layers, refuse_compiled
+from ipu_packed_bert.engine.host.reduction import Reduction
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.model.packed import AttentionMask, PaddingMask, hidden_score
 from ipu_packed_bert.model.varlen import attend_within_sequences
@@ -29,7 +30,11 @@ from ipu_packed_bert.optim import (
     neutral_state,
     refuse_other_shapes,
 )
+from ipu_packed_bert.processes import ONE, Processes
 from ipu_packed_bert.tasks.task import Task
+
+# The stream of random numbers drawn from run.seed that dropout in several processes draws from.
+_DROPOUT = 2
 
 
 class _Program:
@@ -62,14 +67,25 @@ class HostEngine(Engine):
     """One replica on one device; replicas of the configuration become further micro-batches of the same update.
 
     config: of any task; what is read of it are the sections `engine`, `batch`, `optimizer` and `run`, and its betas.
+    processes: that share the micro-batches of each update, a device each. A batch is then this process's rows, what is
+    returned is of all, and each has the same weights.
     """
 
-    def __init__(self, config: Any, task: Task, *, packing_factor: float, device: Optional[str] = None):
+    def __init__(
+        self,
+        config: Any,
+        task: Task,
+        *,
+        packing_factor: float,
+        device: Optional[str] = None,
+        processes: Processes = ONE,
+    ):
         if config.engine.threads is not None:
             torch.set_num_threads(config.engine.threads)
         self.task = task
         self._config = config
-        self._device = torch.device(device) if device else find_device(config.engine)
+        self.processes = processes
+        self._device = torch.device(device) if device else find_device(config.engine, processes)
         refuse_precision(config.engine.precision, self._device)
         self._attention = pick_attention(config, task, self._device)
         self._recomputes = config.engine.recomputes(ipus=False)
@@ -87,10 +103,13 @@ class HostEngine(Engine):
             for mode, call in (("training", self.model), ("evaluation", self.model), ("prediction", predictions))
             if call is not None
         }
+        self._update = config.micro_batches_per_update(packing_factor)
+        self._reduction = None
+        if processes.size > 1:
+            program = self._programs["training"]
+            self._reduction = Reduction(self.model, program, self._device, compiled=config.engine.compile)
         # Dropout draws from a stream of the engine's own, so that a resumed run continues it, whoever else draws.
-        with self._outer_random_stream_kept():
-            torch.manual_seed(config.run.seed)
-            self._random = self._read_random_stream()
+        self._random = self._new_random_stream(0)
 
     def _build(self) -> torch.nn.Module:
         config, task, attention = self._config, self.task, self._attention
@@ -115,6 +134,8 @@ class HostEngine(Engine):
             if torch.backends.mps.is_available():
                 name += " (MPS, the Mac's GPU, is not used)"
             name += f", torch threads: {torch.get_num_threads()}"
+        if self.processes.size > 1:
+            name = f"{self.processes.size} ranks, each {name}"
         parts = [f"host engine: {name}", engine.precision, f"{attention.kind} attention"]
         parts[2] += f" ({attention.note})" if attention.note else ""
         parts += ["layers recomputed"] * self._recomputes + ["compiled"] * engine.compile
@@ -126,6 +147,10 @@ class HostEngine(Engine):
         return self._attention
 
     @property
+    def share(self) -> Tuple[int, int]:
+        return self.processes.rank, self.processes.size
+
+    @property
     def compilations(self) -> Dict[str, int]:
         graphs = {mode: program.graphs for mode, program in self._programs.items()}
         return {"training": graphs["training"], "evaluation": graphs["evaluation"] + graphs.get("prediction", 0)}
@@ -135,7 +160,7 @@ class HostEngine(Engine):
         random = self._random
         self._accumulate(first)
         self._random = random
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
 
     def step(self, batch: Batch, learning_rate: float) -> StepResult:
         """One weight update; left out, with weights and moments as they were, where loss or gradients are not finite.
@@ -156,7 +181,7 @@ class HostEngine(Engine):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         return result._replace(seconds=time.perf_counter() - start, applied=applied)
 
     def gradients(self, batch: Batch, *, alone: bool = False, dropout: bool = False) -> Gradients:
@@ -169,7 +194,7 @@ class HostEngine(Engine):
             found = {name: each.grad.clone() for name, each in parameters if each.grad is not None}
         finally:
             self.model.attention_mask, self._random = mask, random
-            self.optimizer.zero_grad(set_to_none=True)
+            self._forget_gradients()
         return Gradients(result, found)
 
     def accumulate(self, batch: Batch, *, dropout: bool = True) -> StepResult:
@@ -180,14 +205,25 @@ class HostEngine(Engine):
     def _accumulate(self, batch: Batch, dropout: bool = True) -> torch.Tensor:
         self.model.train(dropout)
         number = micro_batches(self.task, batch, self._config.batch.micro_batch)
+        # Several processes: what makes the mean over them the mean over the update, empty micro-batches left out.
+        divisor = number if self._reduction is None else self._update / self.processes.size
+        program = self._reduction or self._programs["training"]
         totals = self._zeros()
         with self._random_stream(), self._numerics():
-            for fields in self._micro_batches(batch):
-                with self._arithmetic():
-                    output = self._programs["training"](fields)
-                (output.loss / number).backward()
+            for index, fields in enumerate(self._micro_batches(batch), start=1):
+                with self._reduced(last=index == number):
+                    with self._arithmetic():
+                        output = program(fields)
+                    (output.loss / divisor).backward()
                 totals += torch.stack(output).detach()
         return totals
+
+    def _reduced(self, *, last: bool) -> ContextManager:
+        return contextlib.nullcontext() if self._reduction is None else self._reduction.after(last=last)
+
+    def _forget_gradients(self) -> None:
+        # Several processes keep them, as they are the memory in which they are added up.
+        self.optimizer.zero_grad(set_to_none=self._reduction is None)
 
     def evaluate(self, batch: Batch) -> StepResult:
         start = time.perf_counter()
@@ -207,6 +243,7 @@ class HostEngine(Engine):
             for fields in self._micro_batches(batch):
                 with self._arithmetic():
                     found.append(self._programs["prediction"](fields))
+        self.processes.summed(())  # whether to stop
         return torch.cat(found).cpu().numpy()
 
     def _zeros(self) -> torch.Tensor:
@@ -219,17 +256,32 @@ class HostEngine(Engine):
         return self._feed(cut([torch.from_numpy(batch[name]) for name in self.task.fields], size))
 
     def _result(self, totals: List[float], batch: Batch, start: float) -> StepResult:
+        own = self.task.count(batch)
+        found = self.processes.summed([*totals, *own.values()])
+        sums = dict(zip(self.task.outputs, found))
+        counts = {name: int(count) for name, count in zip(own, found[len(sums) :])}
         number = micro_batches(self.task, batch, self._config.batch.micro_batch)
-        sums = dict(zip(self.task.outputs, totals))
-        means = self.task.means(sums, self.task.count(batch), dict.fromkeys(self.task.scales, number))
+        if self._reduction is not None:
+            number = self._update
+        means = self.task.means(sums, counts, dict.fromkeys(self.task.scales, number))
         # The mean of the losses that the gradients come from; rounded apart, its parts need not add up to it.
-        return StepResult({**means, "loss": sums["loss"] / number}, time.perf_counter() - start)
+        return StepResult({**means, "loss": sums["loss"] / number}, time.perf_counter() - start, counts=counts)
 
     def _arithmetic(self) -> Any:
         return autocast(self._config.engine.precision, self._device)
 
     def _numerics(self) -> Any:
         return numerics_of(self._config.engine, self._device)
+
+    def _new_random_stream(self, step: int) -> Dict[str, torch.Tensor]:
+        """A stream of this process's own, drawn from run.seed, the updates made, and the rank."""
+        seed, rank = self._config.run.seed, self.processes.rank
+        if step or self.processes.size > 1:
+            # The number of processes is no part of it, so that rank 0 of two draws as rank 0 of four.
+            seed = int(np.random.SeedSequence([seed, _DROPOUT, step, rank]).generate_state(1, np.uint64)[0] >> 1)
+        with self._outer_random_stream_kept():
+            torch.manual_seed(seed)
+            return self._read_random_stream()
 
     def _read_random_stream(self) -> Dict[str, torch.Tensor]:
         stream = {"cpu": torch.get_rng_state()}
@@ -266,12 +318,35 @@ class HostEngine(Engine):
         return {
             "model": {name: tensor.detach().to(device="cpu", copy=True) for name, tensor in weights.items()},
             "optimizer": neutral_state(self.optimizer, self.model),
-            "random": {device: stream.clone() for device, stream in self._random.items()},
+            "random": self._random_streams(),
         }
+
+    def join_state(self) -> None:
+        self._random_streams()
+
+    def _random_streams(self) -> Dict[str, torch.Tensor]:
+        """By device: the state of the stream, or of those of all processes, a row each."""
+        if self.processes.size == 1:
+            return {device: stream.clone() for device, stream in self._random.items()}
+        streams = self.processes.gathered({device: stream.numpy() for device, stream in self._random.items()})
+        return {device: torch.from_numpy(np.stack([each[device] for each in streams])) for device in self._random}
 
     def load_state(self, state: Dict[str, Any]) -> None:
         refuse_other_shapes("model state", state["model"], self.model.state_dict())
         self.model.load_state_dict(state["model"])
         load_neutral_state(self.optimizer, self.model, state["optimizer"])
         # Another engine's state has no stream of this kind; dropout then goes on with this engine's own.
-        self._random = {**self._random, **state.get("random", {})}
+        streams = state.get("random", {})
+        if streams and saved_by(state) != self.processes.size:
+            self._random = self._new_random_stream(int(state["optimizer"]["step"]))
+        else:
+            # Copied: torch.set_rng_state crashes on a view that does not begin where its storage does.
+            rows = {device: stream.reshape(self.processes.size, -1) for device, stream in streams.items()}
+            own = {device: row[self.processes.rank].clone() for device, row in rows.items()}
+            self._random = {**self._random, **own}
+
+
+def saved_by(state: Dict[str, Any]) -> int:
+    """How many processes took this state; with another number dropout draws from new streams."""
+    streams = [stream for stream in state.get("random", {}).values() if stream.dim() == 2]
+    return streams[0].shape[0] if streams else 1

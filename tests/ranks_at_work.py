@@ -1,0 +1,142 @@
+"""Training in 1 to 4 ranks of torch.distributed on this machine, in float64: what tests of several processes compare.
+
+found = at_work(folder, [("two", 2, pretrained, dict(data=..., overrides=[...], steps=5))], ranks=2)["two"]
+
+Four processes are started once; the first `size` of them make each job, one after another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import traceback
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ipu_packed_bert.config import config_from_tree
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.loader import GlobalBatches, StoredPacks
+from ipu_packed_bert.processes import Processes, Ranks
+from ipu_packed_bert.runs import prepare
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from pack_data.store import PackStore
+from tests.tiny_runs import held_out_of, tiny_settings
+
+
+class Job(NamedTuple):
+    name: str
+    size: int  # ranks
+    make: Callable[..., Any]  # (processes, folder, **options) -> what is saved of rank 0
+    options: Dict[str, Any]
+
+
+class DoubleEngine(HostEngine):
+    def _build(self) -> torch.nn.Module:
+        return super()._build().double()
+
+
+def pretrained(
+    processes: Processes,
+    folder: Path,
+    *,
+    data: Path,
+    steps: int,
+    overrides: Sequence[str] = (),
+    after: Optional[str] = None,
+    double: bool = True,
+) -> Dict[str, Any]:
+    """Updates made on a data set of `tiny_data`, continued `after` another job, and what they told."""
+    config = config_from_tree(tiny_settings(data), "tiny", ["model.hidden_dropout=0.0", *overrides])
+    with PackStore.open(data) as store, held_out_of(store) as evaluation:
+        factor = store.manifest.packing_factor
+        task = Pretraining(config, store.schema)
+        engine = (DoubleEngine if double else HostEngine)(
+            config, task, packing_factor=factor, device="cpu", processes=processes
+        )
+        batches = GlobalBatches(
+            StoredPacks(store, seed=config.run.seed),
+            task.layout(config, factor),
+            share=engine.share,
+            held_out=StoredPacks(evaluation),
+        )
+        with contextlib.closing(batches):
+            if after:
+                former = processes.of_first(torch.load, folder / after)
+                engine.load_state(former["engine"])
+                batches.load_state(former["batches"])
+            log = []
+            for _ in range(steps):
+                result = engine.step(next(batches), 0.01)
+                log.append({**result.metrics, **result.counts, "gradient_norm": result.gradient_norm})
+            held_out = task.evaluate(engine, batches.held_out())
+            return {
+                "engine": engine.state(),
+                "batches": batches.state(),
+                "log": log,
+                "held_out": {**held_out.metrics, **held_out.counts},
+            }
+
+
+def fine_tuned(processes: Processes, folder: Path, *, config: Any, steps: int) -> Dict[str, Any]:
+    """Updates of a fine-tuning run, and what it predicts afterwards."""
+    with _double():
+        prepared = prepare(config, processes=processes)
+    task, engine = prepared.task, prepared.engine
+    with contextlib.closing(prepared.batches) as batches:
+        log = [engine.step(next(batches), 0.01).metrics for _ in range(steps)]
+        predicted = task.predict(engine, batches.held_out())
+        return {
+            "engine": engine.state(),
+            "log": log,
+            "held_out": predicted.counts,
+            "outputs": [torch.from_numpy(each) for each in predicted.outputs],
+        }
+
+
+@contextlib.contextmanager
+def _double():
+    plain = HostEngine._build
+    HostEngine._build = DoubleEngine._build  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        HostEngine._build = plain  # type: ignore[method-assign]
+
+
+def at_work(folder: Path, jobs: List[Job], *, ranks: int = 4) -> Dict[str, Any]:
+    """The result of each job, by its name."""
+    # A server that has loaded torch forks the ranks: they start at once.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    started = [context.Process(target=_work, args=(rank, folder, jobs), daemon=True) for rank in range(ranks)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(120)
+    assert [process.exitcode for process in started] == [0] * ranks, (
+        "\n".join(path.read_text() for path in folder.glob("failed-*"))
+        or f"exit statuses {[process.exitcode for process in started]}"
+    )
+    return {job.name: torch.load(folder / job.name) for job in jobs}
+
+
+def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
+    torch.set_num_threads(1)
+    try:
+        for number, job in enumerate(jobs):
+            if rank >= job.size:
+                continue
+            processes = Processes()
+            if job.size > 1:
+                processes = Ranks(dist.FileStore(str(folder / f"store-{number}"), job.size), rank, job.size, rank)
+            result = job.make(processes, folder, **job.options)
+            if rank == 0:
+                torch.save(result, folder / job.name)
+            if job.size > 1:
+                dist.destroy_process_group()
+    except BaseException:
+        (folder / f"failed-{rank}").write_text(traceback.format_exc())
+        raise
