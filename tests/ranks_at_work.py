@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.connection
+import time
 import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
@@ -99,7 +101,7 @@ def fine_tuned(processes: Processes, folder: Path, *, config: Any, steps: int) -
 @contextlib.contextmanager
 def _double():
     plain = HostEngine._build
-    HostEngine._build = DoubleEngine._build  # type: ignore[method-assign]
+    HostEngine._build = lambda self: plain(self).double()  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -114,8 +116,14 @@ def at_work(folder: Path, jobs: List[Job], *, ranks: int = 4) -> Dict[str, Any]:
     started = [context.Process(target=_work, args=(rank, folder, jobs), daemon=True) for rank in range(ranks)]
     for process in started:
         process.start()
-    for process in started:
-        process.join(120)
+    waiting, end = {process.sentinel: process for process in started}, time.monotonic() + 120
+    while waiting and time.monotonic() < end:
+        for sentinel in multiprocessing.connection.wait(list(waiting), timeout=5):
+            if waiting.pop(sentinel).exitcode:
+                end = time.monotonic() + 2  # the others wait for it
+    for process in waiting.values():
+        process.terminate()
+        process.join()
     assert [process.exitcode for process in started] == [0] * ranks, (
         "\n".join(path.read_text() for path in folder.glob("failed-*"))
         or f"exit statuses {[process.exitcode for process in started]}"

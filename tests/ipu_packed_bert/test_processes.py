@@ -1,37 +1,60 @@
-"""A program that trains alone refuses to be one of several."""
+"""Who may be one of several processes: torchrun's and poprun's; a program that one process makes refuses to be more."""
 
 import pytest
 
 from ipu_packed_bert import finetune
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.experiments import __main__ as experiments
-from ipu_packed_bert.processes import refuse_torchrun
+from ipu_packed_bert.processes import joined, refuse_launcher
 from pack_data.command import run_main
 
+TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
-@pytest.mark.parametrize(
-    "main, arguments",
-    [
-        (pretrain.main, ["--config", "configs/packed_host.yml"]),
-        (pretrain.main, ["--resume", "runs/one"]),
-        (finetune.main, ["--config", "configs/finetune_squad_packed.yml"]),
-        (experiments.main, ["exactness"]),
-        (experiments.main, ["learning_curves"]),
-        (experiments.main, ["fine_tuning"]),
-    ],
-)
-def test_two_processes_of_torchrun_do_not_make_two_runs(main, arguments, tmp_path, monkeypatch, capsys):
+
+@pytest.mark.parametrize("name", ["exactness", "learning_curves", "fine_tuning"])
+def test_an_experiment_is_made_by_one_process(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    assert run_main(main, arguments) == 2
+    for variable, value in TORCHRUN.items():
+        monkeypatch.setenv(variable, value)
+    assert run_main(experiments.main, [name]) == 2
     text = capsys.readouterr().err
     assert text.startswith("error: WORLD_SIZE is 2: every process of torchrun") and text.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    "environment", [{}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "2", "POPDIST_NUM_TOTAL_REPLICAS": "4"}]
+    "environment, says",
+    [
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}, "SLURM_STEP_NUM_TASKS is 4"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE is 2"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set"),
+    ],
 )
-def test_one_process_and_poprun_pass(environment):
-    refuse_torchrun(environment)
+@pytest.mark.parametrize("main", [pretrain.main, finetune.main])
+def test_processes_that_would_make_a_run_each_are_refused(main, environment, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    assert run_main(main, ["--config", "packed_host"]) == 2
+    text = capsys.readouterr().err
+    assert says in text and "torchrun" in text and text.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"WORLD_SIZE": "1"},
+        {"SLURM_NTASKS": "2", "SLURM_PROCID": "0"},  # a batch script, before srun
+        {"WORLD_SIZE": "2", "POPDIST_NUM_TOTAL_REPLICAS": "4"},
+        {"OMPI_COMM_WORLD_SIZE": "2", "POPDIST_NUM_TOTAL_REPLICAS": "4"},
+    ],
+)
+def test_one_process_and_poprun_count_as_one(environment):
+    with joined(environment) as processes:
+        assert (processes.rank, processes.size) == (0, 1)
+
+
+def test_torchrun_under_another_launcher_passes():
+    refuse_launcher({**TORCHRUN, "SLURM_STEP_NUM_TASKS": "2"})

@@ -12,6 +12,7 @@ from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
 from ipu_packed_bert.config import config_from_tree
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.optim import learning_rate
+from ipu_packed_bert.processes import ONE, Processes
 from ipu_packed_bert.runlog import EVALUATIONS, LOG, RunLog, read_log
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.train import Interruption, train
@@ -35,6 +36,7 @@ class Recorder:
     """An engine that writes down what it is asked; its state is the number of updates made."""
 
     task = Pretraining(config_from_tree(tiny_settings(), "tiny.yml"))
+    processes = ONE
 
     def __init__(self, at_step=None):
         self.calls, self.steps, self.at_step = [], 0, at_step or {}
@@ -153,9 +155,10 @@ def test_a_signal_in_the_last_update_is_a_run_that_ended(store, tmp_path):
 
 
 def test_a_second_ctrl_c_stops_at_once():
-    with Interruption() as interruption:
+    processes = Processes()
+    with Interruption(processes):
         os.kill(os.getpid(), signal.SIGINT)
-        assert interruption.signal == signal.SIGINT
+        assert processes.stop == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(10)
