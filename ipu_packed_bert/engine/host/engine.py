@@ -278,7 +278,7 @@ class HostEngine(Engine):
         seed, rank = self._config.run.seed, self.processes.rank
         if step or self.processes.size > 1:
             # The number of processes is no part of it, so that rank 0 of two draws as rank 0 of four.
-            seed = int(np.random.SeedSequence([seed, _DROPOUT, step, rank]).generate_state(1, np.uint64)[0] >> 1)
+            seed = int(np.random.default_rng([seed, _DROPOUT, step, rank]).integers(2**62))
         with self._outer_random_stream_kept():
             torch.manual_seed(seed)
             return self._read_random_stream()
