@@ -156,6 +156,14 @@ class Ranks(Processes):
                         "process with the same command line, files, data and versions"
                     )
 
+    def leave(self) -> None:
+        """When all is done."""
+        import torch.distributed as dist
+
+        # torch 2.0 holds Python's lock while it waits for threads that may still need it to let go of their tensors.
+        time.sleep(0.1)
+        dist.destroy_process_group()
+
     def ended(self, error: BaseException) -> Optional[int]:
         """Exit status with which this process ends without a word; None where it has to say its error."""
         if not _is_lost_connection(error):
@@ -298,7 +306,7 @@ def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Processes]:
                 kind = NotFinite if isinstance(error, NotFinite) else ValueError
                 raise kind(f"rank {rank} on {socket.gethostname()}: {error}") from None
             raise
-    dist.destroy_process_group()
+        ranks.leave()
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Dict[str, Any]:

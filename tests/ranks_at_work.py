@@ -137,14 +137,14 @@ def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
         for number, job in enumerate(jobs):
             if rank >= job.size:
                 continue
-            processes = Processes()
+            processes: Processes = Processes()
             if job.size > 1:
                 processes = Ranks(dist.FileStore(str(folder / f"store-{number}"), job.size), rank, job.size, rank)
             result = job.make(processes, folder, **job.options)
             if rank == 0:
                 torch.save(result, folder / job.name)
-            if job.size > 1:
-                dist.destroy_process_group()
+            if isinstance(processes, Ranks):
+                processes.leave()
     except BaseException:
         (folder / f"failed-{rank}").write_text(traceback.format_exc())
         raise
