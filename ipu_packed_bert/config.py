@@ -247,6 +247,7 @@ class Config:
     without_ipus: Tuple[Tuple[str, Any], ...] = ()  # ("batch.micro_batch", 4), ...
     path: str = field(default="config", compare=False)  # where it came from, for messages
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
+    ignored: Tuple[str, ...] = field(default=(), compare=False)  # settings of a former version, in a run's own file
 
     @property
     def name(self) -> str:
@@ -433,29 +434,30 @@ SECTIONS = {
 }
 
 
-def load_config(path: Union[str, Path], overrides: Sequence[str] = ()) -> Config:
+def load_config(path: Union[str, Path], overrides: Sequence[str] = (), *, stored: bool = False) -> Config:
     """Read, override and check a configuration file.
 
     Parameters
     ----------
     path : a YAML file with the sections of :class:`Config`; a setting that is left out has its default.
     overrides : ``"section.key=value"`` texts, the value in YAML; they win over the file and over its ``without_ipus``.
+    stored : the file was written by a run: settings of a former version are left out, and ``ignored`` names them.
 
     Raises
     ------
     ConfigError : with every problem found.
     """
-    return config_from_tree(load_yaml(path), str(path), overrides)
+    return config_from_tree(load_yaml(path), str(path), overrides, stored=stored)
 
 
-def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Config:
+def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, stored: bool = False) -> Config:
     """As :func:`load_config`, from what YAML read."""
     name = peek("task.name", tree, overrides) or PRETRAINING
     if name != PRETRAINING:
         raise ConfigError(
             f"{path}: task.name is {name}; this is a configuration of fine-tuning: python -m ipu_packed_bert.finetune"
         )
-    reader = SettingsReader(SECTIONS, path, gone=_GONE)
+    reader = SettingsReader(SECTIONS, path, gone=_GONE, stored=stored)
     small = reader.block("without_ipus")
     if isinstance(tree, Mapping):
         small.read(tree.get("without_ipus"), FILE)
@@ -480,7 +482,13 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
         if key in small.values and reader.origins.get(key) != OVERRIDE
     }
     sections = reader.sections()
-    config = Config(without_ipus=tuple(kept.items()), path=path, origins=dict(reader.origins), **sections)
+    config = Config(
+        without_ipus=tuple(kept.items()),
+        path=path,
+        origins=dict(reader.origins),
+        ignored=tuple(reader.ignored),
+        **sections,
+    )
     crossed = cross_check(config, reader.broken)
     reader.problems += crossed
     if kept:

@@ -161,7 +161,7 @@ def compare(
             refused.append(f"{_stated(change, config)}; take it back, or allow it: --allow-change {key}")
     if refused:
         raise ConfigError(problems_message(run, refused))
-    return Changes(tuple(noted), tuple(wanted), _gone(stored, config))
+    return Changes(tuple(noted), tuple(wanted), tuple(sorted({*config.ignored, *_gone(stored, config)})))
 
 
 T = TypeVar("T")

@@ -119,8 +119,15 @@ class SettingsReader:
         problems: Optional[List[str]] = None,
         broken: Optional[Set[str]] = None,
         gone: Mapping[str, str] = MappingProxyType({}),
+        stored: bool = False,
     ) -> None:
-        """`gone`: settings of former versions by full name, and what to do instead."""
+        """`gone`: settings of former versions by full name, and what to do instead.
+
+        stored: the file was written by a run, maybe by a former version; settings that it has and there are not any
+        more are `ignored`, except those of `gone`.
+        """
+        self._stored = stored
+        self.ignored: List[str] = []
         self._sections, self.path, self._prefix, self._gone = sections, path, prefix, gone
         self._blocks: List[str] = []
         self.values: Dict[str, Any] = {}
@@ -131,11 +138,19 @@ class SettingsReader:
         self._types = {section: get_type_hints(kind) for section, kind in sections.items()}
 
     def block(self, name: str) -> SettingsReader:
-        """A reader of the same settings in a block of their own, such as `without_ipus`; it shares the problems."""
+        """A reader of the same settings in a block of their own, such as `without_ipus`; it shares what is noted."""
         self._blocks.append(name)
-        return SettingsReader(
-            self._sections, self.path, prefix=f"{name}.", problems=self.problems, broken=self.broken, gone=self._gone
+        reader = SettingsReader(
+            self._sections,
+            self.path,
+            prefix=f"{name}.",
+            problems=self.problems,
+            broken=self.broken,
+            gone=self._gone,
+            stored=self._stored,
         )
+        reader.ignored = self.ignored
+        return reader
 
     def read(self, tree: Any, origin: str) -> None:
         """Take over nested settings: {section: {key: value}}."""
@@ -243,6 +258,9 @@ class SettingsReader:
     def _unknown(self, stated: str, key: str) -> None:
         if key in self._gone:
             self.problems.append(f"{stated}{self._prefix}{key} is no setting any more; {self._gone[key]}")
+            return
+        if self._stored and not stated:
+            self.ignored.append(self._prefix + key)
             return
         near = suggestions(key, self._sections, self._blocks)
         hint = f"; did you mean {' or '.join(self._prefix + each for each in near)}?" if near else ""

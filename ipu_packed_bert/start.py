@@ -68,7 +68,7 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
         tree = parse_yaml(checkpoint.config, folder)
         if peek("task.name", tree, ()) not in (None, PRETRAINING):
             raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / MODEL}")
-        run = config_from_tree(tree, str(folder))
+        run = config_from_tree(tree, str(folder), stored=True)
         path = Path(given or run.data.vocabulary or Path(run.data.directory, "vocab.txt"))
         of_weights = vocabulary_of_run(folder, checkpoint)
         vocabulary = load_vocabulary(path, of_weights.lowers_case)

@@ -50,7 +50,7 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     tree = parse_yaml(checkpoint.config, run)
     if peek("task.name", tree, ()) not in (None, PRETRAINING):
         return _export_fine_tuned(run, folder, checkpoint, vocabulary)
-    config = config_from_tree(tree, str(run))
+    config = config_from_tree(tree, str(run), stored=True)
     architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
     path = vocabulary or Path(config.data.vocabulary or Path(config.data.directory, VOCABULARY))
     of_weights = vocabulary_of_run(run, checkpoint)

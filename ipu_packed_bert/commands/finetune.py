@@ -12,7 +12,7 @@ from ipu_packed_bert.configurations import config_file, refuse_no_run
 from ipu_packed_bert.processes import Processes, joined
 from ipu_packed_bert.resuming import check_allowed
 from ipu_packed_bert.run_folder import CONFIG
-from ipu_packed_bert.tasks.settings import load_config
+from ipu_packed_bert.tasks.settings import FinetuneConfig, load_config
 from pack_data.command import ArgumentParser
 
 if TYPE_CHECKING:
@@ -108,13 +108,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return begun(parse(argv), processes)
 
 
+def resumed_config(folder: str, overrides: Sequence[str] = ()) -> FinetuneConfig:
+    return load_config(Path(folder, CONFIG), overrides, stored=True)
+
+
 def begun(args: argparse.Namespace, processes: Processes) -> int:
     processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
     # Rank 0 alone reads and writes run folders: the others may be on machines that have none.
     if args.resume:
         processes.of_first(refuse_no_run, "--resume", args.resume)
-        former = processes.of_first(load_config, Path(args.resume, CONFIG))
-        config = processes.of_first(load_config, Path(args.resume, CONFIG), args.overrides)
+        former = processes.of_first(resumed_config, args.resume)
+        config = processes.of_first(resumed_config, args.resume, args.overrides)
     else:
         former, config = None, load_config(config_file(args.config), args.overrides)
     if args.show_config:

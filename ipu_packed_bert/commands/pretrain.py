@@ -154,7 +154,8 @@ def resumed_config(folder: str, overrides: List[str]) -> Config:
     """A run's configuration, its schedule as long as it was: more steps alone must not change the next rate."""
     path = Path(folder, CONFIG)
     # A run of before optimizer.schedule_steps has the length of its run.steps.
-    return load_config(path, [f"optimizer.schedule_steps={load_config(path).schedule_steps}", *overrides])
+    length = load_config(path, stored=True).schedule_steps
+    return load_config(path, [f"optimizer.schedule_steps={length}", *overrides], stored=True)
 
 
 # Of the sizes, those of the network alone; the data set may decide the others.

@@ -190,6 +190,7 @@ class FinetuneConfig:
     run: FinetuneRun = FinetuneRun()
     path: str = field(default="config", compare=False)  # where it came from, for messages
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
+    ignored: Tuple[str, ...] = field(default=(), compare=False)  # settings of a former version, in a run's own file
 
     def of_task(self, kind: Type[T]) -> T:
         """The settings of the task, which are of this class."""
@@ -250,24 +251,27 @@ class FinetuneConfig:
         return annotated(self.sections, self.origins)
 
 
-def load_config(path: Union[str, Path], overrides: Sequence[str] = ()) -> FinetuneConfig:
-    """Read, override (`section.key=value`, in YAML) and check a file; ConfigError with every problem found."""
-    return config_from_tree(load_yaml(path), str(path), overrides)
+def load_config(path: Union[str, Path], overrides: Sequence[str] = (), *, stored: bool = False) -> FinetuneConfig:
+    """Read, override (`section.key=value`, in YAML) and check a file; ConfigError with every problem found.
+
+    stored: the file was written by a run: settings of a former version are left out, and `ignored` names them.
+    """
+    return config_from_tree(load_yaml(path), str(path), overrides, stored=stored)
 
 
-def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> FinetuneConfig:
+def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, stored: bool = False) -> FinetuneConfig:
     """As :func:`load_config`, from what YAML read."""
     name = peek("task.name", tree, overrides) or SQUAD
     if name == PRETRAINING:
         raise ConfigError(f"{path}: task.name is {name}; this is a configuration of pre-training: run_pretraining.py")
     # An unknown name is refused by the rule of the setting; its other settings are then those of no task.
     task = _SETTINGS.get(name, TaskConfig) if isinstance(name, str) else TaskConfig
-    reader = SettingsReader({"task": task, **_SECTIONS}, path, gone=_GONE)
+    reader = SettingsReader({"task": task, **_SECTIONS}, path, gone=_GONE, stored=stored)
     reader.read(tree, FILE)
     for override in overrides:
         reader.override(override)
     sections = reader.sections()
-    config = FinetuneConfig(path=path, origins=dict(reader.origins), **sections)
+    config = FinetuneConfig(path=path, origins=dict(reader.origins), ignored=tuple(reader.ignored), **sections)
     reader.check(rules(config))
     reader.refuse_problems()
     return config

@@ -204,14 +204,24 @@ def test_a_configuration_changed_by_hand_is_noticed(copied, capsys):
     assert "loss.normalisation is token there, sequence in" in found
 
 
-def test_a_checkpoint_with_a_setting_of_a_former_version_is_resumed(copied, capsys):
+def test_a_run_of_a_former_version_is_resumed_and_begun_from(copied, tmp_path, capsys):
+    """It has settings that there are not any more, in its configuration and in that of its checkpoint."""
     path = checkpoints(copied / CHECKPOINTS)[-1]
     saved = load_checkpoint(path)
     tree = yaml.safe_load(saved.config)
-    tree["engine"]["turbo"] = True
+    tree["engine"]["turbo"] = tree["colour"] = True
     save_checkpoint(copied / CHECKPOINTS, saved._replace(config=yaml.safe_dump(tree)), keep=1)
+    tree["without_ipus"] = {"engine": {"faster": True}}
+    (copied / CONFIG).write_text(yaml.safe_dump(tree))
+    # Such a file is no configuration to begin with, and nothing unknown is set.
+    assert run_main(pretrain.main, ["--config", str(copied / CONFIG)]) == 2
+    assert run_main(pretrain.main, ["--resume", str(copied), "--steps", "3", "--set", "engine.turbo=true"]) == 2
+    assert capsys.readouterr().err.count("engine.turbo is not a setting") == 2
     assert pretrain.main(["--resume", str(copied), "--steps", "3"]) == 0
-    assert "gone      engine.turbo: settings of a former version, without effect\n" in capsys.readouterr().out
+    words = "gone      colour, engine.turbo, without_ipus.engine.faster: settings of a former version, without effect\n"
+    assert words in capsys.readouterr().out
+    assert pretrain.main(["--resume", str(copied), "--steps", "4"]) == 0
+    assert "gone" not in capsys.readouterr().out
 
 
 def test_what_was_allowed_before_is_read_or_nothing(tmp_path):

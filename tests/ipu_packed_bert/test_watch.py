@@ -17,6 +17,7 @@ from ipu_packed_bert.config import ConfigError, check_on_ipus, config_from_tree
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.optim import build_optimizer, clip, gradient_norm, learning_rate
+from ipu_packed_bert.processes import ONE
 from ipu_packed_bert.run_folder import CHECKPOINTS, LOG, read_log
 from ipu_packed_bert.runlog import RunLog, skipped_updates
 from ipu_packed_bert.tasks.pretraining import Pretraining
@@ -212,6 +213,7 @@ class Told:
     """An engine whose updates have these losses; its state is the number of updates applied."""
 
     task = Pretraining(config_from_tree(tiny_settings(), "tiny.yml"))
+    processes = ONE
 
     def __init__(self, losses, norm=1.0):
         self.losses, self.norm, self.applied = list(losses), norm, 0
