@@ -11,10 +11,11 @@ TESTS ?= tests
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo $$n)
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
-.PHONY: help pretrain test check coverage mutants test-sdk test-wheel weights print-python38 clean
+.PHONY: help pretrain test gpu check coverage mutants test-sdk test-wheel weights print-python38 clean
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
+	@echo "make gpu        what needs an NVIDIA GPU: its tests, and training steps in several layouts; PYTHON=one that has torch"
 	@echo "make check      lint, format and types"
 	@echo "make coverage   the tests, and the lines that none of them runs"
 	@echo "make mutants    small random mistakes in the core modules: do the tests notice? (an hour; goes on where it was stopped)"
@@ -28,6 +29,10 @@ pretrain: .venv/ready
 
 test: .venv/ready
 	.venv/bin/python $(PYTEST)
+
+# Builds no environment and needs no network; GPU="--size large --precision bfloat16 --precision tf32" measures more.
+gpu:
+	@PYTHONPATH=$(CURDIR) $(PYTHON) -m ipu_packed_bert.gpu $(GPU)
 
 check: .venv/ready
 	.venv/bin/ruff check .

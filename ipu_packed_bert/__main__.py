@@ -48,6 +48,9 @@ COMMANDS: Dict[str, Command] = {
     "benchmark": Command(
         "ipu_packed_bert.commands.benchmark", "sequences per second on this machine, packed over unpacked"
     ),
+    "gpu": Command(
+        "ipu_packed_bert.commands.gpu", "the tests that need a GPU, and training steps there in several layouts"
+    ),
     "report": Command(
         "ipu_packed_bert.report.command", "cycles, overhead and speed-up on an IPU, from the cycle model or from runs"
     ),

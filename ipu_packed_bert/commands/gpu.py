@@ -1,0 +1,199 @@
+"""What this program does on this machine's GPU: its tests marked `cuda`, then training steps in several layouts.
+
+`make gpu PYTHON=...` runs it with an interpreter that has torch already. It builds nothing, needs no network, and takes
+at most about 8 minutes. It writes one JSON file, and prints the same as a table.
+
+Exit status: 0 done; 1 a test fails, or two layouts did not do the same work; 2 there is no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from ipu_packed_bert.commands.benchmark import SIZES, model_of
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig
+from pack_data.command import ArgumentParser, positive_int
+from pack_data.files import write_atomically
+from pack_data.lengths.options import add_histogram_arguments, histogram_from
+from pack_data.packs import default_predictions
+from pack_data.spfhp import pack
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMAT = 1  # of the JSON file
+TEST_SECONDS, SIDE_SECONDS = 200, 15.0  # for all tests; for each layout, which is measured twice at least
+DEPTH = 3
+
+
+def parse(argv: Optional[Sequence[str]]) -> Any:
+    parser = ArgumentParser(
+        prog="python -m ipu_packed_bert.gpu",
+        description="The tests marked cuda, and training steps in several layouts.",
+    )
+    add_histogram_arguments(parser)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, 2 rounds: to see that everything runs")
+    parser.add_argument("--size", choices=sorted(SIZES), default="base", help="of the model; default base")
+    parser.add_argument(
+        "--precision",
+        action="append",
+        choices=("float32", "tf32", "bfloat16"),
+        help="any number of times; default bfloat16, and float32 on a CPU",
+    )
+    parser.add_argument("--micro-batch", type=positive_int, default=32, metavar="ROWS")
+    parser.add_argument("--packs", type=positive_int, default=128, help="of a round, a multiple of --micro-batch")
+    parser.add_argument("--rounds", type=positive_int, default=10, help="of each layout, at most; default 10")
+    parser.add_argument("--compile", action="store_true", help="the host engine's layouts with torch.compile")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--no-tests", action="store_true", help="the layouts only")
+    parser.add_argument(
+        "--json", type=Path, default=Path("build/gpu.json"), metavar="FILE", help="default build/gpu.json"
+    )
+    args = parser.parse_args(argv)
+    if args.tiny:
+        args.size, args.rounds, args.micro_batch, args.packs = "tiny", 2, 2, 4
+    if args.packs % args.micro_batch:
+        raise ValueError(f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}")
+    return args
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    args = parse(argv)
+    if importlib.util.find_spec("torch") is None:
+        raise ValueError(f"no torch in {sys.executable}; name an interpreter that has it: make gpu PYTHON=...")
+    import torch
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        why = "finds none" if torch.version.cuda else "is built for CPUs"
+        raise ValueError(f"no CUDA device: torch {torch.__version__} {why}; nothing was run")
+    device = torch.device(args.device)
+    print(" ".join(f"{key} {value}," for key, value in machine(device).items() if value).rstrip(","), flush=True)
+    tests = None if args.no_tests or args.device == "cpu" else run_tests()
+    found = benchmark(args, device, tests)
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(args.json, json.dumps(found, indent=1).encode())
+    print(f"written to {args.json}")
+    return 1 if tests == "failed" else 0
+
+
+def machine(device: Any) -> Dict[str, Any]:
+    """What the figures depend on."""
+    import torch
+
+    from ipu_packed_bert.engine.host.devices import capability, device_name
+    from ipu_packed_bert.engine.host.estimate import memory_here
+
+    found = capability(device)
+    return {
+        "device": device_name(device),
+        "capability": f"{found[0]}.{found[1]}" if found else None,
+        "memory_bytes": memory_here(device),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "transformers": _version("transformers"),
+        "flash_attn": _version("flash_attn"),
+    }
+
+
+def _version(package: str) -> Optional[str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def run_tests() -> str:
+    """ "passed", "failed", or why the tests were not run."""
+    missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
+    if missing or not (ROOT / "tests").is_dir():
+        why = f"not run: {' and '.join(missing)} missing" if missing else "not run: no tests beside the program"
+        print(f"tests marked cuda: {why}", flush=True)
+        return why
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider"]
+    if importlib.util.find_spec("xdist") is not None:
+        command += ["-n", "0"]
+    try:
+        finished = subprocess.run([*command, "tests/ipu_packed_bert/test_cuda.py"], cwd=ROOT, timeout=TEST_SECONDS)
+    except subprocess.TimeoutExpired:
+        print(f"tests marked cuda: stopped after {TEST_SECONDS} s", flush=True)
+        return "failed"
+    return "failed" if finished.returncode else "passed"
+
+
+def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
+    """The layouts in each precision, printed as a table; what is written as JSON."""
+    from ipu_packed_bert.layouts import measure_layouts, table, to_json
+    from ipu_packed_bert.throughput import draw_work
+
+    histogram = histogram_from(args)
+    slots = histogram.max_sequence_length
+    packing = pack(histogram, max_sequences_per_pack=DEPTH)
+    vocabulary = 512 if args.tiny else 30522
+    work = draw_work(
+        packing,
+        packs=args.packs,
+        micro_batch=args.micro_batch,
+        vocabulary=vocabulary,
+        max_predictions=default_predictions(slots),
+        seed=args.seed,
+    )
+    config = Config(
+        data=DataConfig(max_sequence_length=slots, max_sequences_per_pack=DEPTH),
+        model=model_of(args.size, vocabulary=vocabulary, slots=slots, dropout=args.dropout),
+        batch=BatchConfig(micro_batch=args.micro_batch),
+    )
+    rows: List[Dict[str, Any]] = []
+    missing: List[Dict[str, str]] = []
+    for precision in args.precision or (["float32"] if args.device == "cpu" else ["bfloat16"]):
+        print(f"{args.size} in {precision}, {work.sequences} sequences in {args.packs} packs of {slots}:", flush=True)
+        engine = EngineConfig(kind="host", device=args.device, precision=precision, compile=args.compile)
+        outcome = measure_layouts(
+            replace(config, engine=engine),
+            work,
+            device,
+            rounds=args.rounds,
+            seconds=SIDE_SECONDS,
+            say=lambda line: print(f"  {line}", flush=True),
+        )
+        rows += to_json(outcome, work)
+        missing += [{"name": name, "precision": precision, "reason": why} for name, why in outcome.missing]
+    print()
+    print("\n".join(table(rows)))
+    print(
+        f"packing factor {work.packing_factor:.3f}; forward and backward pass, median of up to {args.rounds} rounds,"
+        f" micro-batches of {args.micro_batch} rows, dropout {args.dropout:g}"
+    )
+    return {
+        "format": FORMAT,
+        "machine": machine(device),
+        "tests": tests,
+        "model": {"size": args.size, **dict(zip(("hidden_size", "layers", "heads", "inner"), SIZES[args.size]))},
+        "packing": {
+            "histogram": histogram.name or str(args.histogram),
+            "algorithm": packing.algorithm,
+            "slots": slots,
+            "depth": DEPTH,
+            "factor": work.packing_factor,
+            "tokens_of_slots": work.tokens / (args.packs * slots),
+        },
+        "work": {
+            "packs": args.packs,
+            "sequences": work.sequences,
+            "tokens": work.tokens,
+            "micro_batch": args.micro_batch,
+            "dropout": args.dropout,
+            "seed": args.seed,
+        },
+        "layouts": rows,
+        "not_measured": missing,
+    }

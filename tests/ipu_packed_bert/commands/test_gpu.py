@@ -1,0 +1,160 @@
+"""`make gpu` without a GPU: one line; its benchmark on a CPU: all layouts do the same work, and the JSON is whole."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from ipu_packed_bert.commands import benchmark, gpu
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig
+from ipu_packed_bert.layouts import (
+    DENSE,
+    FLASH,
+    PACKED,
+    SORTED,
+    UNPACKED,
+    HuggingFaceSide,
+    Measured,
+    Outcome,
+    measure_layouts,
+    sorted_by_length,
+    to_json,
+    without_padding,
+)
+from ipu_packed_bert.throughput import draw_work
+from pack_data.command import run_main
+from pack_data.histogram import LengthHistogram
+from pack_data.packers import get_packer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def work():
+    histogram = LengthHistogram.from_lengths([64] * 5 + [40] * 9 + [24] * 9 + [8] * 6 + [30] * 7, 64)
+    packing = get_packer("spfhp")(histogram, max_sequences_per_pack=3)
+    return draw_work(packing, packs=6, micro_batch=2, vocabulary=50, max_predictions=10, seed=1)
+
+
+@pytest.fixture
+def config(monkeypatch):
+    monkeypatch.setitem(benchmark.SIZES, "tiny", (16, 2, 2, 32))
+    return Config(
+        data=DataConfig(max_sequence_length=64, max_sequences_per_pack=3),
+        model=benchmark.model_of("tiny", vocabulary=50, slots=64, dropout=0.0),
+        batch=BatchConfig(micro_batch=2),
+        engine=EngineConfig(kind="host", threads=1),
+    )
+
+
+def test_every_layout_does_the_same_work(work, config):
+    """Without dropout all have one loss, Hugging Face's model too, though each batch of it has another length."""
+    pytest.importorskip("transformers", reason="needs transformers 4.48 or newer")
+    said = []
+    outcome = measure_layouts(config, work, CPU, rounds=2, seconds=0.0, say=said.append)
+    assert [each.name for each in outcome.measured] == [PACKED, DENSE, UNPACKED, SORTED]
+    assert outcome.missing == [(FLASH, "flash_attn needs CUDA")] and len(said) == 5
+    losses = [each.loss for each in outcome.measured]
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
+    assert all(len(each.seconds) == 2 and each.peak_bytes is None for each in outcome.measured)
+
+
+def test_a_side_that_does_other_work_is_found(work, config):
+    wrong = work.unpacked["masked_lm_ids"].copy()
+    wrong[wrong > 0] = 1
+    broken = work._replace(unpacked={**work.unpacked, "masked_lm_ids": wrong})
+    with pytest.raises(AssertionError, match="does other work"):
+        measure_layouts(config, broken, CPU, rounds=1, seconds=0.0, say=lambda line: None)
+
+
+def test_sequences_end_to_end_are_the_same_work(work, config):
+    """Its boundaries are for FlashAttention; here they become the mask that they mean."""
+    pytest.importorskip("transformers", reason="needs transformers 4.48 or newer")
+    forwards = []
+    for each in without_padding(work.unpacked, 128):
+        inputs = dict(each.inputs)
+        bounds = inputs.pop("cu_seq_lens_q").to(torch.int64)
+        assert torch.equal(bounds.to(torch.int32), inputs.pop("cu_seq_lens_k"))
+        assert (bounds[1:] - bounds[:-1]).max() == inputs.pop("max_length_q") == inputs.pop("max_length_k")
+        assert bounds[-1] == inputs["input_ids"].shape[1] <= 128 and torch.equal(bounds[:-1], each.first)
+        number = torch.bucketize(torch.arange(int(bounds[-1])), bounds[1:], right=True)
+        inputs["attention_mask"] = (number[:, None] == number[None, :])[None, None]
+        forwards.append(each._replace(inputs=inputs))
+    assert sum(each.inputs["input_ids"].shape[1] for each in forwards) == work.tokens
+    ours = measure_layouts(config, work, CPU, rounds=1, seconds=0.0, say=lambda line: None).measured[-1].loss
+    torch.manual_seed(0)
+    sides = [HuggingFaceSide(config, {}, made, CPU, "sdpa") for made in (forwards, sorted_by_length(work.unpacked, 3))]
+    sides[1]._model.load_state_dict(sides[0]._model.state_dict())
+    losses = [side.run() for side in sides]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0] != ours
+
+
+def test_what_cannot_be_measured_is_a_line(work, config, monkeypatch):
+    real = gpu.importlib.util.find_spec
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None if name == "transformers" else real(name))
+    outcome = measure_layouts(config, work, CPU, rounds=1, seconds=0.0, say=lambda line: None)
+    assert (SORTED, "transformers is not installed") in outcome.missing and len(outcome.measured) == 3
+
+
+def test_figures_by_hand(work):
+    def side(name, seconds):
+        return Measured(name, "", "float32", np.array(seconds), 1.0, 5, None)
+
+    sides = [side(PACKED, [1.0, 2.0, 1.0]), side(UNPACKED, [3.0, 1.9, 1.9]), side(SORTED, [1.9])]
+    packed, unpacked, hugging_face = to_json(Outcome(sides, []), work)
+    assert packed["sequences_per_second"] == work.sequences and unpacked["speed_up"] == 1.0
+    assert packed["tokens_per_second"] == work.tokens
+    assert packed["speed_up"] == 1.9 and packed["share_of_packing_factor"] == 1.9 / work.packing_factor
+    assert hugging_face["share_of_packing_factor"] is None and hugging_face["peak_memory_bytes"] == 5
+
+
+def test_the_command_writes_one_json_and_prints_one_table(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(benchmark.SIZES, "tiny", (16, 1, 2, 16))
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("length,count\n64,5\n40,9\n24,9\n", encoding="utf-8")
+    out = tmp_path / "made" / "gpu.json"
+    options = ["--device", "cpu", "--tiny", "--histogram", str(lengths), "--max-sequence-length", "64"]
+    assert gpu.main([*options, "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert set(found) == {
+        "format",
+        "machine",
+        "tests",
+        "model",
+        "packing",
+        "work",
+        "layouts",
+        "not_measured",
+    }
+    assert found["tests"] is None and found["machine"]["device"] == "CPU" and found["packing"]["slots"] == 64
+    names = [row["name"] for row in found["layouts"]]
+    assert names[:3] == [PACKED, DENSE, UNPACKED]
+    assert {*names, *(each["name"] for each in found["not_measured"])} == {PACKED, DENSE, UNPACKED, SORTED, FLASH}
+    for row in found["layouts"]:
+        assert row["sequences_per_second"] > 0 and row["tokens_per_second"] > row["sequences_per_second"]
+        assert (row["share_of_packing_factor"] is not None) == (row["name"] in (PACKED, DENSE))
+    printed = capsys.readouterr().out
+    assert "over unpacked" in printed and str(out) in printed
+
+
+def test_without_a_gpu_it_is_one_line(capsys):
+    assert run_main(gpu.main, []) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("error: no CUDA device: ") and output.err.count("\n") == 1 and not output.out
+
+
+def test_tests_that_cannot_run_are_said(capsys, monkeypatch):
+    real = gpu.importlib.util.find_spec
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None if name == "hypothesis" else real(name))
+    assert gpu.run_tests() == "not run: hypothesis missing"
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_options_that_contradict_each_other():
+    with pytest.raises(ValueError, match="multiple of --micro-batch"):
+        gpu.parse(["--packs", "3", "--micro-batch", "2"])
+    tiny = gpu.parse(["--tiny"])
+    assert tiny.packs % tiny.micro_batch == 0 and tiny.size == "tiny"
