@@ -9,6 +9,7 @@ the buffer ``position_ids`` of old versions; the names ``gamma`` and ``beta`` of
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Tuple, Union
 
@@ -18,6 +19,7 @@ from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.tensor_files import read_tensors
 from ipu_packed_bert.torch_files import load_tensors
+from pack_data.decoding import Fields, read_object, shown
 from pack_data.files import write_atomically
 from pack_data.packages import load_package
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
@@ -39,6 +41,16 @@ _KEYS = (
     ("layer_norm_eps", "layer_norm_eps", 1e-12),
     ("initializer_range", "initializer_range", 0.02),
 )
+# Beyond every network there is: a number that a program cannot even begin with is told from a large one.
+_LARGEST = {
+    "vocabulary_size": 1 << 24,
+    "hidden_size": 1 << 16,
+    "num_layers": 1 << 12,
+    "num_heads": 1 << 12,
+    "intermediate_size": 1 << 20,
+    "max_position_embeddings": 1 << 20,
+    "type_vocabulary_size": 1 << 16,
+}
 # What this network computes in one way only: another value means another network.
 _FIXED = (
     ("model_type", "bert"),
@@ -134,36 +146,29 @@ def _json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _read_json(path: Path) -> Dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+def _read_json(path: Path) -> Fields:
+    if not path.exists():
         raise ValueError(
             f"{path}: no such file; a Hugging Face folder has config.json, vocab.txt and {SAFETENSORS} or {TORCH}"
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON ({error}); get the file again") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: holds {type(found).__name__}; must hold one object")
-    return found
+        )
+    return read_object(path, way_out="get the file again")
 
 
 def _read_config(path: Path) -> ModelConfig:
     found = _read_json(path)
     for key, only in _FIXED:
-        if found.get(key, only) != only:
-            raise ValueError(f"{path}: {key} is {found[key]!r}; this network has {only!r} only")
+        if key in found and found.any(key) != only:
+            raise ValueError(f"{path}: {key} is {shown(found.any(key))}; this network has {only!r} only")
     values: Dict[str, Any] = {}
     for ours, theirs, default in _KEYS:
-        value = found.get(theirs, default)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or (isinstance(default, int) and (not isinstance(value, int) or value < 1))
-        ):
-            rule = "a whole number of at least 1" if isinstance(default, int) else "a number"
-            raise ValueError(f"{path}: {theirs} is {value!r}; must be {rule}")
-        values[ours] = value if isinstance(default, int) else float(value)
+        if theirs not in found:
+            values[ours] = default
+        elif isinstance(default, int):
+            values[ours] = found.integer(theirs, least=1, most=_LARGEST[ours])
+        else:
+            values[ours] = found.number(theirs, least=0.0, most=1.0)
+            if values[ours] == (1.0 if ours.endswith("dropout") else 0.0):
+                raise found.error(theirs, "is of no network that can be trained")
     if values["hidden_size"] % values["num_heads"]:
         raise ValueError(
             f"{path}: hidden_size is {values['hidden_size']}; must be a multiple of num_attention_heads, "
@@ -174,7 +179,8 @@ def _read_config(path: Path) -> ModelConfig:
 
 def _lower_case(folder: Path) -> bool:
     path = folder / "tokenizer_config.json"
-    return bool(_read_json(path).get("do_lower_case", True)) if path.exists() else True
+    found = _read_json(path).optional("do_lower_case", Fields.boolean) if path.exists() else None
+    return True if found is None else found
 
 
 def _read_weights(folder: Path, model: ModelConfig) -> Weights:
@@ -213,6 +219,13 @@ def canonical(found: Mapping[str, torch.Tensor], where: str) -> Weights:
 
 def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, where: str) -> None:
     """Every BERT has these; only the pooler and the heads may be absent."""
+    found = (re.match(r"bert\.encoder\.layer\.(\d{1,9})\.", name) for name in weights)
+    layers = max((int(each.group(1)) + 1 for each in found if each), default=0)
+    if model.num_layers > layers:  # asked first: to build a network of a million layers takes an hour
+        raise ValueError(
+            f"{where}: bert.encoder.layer.{layers} is missing, its configuration has {model.num_layers} layers; "
+            "weights and configuration must be of one BERT"
+        )
     with torch.device("meta"):  # shapes without memory
         expected = BertModel(model, attention="eager", pooler=False).state_dict()
     wrong: List[str] = []
@@ -222,9 +235,8 @@ def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, wher
             wrong.append(f"{name} is missing")
         elif weights[name].shape != tensor.shape:
             wrong.append(f"{name} is {list(weights[name].shape)}, by its configuration {list(tensor.shape)}")
-    layers = {int(name.split(".")[3]) for name in weights if name.startswith("bert.encoder.layer.")}
-    if layers and max(layers) >= model.num_layers:
-        wrong.append(f"layer {max(layers)} is there, its configuration has {model.num_layers}")
+    if layers > model.num_layers:
+        wrong.append(f"layer {layers - 1} is there, its configuration has {model.num_layers}")
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise ValueError(f"{where}: {wrong[0]}{more}; weights and configuration must be of one BERT")

@@ -35,6 +35,7 @@ from ipu_packed_bert.tasks.settings import FinetuneConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from ipu_packed_bert.train import Log, Outcome, SilentLog, train
 from pack_data.command import typed
+from pack_data.decoding import said_of
 from pack_data.files import write_atomically
 
 
@@ -243,8 +244,9 @@ def _go_on(prepared: Prepared, run: str, resumed: Resumed) -> int:
         weights_of=run,
         data_of=prepared.start.description,
     )
-    prepared.engine.load_state(checkpoint.engine)
-    prepared.batches.load_state(checkpoint.batches, same_batch=not resumed.changes.other_batch)
+    with said_of(run):
+        prepared.engine.load_state(checkpoint.engine)
+        prepared.batches.load_state(checkpoint.batches, same_batch=not resumed.changes.other_batch)
     if prepared.steps:
         config, before = prepared.config, former(run, checkpoint.config, prepared.config)
         change = schedule_change(

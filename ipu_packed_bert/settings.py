@@ -40,7 +40,7 @@ import yaml
 
 from pack_data import decoding
 from pack_data.command import Problems
-from pack_data.decoding import MOST_DIGITS, named
+from pack_data.decoding import MOST_DIGITS, named, one_line
 
 # Where a value comes from. Origins that begin with DEFAULT belong to settings that nobody stated.
 DEFAULT, FILE, OVERRIDE = "default", "file", "--set"
@@ -391,7 +391,7 @@ def parse_yaml(text: Union[str, bytes], source: Union[str, Path]) -> Any:
         problem = "it is nested too deeply"
     # PyYAML's own, and what its constructors raise for values that its patterns let through: 2001-13-45, !!int ''.
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
-        problem = " ".join(str(error).split())[:300].encode("ascii", "backslashreplace").decode()
+        problem = one_line(error)
     raise ConfigError(f"{source}: not valid YAML: {problem}")
 
 

@@ -12,6 +12,8 @@ from typing import Dict, Iterator, Mapping
 
 import torch
 
+from pack_data.decoding import one_line
+from pack_data.files import check_regular
 from pack_data.packages import load_package
 
 # The format's names, without complex64, which the package for Python 3.8 does not read; torch 2.0 lacks more of them.
@@ -73,11 +75,12 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 def read_tensors(path: Path) -> Dict[str, torch.Tensor]:
     """The tensors of a file, on the CPU; ValueError in one line where it is damaged or of something else."""
     package = load_package("safetensors", f"{path}: reading it")
+    check_regular(path, way_out="get the file again")
     try:
         with package.safe_open(str(path), framework="pt") as file:
             # Copied out of the mapped file, which can then be removed, also where a network holds it open by its name.
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no dictionary)
-    except (MemoryError, OSError):  # not a damaged file: said as it is
+    except MemoryError:  # not a damaged file: said as it is
         raise
     except Exception as error:  # the package and torch raise many types for a damaged file
-        raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]}); get the file again") from None
+        raise ValueError(f"{path}: cannot be read ({one_line(error, 120)}); get the file again") from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import List, NamedTuple
 
+from pack_data.decoding import one_line
+
 
 class Origin(NamedTuple):
     """Where a record is: its file and its number there. Records count from 0, the lines of a text file from 1."""
@@ -42,7 +44,7 @@ class BadRecords:
 
     def add(self, origin: Origin, reason: str, records: int = 1) -> None:
         """Count `records` bad ones from `origin` on.  Raises ValueError when they are more than allowed."""
-        bad = BadRecord(origin, " ".join(reason.split()), records)
+        bad = BadRecord(origin, one_line(reason, 500), records)
         self.found.append(bad)
         if self.count > self.allowed:
             already = (
@@ -54,4 +56,4 @@ class BadRecords:
 
     def stop(self, origin: Origin, reason: str) -> None:
         """Raise ValueError whatever is allowed: it is not known how many records follow this place."""
-        raise ValueError(f"{origin}: {' '.join(reason.split())}")
+        raise ValueError(f"{origin}: {one_line(reason, 500)}")

@@ -54,6 +54,25 @@ def named(name: Any) -> str:
     return name if isinstance(name, str) and name.isprintable() and len(name) <= 200 else shown(name)
 
 
+def one_line(words: Any, most: int = 300) -> str:
+    """What a library says, or what stands in a file, for a message: one printable line of at most `most` characters."""
+    return " ".join(str(words).split())[:most].encode("ascii", "backslashreplace").decode().translate(_CONTROLS)
+
+
+_CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), 127)}
+
+
+@contextmanager
+def said_of(source: Union[str, os.PathLike]) -> Iterator[None]:
+    """A ValueError in the block is said of this file or folder, where it does not name it itself."""
+    try:
+        yield
+    except ValueError as error:
+        if str(source) in str(error):
+            raise
+        raise ValueError(f"{source}: {error}") from None
+
+
 @dataclass(frozen=True)
 class Fields:
     """An object of a file (or a list of it, with numbers for names), whose values are taken by type.

@@ -80,6 +80,24 @@ def file_in(folder: Union[str, os.PathLike], name: str, *, way_out: str) -> Path
     return path
 
 
+_BEGINNINGS = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".bz2": b"BZh"}
+
+
+def check_compressed(path: Union[str, os.PathLike]) -> None:
+    """ValueError where a file with the suffix .gz, .xz or .bz2 does not begin as such files do.
+
+    Python's modules take an empty file, and for two of them one of zeros, for nothing at all: a lost file would go
+    unnoticed.
+    """
+    beginning = _BEGINNINGS.get(os.path.splitext(str(path).lower())[1], b"")
+    if beginning:
+        with open_regular(path) as file:
+            if file.read(len(beginning)) != beginning:
+                raise ValueError(
+                    f"{path}: cannot be read as text: empty, damaged or not compressed as its name says; copy it again"
+                )
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames in this folder survive a power cut; Windows has no such call."""
     if os.name == "nt":

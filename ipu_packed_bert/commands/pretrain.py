@@ -26,6 +26,7 @@ from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare, for
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
 from ipu_packed_bert.settings import DEFAULT, FILE, parse_yaml, peek, shown
 from pack_data.command import ArgumentParser, typed
+from pack_data.decoding import said_of
 from pack_data.lengths.factors import PackingFactor
 from pack_data.store import Manifest
 
@@ -311,10 +312,12 @@ def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
             print(f"compiled  {config.engine.offline_export}; this program cannot load it yet, poptorch.load can")
             return 0
         if begin.weights:
-            engine.load_state({**engine.state(), "model": begin.weights.engine["model"]})
+            with said_of(str(args.start_from)):
+                engine.load_state({**engine.state(), "model": begin.weights.engine["model"]})
         if begin.checkpoint:
-            engine.load_state(begin.checkpoint.engine)
-            batches.load_state(begin.checkpoint.batches, same_batch=not changes.other_batch)
+            with said_of(args.resume):
+                engine.load_state(begin.checkpoint.engine)
+                batches.load_state(begin.checkpoint.batches, same_batch=not changes.other_batch)
             print_schedule(begin.checkpoint, config)
             print_other_ranks(begin.checkpoint, processes)
         refuse_other_weights(engine)

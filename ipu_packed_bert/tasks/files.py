@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 from pack_data.decoding import Fields, parse_json
+from pack_data.files import check_compressed
 
 WAY_OUT = "get the file again"
 _SUFFIXES = (".gz", ".xz")
@@ -36,13 +37,12 @@ def read_text(path: Path) -> str:
     """The whole file, unpacked by its ending; a byte order mark is dropped."""
     openers: Dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
     opener = openers.get(path.suffix, open)
+    check_compressed(path)
     try:
         with opener(path, "rb") as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise ValueError(f"{path}: more than {MOST_BYTES:,} bytes, unpacked; cut it into smaller files")
-        if not content and path.suffix in _SUFFIXES and not path.stat().st_size:
-            raise EOFError("it is empty")
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason}); convert it") from None

@@ -21,6 +21,7 @@ from ipu_packed_bert.tasks.examples import ExampleTask, Scored
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
 from ipu_packed_bert.tasks.settings import FinetuneConfig, SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
+from pack_data.decoding import said_of
 
 
 class QuestionsOutput(NamedTuple):
@@ -149,10 +150,8 @@ class QuestionsTask(ExampleTask):
 
     def _windows(self, questions: Sequence[squad.Question], what: str) -> squad.Windows:
         questions = self.drawn(questions, what)
-        try:
+        with said_of(getattr(self.config.data, what)):
             windows = squad.make_windows(questions, self.tokenizer, self._squad, self.max_sequence_length)
-        except ValueError as error:
-            raise ValueError(f"{getattr(self.config.data, what)}: {error}") from None
         lengths = windows.inputs.lengths
         self.notes.append(
             f"{what}: {len(questions):,} questions in {len(lengths):,} windows of {lengths.mean():.0f} tokens"

@@ -18,6 +18,7 @@ from typing import Any, Dict, Iterator, Tuple
 import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
+from pack_data.decoding import one_line
 from pack_data.formats.records import (
     PACK_FIELDS,
     Record,
@@ -45,7 +46,7 @@ def _open(path: str):
     except FileNotFoundError:
         raise
     except DAMAGE as error:
-        raise ValueError(f"{path}: HDF5 cannot open it ({' '.join(str(error).split())})") from None
+        raise ValueError(f"{path}: HDF5 cannot open it ({one_line(error)})") from None
 
 
 def _columns(path: str, file) -> Dict[str, Any]:
@@ -55,7 +56,7 @@ def _columns(path: str, file) -> Dict[str, Any]:
         found = {name: file[name] for name in file if isinstance(name, str) and isinstance(file[name], h5py.Dataset)}
         shapes = {name: data.shape for name, data in found.items()}
     except DAMAGE as error:
-        raise ValueError(f"{path}: HDF5 cannot list its data sets ({' '.join(str(error).split())})") from None
+        raise ValueError(f"{path}: HDF5 cannot list its data sets ({one_line(error)})") from None
     needed = STORED_PACK_FIELDS if "positions" in found else EXAMPLE_FIELDS
     missing = [name for name in needed if name not in found]
     if missing:
@@ -87,7 +88,7 @@ def _rows(path: str, columns: Dict[str, Any], bad: BadRecords) -> Iterator[Tuple
                 try:
                     values = {name: data[row] for name, data in columns.items()}
                 except DAMAGE as error:
-                    bad.add(Origin(path, row), f"HDF5 cannot read it ({error})")
+                    bad.add(Origin(path, row), f"HDF5 cannot read it ({one_line(error)})")
                     continue
                 yield Origin(path, row), values
             continue

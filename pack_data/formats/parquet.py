@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Seque
 import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
+from pack_data.decoding import one_line
 from pack_data.files import replacing
 from pack_data.formats.records import (
     PACK_FIELDS,
@@ -53,10 +54,6 @@ def _damage() -> Tuple[Type[BaseException], ...]:
     return (_arrow().ArrowException, OSError, UnicodeDecodeError)  # the last for names and text
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
-
-
 def _magic(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read(8)
@@ -77,7 +74,7 @@ def _schema(path: str):
         _ = schema.names  # decoded only here
         return schema
     except _damage() as error:
-        raise ValueError(f"{path}: Arrow cannot open it ({_one_line(error)})") from None
+        raise ValueError(f"{path}: Arrow cannot open it ({one_line(error, 200)})") from None
 
 
 def _integer_lists(schema) -> List[str]:
@@ -137,7 +134,7 @@ def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
                         raise OSError(f"the row group ends after {done} of {rows} rows")
                     break
                 except _damage() as error:
-                    reason = _one_line(error)
+                    reason = one_line(error, 200)
             else:
                 bad.add(Origin(path, start + done), f"row group {group} cannot be read further ({reason})", rows - done)
             start += rows
@@ -158,7 +155,7 @@ def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
             except _damage() as error:
                 bad.stop(
                     Origin(path, start),
-                    f"Arrow cannot read on ({_one_line(error)}): the {start} records before it "
+                    f"Arrow cannot read on ({one_line(error, 200)}): the {start} records before it "
                     "were read, how many stand behind it cannot be known",
                 )
             for at in range(0, batch.num_rows, ROWS):
@@ -383,7 +380,7 @@ def _batch(schema, content: str, records: Sequence[Record]):
             [_column(field, [row.get(field.name) for row in rows]) for field in schema], schema=schema
         )
     except _arrow().ArrowException as error:
-        raise ValueError(f"{records[0].origin} and the next {len(records) - 1}: {_one_line(error)}") from None
+        raise ValueError(f"{records[0].origin} and the next {len(records) - 1}: {one_line(error, 200)}") from None
 
 
 def write(path: str, records: Iterable[Record], content: str, stream: bool) -> int:

@@ -22,7 +22,7 @@ from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple
 import numpy as np
 
 from pack_data.command import ArgumentParser, positive_int, progress_bar
-from pack_data.files import LONGEST_LINE, open_regular, short_lines
+from pack_data.files import LONGEST_LINE, check_compressed, open_regular, short_lines
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
 from pack_data.npy import map_array, read_header
 from pack_data.sequences import LONGEST
@@ -137,6 +137,7 @@ def _count_part(part: _Part) -> LengthHistogram:
 def _opened(path: str) -> Iterator[IO[str]]:
     """A text file, decompressed by its suffix.  ValueError, which names the file, where it cannot be read as text."""
     opener = next((opener for suffix, opener in _OPENERS.items() if path.lower().endswith(suffix)), None)
+    check_compressed(path)
     with open_regular(path, way_out="give a text file with a length in each line") as raw:
         try:
             with io.TextIOWrapper(opener(raw) if opener else raw, encoding="utf-8") as file:

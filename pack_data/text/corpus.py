@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from pack_data.bad_records import BadRecords, Origin
+from pack_data.files import check_compressed
 
 EMBEDDED = "embedded"
 # A document of more characters continues as another document, and a line of more as another line.
@@ -103,6 +104,7 @@ def file_documents(
 def _open_text(path: Path) -> IO[str]:
     # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
     how: Dict[str, Any] = dict(encoding="utf-8", errors="surrogateescape", newline=None)
+    check_compressed(path)
     if path.suffix == ".gz":
         return io.TextIOWrapper(gzip.open(path, "rb"), **how)
     if path.suffix == ".xz":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Iterable, List, Sequence, Tuple, Union
 
 import numpy as np
 
+from pack_data.files import read_regular
 from pack_data.text.corpus import Document
 
 if TYPE_CHECKING:
@@ -95,14 +96,15 @@ def _untrained(model: Any, lower_case: bool) -> Tokenizer:
     return tokenizer
 
 
+_MOST_BYTES = 1 << 28
+
+
 def load_vocabulary(path: Union[str, Path], lower_case: bool = True) -> Vocabulary:
     """Reads vocab.txt: one token a line, the id is the line's number from 0."""
+    if not os.path.exists(path):
+        raise ValueError(f"{path}: no such vocabulary; give a vocab.txt, or leave it out to train one on the corpus")
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ValueError(
-            f"{path}: no such vocabulary; give a vocab.txt, or leave it out to train one on the corpus"
-        ) from None
+        text = read_regular(path, way_out="give a vocab.txt, one token a line", most_bytes=_MOST_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason}); a vocab.txt has one token a line") from None
     lines = text.split("\n")

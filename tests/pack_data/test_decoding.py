@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pack_data.decoding import Fields, parse_json, read_json, read_object, shown, whole_number
+from pack_data.decoding import Fields, one_line, parse_json, read_json, read_object, said_of, shown, whole_number
 
 WAY_OUT = "write it again"
 
@@ -154,3 +154,14 @@ def test_everything_else_is_no_whole_number(value):
 def test_a_number_of_thousands_of_digits_is_one_line():
     with pytest.raises(ValueError, match="a number of about 9001 digits; must be"):
         whole_number("max_sequence_length", 10**9000, least=1, most=99)
+
+
+def test_words_of_others_become_one_printable_line():
+    assert one_line("a\nb\t\x1b[31m\x00 é") == "a b \\x1b[31m\\x00 \\xe9" and len(one_line("x" * 1000, 20)) == 20
+
+
+def test_an_error_is_said_of_a_file_once(tmp_path):
+    for words in ("wrong", f"{tmp_path}: wrong"):
+        with pytest.raises(ValueError) as raised, said_of(tmp_path):
+            raise ValueError(words)
+        assert str(raised.value) == f"{tmp_path}: wrong"

@@ -13,6 +13,8 @@ import pytest
 
 from pack_data import files
 from pack_data.files import locked
+from pack_data.lengths.counting import count
+from pack_data.text.corpus import documents
 
 
 def test_a_killed_process_leaves_no_lock_behind(tmp_path):
@@ -102,3 +104,15 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, cap
     with locked(tmp_path / "lock", "taken"):
         pass
     assert "cannot be locked (Operation not supported)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
+@pytest.mark.parametrize("content", [b"", bytes(5000), b"text"])
+def test_a_lost_compressed_file_is_not_an_empty_one(tmp_path, suffix, content):
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(content)
+    readers = [lambda: count([str(path)])] + ([lambda: list(documents(path))] if suffix != ".bz2" else [])
+    for read in readers:
+        with pytest.raises(ValueError, match="copy it again") as raised:
+            read()
+        assert str(path) in str(raised.value) and "\n" not in str(raised.value)

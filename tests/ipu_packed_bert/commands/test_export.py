@@ -4,6 +4,7 @@ one line."""
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from dataclasses import replace
 
@@ -107,14 +108,27 @@ def changed(folder, **settings):
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
 
 
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     "damage, says",
     [
         (lambda folder: (folder / "config.json").unlink(), "config.json: no such file"),
-        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not JSON"),
         (lambda folder: changed(folder, model_type="roberta"), "model_type is 'roberta'"),
         (lambda folder: changed(folder, hidden_act="gelu_new"), "hidden_act is 'gelu_new'"),
         (lambda folder: changed(folder, hidden_size="16"), "hidden_size is '16'; must be a whole number"),
+        (lambda folder: changed(folder, num_hidden_layers=10**9), "num_hidden_layers is 1000000000; must be a whole"),
+        (lambda folder: changed(folder, num_hidden_layers=4000), "bert.encoder.layer.2 is missing"),
+        (lambda folder: changed(folder, hidden_size=10**400), "a number of 401 digits"),
+        (lambda folder: changed(folder, hidden_dropout_prob=1.0), "is of no network"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "nested too deeply"),
+        (lambda folder: pipe(folder / "config.json"), "a pipe, not an ordinary file"),
+        (lambda folder: pipe(folder / "model.safetensors"), "a pipe, not an ordinary file"),
+        (lambda folder: pipe(folder / "vocab.txt"), "a pipe, not an ordinary file"),
         (lambda folder: changed(folder, num_attention_heads=3), "must be a multiple of num_attention_heads"),
         (lambda folder: changed(folder, num_hidden_layers=3), "bert.encoder.layer.2"),
         (lambda folder: changed(folder, num_hidden_layers=1), "layer 1 is there"),
