@@ -57,7 +57,7 @@ class RunSummary:
         text = json.dumps(_finite(self.to_json()), indent=1, allow_nan=False)
         write_atomically(folder / SUMMARY, (text + "\n").encode())
 
-    def lines(self, *, precision: str) -> List[str]:
+    def lines(self, *, precision: str, saved: bool = True) -> List[str]:
         """For people: what was learnt, how fast, and what the same sequences take unpacked."""
         made = f"{self.steps:,} updates, {self.sequences:,} sequences, {_time(self.seconds)}"
         losses = " -> ".join("none" if loss is None else f"{loss:.3f}" for loss in (self.first_loss, self.loss))
@@ -66,7 +66,7 @@ class RunSummary:
         rows = []
         if self.stopped_by:
             where = f"after update {self.steps:,} of {self.steps_planned:,}"
-            rows.append(("stopped", f"by {self.stopped_by} {where}; saved"))
+            rows.append(("stopped", f"by {self.stopped_by} {where}; {'' if saved else 'not '}saved"))
         if self.steps:
             rows += [("trained", f"loss {losses} in {made}"), ("speed", speed), ("padding", padding)]
         if self.skipped_updates:
@@ -144,7 +144,8 @@ class RunEnd:
         try:
             yield
         except NotFinite:
-            self._summary(NOT_FINITE).write(self.folder)
+            with self._said_where_it_fails():
+                self._summary(NOT_FINITE).write(self.folder)
             raise
 
     def finish(self, outcome: Outcome) -> RunSummary:
@@ -161,9 +162,11 @@ class RunEnd:
             else None
         )
         summary = self._summary(stopped_by, compared)
-        summary.write(self.folder)
+        with self._said_where_it_fails():
+            summary.write(self.folder)
+        saved = outcome.not_saved is None
         print()
-        for line in summary.lines(precision=self.config.engine.precision):
+        for line in summary.lines(precision=self.config.engine.precision, saved=saved):
             print(line)
         if wanted and compared is None:
             print(f"unpacked  not compared: {'IPUs need a second program for that' if alone else 'takes one process'}")
@@ -171,8 +174,16 @@ class RunEnd:
             print(f"picture   {self._picture(summary)}")
         print(f"run       {self.folder}  (tensorboard --logdir {self.folder})")
         if summary.steps:  # else there was nothing to learn from
-            print(f"continue  {self.go_on}" if outcome.step == self.steps else f"resume    {self.resume}")
+            print(f"continue  {self.go_on}" if saved and outcome.step == self.steps else f"resume    {self.resume}")
         return summary
+
+    @contextlib.contextmanager
+    def _said_where_it_fails(self) -> Iterator[None]:
+        """A full disk has no room for the summary either; what else is to be said is said."""
+        try:
+            yield
+        except OSError as error:
+            print(f"note      {self.folder / SUMMARY} is not written ({error.strerror or error})")
 
     def _summary(self, stopped_by: Optional[str], compared: Optional[SideBySide] = None) -> RunSummary:
         return summarise(
@@ -196,7 +207,7 @@ class RunEnd:
         )
         try:
             draw(drawn, self.folder / PICTURE, title=f"{summary.task}: {self.folder.name}")
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             return f"not drawn: {error}"
         return str(self.folder / PICTURE)
 

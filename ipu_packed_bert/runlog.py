@@ -191,6 +191,9 @@ class RunLog(Log):
         self._log.sync()
         self._evaluations.sync()
 
+    def say(self, text: str) -> None:
+        self._say(text)
+
     def _draw(self, step: int, values: Mapping[str, Any]) -> None:
         if self._board is not None:
             for name, value in values.items():

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional
 
 import torch
 
-from ipu_packed_bert.checkpoint import Checkpoint, checkpoint_path, evict, save_checkpoint, set_aside
+from ipu_packed_bert.checkpoint import Checkpoint, NotSaved, checkpoint_path, evict, save_checkpoint, set_aside
 from ipu_packed_bert.checkpoint import checkpoints as saved
 from ipu_packed_bert.engine.base import Engine, StepResult
 from ipu_packed_bert.identity import UNKNOWN, Identity
@@ -43,6 +43,10 @@ class Log(abc.ABC):
         """The same held-out batches, one after another, as they are evaluated."""
         return batches
 
+    def say(self, text: str) -> None:
+        """A line for people."""
+        print(text, flush=True)
+
 
 class SilentLog(Log):
     """For the processes of a run that another one writes down."""
@@ -62,10 +66,16 @@ class Outcome(NamedTuple):
 
     step: int  # updates made, those before a resumption included
     stopped_by: Optional[int]  # the signal that ended it early, else None
+    not_saved: Optional[str] = None  # why there is no checkpoint of the last state, else None
 
     @property
     def status(self) -> int:
-        """Exit status, as a shell reports a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+        """Exit status: 1 where the last state is not saved, whatever ended the run; else 128 + the signal that did.
+
+        A shell reports so a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM.
+        """
+        if self.not_saved:
+            return 1
         return 128 + self.stopped_by if self.stopped_by else 0
 
 
@@ -93,12 +103,15 @@ def train(
     An update whose loss or gradients are not finite ends the run, or is left out and counted: ``run.on_nonfinite``.
     Raises NotFinite where such an update, a held-out loss or the weights of a checkpoint that is due end the run; the
     last finite checkpoint stays.
+
+    A checkpoint that cannot be written, for want of room above all, does not end the run: one line says so, and the
+    next one is saved when it is due.
     """
     run, task, processes = config.run, engine.task, engine.processes
     steps = run.steps if steps is None else steps
     evaluate_every = run.evaluate_every if evaluate_every is None else evaluate_every
     kept = Kept(checkpoints, keep=run.keep_checkpoints, newest=first_step)
-    step, skipped, stop = first_step, 0, None
+    step, skipped, stop, not_saved = first_step, 0, None, None
     with Interruption(processes) as interruption:
         for step in range(first_step + 1, steps + 1):
             batch = next(batches)
@@ -136,14 +149,21 @@ def train(
                         f"update {step}: {broken} is no longer finite after it, so it is not saved; "
                         + kept.way_out(step)
                     )
-                kept.save(Checkpoint(step, state, batches.state(), config.to_yaml(), *vocabulary), log)
-                if evaluated:
+                try:
+                    kept.save(Checkpoint(step, state, batches.state(), config.to_yaml(), *vocabulary), log)
+                    not_saved = None
+                except NotSaved as error:
+                    not_saved = str(error)
+                    over = last or stop
+                    then = kept.after_the_end() if over else "the run goes on, and saves again when it is next due"
+                    log.say(f"note      update {step}: {error}; {then}")
+                if evaluated and not not_saved:
                     kept.shown_good()
             elif due:
                 engine.join_state()
             if stop:
                 break
-    return Outcome(step, stop if step < steps else None)
+    return Outcome(step, stop if step < steps else None, not_saved)
 
 
 _LOWER = (
@@ -169,6 +189,12 @@ class Kept:
         log.sync()  # a checkpoint without the log of its updates would leave a hole
         save_checkpoint(self._folder, checkpoint, keep=self._keep, protect=self._good)
         self._newest = checkpoint.step
+
+    def after_the_end(self) -> str:
+        """What is lost where the last state of a run is not saved, and the way out."""
+        if self._newest:
+            return f"the last state is not saved: make room, and --resume goes on from update {self._newest}"
+        return "the last state is not saved, and no other: make room, and begin again"
 
     def shown_good(self) -> None:
         """An update from the newest checkpoint, or an evaluation of it, was finite."""

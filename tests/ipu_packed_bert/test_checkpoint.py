@@ -1,8 +1,11 @@
 """Checkpoints: whole or not at all, nothing lost in them, the last few kept, damaged ones named and passed over."""
 
+import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from ipu_packed_bert import checkpoint as module
 from ipu_packed_bert.checkpoint import (
     Checkpoint,
     Damaged,
+    NotSaved,
     checkpoint_path,
     checkpoints,
     join,
@@ -247,6 +251,102 @@ def test_a_kill_at_any_operation_leaves_whole_ones(tmp_path, monkeypatch, again)
         shutil.rmtree(str(folder))
         last += 1
     assert last > 25 and met == {6, 9}
+
+
+# -- a full disk -------------------------------------------------------------------------------------------------------
+
+
+class FullDisk:
+    """A disk with room for so many bytes more, of all files together."""
+
+    def __init__(self, patch, room, code=errno.ENOSPC):
+        self.left, self.code = room, code
+        patch.setattr(module, "open", self.open, raising=False)
+
+    def open(self, path, mode, **kwargs):
+        file = open(path, mode, **kwargs)  # noqa: SIM115 (the caller closes it)
+        return _File(file, lambda data: self.write(file, data)) if "w" in mode else file
+
+    def write(self, file, data):
+        fits = min(self.left, len(data))
+        self.left -= fits
+        file.write(data[:fits])
+        if fits < len(data):
+            raise OSError(self.code, os.strerror(self.code))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+def test_a_disk_that_is_full_at_any_byte_leaves_those_of_before_and_nothing_else(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    for step in (3, 6):
+        whole = sum(path.stat().st_size for path in save_checkpoint(tmp_path, a_checkpoint(step), keep=2).iterdir())
+    (checkpoint_path(tmp_path, 6) / "manifest.json").unlink()  # damaged, and stays where it is
+    before, failed = sorted(tmp_path.iterdir()), 0
+    for room in [*range(0, whole, whole // 23 if code == errno.ENOSPC else whole // 3), whole - 1]:
+        for step in (6, 9):
+            with monkeypatch.context() as patch:
+                FullDisk(patch, room, code)
+                with pytest.raises(NotSaved, match=f"step_0000000{step}: not saved") as caught:
+                    save_checkpoint(tmp_path, a_checkpoint(step), keep=1)
+            assert "\n" not in str(caught.value) and sorted(tmp_path.iterdir()) == before
+            assert load_newest(tmp_path, note=lambda _: None).step == 3
+            failed += 1
+    assert failed >= 8
+    with monkeypatch.context() as patch:
+        FullDisk(patch, whole + 99)
+        assert load_checkpoint(save_checkpoint(tmp_path, a_checkpoint(9), keep=1)).step == 9
+
+
+def test_the_room_is_looked_at_before_anything_is_written(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, a_checkpoint(3), keep=2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 5000))
+    monkeypatch.setattr(module.Path, "mkdir", lambda *_, **__: None)
+    monkeypatch.setattr(module, "_write_file", lambda *_: pytest.fail("written"))
+    with pytest.raises(NotSaved, match=r"needs [\d,]+ bytes, 5,000 are free"):
+        save_checkpoint(tmp_path, a_checkpoint(6), keep=2)
+
+
+@pytest.mark.parametrize("failing, after", [("rename", 0), ("rename", 1), ("fsync", 0), ("fsync", 5)])
+def test_a_system_that_refuses_is_not_saved(tmp_path, monkeypatch, failing, after):
+    save_checkpoint(tmp_path, a_checkpoint(3), keep=2)
+    save_checkpoint(tmp_path, a_checkpoint(6), keep=2)
+    works, calls = getattr(os, failing), []
+
+    def refuse(*args):
+        calls.append(args)
+        if len(calls) == after + 1:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return works(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, refuse)
+        with pytest.raises(NotSaved, match="Read-only file system"):
+            save_checkpoint(tmp_path, a_checkpoint(6), keep=2)
+    assert sorted(tmp_path.iterdir()) == [checkpoint_path(tmp_path, 3), checkpoint_path(tmp_path, 6)]
+
+
+LIMITED = """
+import resource, sys, torch
+from ipu_packed_bert.checkpoint import Checkpoint, NotSaved, load_newest, save_checkpoint
+folder, missed = sys.argv[1], 0
+saved = Checkpoint(3, {"model": {"a": torch.arange(50000.0)}}, {}, "")
+save_checkpoint(folder, saved, keep=2)
+for most in (0, 1, 100, 5000, 131072, 199999):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+    try:
+        save_checkpoint(folder, saved._replace(step=6), keep=2)
+    except NotSaved as error:
+        missed += 1
+        assert "File too large" in str(error), error
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert missed == 6 and load_newest(folder).step == 3
+save_checkpoint(folder, saved._replace(step=6), keep=1)
+"""
+
+
+def test_a_limit_of_the_system_itself(tmp_path):
+    subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], check=True, timeout=120)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000006"]
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

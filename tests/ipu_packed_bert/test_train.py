@@ -77,7 +77,7 @@ def run(store, folder, engine, *overrides, first_step=0):
 def test_steps_evaluations_and_checkpoints_come_when_they_are_due(store, tmp_path):
     engine = Recorder()
     config, outcome = run(store, tmp_path, engine)  # 12 steps, evaluation every 5, checkpoint every 3
-    assert outcome == (12, None)
+    assert outcome == (12, None, None)
     names = [(name, value) for name, value in engine.calls if name != "step"]
     assert [value for name, value in names if name == "state"] == [3, 6, 9, 12]
     assert [value for name, value in engine.calls if name == "step"] == [
@@ -116,7 +116,7 @@ def test_a_signal_lets_the_update_finish_and_saves(store, tmp_path, number):
     engine = Recorder({5: lambda: os.kill(os.getpid(), number)})
     before = signal.getsignal(number)
     _, outcome = run(store, tmp_path, engine)
-    assert outcome == (5, number)
+    assert outcome == (5, number, None)
     assert engine.calls[-1] == ("state", 5) and ("evaluate", 4) not in engine.calls
     assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1]).step == 5
     assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
@@ -131,7 +131,7 @@ def test_a_signal_ends_an_evaluation_after_its_batch_and_half_of_one_is_not_logg
 
     engine = Interrupted()
     _, outcome = run(store, tmp_path, engine)  # several batches, the first time after update 5
-    assert outcome == (5, signal.SIGINT)
+    assert outcome == (5, signal.SIGINT, None)
     assert [name for name, _ in engine.calls].count("evaluate") == 1 and engine.calls[-1] == ("state", 5)
     assert read_log(tmp_path / EVALUATIONS) == []
 
@@ -151,7 +151,7 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run_before_its_checkpoint(s
 
 def test_a_signal_in_the_last_update_is_a_run_that_ended(store, tmp_path):
     _, outcome = run(store, tmp_path, Recorder({12: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
-    assert outcome == (12, None)
+    assert outcome == (12, None, None)
 
 
 def test_a_second_ctrl_c_stops_at_once():

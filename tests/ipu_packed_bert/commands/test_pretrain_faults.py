@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from ipu_packed_bert import checkpoint
 from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
@@ -238,6 +239,48 @@ def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
         (path / "manifest.json").unlink()
     found = refused(capsys, "--resume", str(folder), "--steps", "8", "--set", "optimizer.schedule_steps=8")
     assert "none of the checkpoints is whole" in found and "\n" not in found
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """The steps at whose checkpoints the disk is full; its size is asked for once for each."""
+    steps, write = set(), checkpoint._write
+
+    def written(path, found):
+        with monkeypatch.context() as patch:
+            if found.step in steps:
+                patch.setattr(checkpoint.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
+            write(path, found)
+
+    monkeypatch.setattr(checkpoint, "_write", written)
+    return steps
+
+
+def test_a_full_disk_costs_checkpoints_and_nothing_else(tiny, tmp_path, capsys, full):
+    options = ["--steps", "6", "--set", "run.checkpoint_every=2", "--set", "run.evaluate_every=0"]
+    assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "undisturbed"), *options]) == 0
+    capsys.readouterr()
+    full.add(4)
+    assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "run"), *options]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "not saved" in line]
+    assert "update 4" in line and "the run goes on" in line
+    found = {name: checkpoints(tmp_path / name / "checkpoints") for name in ("undisturbed", "run")}
+    assert [path.name[-1] for path in found["undisturbed"]] == ["4", "6"]
+    assert [path.name[-1] for path in found["run"]] == ["2", "6"]
+    one, other = (load_checkpoint(found[name][-1]).engine["model"] for name in found)
+    assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+    assert losses(tmp_path / "run") == losses(tmp_path / "undisturbed")
+
+    full.update((2, 4, 6))
+    assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "none"), *options]) == 1
+    text = capsys.readouterr().out
+    assert "the last state is not saved, and no other" in text and "resume " in text
+    full.remove(2)
+    assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "last"), *options]) == 1
+    assert "the last state is not saved: make room, and --resume goes on from update 2" in capsys.readouterr().out
+    full.clear()
+    assert pretrain.main(["--resume", str(tmp_path / "last")]) == 0
+    assert losses(tmp_path / "last") == losses(tmp_path / "undisturbed")
 
 
 def not_finite(capsys, *arguments):
