@@ -11,9 +11,10 @@ TESTS ?= tests
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo $$n)
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
-.PHONY: help pretrain test gpu check coverage mutants test-sdk test-wheel weights print-python38 clean
+.PHONY: help pretrain bench test gpu check coverage mutants test-sdk test-wheel weights print-python38 clean
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
+	@echo "make bench      what packing brings on this machine: speed-up beside the packing factor, 1 and 2 processes"
 	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
 	@echo "make gpu        what needs an NVIDIA GPU: its tests, and training steps in several layouts; PYTHON=one that has torch"
 	@echo "make check      lint, format and types"
@@ -26,6 +27,12 @@ help:
 
 pretrain: .venv/ready
 	.venv/bin/python run_pretraining.py --config $(CONFIG)
+
+# One torch thread a process; rows of 1,024 take attention within sequences, beside dense rows and beside the same.
+BENCH ?= --size small --vocabulary-size 8192 --packs 4 --rounds 5 --precision float32 --threads 1 --slots 512,1024 \
+  --ranks 1,2
+bench: .venv/ready
+	.venv/bin/python -m ipu_packed_bert.benchmark $(BENCH)
 
 test: .venv/ready
 	.venv/bin/python $(PYTEST)

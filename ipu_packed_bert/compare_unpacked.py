@@ -93,7 +93,7 @@ def side_by_side(
             bar.update()
         if not number:
             continue
-        own = engine.task.count(pair.packed)
+        own = found["packed"].result.counts or engine.task.count(pair.packed)
         sequences, packs = sequences + own["sequences"], packs + own["packs"]
         for side, batch in sides.items():
             seconds = found[side].result.seconds * _filled(batch)

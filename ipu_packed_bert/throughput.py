@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from ipu_packed_bert.compare_unpacked import SideBySide, quartiles, side_by_side
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.loader import Batch, SameSequences
+from ipu_packed_bert.processes import ONE, Processes
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.packing import Packing
 from pack_data.packs import PackSchema, assemble, decode
@@ -38,6 +39,7 @@ class Work(NamedTuple):
 class Measurement(NamedTuple):
     """What came of packed and unpacked rows of one length in one precision."""
 
+    ranks: int  # processes that shared each batch
     slots: int
     precision: str
     attention: Tuple[str, str]  # of packed and of unpacked rows
@@ -48,6 +50,7 @@ class Measurement(NamedTuple):
         sides = self.sides
         low, middle, high = quartiles(sides.speed_ups)
         return {
+            "ranks": self.ranks,
             "slots": self.slots,
             "precision": self.precision,
             "attention": dict(zip(("packed", "unpacked"), self.attention)),
@@ -63,17 +66,26 @@ class Measurement(NamedTuple):
 
 
 def draw_work(
-    packing: Packing, *, packs: int, micro_batch: int, vocabulary: int, max_predictions: int, seed: int
+    packing: Packing,
+    *,
+    packs: int,
+    micro_batch: int,
+    vocabulary: int,
+    max_predictions: int,
+    seed: int,
+    share: Tuple[int, int] = (0, 1),
 ) -> Work:
     """`packs` packs drawn from the packing's strategies by how often it uses them, filled with random tokens.
 
     Of many draws the one whose packing factor is nearest to the whole packing's, among those whose sequences divide
-    into micro-batches, so that neither layout has an empty row.
+    into micro-batches, so that neither layout has an empty row. `share`: (index, parts), the rows of one of several
+    processes; all of them have as many.
     """
+    index, parts = share
     rng = np.random.default_rng(seed)
-    share = np.array(packing.repeats, dtype=np.float64) / packing.packs
-    draws = [[packing.strategies[index] for index in rng.choice(len(share), packs, p=share)] for _ in range(1000)]
-    even = [draw for draw in draws if sum(map(len, draw)) % micro_batch == 0]
+    often = np.array(packing.repeats, dtype=np.float64) / packing.packs
+    draws = [[packing.strategies[number] for number in rng.choice(len(often), packs, p=often)] for _ in range(1000)]
+    even = [draw for draw in draws if sum(map(len, draw)) % (parts * micro_batch) == 0]
     drawn = min(even, key=lambda draw: abs(sum(map(len, draw)) / packs - packing.packing_factor))
     lengths = [length for strategy in drawn for length in strategy]
     masked = masked_count(np.array(lengths), max_predictions, 0.15)
@@ -99,7 +111,9 @@ def draw_work(
         batch = decode(schema, assemble(schema, sequences, where[:, 0], where[:, 1], rows))
         micro_batches = rows // micro_batch
         scales = {"mlm_scale": micro_batches / int(masked.sum()), "nsp_scale": micro_batches / len(lengths)}
-        return {**batch, **{name: np.full(rows, scale, dtype=np.float32) for name, scale in scales.items()}}
+        batch.update({name: np.full(rows, scale, dtype=np.float32) for name, scale in scales.items()})
+        own = slice(index * rows // parts, (index + 1) * rows // parts)
+        return {name: values[own] for name, values in batch.items()}
 
     depth = max(len(strategy) for strategy in drawn)
     return Work(
@@ -110,25 +124,33 @@ def draw_work(
     )
 
 
-def measure(config: Config, work: Work, *, rounds: int, bar, unpacked_attention: Optional[str] = None) -> Measurement:
+def measure(
+    config: Config,
+    work: Work,
+    *,
+    rounds: int,
+    bar,
+    unpacked_attention: Optional[str] = None,
+    processes: Processes = ONE,
+) -> Measurement:
     """Both layouts in turn, in alternating order; a first round, which warms up, is not counted.
 
-    unpacked_attention: `engine.attention` of the unpacked side, where it is not that of `config`.
+    unpacked_attention: `engine.attention` of the unpacked side, where it is not that of `config`. processes: each has
+    its own share of the work, and their gradients are added up, as in training.
     """
-    engine = _engine(config, work)
-    other = engine
+
+    def built(config: Config) -> HostEngine:
+        return HostEngine(config, Pretraining(config), packing_factor=work.packing_factor, processes=processes)
+
+    engine = other = built(config)
     if unpacked_attention is not None:
-        other = _engine(replace(config, engine=replace(config.engine, attention=unpacked_attention)), work)
+        other = built(replace(config, engine=replace(config.engine, attention=unpacked_attention)))
     pair = SameSequences(work.packed, work.unpacked)
     dropout = config.model.hidden_dropout > 0.0
     sides = side_by_side(engine, [pair] * rounds, bar=bar, dropout=dropout, unpacked_by=other)
     assert sides is not None  # the host engine takes any shape
-    kinds = engine.attention.kind, other.attention.kind
-    return Measurement(work.packed["input_ids"].shape[1], config.engine.precision, kinds, engine.description, sides)
-
-
-def _engine(config: Config, work: Work) -> HostEngine:
-    return HostEngine(config, Pretraining(config), packing_factor=work.packing_factor)
+    slots, kinds = work.packed["input_ids"].shape[1], (engine.attention.kind, other.attention.kind)
+    return Measurement(processes.size, slots, config.engine.precision, kinds, engine.description, sides)
 
 
 class Comparison(NamedTuple):
@@ -232,23 +254,24 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
     return "\n".join(text_table(rows, left=(4,)))
 
 
-def table(measurements: Sequence[Measurement]) -> str:
+def table(measurements: Sequence[Mapping[str, Any]]) -> str:
+    """measurements: `Measurement.to_json` of each."""
     rows: List[Tuple[str, ...]] = [
-        ("", "", "attention", "sequences/s", "sequences/s", "speed-up", "packing", "share of"),
-        ("slots", "precision", "packed, unpacked", "packed", "unpacked", "(quartiles)", "factor", "the factor"),
+        ("", "", "", "attention", "sequences/s", "sequences/s", "speed-up", "packing", "of the"),
+        ("ranks", "slots", "precision", "packed, unpacked", "packed", "unpacked", "(quartiles)", "factor", "factor"),
     ]
     for each in measurements:
-        sides = each.sides
-        factor, share = sides.packing_factor, np.median(sides.speed_ups) / sides.packing_factor
+        low, high = each["speed_up_quartiles"]
         rows.append(
             (
-                f"{each.slots}",
-                each.precision,
-                ", ".join(each.attention),
-                *(f"{np.median(rates):.2f}" for rates in (sides.packed, sides.unpacked)),
-                spread(sides.speed_ups),
-                f"{factor:.3f}",
-                f"{share:.3f}",
+                f"{each['ranks']}",
+                f"{each['slots']}",
+                each["precision"],
+                ", ".join(each["attention"].values()),
+                *(f"{each[side + '_sequences_per_second']:.2f}" for side in ("packed", "unpacked")),
+                f"{each['speed_up']:.3f} ({low:.3f}..{high:.3f})",
+                f"{each['packing_factor']:.3f}",
+                f"{each['share_of_packing_factor']:.3f}",
             )
         )
-    return "\n".join(text_table(rows, left=(1, 2, 5)))
+    return "\n".join(text_table(rows, left=(2, 3, 6)))

@@ -11,11 +11,15 @@ dense mask over the row? The same packs, their sequences stretched to each lengt
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import subprocess
 import sys
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, ModelConfig
+from ipu_packed_bert.processes import Processes, joined
 from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
@@ -36,6 +40,10 @@ BOTH = ("float32", "bfloat16")
 
 def parse_lengths(text: str) -> List[int]:
     return [positive_int(part) for part in text.split(",")]
+
+
+def parse_ranks(text: str) -> List[int]:
+    return parse_lengths(text) if text else []
 
 
 def model_of(size: str, *, vocabulary: int, slots: int, dropout: float) -> ModelConfig:
@@ -116,6 +124,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         metavar="S,S,...",
         help="compare a dense mask with attention within sequences at these row lengths, multiples of the histogram's",
     )
+    parser.add_argument(
+        "--ranks",
+        type=parse_ranks,
+        metavar="N,N,...",
+        help="processes that share each batch, as under torchrun; one number after the other; default: this process",
+    )
     parser.add_argument("--micro-batch", type=positive_int, default=2, metavar="ROWS")
     parser.add_argument("--packs", type=positive_int, default=4, help="a round; a multiple of --micro-batch, default 4")
     parser.add_argument("--rounds", type=positive_int, default=9, help="counted; the first of all is not, default 9")
@@ -128,15 +142,48 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
     if args.packs % args.micro_batch:
         raise ValueError(f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}")
+    for ranks in args.ranks or ():
+        if args.packs % (ranks * args.micro_batch):
+            raise ValueError(
+                f"--packs {args.packs}: {ranks} ranks of --micro-batch {args.micro_batch} need a multiple of"
+                f" {ranks * args.micro_batch}"
+            )
     if not 0.0 <= args.dropout < 1.0:
         raise ValueError(f"--dropout {args.dropout}: must be at least 0 and below 1")
+    if args.ranks and os.environ.get("WORLD_SIZE", "1") == "1":
+        return in_ranks(args, list(sys.argv[1:] if argv is None else argv))
+    with joined() as processes:
+        return measured(args, processes)
+
+
+def in_ranks(args: argparse.Namespace, options: List[str]) -> int:
+    """Each number of ranks after the other, by torchrun; one table, or one JSON object, of all."""
+    found: List[Dict[str, Any]] = []
+    for ranks in args.ranks:
+        # Without these, torchrun says at length that it takes one.
+        threads = args.threads or max(1, (os.cpu_count() or 1) // ranks)
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
+        # The last --ranks counts: none, as each child measures for itself.
+        module = ["ipu_packed_bert.benchmark", *options, "--ranks", "", "--json"]
+        command = [sys.executable, "-m", *torchrun, *module]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+        if finished.returncode:
+            return finished.returncode
+        found.append(json.loads(finished.stdout.splitlines()[-1]))
+    whole = {**found[0], "measurements": [each for one in found for each in one["measurements"]]}
+    report(whole, as_json=args.json)
+    return 0
+
+
+def measured(args: argparse.Namespace, processes: Processes) -> int:
     # torch loads from here on: a wrong option is refused without it.
     import torch
 
     from ipu_packed_bert.engine.host import pick_attention
     from ipu_packed_bert.engine.host.devices import find_device
     from ipu_packed_bert.tasks.pretraining import Pretraining
-    from ipu_packed_bert.throughput import Work, bfloat16_slowdown, draw_work, measure, stretched, table
+    from ipu_packed_bert.throughput import Work, bfloat16_slowdown, draw_work, measure, stretched
 
     size, rounds = ("tiny", 7) if args.quick else (args.size, args.rounds)
 
@@ -164,6 +211,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             vocabulary=args.vocabulary_size,
             max_predictions=default_predictions(slots),
             seed=args.seed,
+            share=(processes.rank, processes.size),
         )
         depth = work.packed["next_sentence_positions"].shape[1]
         for precision in precisions:
@@ -183,33 +231,41 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             # BERT without packs has a dense attention; one that skips padding can be had there too.
             cases += [(config, work, "sdpa")] if picked.kind == "varlen" else []
             cases.append((config, work, None))
-    with progress_bar(2 * (rounds + 1) * len(cases), "rounds") as bar:
+    with progress_bar(2 * (rounds + 1) * len(cases), "rounds", shown=None if processes.rank == 0 else False) as bar:
         measurements = [
-            measure(config, work, rounds=rounds, bar=bar, unpacked_attention=attention)
+            measure(config, work, rounds=rounds, bar=bar, unpacked_attention=attention, processes=processes)
             for config, work, attention in cases
         ]
-    if args.json:
-        print(
-            json.dumps(
-                {
-                    "size": size,
-                    "algorithm": packing.algorithm,
-                    "packs": args.packs,
-                    "sequences": work.sequences,
-                    "tokens": work.tokens,
-                    "micro_batch": args.micro_batch,
-                    "measurements": [each.to_json() for each in measurements],
-                }
-            )
-        )
-        return 0
-    for description in dict.fromkeys(each.engine for each in measurements):
+    whole = {
+        "size": size,
+        "hidden_size": hidden,
+        "layers": layers,
+        "vocabulary_size": args.vocabulary_size,
+        "histogram": histogram.name or args.histogram,
+        "algorithm": packing.algorithm,
+        "packs": args.packs,
+        "sequences": work.sequences,
+        "tokens": work.tokens,
+        "micro_batch": args.micro_batch,
+        "rounds": rounds,
+        "measurements": [each.to_json() for each in measurements],
+    }
+    report(whole, as_json=args.json)
+    return 0
+
+
+def report(found: Dict[str, Any], *, as_json: bool) -> None:
+    from ipu_packed_bert.throughput import table
+
+    if as_json:
+        print(json.dumps(found))
+        return
+    for description in dict.fromkeys(each["engine"] for each in found["measurements"]):
         print(description)
     print(
-        f"model {size}: hidden {hidden}, {layers} layers, vocabulary {args.vocabulary_size}; forward and backward"
-        " pass\n"
-        f"{work.sequences} sequences of {histogram.name or args.histogram} in {args.packs} packs by"
-        f" {packing.algorithm}, micro-batches of {args.micro_batch} rows, median of {rounds} rounds\n"
+        f"model {found['size']}: hidden {found['hidden_size']}, {found['layers']} layers, vocabulary"
+        f" {found['vocabulary_size']}; forward and backward pass\n"
+        f"{found['sequences']} sequences of {found['histogram']} in {found['packs']} packs by {found['algorithm']},"
+        f" micro-batches of {found['micro_batch']} rows, median of {found['rounds']} rounds\n"
     )
-    print(table(measurements))
-    return 0
+    print(table(found["measurements"]))

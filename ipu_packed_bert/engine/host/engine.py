@@ -185,7 +185,9 @@ class HostEngine(Engine):
         return result._replace(seconds=time.perf_counter() - start, applied=applied)
 
     def gradients(self, batch: Batch, *, alone: bool = False, dropout: bool = False) -> Gradients:
-        mask, random = self.model.attention_mask, self._random
+        mask, random, update = self.model.attention_mask, self._random, self._update
+        # The batch may have other micro-batches than an update has, as many in each process.
+        self._update = self.processes.size * micro_batches(self.task, batch, self._config.batch.micro_batch)
         if alone and isinstance(mask, AttentionMask):
             self.model.attention_mask = self._padding_mask
         try:
@@ -193,7 +195,7 @@ class HostEngine(Engine):
             parameters = self.model.named_parameters()
             found = {name: each.grad.clone() for name, each in parameters if each.grad is not None}
         finally:
-            self.model.attention_mask, self._random = mask, random
+            self.model.attention_mask, self._random, self._update = mask, random, update
             self._forget_gradients()
         return Gradients(result, found)
 

@@ -66,14 +66,39 @@ def test_the_unpacked_side_is_canonical_bert_and_the_same_work(work):
 
 def test_figures_by_hand():
     sides = SideBySide(np.array([4.0, 8.0, 9.0]), np.array([2.0, 5.0, 4.5]), 2.0, None, None)
-    each = Measurement(512, "float32", ("varlen", "sdpa"), "engine", sides)
+    each = Measurement(2, 512, "float32", ("varlen", "sdpa"), "engine", sides)
     figures = each.to_json()  # speed-ups 2, 1.6, 2
     assert figures["packed_sequences_per_second"] == 8.0 and figures["unpacked_sequences_per_second"] == 4.5
     assert figures["speed_up"] == 2.0 and figures["share_of_packing_factor"] == 1.0
     assert figures["speed_up_quartiles"] == [1.8, 2.0]
     assert figures["attention"] == {"packed": "varlen", "unpacked": "sdpa"} and figures["slots"] == 512
-    line = table([each]).splitlines()[-1].split()
-    assert line == "512 float32 varlen, sdpa 8.00 4.50 2.000 (1.800..2.000) 2.000 1.000".split()
+    line = table([figures]).splitlines()[-1].split()
+    assert line == "2 512 float32 varlen, sdpa 8.00 4.50 2.000 (1.800..2.000) 2.000 1.000".split()
+
+
+def test_shares_of_several_processes_are_the_whole_work(work):
+    histogram = LengthHistogram.from_lengths([64] * 5 + [40] * 9 + [24] * 9 + [8] * 6 + [30] * 7, 64)
+    packing = get_packer("spfhp")(histogram, max_sequences_per_pack=3)
+    options = dict(packs=4, micro_batch=1, vocabulary=50, max_predictions=10, seed=1)
+    parts = [draw_work(packing, share=(part, 2), **options) for part in range(2)]
+    assert parts[0].sequences == parts[1].sequences and parts[0].sequences % 2 == 0
+    for side in ("packed", "unpacked"):
+        first, second = (getattr(part, side) for part in parts)
+        assert len(first["input_ids"]) == len(second["input_ids"]) > 0
+        assert not np.array_equal(first["input_ids"], second["input_ids"])
+    rows = [np.concatenate([getattr(part, side)["input_ids"] for part in parts]) for side in ("packed", "unpacked")]
+    assert len(rows[0]) == 4 and len(rows[1]) == parts[0].sequences
+    assert sorted(rows[0][rows[0] > 0]) == sorted(rows[1][rows[1] > 0])
+
+
+def test_two_ranks_share_the_work_and_one_reports(capfd, tmp_path):
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("length,count\n40,6\n24,6\n", encoding="utf-8")
+    options = ["--quick", "--histogram", str(lengths), "--max-sequence-length", "64", "--vocabulary-size", "50"]
+    options += ["--packs", "2", "--micro-batch", "1", "--precision", "float32", "--threads", "1", "--ranks", "2"]
+    assert main(options + ["--json"]) == 0
+    found = json.loads(capfd.readouterr().out)["measurements"]
+    assert [(each["ranks"], each["packing_factor"]) for each in found] == [(2, 2.0)] and found[0]["speed_up"] > 0
 
 
 def test_longer_rows_have_stretched_sequences_and_both_attentions_on_the_unpacked_side(capsys, monkeypatch, tmp_path):
