@@ -46,9 +46,13 @@ class AttentionMask(nn.Module):
     def __init__(self, attention: str):
         super().__init__()
         self.hidden = hidden_score(attention)
+        # Of the products where autocast gives them another type than the weights'. A mask of that type is made once and
+        # kept once; else each layer makes its own copy, and keeps it for the backward pass.
+        self.products: Optional[torch.dtype] = None
 
     def forward(self, input_mask_BS, dtype: torch.dtype) -> torch.Tensor:
-        """int32 sequence numbers [B, S], 0 in padding -> mask [B, 1, S, S] of `dtype`."""
+        """int32 sequence numbers [B, S], 0 in padding -> mask [B, 1, S, S] of `products`, else of `dtype`."""
+        dtype = dtype if self.products is None else self.products
         same_B1SS = (input_mask_BS.unsqueeze(2) == input_mask_BS.unsqueeze(1)).unsqueeze(1)
         seen = torch.zeros((), dtype=dtype, device=input_mask_BS.device)
         return torch.where(same_B1SS, seen, torch.full_like(seen, self.hidden))

@@ -26,12 +26,12 @@ class UpdateResult(NamedTuple):
     supervised_tokens: int  # predicted tokens
 
 
-def supervised(labels: torch.Tensor) -> int:
-    """Number of predicted tokens.
+def supervised(labels: torch.Tensor) -> torch.Tensor:
+    """Number of predicted tokens, a scalar where the labels are, so that a device is not waited for.
 
     labels: [rows, tokens].  The first token of a row is never predicted, as no token stands before it.
     """
-    return int((labels[:, 1:] != IGNORED).sum())
+    return (labels[:, 1:] != IGNORED).sum()
 
 
 def without_labels(inputs: Inputs) -> Inputs:
@@ -56,14 +56,15 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     """
     parallel = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
     device = next(model.parameters()).device
-    predicted = sum(supervised(inputs["labels"]) for inputs in micro_batches)
-    count = torch.tensor(predicted, dtype=torch.float64, device=device)
+    predicted = torch.stack([supervised(inputs["labels"]) for inputs in micro_batches]).sum()
+    count = predicted.to(device, torch.float64)
     if parallel:
         distributed.all_reduce(count)
-    if not count:
+    tokens = int(count)
+    if not tokens:
         return UpdateResult(0.0, 0)
     averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-    factor = (distributed.get_world_size() if averaged else 1) / float(count)
+    factor = (distributed.get_world_size() if averaged else 1) / float(tokens)
     total = torch.zeros((), dtype=torch.float64, device=device)
     for number, inputs in enumerate(micro_batches, start=1):
         # The ranks exchange gradients once an update, in the backward pass of its last micro-batch.
@@ -79,7 +80,7 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 distributed.all_reduce(parameter.grad)
-    return UpdateResult(float(total / count), int(count))
+    return UpdateResult(float(total) / tokens, tokens)
 
 
 def take_step(
@@ -106,13 +107,14 @@ def mean_loss(model: Any, batches: Iterable[Inputs], device: Optional[torch.devi
     """
     training = model.training
     model.eval()
-    total, tokens = 0.0, 0
+    sums, counts = [], []
     with torch.no_grad():
         for inputs in batches:
             moved = inputs if device is None else to_device(inputs, device)
-            total += float(loss_sum(model, moved))
-            tokens += supervised(moved["labels"])
+            sums.append(loss_sum(model, moved).double())
+            counts.append(supervised(moved["labels"]))
     model.train(training)
+    tokens = int(torch.stack(counts).sum()) if counts else 0
     if not tokens:
         raise ValueError(f"no token of these batches is predicted: every label is {IGNORED} or the first of its row")
-    return total / tokens
+    return float(torch.stack(sums).sum()) / tokens

@@ -194,6 +194,18 @@ def test_training_learns_in_both_precisions():
     assert ends["bfloat16"] == pytest.approx(ends["float32"], rel=0.02)
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_in_bfloat16_the_mask_is_made_once_and_changes_no_bit(attention):
+    config = change(CONFIG, engine={"precision": "bfloat16", "attention": attention})
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    engines = [host_engine(config, packing_factor=1.0, device="cpu") for _ in range(2)]
+    numbers = torch.from_numpy(batch["input_mask"])
+    assert engines[0].model.attention_mask(numbers, torch.float32).dtype == torch.bfloat16
+    engines[1].model.attention_mask.products = None  # each layer makes its own
+    assert engines[0].step(batch, 1e-2).loss == engines[1].step(batch, 1e-2).loss
+    assert same_bits(*map(weights, engines))
+
+
 def test_attention_chosen_for_the_machine():
     cpu = torch.device("cpu")
     half = change(CONFIG, engine={"precision": "bfloat16"})

@@ -15,7 +15,14 @@ import torch
 
 from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches
 from ipu_packed_bert.engine.host.attention import Attention, pick_attention
-from ipu_packed_bert.engine.host.devices import autocast, device_name, find_device, numerics_of, refuse_precision
+from ipu_packed_bert.engine.host.devices import (
+    arithmetic,
+    autocast,
+    device_name,
+    find_device,
+    numerics_of,
+    refuse_precision,
+)
 from ipu_packed_bert.engine.host.feed import cut, feed_for
 from ipu_packed_bert.engine.host.recompute import recompute_layers, refuse_compiled
 from ipu_packed_bert.engine.host.reduction import Reduction
@@ -123,6 +130,8 @@ class HostEngine(Engine):
                     "data.max_sequences_per_pack"
                 )
             attend_within_sequences(network, sequences=task.max_sequences_per_pack, kernel=attention.kernel)
+        elif config.engine.precision == "bfloat16":
+            network.attention_mask.products = arithmetic(config.engine.precision, self._device)
         if self._recomputes:
             recompute_layers(network)
         return network
