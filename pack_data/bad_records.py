@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field
 from typing import List, NamedTuple
 
+from pack_data.command import byte_count, count_from_zero
 from pack_data.decoding import one_line
+
+# The most bytes of one record, or of one line of JSON: what is read, or unpacked, at once.
+MOST_RECORD_BYTES = 64 << 20
 
 
 class Origin(NamedTuple):
@@ -33,9 +38,13 @@ class BadRecord(NamedTuple):
 
 @dataclass
 class BadRecords:
-    """The bad records found so far; up to `allowed` are skipped, one more is an error that names it."""
+    """The bad records found so far; up to `allowed` are skipped, one more is an error that names it.
+
+    longest: bytes; a longer record is a bad one, which is never read whole.
+    """
 
     allowed: int = 0
+    longest: int = MOST_RECORD_BYTES
     found: List[BadRecord] = field(default_factory=list)
 
     @property
@@ -54,6 +63,34 @@ class BadRecords:
             )
             raise ValueError(f"{bad} ({already})")
 
+    def too_long(self, what: str) -> str:
+        """The reason for a record of more than `longest` bytes."""
+        return f"{what} is longer than {self.longest:,} bytes; raise --max-record-bytes where the memory is there"
+
     def stop(self, origin: Origin, reason: str) -> None:
         """Raise ValueError whatever is allowed: it is not known how many records follow this place."""
         raise ValueError(f"{origin}: {one_line(reason, 500)}")
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """`--skip-bad` and `--max-record-bytes`, of every command that reads sequences or text."""
+    parser.add_argument(
+        "--skip-bad",
+        type=count_from_zero,
+        default=0,
+        metavar="N",
+        help="leave out up to N bad records, or lines of text (default 0: the first is an error)",
+    )
+    add_record_limit(parser)
+
+
+def add_record_limit(parser: argparse.ArgumentParser) -> None:
+    """`--max-record-bytes` alone."""
+    parser.add_argument(
+        "--max-record-bytes",
+        type=byte_count,
+        default=MOST_RECORD_BYTES,
+        metavar="N",
+        help="a record, or a line of JSON, of more bytes is a bad one, however small it is compressed; "
+        f"such as 1GiB (default {MOST_RECORD_BYTES >> 20}MiB)",
+    )

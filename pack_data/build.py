@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional, Sequence
 
+from pack_data.bad_records import add_reading_options
 from pack_data.building.former import with_former_options
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import open_runner
@@ -107,13 +108,7 @@ def _parser() -> ArgumentParser:
         metavar="A,B",
         help="--from Parquet or Arrow: the integer columns that make the sequences",
     )
-    add(
-        "--skip-bad",
-        type=int,
-        default=0,
-        metavar="N",
-        help="leave out up to N bad records, or lines of text (default 0: the first is an error)",
-    )
+    add_reading_options(parser)
     add(
         "--sequences",
         type=positive_int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import threading
 from contextlib import contextmanager
@@ -116,6 +117,29 @@ def positive_int(text: str) -> int:
         value = 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def count_from_zero(text: str) -> int:
+    """An argparse type: a whole number of at least 0."""
+    try:
+        value = int(text.replace(",", ""))
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return value
+
+
+_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+def byte_count(text: str) -> int:
+    """An argparse type: bytes, as `65536`, `64MiB` or `1GB`; at least 1."""
+    parts = re.fullmatch(r"([0-9][0-9_,]{0,18}) ?([kmg]i?b|)", text.strip().lower())
+    value = int(parts[1].replace(",", "").replace("_", "")) * _UNITS[parts[2]] if parts else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes; give one such as 65536, 64MiB or 1GB")
     return value
 
 

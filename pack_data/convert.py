@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import Callable, Iterator, Optional, Sequence
 
+from pack_data.bad_records import add_reading_options
 from pack_data.command import ArgumentParser, positive_int, progress_bar, run_main
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
 from pack_data.formats.records import UNPACKED, Record, RowWidths
@@ -171,13 +172,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--to-format", choices=("auto",) + tuple(TARGETS), default="auto", help="default: told from the name of DST"
     )
     parser.add_argument("--unpack", action="store_true", help="take packs apart into sequences")
-    parser.add_argument(
-        "--skip-bad",
-        type=int,
-        default=0,
-        metavar="N",
-        help="leave out up to N bad records (default 0: the first is an error)",
-    )
+    add_reading_options(parser)
     parser.add_argument(
         "--columns",
         type=lambda text: tuple(text.split(",")),
@@ -207,10 +202,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--progress", action="store_true", default=None, help="show progress though stderr is no terminal"
     )
     args = parser.parse_args(argv)
-    if args.skip_bad < 0:
-        raise ValueError(f"--skip-bad {args.skip_bad} is negative; give a number of records")
-
-    source = open_source(args.source, args.from_format, args.skip_bad, args.columns)
+    source = open_source(args.source, args.from_format, args.skip_bad, args.columns, args.max_record_bytes)
     done = convert(
         source,
         args.destination,

@@ -208,7 +208,7 @@ class TextInput(BuildInput):
         """
         done = self.work / "text.json"
         if not done.exists():
-            bad = BadRecords(self.options.skip_bad)
+            bad = BadRecords(self.options.skip_bad, self.options.max_record_bytes)
             size, held_out = _characters(self.options.corpus), self.options.held_out
             shares = [1 - held_out, held_out] if held_out else [1.0]
             counts = [max(1, round(share * size / PART_CHARACTERS)) for share in shares]
@@ -232,7 +232,7 @@ class TextInput(BuildInput):
             if not self.options.append and any(found) and not all(found):
                 whole = (
                     document
-                    for document in self._documents(BadRecords(self.options.skip_bad))
+                    for document in self._documents(BadRecords(self.options.skip_bad, self.options.max_record_bytes))
                     if not document.continues
                 )
                 places = [sides.place(document.lines) for document in whole]
@@ -254,7 +254,9 @@ class SourceInput(BuildInput):
         assert options.source is not None
         _refuse_held_out(options, "--from")
         self.make = source_parts.make_source_part
-        self._source = open_source(options.source, options.source_format, options.skip_bad, options.columns)
+        self._source = open_source(
+            options.source, options.source_format, options.skip_bad, options.columns, options.max_record_bytes
+        )
 
     def files(self) -> Files:
         return [list(entry) for entry in source_parts.content_digest(self._source)]

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
+from pack_data.bad_records import MOST_RECORD_BYTES
+from pack_data.decoding import packing_depth, whole_number
 from pack_data.packs import default_predictions
 from pack_data.text.corpus import EMBEDDED
 from pack_data.text.examples import ExampleOptions
@@ -47,6 +49,7 @@ class BuildOptions:
     source_format: str = "auto"
     columns: Tuple[str, ...] = ()  # Parquet, Arrow: columns of the sequences; none: all of integers
     skip_bad: int = 0
+    max_record_bytes: int = MOST_RECORD_BYTES  # a longer record, or line of JSON, is a bad one
     held_out: float = 0.0  # share of the documents in a second data set, OUT-held-out
     overwrite: bool = False  # replace a data set in `out` that was made otherwise
     append: bool = False  # add to the data set in `out`, with the options it was made with
@@ -54,6 +57,9 @@ class BuildOptions:
     dask: Optional[str] = None
 
     def __post_init__(self) -> None:
+        for name, least in (("skip_bad", 0), ("max_record_bytes", 1), ("max_sequence_length", 1), ("sequences", 1)):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
+        object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}; the share of documents held out is from 0 to below 1")
         # What is appended is made as the rest was, where it is made from text.
@@ -90,5 +96,7 @@ class BuildOptions:
             left_out |= {"source_format", "columns"}
             if not self.skip_bad:
                 left_out.add("skip_bad")
+        if not self.skip_bad or self.max_record_bytes == MOST_RECORD_BYTES:
+            left_out.add("max_record_bytes")
         left_out |= {name for name, default in _UNSAID.items() if getattr(self, name) == default}
         return {name: value for name, value in asdict(self).items() if name not in left_out}

@@ -20,7 +20,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 
 import numpy as np
 
-from pack_data.bad_records import BadRecords
+from pack_data.bad_records import MOST_RECORD_BYTES, BadRecords
+from pack_data.decoding import whole_number
 from pack_data.files import check_regular
 from pack_data.formats import tfrecord
 from pack_data.formats.records import UNPACKED, Record, RecordError, RowWidths, checked_pack, checked_token_pack
@@ -161,6 +162,7 @@ class Source:
     files: List[str]
     columns: Tuple[str, ...] = ()
     skip_bad: int = 0
+    max_record_bytes: int = MOST_RECORD_BYTES
     bad: BadRecords = field(default_factory=BadRecords)
     foreign_lost: Tuple[
         str, ...
@@ -176,7 +178,7 @@ class Source:
 
     def read(self) -> Iterator[Record]:
         """Every good record, file after file.  ValueError at the first bad one beyond `skip_bad`."""
-        self.bad = BadRecords(self.skip_bad)
+        self.bad = BadRecords(self.skip_bad, self.max_record_bytes)
         module = module_of(self.format)
         for file in self.files:
             yield from module.read(file, self.bad, **self._options())
@@ -280,7 +282,10 @@ class Source:
 
 def integer_value(value: Any) -> Optional[int]:
     """A foreign value that is one integer of 32 bits: a number, an Arrow scalar, an array or list of one; else None."""
-    value = value.as_py() if hasattr(value, "as_py") else value
+    try:
+        value = value.as_py() if hasattr(value, "as_py") else value
+    except (ValueError, OverflowError):  # a time that Python has no value for
+        return None
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list) and len(value) == 1:
@@ -293,13 +298,21 @@ def integer_columns(record: Record) -> List[str]:
     return sorted(name for name, value in record.foreign.items() if integer_value(value) is not None)
 
 
-def open_source(path: Union[str, Path], format: str = "auto", skip_bad: int = 0, columns: Sequence[str] = ()) -> Source:
+def open_source(
+    path: Union[str, Path],
+    format: str = "auto",
+    skip_bad: int = 0,
+    columns: Sequence[str] = (),
+    max_record_bytes: int = MOST_RECORD_BYTES,
+) -> Source:
     """A source to read from: a file, a folder of files of one format, or a data set of this package.
 
     format: one of FORMATS, or "auto" to tell from the content.  skip_bad: how many bad records may be left out.
-    columns: for Parquet and Arrow, the integer columns that make token sequences.  Raises ValueError in one line.
+    columns: for Parquet and Arrow, the integer columns that make token sequences.  max_record_bytes: a longer record is
+    a bad one.  Raises ValueError in one line.
     """
-    path = str(path)
+    path, skip_bad = str(path), whole_number("skip_bad", skip_bad, least=0)
+    max_record_bytes = whole_number("max_record_bytes", max_record_bytes, least=1)
     if format == "auto":
         format = detect(path)
     elif format not in FORMATS:
@@ -309,4 +322,4 @@ def open_source(path: Union[str, Path], format: str = "auto", skip_bad: int = 0,
     files = [path] if format == "store" else files_of(path)
     options = {"columns": tuple(columns)} if columns else {}
     kind = FORMATS[format][1] or module_of(format).kind(files[0], **options)
-    return Source(path, format, kind, files, tuple(columns), skip_bad)
+    return Source(path, format, kind, files, tuple(columns), skip_bad, max_record_bytes)

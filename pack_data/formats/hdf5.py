@@ -13,12 +13,15 @@ a whole block.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Tuple
+import math
+from pathlib import Path
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
-from pack_data.decoding import one_line
+from pack_data.decoding import one_line, shown
+from pack_data.files import check_regular
 from pack_data.formats.records import (
     PACK_FIELDS,
     Record,
@@ -35,32 +38,37 @@ from pack_data.packages import load_package
 ROWS = 512  # read at a time
 EXAMPLE_FIELDS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 STORED_PACK_FIELDS = tuple(name for name in PACK_FIELDS if name != "masked_lm_weights")
-# What h5py raises on a damaged file, depending on the place of the damage.
-DAMAGE = (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
+# h5py raises errors of nearly every kind on a damaged file, depending on the place of the damage.
+DAMAGE = (Exception,)
 
 
 def _open(path: str):
     h5py = load_package("h5py", "this file format")
+    check_regular(path)
     try:
         return h5py.File(path, "r")
-    except FileNotFoundError:
-        raise
     except DAMAGE as error:
         raise ValueError(f"{path}: HDF5 cannot open it ({one_line(error)})") from None
 
 
-def _columns(path: str, file) -> Dict[str, Any]:
-    """Every one- or two-dimensional data set of the file's root with as many rows as input_ids.  Raises ValueError."""
-    h5py = load_package("h5py", "this file format")
+def _columns(path: str, file, longest: Optional[int] = None) -> Dict[str, Any]:
+    """Every one- or two-dimensional data set of the file's root with as many rows as input_ids.  Raises ValueError.
+
+    longest: bytes of a row and of a chunk, which is unpacked at once; None where no data are read.
+    Only what the file itself holds is read: a link into another file, or data kept in another one, is refused.
+    """
     try:
-        found = {name: file[name] for name in file if isinstance(name, str) and isinstance(file[name], h5py.Dataset)}
+        found = dict(_data_sets(path, file))
         shapes = {name: data.shape for name, data in found.items()}
+    except RecordError:
+        raise
     except DAMAGE as error:
         raise ValueError(f"{path}: HDF5 cannot list its data sets ({one_line(error)})") from None
-    needed = STORED_PACK_FIELDS if "positions" in found else EXAMPLE_FIELDS
+    packed = "positions" in found
+    needed = STORED_PACK_FIELDS if packed else EXAMPLE_FIELDS
     missing = [name for name in needed if name not in found]
     if missing:
-        raise ValueError(f"{path}: has no data set {missing[0]}; it has {', '.join(sorted(found)) or 'none'}")
+        raise ValueError(f"{path}: has no data set {missing[0]}; it has {', '.join(sorted(found))[:200] or 'none'}")
     for name in needed:
         if not shapes[name] or shapes[name][0] != shapes["input_ids"][0]:
             raise ValueError(
@@ -68,7 +76,50 @@ def _columns(path: str, file) -> Dict[str, Any]:
                 "number"
             )
     rows = shapes["input_ids"][0]
-    return {name: data for name, data in found.items() if shapes[name] and shapes[name][0] == rows}
+    columns = {name: data for name, data in found.items() if shapes[name] and shapes[name][0] == rows}
+    for name, data in columns.items():
+        if name in needed or name == "input_mask":
+            _check_form(path, name, data, single_too=name == "next_sentence_labels" and not packed)
+        for what, size in (
+            ("a row", _row_bytes(data)),
+            ("a chunk", math.prod(data.chunks or ()) * data.dtype.itemsize),
+        ):
+            if longest is not None and size > longest:
+                raise ValueError(
+                    f"{path}: {what} of {name} has {size:,} bytes, more than {longest:,}; raise --max-record-bytes "
+                    "where the memory is there"
+                )
+    return columns
+
+
+def _data_sets(path: str, file) -> Iterator[Tuple[str, Any]]:
+    """Name and data set of each in the root that lies in this file.  RecordError for one that lies in another."""
+    h5py = load_package("h5py", "this file format")
+    for name in file:
+        link = file.get(name, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise RecordError(f"{path}: {shown(name)} is a link into another file; copy its data into this one")
+        if not isinstance(name, str) or not isinstance(file.get(name), h5py.Dataset):
+            continue
+        data = file[name]
+        if data.external or data.is_virtual or Path(data.file.filename) != Path(file.filename):
+            raise RecordError(f"{path}: the data of {shown(name)} lies in another file; copy it into this one")
+        yield name, data
+
+
+def _check_form(path: str, name: str, data: Any, single_too: bool) -> None:
+    """Numbers: rows of them, rows of any length, or, where `single_too`, one for each row.  Raises ValueError."""
+    h5py = load_package("h5py", "this file format")
+    inner = h5py.check_vlen_dtype(data.dtype)
+    kind, dimensions = (np.dtype(inner).kind, data.ndim + 1) if inner is not None else (data.dtype.kind, data.ndim)
+    if kind not in "iufb" or not (dimensions == 2 or (single_too and dimensions == 1)):
+        raise ValueError(
+            f"{path}: {name} holds {shown(str(data.dtype))} in {data.ndim} dimensions; must be rows of whole numbers"
+        )
+
+
+def _row_bytes(data: Any) -> int:
+    return math.prod(data.shape[1:]) * data.dtype.itemsize
 
 
 def kind(path: str) -> str:
@@ -79,8 +130,10 @@ def kind(path: str) -> str:
 def _rows(path: str, columns: Dict[str, Any], bad: BadRecords) -> Iterator[Tuple[Origin, Dict[str, np.ndarray]]]:
     """One dict of row values for each row that can be read; a slice that cannot is read again row by row."""
     total = columns["input_ids"].shape[0]
-    for start in range(0, total, ROWS):
-        stop = min(start + ROWS, total)
+    # As many rows at a time as the longest record may have bytes.
+    rows = max(1, min(ROWS, bad.longest // max(1, sum(map(_row_bytes, columns.values())))))
+    for start in range(0, total, rows):
+        stop = min(start + rows, total)
         try:
             block = {name: data[start:stop] for name, data in columns.items()}
         except DAMAGE:
@@ -125,7 +178,7 @@ def _pack(row: Dict[str, np.ndarray]):
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The examples or packs of one file, in its order."""
     with _open(path) as file:
-        columns = _columns(path, file)
+        columns = _columns(path, file, bad.longest)
         packed = "positions" in columns
         known = PACK_FIELDS if packed else EXAMPLE_FIELDS + ("input_mask",)
         foreign = [name for name in columns if name not in known]
@@ -142,7 +195,7 @@ def shape(path: str) -> RowWidths:
     """Row widths; none where the rows are of variable length."""
     with _open(path) as file:
         columns = _columns(path, file)
-        if len(columns["input_ids"].shape) < 2:
+        if any(len(columns[name].shape) < 2 for name in ("input_ids", "masked_lm_positions")):
             return RowWidths()
         depth = columns["next_sentence_weights"].shape[1] if "positions" in columns else None
         return RowWidths(columns["input_ids"].shape[1], columns["masked_lm_positions"].shape[1], depth)

@@ -12,13 +12,14 @@ An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; writte
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple, Type
 
 import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
-from pack_data.decoding import one_line
+from pack_data.decoding import one_line, shown
 from pack_data.files import replacing
 from pack_data.formats.records import (
     PACK_FIELDS,
@@ -51,7 +52,19 @@ def _parquet():
 
 
 def _damage() -> Tuple[Type[BaseException], ...]:
-    return (_arrow().ArrowException, OSError, UnicodeDecodeError)  # the last for names and text
+    # the others for names and text, and for values that Python cannot hold
+    return (_arrow().ArrowException, OSError, UnicodeDecodeError, OverflowError, MemoryError)
+
+
+@contextmanager
+def _opening(path: str) -> Iterator[None]:
+    """What Arrow raises in the block is a ValueError in one line that names the file."""
+    try:
+        yield
+    except _damage() as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise ValueError(f"{path}: Arrow cannot read it ({one_line(error)})") from None
 
 
 def _magic(path: str) -> bytes:
@@ -87,6 +100,20 @@ def _integer_lists(schema) -> List[str]:
     ]
 
 
+def _of_numbers(path: str, schema, names: Tuple[str, ...]) -> Tuple[str, ...]:
+    """The same names.  ValueError where one is no column of numbers or of lists of numbers."""
+    types = _arrow().types
+    for name in names:
+        kind = schema.field(name).type
+        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            kind = kind.value_type
+        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+            raise ValueError(
+                f"{path}: column {name} is {shown(str(schema.field(name).type))}; must be lists of numbers"
+            )
+    return names
+
+
 def _kind(path: str, schema, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
     """What the file holds, and which columns that takes.  Raises ValueError."""
     lists = _integer_lists(schema)
@@ -101,9 +128,10 @@ def _kind(path: str, schema, columns: Sequence[str]) -> Tuple[str, Tuple[str, ..
         mask = ("attention_mask",) if "attention_mask" in lists and "attention_mask" not in columns else ()
         return "tokens", tuple(columns) + mask
     if all(name in schema.names for name in PACK_FIELDS):
-        return "packs", PACK_FIELDS
+        return "packs", _of_numbers(path, schema, PACK_FIELDS)
     if all(name in schema.names for name in EXAMPLE_FIELDS):
-        return "examples", EXAMPLE_FIELDS + tuple(name for name in DERIVED if name in schema.names)
+        own = EXAMPLE_FIELDS + tuple(name for name in DERIVED if name in schema.names)
+        return "examples", _of_numbers(path, schema, own)
     if "input_mask" in lists and "positions" in lists and len(lists) > 2:
         return "token_packs", tuple(lists)
     if not lists:
@@ -117,7 +145,7 @@ def kind(path: str, columns: Sequence[str] = ()) -> str:
 
 def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
     """First row and rows of each batch; a row group that fails is read again row by row up to its damage."""
-    with _parquet().ParquetFile(path, page_checksum_verification=True) as file:
+    with _opening(path), _parquet().ParquetFile(path, page_checksum_verification=True) as file:
         start = 0
         for group in range(file.num_row_groups):
             rows, done = file.metadata.row_group(group).num_rows, 0
@@ -143,7 +171,7 @@ def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
 def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
     arrow, start = _arrow(), 0
     random_access = _magic(path).startswith(FILE_MAGIC)
-    with arrow.OSFile(path) as file:
+    with _opening(path), arrow.OSFile(path) as file:
         reader = arrow.ipc.open_file(file) if random_access else arrow.ipc.open_stream(file)
         numbers = iter(range(reader.num_record_batches if random_access else 0))
         while True:

@@ -59,6 +59,13 @@ class _Plain:
         self._left -= len(data)
         return data
 
+    def skip(self, size: int) -> int:
+        """Passes over so many bytes, or those that are left; returns how many."""
+        passed = min(size, self._left)
+        self._file.seek(passed, os.SEEK_CUR)
+        self._left -= passed
+        return passed
+
 
 class _Gunzip:
     """The bytes of a gzipped file as far as they can be read; `broken` then says what is wrong after them.
@@ -86,6 +93,16 @@ class _Gunzip:
         data = bytes(self._buffer[:size])
         del self._buffer[:size]
         return data
+
+    def skip(self, size: int) -> int:
+        """As `_Plain.skip`; never holds more than a part of what is passed over."""
+        passed = 0
+        while passed < size:
+            part = len(self.read(min(CHUNK, size - passed)))
+            if not part:
+                break
+            passed += part
+        return passed
 
     def _feed(self, chunk: bytes) -> None:
         while chunk:
@@ -147,6 +164,13 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
                     )
                 if length > LARGEST_MESSAGE:
                     bad.stop(origin, f"says it has {length} bytes, at byte {position}: no message is that large")
+                if length > bad.longest:
+                    bad.add(origin, f"{bad.too_long('it')}, at byte {position}")
+                    if source.skip(length + CHECKSUM.size) < length + CHECKSUM.size:
+                        return
+                    number += 1
+                    position += HEADER.size + length + CHECKSUM.size
+                    continue
                 body = source.read(length + CHECKSUM.size)
             if len(header) < HEADER.size or len(body) < length + CHECKSUM.size:
                 if source.broken and "damaged" in source.broken:

@@ -21,6 +21,7 @@ from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple
 
 import numpy as np
 
+from pack_data.bad_records import MOST_RECORD_BYTES, add_record_limit
 from pack_data.command import ArgumentParser, positive_int, progress_bar
 from pack_data.files import LONGEST_LINE, check_compressed, open_regular, short_lines
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
@@ -40,10 +41,14 @@ class _Part(NamedTuple):
 
     path: str
     max_sequence_length: Optional[int]  # None: the one that the source states, or its longest sequence
+    max_record_bytes: int = MOST_RECORD_BYTES
 
 
 def count(
-    sources: Sequence[str], max_sequence_length: Optional[int] = None, workers: Optional[int] = None
+    sources: Sequence[str],
+    max_sequence_length: Optional[int] = None,
+    workers: Optional[int] = None,
+    max_record_bytes: int = MOST_RECORD_BYTES,
 ) -> LengthHistogram:
     """One histogram of all sources together.
 
@@ -52,7 +57,7 @@ def count(
     pack_data.formats reads.  Without max_sequence_length, S is the largest S that a source states, or the longest
     sequence met.
     """
-    parts = [_Part(path, max_sequence_length) for source in sources for path in _files(source)]
+    parts = [_Part(path, max_sequence_length, max_record_bytes) for source in sources for path in _files(source)]
     if workers is None:  # small files are counted before the first process has started
         size = sum(os.path.getsize(part.path) for part in parts if os.path.isfile(part.path))
         workers = min(len(parts), os.cpu_count() or 1) if size > _WORTH_PROCESSES else 1
@@ -112,7 +117,7 @@ def _files(source: str) -> List[str]:
 
 
 def _count_part(part: _Part) -> LengthHistogram:
-    path, S = part
+    path, S, max_record_bytes = part
     if path in PUBLISHED:
         histogram = LengthHistogram.published(path)
         return histogram if S is None else histogram.with_max_sequence_length(S)
@@ -130,7 +135,7 @@ def _count_part(part: _Part) -> LengthHistogram:
     if path.endswith(".npy"):
         lengths = map_array(path, read_header(path, way_out="give a .npy array of lengths")).reshape(-1)
         return _count_blocks(path, (lengths[at : at + _BLOCK] for at in range(0, len(lengths), _BLOCK)), S)
-    return _count_blocks(path, _formats(path), S)
+    return _count_blocks(path, _formats(path, max_record_bytes), S)
 
 
 @contextlib.contextmanager
@@ -174,11 +179,11 @@ def _is_length(line: str) -> bool:
         return False
 
 
-def _formats(path: str) -> Iterator[np.ndarray]:
+def _formats(path: str, max_record_bytes: int) -> Iterator[np.ndarray]:
     """The lengths of the sequences in a file that pack_data.formats knows."""
     from pack_data.formats.detect import open_source
 
-    source = open_source(path)
+    source = open_source(path, max_record_bytes=max_record_bytes)
     for block in source.blocks():
         yield block.lengths
 
@@ -327,11 +332,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         metavar="N",
         help="processes; default: one for each file and core, if there is much to read",
     )
+    add_record_limit(parser)
     parser.add_argument("--out", metavar="CSV", help="write the histogram as 'length,count'")
     parser.add_argument("--plot", metavar="FILE", help="draw it (Figure 1 of the paper) as .png, .pdf or .svg")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the summary")
     args = parser.parse_args(argv)
-    histogram = count(args.sources, args.max_sequence_length, args.workers)
+    histogram = count(args.sources, args.max_sequence_length, args.workers, args.max_record_bytes)
     if args.out:
         histogram.to_csv(args.out)
     if args.plot:

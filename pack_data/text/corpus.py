@@ -24,13 +24,11 @@ from pathlib import Path
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from pack_data.bad_records import BadRecords, Origin
-from pack_data.files import check_compressed
+from pack_data.files import check_compressed, check_regular
 
 EMBEDDED = "embedded"
 # A document of more characters continues as another document, and a line of more as another line.
 LONGEST_DOCUMENT = 1 << 20
-# The most characters in a line of JSONL, which is read whole.
-LONGEST_JSON_LINE = 1 << 26
 
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 _COMPRESSED_SUFFIXES = (".gz", ".xz")
@@ -91,14 +89,16 @@ def file_documents(
     """The documents of one file; see `documents`."""
     bad = BadRecords() if bad is None else bad
     suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED_SUFFIXES]
+    check_regular(path)
     try:
         with _open_text(path) as handle:
             if suffixes and suffixes[-1] in _JSON_SUFFIXES:
                 yield from _json_documents(path, handle, json_field, bad)
             else:
                 yield from _text_documents(path, handle, separator, bad)
-    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: the compressed file is cut or damaged ({error}); copy it again") from None
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, MemoryError) as error:
+        what = f"{error}" or "it needs more memory than there is"
+        raise ValueError(f"{path}: the compressed file is cut or damaged ({what}); copy it again") from None
 
 
 def _open_text(path: Path) -> IO[str]:
@@ -128,16 +128,13 @@ def _not_text(text: str) -> str:
 
 def _json_documents(path: Path, handle: IO[str], json_field: str, bad: BadRecords) -> Iterator[Document]:
     for number in count(1):
-        line = handle.readline(LONGEST_JSON_LINE)
+        line = handle.readline(bad.longest + 1)
         if not line:
             break
-        if len(line) == LONGEST_JSON_LINE and not line.endswith("\n"):
+        if len(line) > bad.longest and not line.endswith("\n"):
             while line and not line.endswith("\n"):
-                line = handle.readline(LONGEST_JSON_LINE)
-            bad.add(
-                Origin(str(path), number, "line"),
-                f"longer than {LONGEST_JSON_LINE:,} characters; cut it into several documents",
-            )
+                line = handle.readline(LONGEST_DOCUMENT)
+            bad.add(Origin(str(path), number, "line"), f"{bad.too_long('it')}, or cut it into several documents")
         elif line.strip():
             try:
                 text = _json_text(line, json_field)
@@ -153,7 +150,8 @@ def _json_text(line: str, json_field: str) -> str:
     if problem:
         raise ValueError(problem)
     try:
-        record = json.loads(line)
+        # No number is wanted here. Python 3.8 takes hours for one of millions of digits, and 3.11 refuses it.
+        record = json.loads(line, parse_int=lambda digits: None)
     except RecursionError:
         raise ValueError("the JSON in it is nested too deeply to be read") from None
     except ValueError as error:

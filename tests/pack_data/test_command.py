@@ -51,7 +51,7 @@ def test_interruption_and_status(capsys):
     [
         (
             ["--histogram", "nosuch.csv", "--max-sequence-length", "64"],
-            "--histogram nosuch.csv: neither a file nor a shipped name",
+            "--histogram nosuch.csv: neither a file, nor a folder, nor a shipped name",
         ),
         (["--out", "nosuch/recipe.json"], "--out nosuch/recipe.json: there is no folder nosuch; make it first"),
     ],

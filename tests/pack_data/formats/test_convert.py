@@ -173,7 +173,7 @@ def test_unreadable_files_are_named(tmp_path, capsys, name, content, reason):
         (["examples.tfrecord", "b.tfrecord", "--to-format", "packed_tfrecord"], "pack_data.build --from"),
         (["examples.tfrecord", "b.tfrecord", "--from-format", "packed_tfrecord"], "record 0: has no feature positions"),
         (["examples.tfrecord", "b.parquet", "--columns", "input_ids"], "columns can be chosen in Parquet"),
-        (["examples.tfrecord", "b.parquet", "--skip-bad", "-1"], "is negative"),
+        (["examples.tfrecord", "b.parquet", "--skip-bad", "-1"], "not a whole number of at least 0"),
         (["empty", "b.parquet"], "no data file in this folder"),
     ],
 )

@@ -168,3 +168,83 @@ def test_damage_anywhere_never_gives_a_traceback_or_a_false_order(tmp_path_facto
     except ValueError as error:
         assert "\n" not in str(error) and "a.hdf5" in str(error)
     assert numbers == sorted(set(numbers))
+
+
+def unpacked(path):
+    return write_nvidia(path, [mlperf_row(each, S, P) for each in random_examples(np.random.default_rng(0), 4, S, P)])
+
+
+def replace_column(path, name, **how):
+    with h5py.File(path, "r+") as file:
+        del file[name]
+        if how:
+            file.create_dataset(name, **how)
+
+
+@pytest.mark.parametrize("name", ["input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "input_mask"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"data": np.zeros(4, np.int32)},
+        {"data": np.zeros((4, 2, 3), np.int32)},
+        {"data": np.array([[b"a"]] * 4, "S3")},
+        {"data": np.zeros((4, 2), np.complex64)},
+        {"data": np.zeros((4, 2), [("a", "<i4"), ("b", "<f4")])},
+        {"shape": (4,), "dtype": h5py.string_dtype()},
+        {"shape": (4, 2), "dtype": h5py.vlen_dtype(np.int32)},
+    ],
+    ids=["rank 1", "rank 3", "texts", "complex", "records", "variable texts", "variable rank 2"],
+)
+def test_a_column_of_another_rank_or_type_is_one_line(tmp_path, name, how):
+    path = unpacked(tmp_path / "a.hdf5")
+    replace_column(path, name, **how)
+    with pytest.raises(ValueError, match=f"a.hdf5: {name} holds .* dimensions; must be rows of whole numbers"):
+        list(open_source(path).read())
+
+
+@pytest.mark.parametrize("name", ["input_ids", "next_sentence_labels"])
+def test_a_column_without_rows_or_with_others_is_one_line(tmp_path, name):
+    for how in ({"data": 3}, {"data": np.zeros((5, 2), np.int32)}, {"data": h5py.Empty("i4")}, {}):
+        path = unpacked(tmp_path / "a.hdf5")
+        replace_column(path, name, **how)
+        with pytest.raises(ValueError, match=r"a.hdf5: (\w+ has shape|has no data set|rows)"):
+            list(open_source(path).read())
+
+
+def test_nothing_is_read_from_another_file(tmp_path):
+    """Over an external link, from a virtual data set, from raw external storage: each is refused."""
+    outside = unpacked(tmp_path / "outside.hdf5")
+    linked, virtual, raw = (unpacked(tmp_path / f"{kind}.hdf5") for kind in ("linked", "virtual", "raw"))
+    with h5py.File(linked, "r+") as file:
+        del file["input_ids"]
+        file["input_ids"] = h5py.ExternalLink(outside, "/input_ids")
+    with h5py.File(virtual, "r+") as file:
+        del file["input_ids"]
+        layout = h5py.VirtualLayout((4, S), np.int32)
+        layout[:] = h5py.VirtualSource(outside, "input_ids", (4, S))
+        file.create_virtual_dataset("input_ids", layout)
+    (tmp_path / "bytes").write_bytes(bytes(4 * 4 * S))
+    with h5py.File(raw, "r+") as file:
+        del file["input_ids"]
+        file.create_dataset("input_ids", (4, S), np.int32, external=[(str(tmp_path / "bytes"), 0, 4 * 4 * S)])
+    for path in (linked, virtual, raw):
+        with pytest.raises(ValueError, match="input_ids'? (is a link into|lies in) another file"):
+            list(open_source(path).read())
+
+
+def test_rows_and_chunks_beyond_the_limit_are_refused(tmp_path):
+    """A chunk is unpacked at once: 128 MB of zeros are 130 kB compressed."""
+    path = unpacked(tmp_path / "a.hdf5")
+    zeros = {"shape": (4, 1 << 24), "dtype": np.int32, "compression": "gzip"}
+    replace_column(path, "masked_lm_ids", chunks=(4, 1 << 23), **zeros)
+    for limit, said in (
+        (64 << 20, "a chunk of masked_lm_ids has 134,217,728 bytes"),
+        (1 << 20, "a row of masked_lm_ids"),
+    ):
+        with pytest.raises(ValueError, match=f"{said}.*raise --max-record-bytes"):
+            list(open_source(path, max_record_bytes=limit).read())
+
+
+def test_rows_are_read_in_slices_that_fit_the_limit(tmp_path):
+    path = unpacked(tmp_path / "a.hdf5")
+    assert values(path, max_record_bytes=2 * 4 * S) == values(path)

@@ -249,3 +249,32 @@ def test_damage_anywhere_never_gives_a_traceback_or_a_false_order(tmp_path_facto
     except ValueError as error:
         assert "\n" not in str(error) and f"a.{suffix}" in str(error)
     assert numbers == sorted(set(numbers))
+
+
+ODD_TYPES = {
+    "nested": pa.list_(pa.list_(pa.int32())),
+    "texts": pa.list_(pa.string()),
+    "a text": pa.string(),
+    "a record": pa.struct([("a", pa.int32())]),
+    "a time": pa.timestamp("ns"),
+    "a map": pa.map_(pa.string(), pa.int32()),
+    "a category": pa.dictionary(pa.int8(), pa.string()),
+    "decimals": pa.decimal128(5, 2),
+    "nothing": pa.null(),
+}
+
+
+@pytest.mark.parametrize("name", ["input_ids", "masked_lm_positions", "next_sentence_labels"])
+@pytest.mark.parametrize("kind", ODD_TYPES.values(), ids=ODD_TYPES)
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_column_of_another_type_is_one_line(tmp_path, name, kind, suffix):
+    names = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+    table = pa.table({each: pa.array([None], kind if each == name else pa.list_(pa.int32())) for each in names})
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(ValueError, match=f"a.{suffix}: column {name} is .*; must be lists of numbers"):
+        list(open_source(path).read())

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -436,3 +437,34 @@ def test_packs_round_trip_and_fall_apart_into_their_examples(tmp_path_factory, s
     for record, pack in zip(source.read(), made):
         assert all(np.array_equal(record.value[name], pack[name]) for name in FIELDS)
     assert [record.value for record in source.examples()] == [each for pack in packs for each in pack]
+
+
+@pytest.mark.parametrize("suffix", ["tfrecord", "tfrecord.gz"])
+def test_a_record_beyond_the_limit_is_a_bad_one_and_never_held(tmp_path, suffix):
+    """80 MB in one record, some 80 kB compressed: it is passed over, and the records around it are read."""
+    path = str(tmp_path / f"a.{suffix}")
+    tfrecord.write_frames(path, iter([b"one", bytes(80 << 20), b"three"]))
+    with pytest.raises(ValueError, match="record 1: it is longer than 67,108,864 bytes; raise --max-record-bytes"):
+        list(tfrecord.read_frames(path, BadRecords()))
+    tracemalloc.start()
+    bad = BadRecords(1)
+    found = [(origin.record, data) for origin, data in tfrecord.read_frames(path, bad)]
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == [(0, b"one"), (2, b"three")] and bad.count == 1 and most < 160 << 20
+    assert len(list(tfrecord.read_frames(path, BadRecords(0, 81 << 20)))) == 3
+
+
+@pytest.mark.parametrize("length", [100, 1 << 20, 1 << 30, (1 << 31) - 1, 1 << 31, (1 << 64) - 1])
+@pytest.mark.parametrize("suffix", ["tfrecord", "tfrecord.gz"])
+def test_a_length_far_beyond_the_file_allocates_nothing(tmp_path, length, suffix):
+    header = length.to_bytes(8, "little")
+    content = header + tfrecord.CHECKSUM.pack(tfrecord.masked_crc(header)) + b"short"
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="record 0: "):
+        list(tfrecord.read_frames(str(path), BadRecords()))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2 << 20
