@@ -11,10 +11,13 @@ import shutil
 import sys
 from dataclasses import dataclass
 from itertools import chain, count, islice
+from pathlib import Path
 from typing import Callable, Iterator, Optional, Sequence
 
 from pack_data.bad_records import add_reading_options
+from pack_data.building.work_folder import only_writer_of_packs
 from pack_data.command import ArgumentParser, positive_int, progress_bar, run_main
+from pack_data.files import only_writer, temporary_name
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
 from pack_data.formats.records import UNPACKED, Record, RowWidths
 
@@ -119,12 +122,15 @@ def convert(
             return module.write(path, some, kind, to_format == "arrow")
         return module.write(path, some, widths)
 
-    if to_format == "store":
-        written = module.write(destination, records, widths)
-    elif records_per_file is None:
-        written = write(destination, records())
-    else:
-        written = _write_parts(destination, SUFFIX[to_format], records(), records_per_file, write)
+    # Two conversions to one place would spoil it. Who holds the lock removes what killed ones have left there.
+    path = Path(destination) if Path(destination).name else Path(destination).resolve()
+    with only_writer_of_packs(path) if to_format == "store" else only_writer(path):
+        if to_format == "store":
+            written = module.write(destination, records, widths)
+        elif records_per_file is None:
+            written = write(destination, records())
+        else:
+            written = _write_parts(str(path), SUFFIX[to_format], records(), records_per_file, write)
     return Conversion(to_format, kind, written, source.bad.count, source.foreign_lost)
 
 
@@ -138,7 +144,7 @@ def _write_parts(
     """Files part-00000.SUFFIX, part-00001.SUFFIX, ... in a new folder, which gets its name when all are there."""
     if os.path.exists(folder):
         raise ValueError(f"{folder}: is there already; files are written into a new folder")
-    temporary = f"{folder}.{os.getpid()}.part"
+    temporary = str(temporary_name(Path(folder)))
     os.makedirs(temporary)
     try:
         written = 0

@@ -7,9 +7,12 @@ import itertools
 import json
 import os
 import platform
+import re
+import shutil
 import stat
 import sys
 import time
+import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Dict, Iterator, Optional, Union
@@ -115,10 +118,53 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+# A number for this machine, in the names of what is not complete: another machine's process may be alive.
+_MACHINE = zlib.crc32(platform.node().encode("utf-8", "surrogateescape"))
+
+
+def temporary_name(path: Path) -> Path:
+    """Where this process writes what will be `path` when it is complete."""
+    return path.with_name(f"{path.name}.{_MACHINE}.{os.getpid()}.tmp")
+
+
+def remove_stale(path: Path, every_name: bool = False) -> None:
+    """Removes what killed processes of this machine have left of `path`; every_name: of any file in its folder.
+
+    For who holds a lock that every writer of `path` takes: then none of them is alive.
+    """
+    name = r".+" if every_name else re.escape(path.name)
+    for item in list(path.parent.iterdir()) if path.parent.is_dir() else []:
+        if re.fullmatch(rf"{name}\.{_MACHINE}\.\d+\.tmp", item.name):
+            if item.is_dir() and not item.is_symlink():
+                shutil.rmtree(item)
+            else:
+                item.unlink()
+
+
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Held by one process at a time for what it writes to `path`; what killed ones have left of it is removed first.
+
+    ValueError where another process holds it. The lock is a hidden file beside `path`, removed at the end.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f".{path.name}.lock")
+    busy = f"{path}: another process is writing it; wait for it or choose another name"
+    with locked(lock, busy):
+        if not lock.exists():  # its holder has removed it meanwhile
+            raise ValueError(busy)
+        try:
+            remove_stale(path)
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink()
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` to write to; the file takes the place of `path` only if the block ends well."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_name(path)
     try:
         yield temporary
         with open(temporary, "rb+") as written:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
@@ -24,7 +25,7 @@ import numpy as np
 
 from pack_data.blocks import Blocks, RunningBlocks
 from pack_data.decoding import Fields, read_object, shown
-from pack_data.files import file_in, sync_folder, write_atomically
+from pack_data.files import file_in, remove_stale, sync_folder, temporary_name, write_atomically
 from pack_data.npy import map_array, read_header
 from pack_data.packs import PackSchema, decode, disassemble
 from pack_data.sequences import digest
@@ -248,7 +249,7 @@ def write_table(folder: Path, stem: str, dtype: np.dtype, blocks: Iterator[np.nd
 
     Hash and checksums are computed while the bytes are written.
     """
-    temporary = folder / f"{stem}.{os.getpid()}.tmp"
+    temporary = temporary_name(folder / stem)
     written, sums = 0, RunningBlocks(dtype)
     with open(temporary, "wb") as raw:
         out = _Hashed(raw)
@@ -356,6 +357,23 @@ def commit(folder: Path, manifest: Manifest) -> None:
     for name in former - named_files(folder / MANIFEST):
         if (folder / name).exists():
             (folder / name).unlink()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what a killed writer has left in the folder: shards and tables that no manifest names, unfinished files.
+
+    For who knows that nobody else writes there.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        return
+    remove_stale(folder / MANIFEST, every_name=True)
+    named = named_files(folder / MANIFEST)
+    if (folder / MANIFEST).exists() and not named:
+        return  # a damaged manifest: its files are not known
+    for item in folder.iterdir():
+        if re.fullmatch(r"(packs-\d{5,}|lengths)-[0-9a-f]{8}\.npy", item.name) and item.name not in named:
+            item.unlink()
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

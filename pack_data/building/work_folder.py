@@ -11,7 +11,7 @@ from typing import Iterator, Sequence
 from pack_data.building.switch import COMMIT, READY, complete
 from pack_data.decoding import read_object
 from pack_data.files import locked
-from pack_data.store import MANIFEST
+from pack_data.store import MANIFEST, remove_leftovers
 
 PLAN, LOCK = "plan.json", "lock"
 HELD_OUT_WORK = "held-out"
@@ -84,6 +84,15 @@ def without_builds(out: Path) -> Iterator[None]:
 
 
 @contextmanager
+def only_writer_of_packs(out: Path) -> Iterator[None]:
+    """As `without_builds`, for who writes a data set to `out` himself: what a killed one has left is removed."""
+    with without_builds(out):
+        if not (out.with_name(f"{out.name}.building") / COMMIT).exists():  # else those are files of a build
+            remove_leftovers(out)
+        yield
+
+
+@contextmanager
 def _held(out: Path, called: str, way_out: str) -> Iterator[Path]:
     """The work folder of `out`, locked. called, way_out: for the message where it cannot be."""
     work = out.with_name(f"{out.name}.building")
@@ -101,7 +110,7 @@ def _held(out: Path, called: str, way_out: str) -> Iterator[Path]:
 
 def _check_made_by_a_build(work: Path, out: Path) -> None:
     """ValueError for a folder of this name that holds something else."""
-    if all(item.name == LOCK or re.fullmatch(re.escape(PLAN) + r"\.\d+\.tmp", item.name) for item in work.iterdir()):
+    if all(item.name == LOCK or re.fullmatch(re.escape(PLAN) + r"[.\d]+\.tmp", item.name) for item in work.iterdir()):
         return
     try:
         made_by_a_build = "options" in read_object(work / PLAN, way_out="")

@@ -1,6 +1,8 @@
 """Formats told from the content, folders of files, and conversions from end to end."""
 
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pya
 
 import pyarrow as pa
 
-from pack_data import convert
+from pack_data import convert, files
 from pack_data.bad_records import Origin
+from pack_data.building.work_folder import only_writer_of_packs
 from pack_data.command import run_main
+from pack_data.files import only_writer
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord
 from pack_data.formats.detect import files_of, open_source
 from pack_data.formats.records import Record, RowWidths, pack_from_examples
@@ -23,6 +27,7 @@ from pack_data.store import PackStore, StoreWriter
 from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example
 
 S, P, D = 24, 4, 3
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def command(*arguments):
@@ -356,3 +361,63 @@ def test_reading_streams(tmp_path):
     assert next(reader).value == example()
     with pytest.raises(ValueError, match="record 1: the checksum of its length"):
         next(reader)
+
+
+# Killed at the third record that is written: a store reads all records once before that.
+KILLED = """
+import os, signal, sys
+from pack_data import convert, store
+from pack_data.formats import store as target
+from pack_data.formats.detect import Source
+store.StoreWriter.__init__.__defaults__, target.PACKS = (1,), 1
+read, passes = Source.read, [0]
+def killed(self):
+    passes[0] += 1
+    for number, record in enumerate(read(self)):
+        if number == 3 and passes[0] == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield record
+Source.read = killed
+convert.main(sys.argv[2:])
+"""
+CONVERSIONS = [
+    ("a.parquet", []),
+    ("b.tfrecord.gz", []),
+    ("c", ["--to-format", "parquet", "--records-per-file", "1"]),
+    ("d", ["--to-format", "store"]),
+]
+
+
+@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["parquet", "tfrecord", "parts", "store"])
+def test_what_a_killed_conversion_leaves_the_next_one_removes(tmp_path, packed, name, options):
+    place = tmp_path / "out"
+    place.mkdir()
+    others = {f"{name}.1.77.tmp", f"{name}.tmp", f"other.{files._MACHINE}.77.tmp"}  # another machine's, other names
+    for other in others:
+        (place / other).write_text("")
+    arguments = [str(2 if "store" in options else 1), str(packed), str(place / name), *options]
+    program = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert program.returncode == -9, program.stderr
+    left = {str(path.relative_to(place)) for path in place.rglob("*")} - others
+    assert any(each.endswith((".tmp", ".npy")) for each in left), "the kill came too early to leave anything"
+    assert command(packed, place / name, *options) == 0
+    wanted = {name} | others
+    if "store" in options:
+        with PackStore.open(place / name) as store:
+            entries = (*store.manifest.shards, store.manifest.lengths)
+            wanted |= {f"{name}/{each}" for each in ("manifest.json", *(entry.file for entry in entries))}
+    elif options:
+        wanted |= {f"{name}/part-{number:05d}.parquet" for number in range(4)}
+    assert {str(path.relative_to(place)) for path in place.rglob("*")} == wanted
+
+
+@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["parquet", "tfrecord", "parts", "store"])
+def test_a_conversion_that_is_alive_loses_nothing(tmp_path, packed, monkeypatch, capsys, name, options):
+    """Another one to the same place, in another process, is refused at once and touches nothing."""
+    monkeypatch.setattr(files, "LOCK_PATIENCE", 0)
+    holder = only_writer_of_packs if "store" in options else only_writer
+    with holder(tmp_path / name):
+        unfinished = files.temporary_name(tmp_path / name)
+        unfinished.write_text("")
+        assert command(packed, tmp_path / name, *options) == 2
+        assert "is writing" in capsys.readouterr().err and unfinished.exists() and not (tmp_path / name).exists()
