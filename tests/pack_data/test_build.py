@@ -194,7 +194,7 @@ def test_the_commands_as_a_user_types_them(corpus, tmp_path, capsys):
         (["--corpus", "{tmp}/empty"], "holds no files"),
         (["--corpus", "{tmp}/blank"], "no text to train a vocabulary on"),
         (["--corpus", "{tmp}/blank", "--vocabulary", "{tmp}/vocab.txt"], "the corpus is empty"),
-        (["--corpus", "{tmp}/full", "--vocabulary", "{tmp}/nowhere.txt"], "no such file; give a vocab.txt"),
+        (["--corpus", "{tmp}/full", "--vocabulary", "{tmp}/nowhere.txt"], "no such vocabulary"),
         (["--corpus", "{tmp}/full", "--max-sequence-length", "3"], "at least 5"),
         (["--synthetic", "wikipedia_512", "--max-sequence-length", "128"], "sequences of 512 tokens"),
         (["--corpus", "{tmp}/full", "--masked-lm-probability", "2"], "from 0 to 1"),
