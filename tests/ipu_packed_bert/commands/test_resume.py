@@ -227,7 +227,7 @@ def test_without_ipus_each_override_is_printed(tiny, tmp_path, capsys):
     lines = capsys.readouterr().out.split("\n")
     assert lines[0].startswith(f"{path}: its without_ipus block applies (host engine")
     assert [line.split() for line in lines[1:2]] == [["run.steps", "12", "->", "2"]]  # the rest is unchanged or --set
-    assert lines[2].startswith("data ")
+    assert "--whole" in lines[2] and lines[3].startswith("data ")
     resolved = yaml.safe_load((folder / "config.yml").read_text())
     assert resolved["engine"]["kind"] == "host" and resolved["run"]["steps"] == 2 and "without_ipus" not in resolved
     assert resolved["batch"]["gradient_accumulation"] == 2
