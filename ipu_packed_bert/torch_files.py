@@ -20,6 +20,7 @@ from pack_data.files import open_regular
 
 # Above all that a file of weights holds, and soon met by a small file that claims to be large.
 MOST_INSTRUCTION_BYTES = 8 << 20
+MOST_RECORDS = 100_000
 MOST_VALUES = 100_000  # values, and characters of texts / 64, counted wherever they stand
 MOST_LEVELS = 32
 MOST_DIMENSIONS = 16
@@ -49,6 +50,9 @@ def load_tensors(path: Union[str, Path], *, way_out: str = _WAY_OUT) -> Any:
     path = Path(path)
     with open_regular(path, way_out=way_out) as file:
         try:
+            # zipfile reads the whole table of contents first, at ten times its size in memory.
+            if sum(block.count(b"PK\x01\x02") for block in iter(lambda: file.read(1 << 20), b"")) > MOST_RECORDS:
+                raise ValueError(f"it has more than {MOST_RECORDS:,} records")
             with zipfile.ZipFile(file) as archive:
                 records = _Records(archive)
                 values = _Program(records).result()
