@@ -41,7 +41,8 @@ def _ipu_modules():
 def choose_engine(config: Config) -> EngineChoice:
     """What `engine.kind` means on this machine: IPU hardware, else the Poplar IPU Model, else CUDA, else the CPU.
 
-    Raises ValueError, in one line, where the configuration insists on IPUs and there are none.
+    Raises ValueError, in one line, where the configuration insists on IPUs and there are none, and where IPUs are
+    attached but too few: a run that was meant for hardware is not simulated, which would take months.
     """
     if config.engine.kind == "host":
         return _host(config, "as configured")
@@ -59,7 +60,7 @@ def choose_engine(config: Config) -> EngineChoice:
     if config.engine.kind == "ipu":
         raise ValueError(
             "engine.kind ipu: no IPU is attached; attach the partition (see gc-info -l), set POPTORCH_IPU_MODEL=1"
-            " for the simulated device, or use --engine host"
+            " (or POPTORCH_SMALL_IPU_MODEL=1, 4 tiles) for the simulated device, or use --engine host"
         )
     return _host(config, "the Poplar SDK is here but no IPU is attached")
 

@@ -13,6 +13,7 @@ import copy as _copy
 import enum as _enum
 import inspect as _inspect
 import math as _math
+import os as _os
 import pickle as _pickle
 import queue as _queue
 import re as _re
@@ -522,6 +523,10 @@ def set_available_memory(tensor, available_memory_proportion):
 
 
 def ipuHardwareIsAvailable(num_ipus=1):
+    if any(_os.environ.get(f"POPTORCH_{size}IPU_MODEL", "0") != "0" for size in ("", "SMALL_")):
+        return False  # with a simulated device asked for, hardware is not looked for
+    if num_ipus & (num_ipus - 1):
+        return False  # devices are of powers of two
     return _machine.ipus >= num_ipus
 
 

@@ -41,7 +41,7 @@ def installed(*, ipus: int = 16, popdist=None):
     loaded = [name for name in sys.modules if name == _ENGINE or name.startswith(_ENGINE + ".")]
     names = ["poptorch", "poptorch.optim", "popdist", "popdist.poptorch", *loaded]
     before = {name: sys.modules.pop(name, None) for name in names}
-    variable = os.environ.pop("POPTORCH_IPU_MODEL", None)
+    variables = {name: os.environ.pop(name, None) for name in ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")}
     attribute = package.__dict__.pop("ipu", None)
     sys.modules["poptorch"], sys.modules["poptorch.optim"] = stand_in, stand_in.optim
     if popdist is not None:
@@ -62,5 +62,4 @@ def installed(*, ipus: int = 16, popdist=None):
         package.__dict__.pop("ipu", None)
         if attribute is not None:
             package.ipu = attribute
-        if variable is not None:
-            os.environ["POPTORCH_IPU_MODEL"] = variable
+        os.environ.update({name: value for name, value in variables.items() if value is not None})

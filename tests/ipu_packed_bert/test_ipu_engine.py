@@ -20,6 +20,7 @@ from ipu_packed_bert.config import (
     EngineConfig,
     OptimizerConfig,
     PlacementConfig,
+    cross_check,
     load_config,
 )
 from ipu_packed_bert.engine import build_engine, choose_engine
@@ -671,12 +672,58 @@ def test_auto_without_hardware_takes_the_ipu_model():
         one_line(error)
 
 
-def test_fewer_ipus_than_asked_for():
-    config = make_config(replicas=4, accumulation=2)
-    with installed(ipus=2):
-        assert choose_engine(change(config, engine={"kind": "auto"})).kind == "ipu_model"
-        with pytest.raises(ValueError, match="no IPU is attached"):
+@pytest.mark.parametrize("kind", ["ipu", "auto"])
+@pytest.mark.parametrize(
+    "name, ipus, way_out",
+    [
+        ("packed_phase2_pod16", 8, "--config packed_phase2_pod4 fits"),
+        ("unpacked_phase2_pod16", 4, "--config unpacked_phase2_pod4 fits"),
+        ("packed_phase2_pod16", 2, "one replica alone is too large"),
+    ],
+)
+def test_fewer_ipus_than_asked_for(name, ipus, way_out, kind):
+    """Nothing is simulated in silence; one line says what is there, what is wanted and what fits."""
+    config = load_config(f"configs/{name}.yml", [f"engine.kind={kind}"])
+    with installed(ipus=ipus):
+        with pytest.raises(ValueError, match=f"{ipus} IPUs are attached, wanted are 16") as error:
             choose_engine(config)
+        assert way_out in one_line(error)
+
+
+@pytest.mark.parametrize("attached", [1, 2, 7])
+def test_fewer_ipus_than_replicas(attached):
+    """A configuration of one's own: the settings that the line names make it fit, with updates as large."""
+    config = make_config(replicas=8, accumulation=3)
+    with installed(ipus=attached):
+        with pytest.raises(ValueError, match="attached, wanted are 8") as error:
+            choose_engine(config)
+        settings = dict(each.split("=") for each in one_line(error).split() if "=" in each)
+        fitting = change(
+            config,
+            placement={
+                "replicas": int(settings["placement.replicas"]),
+                "replicated_tensor_sharding": "placement.replicated_tensor_sharding" not in settings,
+            },
+            batch={"gradient_accumulation": int(settings["batch.gradient_accumulation"])},
+        )
+        assert choose_engine(fitting).hardware and not cross_check(fitting)
+        assert fitting.packs_per_update(1.0) == config.packs_per_update(1.0)
+        assert not choose_engine(change(config, engine={"ipu_model": True})).hardware
+
+
+@pytest.mark.parametrize(
+    "variables, named",
+    [
+        ({"POPTORCH_IPU_MODEL": "1", "POPTORCH_SMALL_IPU_MODEL": "1"}, "by POPTORCH_IPU_MODEL:"),
+        ({"POPTORCH_IPU_MODEL": "0", "POPTORCH_SMALL_IPU_MODEL": "1"}, "4 tiles"),
+        ({"POPTORCH_IPU_MODEL": "0", "POPTORCH_SMALL_IPU_MODEL": "0"}, None),
+    ],
+)
+def test_the_simulated_devices_of_the_environment(sdk, variables, named, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    choice = choose_engine(make_config())
+    assert choice.hardware == (named is None) and (named or "hardware") in choice.reason
 
 
 @pytest.mark.parametrize("how", ["configuration", "environment"])

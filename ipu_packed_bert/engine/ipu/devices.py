@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple, Optional
 
-from ipu_packed_bert.config import Config
+from ipu_packed_bert.config import Config, load_config
+from ipu_packed_bert.configurations import FOLDER
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 
 
@@ -18,20 +19,90 @@ class Device(NamedTuple):
 def find_device(config: Config) -> Optional[Device]:
     """The device that `config` can have on this machine, None without one.
 
-    A simulated device that was asked for, by `engine.ipu_model` or POPTORCH_IPU_MODEL=1, wins over hardware; one that
-    nobody asked for is taken only where `engine.kind` is auto.
+    A simulated device that was asked for, by `engine.ipu_model` or PopTorch's environment variables, wins over
+    hardware; one that nobody asked for is taken only where `engine.kind` is auto and no IPU at all is attached. Raises
+    ValueError, in one line, where IPUs are attached but fewer than the configuration wants.
     """
     if config.engine.offline_export is not None:
         return Device(
             "ipu", f"no device: compiles for {ipus_of(config)} into {config.engine.offline_export}", offline=True
         )
-    if config.engine.ipu_model or os.environ.get("POPTORCH_IPU_MODEL") == "1":
-        return Device("ipu_model", "Poplar IPU Model, as asked for: simulated, slow, without cycle counts")
+    asked_by = model_asked_by(config)
+    if asked_by is not None:
+        return Device(
+            "ipu_model", f"Poplar IPU Model, as asked for by {asked_by}: simulated, slow, without cycle counts"
+        )
     if poptorch.ipuHardwareIsAvailable(config.ipus):
         return Device("ipu", f"IPU hardware: {ipus_of(config)}")
+    attached = fewer_attached(config.ipus)
+    if attached:
+        raise ValueError(too_few(config, attached))
     if config.engine.kind == "auto":
         return Device("ipu_model", f"Poplar IPU Model, for want of {ipus_of(config)}")
     return None
+
+
+def model_asked_by(config: Config) -> Optional[str]:
+    """What asks for a simulated device, None if nothing does."""
+    if _switched_on("POPTORCH_IPU_MODEL"):  # wins over the small one in PopTorch
+        return "POPTORCH_IPU_MODEL"
+    if _switched_on("POPTORCH_SMALL_IPU_MODEL"):
+        return "POPTORCH_SMALL_IPU_MODEL, with 4 tiles an IPU"
+    return "engine.ipu_model" if config.engine.ipu_model else None
+
+
+def _switched_on(variable: str) -> bool:
+    return os.environ.get(variable, "").strip() not in ("", "0")
+
+
+def fewer_attached(wanted: int) -> int:
+    """IPUs of the largest device that this process can attach, of those smaller than a device of `wanted` IPUs; 0
+    without any.
+
+    PopTorch only says whether there is a device of a number of IPUs; these numbers are powers of two.
+    """
+    number = wanted // 2
+    while number and not poptorch.ipuHardwareIsAvailable(number):
+        number //= 2
+    return number
+
+
+def too_few(config: Config, attached: int) -> str:
+    """What is wrong where fewer IPUs are attached than a configuration wants, and the way out."""
+    are = "1 IPU is" if attached == 1 else f"{attached} IPUs are"
+    found = f"{config.path}: {are} attached, wanted are {ipus_of(config)}"
+    fitting = configuration_for(config, attached)
+    placement = config.placement
+    replicas = attached // placement.ipus_per_replica
+    if fitting is not None:
+        return f"{found}; --config {fitting} fits them, --engine host leaves them alone"
+    if replicas:
+        # The same packs in an update, from fewer replicas.
+        accumulation = -(-config.batch.gradient_accumulation * placement.replicas // replicas)
+        alone = " --set placement.replicated_tensor_sharding=false" if replicas == 1 else ""
+        return (
+            f"{found}; --set placement.replicas={replicas} --set batch.gradient_accumulation={accumulation}{alone} fits"
+            " them, with updates as large as before"
+        )
+    return (
+        f"{found}; one replica alone is too large for them: attach more (see gc-info -l), take fewer"
+        " placement.ipus_per_replica, or --engine host"
+    )
+
+
+def configuration_for(config: Config, ipus: int) -> Optional[str]:
+    """The configuration that comes with this package, of the same model and the same packs, for at most `ipus` IPUs:
+    the one with the most of them, None if there is none."""
+
+    def kind(each: Config):
+        model, data = each.model, each.data
+        sizes = (model.hidden_size, model.num_layers, model.num_heads, model.intermediate_size)
+        return sizes, data.max_sequence_length, data.max_sequences_per_pack
+
+    names = sorted(path.stem for path in FOLDER.glob("*_pod*.yml"))
+    others = {name: load_config(FOLDER / f"{name}.yml") for name in names}
+    fitting = {name: each.ipus for name, each in others.items() if kind(each) == kind(config) and each.ipus <= ipus}
+    return max(fitting, key=lambda name: fitting[name]) if fitting else None
 
 
 def ipus_of(config: Config) -> str:
