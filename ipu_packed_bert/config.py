@@ -165,7 +165,8 @@ class EngineConfig:
     executable_cache: Optional[str] = setting(None, "folder of compiled programs")
     synthetic_data: bool = setting(False, "no batch leaves the host: to measure the device alone")
     ipu_model: bool = setting(False, "the simulated IPU instead of hardware")
-    offline_export: Optional[str] = setting(None, "file: compile for it, run nothing")
+    offline_export: Optional[str] = setting(None, "file: compile into it, run nothing")
+    executable: Optional[str] = setting(None, "file of engine.offline_export: run it, compile no training program")
     profile_directory: Optional[str] = setting(None, "folder for PopVision's profile")
     asynchronous_loading: bool = setting(True, "the next batch is made while a step runs")
     log_cycles: bool = setting(False, "count the cycles of each step")
@@ -634,6 +635,13 @@ def _rules(config: Config) -> List[Tuple[str, Any, str]]:
             "engine.ipu_model engine.offline_export",
             engine.ipu_model and engine.offline_export is not None,
             "engine.ipu_model is true; must be false where engine.offline_export compiles for real IPUs",
+        ),
+        (
+            "engine.executable engine.offline_export engine.ipu_model engine.log_cycles",
+            engine.executable is not None
+            and (engine.offline_export is not None or engine.ipu_model or engine.log_cycles),
+            "engine.executable names a program compiled without a device; engine.offline_export must be null, "
+            "engine.ipu_model false, and engine.log_cycles false: such a program runs on IPUs and counts no cycles",
         ),
         (
             "run.steps optimizer.schedule_steps",

@@ -33,7 +33,7 @@ HARMLESS = frozenset(
     data.training data.evaluation data.evaluation_examples
     model.initializer_range model.vocabulary
     engine.kind engine.device engine.attention engine.compile engine.deterministic engine.threads engine.mask
-    engine.executable_cache engine.ipu_model engine.offline_export engine.profile_directory
+    engine.executable_cache engine.executable engine.ipu_model engine.offline_export engine.profile_directory
     engine.asynchronous_loading engine.log_cycles engine.recompute_layers
     placement.ipus_per_replica placement.layers_per_ipu placement.available_memory_proportion
     placement.embedding_serialization_factor placement.optimizer_state_off_chip placement.replicated_tensor_sharding

@@ -309,7 +309,8 @@ def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
 
         engine.compile(batches.first())
         if config.engine.offline_export:
-            print(f"compiled  {config.engine.offline_export}; this program cannot load it yet, poptorch.load can")
+            file = config.engine.offline_export
+            print(f"compiled  {file}; where the IPUs are: --set engine.executable={file}, with {file}.json beside it")
             return 0
         if begin.weights:
             with said_of(str(args.start_from)):

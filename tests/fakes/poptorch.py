@@ -703,7 +703,35 @@ class PoplarExecutor:
         self.compile(*args, **kwargs)
         _Path(filename).parent.mkdir(parents=True, exist_ok=True)
         with open(filename, "wb") as file:
-            _pickle.dump({"poptorch": __version__, "shapes": self._shapes}, file)
+            _pickle.dump({"poptorch": __version__, "inputs": self._sample, **self._program()}, file)
+
+    def _program(self):
+        """What a compiled program is: its options, weights and operators.
+
+        Settings of the backend are in it; where a device comes from is not, nor the random seed, which is sent there.
+        """
+        elsewhere = {"use_model", "connection_type", "ipu_version", "random_seed", "cachePath", "enableEngineCaching"}
+        options = {name: value for name, value in self._options.toDict().items() if name not in elsewhere}
+        options["engineOptions"] = sorted(options.get("engineOptions", {}))  # a profile may go to another folder
+        return {
+            "options": options,
+            "weights": [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in self._named()],
+            "operators": [(operator.name, operator.ipu) for operator in self._graph_.operators],
+            "constants": self._device_optimizer and str(self._device_optimizer["constants"]),
+        }
+
+    def loadExecutable(self, filename):
+        if self._compiled:
+            raise Error("an executable is there already")
+        try:
+            with open(filename, "rb") as file:
+                stored = _pickle.load(file)
+        except (OSError, EOFError, _pickle.UnpicklingError) as error:
+            raise Error(f"Invalid file {filename}: {error}") from None
+        if stored["poptorch"] != __version__:
+            raise Error(f"Invalid file {filename}: Version mismatch: {stored['poptorch']} is not {__version__}")
+        # PopTorch traces the model again, with the inputs that it was exported with.
+        self._compile(_loaded_from=stored, inputs=stored["inputs"])
 
     def save(self, filename, export_model=True, save_rng_state=True):
         if not self._compiled:
@@ -727,7 +755,7 @@ class PoplarExecutor:
         values = self._values
         return values["device_iterations"] * values["replication_factor"] * values["accumulation"]
 
-    def _compile(self, inputs):
+    def _compile(self, inputs, _loaded_from=None):
         values = self._values
         for tensor in inputs:
             rows = tensor.shape[0] if tensor.dim() else 1
@@ -768,9 +796,16 @@ class PoplarExecutor:
                         "second": _torch.zeros(parameter.shape, dtype=shared["second_order_momentum_accum_type"]),
                         "step": 0,
                     }
-        _machine.programs.append(
-            _CompiledProgram("training" if self._training else "inference", graph, self._stages, self._homes)
-        )
+        if _loaded_from is None:
+            _machine.programs.append(
+                _CompiledProgram("training" if self._training else "inference", graph, self._stages, self._homes)
+            )
+        else:
+            program = self._program()
+            different = [part for part, value in program.items() if _loaded_from[part] != value]
+            if different:
+                self._compiled = False
+                raise Error(f"the executable is of another program: {', '.join(different)} differ")
         if not offline:
             self.attachToDevice()
 
@@ -1068,6 +1103,12 @@ class AsynchronousDataAccessor:
         self._ready = _queue.Queue(buffer_size)
         self._indefinitely = load_indefinitely
         self._thread = None
+        # The other process begins with the first element, which tells the shapes; if it dies, this one says no more.
+        self._iterator = iter(dataset)
+        try:
+            self._first = next(self._iterator)
+        except BaseException:
+            raise Error("AsynchronousDataAccessor worker thread failed to start (Check above for details)") from None
 
     def _put(self, item):
         while not self._stop.is_set():
@@ -1079,9 +1120,23 @@ class AsynchronousDataAccessor:
         return False
 
     def _read(self):
+        try:
+            self._read_all()
+        except BaseException:  # the end of a process that nobody asked to end
+            self._put(AssertionError("An error occurred in the data fetcher"))
+
+    def _elements(self):
+        if self._first is not None:
+            first, self._first = self._first, None
+            yield first
+            yield from self._iterator
+        else:
+            yield from self._dataset
+
+    def _read_all(self):
         while not self._stop.is_set():
             shapes = None
-            for item in self._dataset:
+            for item in self._elements():
                 if not isinstance(item, (tuple, list)) or not all(isinstance(t, _torch.Tensor) for t in item):
                     self._put(TypeError("the accessor moves tuples of tensors"))
                     return

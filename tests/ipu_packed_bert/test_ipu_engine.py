@@ -5,8 +5,10 @@ Tests marked `ipu`, at the end, run on what the stand-in stands for.
 
 import dataclasses
 import json
+import os
 import pickle
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -763,27 +765,107 @@ def test_a_program_for_another_machine(tmp_path):
         assert engine.state()["optimizer"]["step"] == 0
 
 
-def test_an_exported_program_is_not_said_to_be_loadable_here(tmp_path, capsys):
+def export(tmp_path, **sections):
+    """The training program of a configuration, compiled where no IPU is; (its file, the configuration to run it)."""
+    file = str(tmp_path / "programs" / "training.poptorch")
+    config = make_config(**sections, engine={"offline_export": file, "log_cycles": False})
+    with installed(ipus=0) as sdk:
+        make_engine(sdk, config).compile(make_batch(config))
+    return file, change(config, engine={"offline_export": None, "executable": file})
+
+
+def test_an_executable_makes_the_updates_of_a_compiled_program(tmp_path):
+    file, config = export(tmp_path, layers_per_ipu=(1, 1), accumulation=5, replicas=2)
+    states = []
+    with installed(ipus=16) as sdk:
+        for each in (config, change(config, engine={"executable": None})):
+            machine.reset(16)
+            engine = make_engine(sdk, each)
+            engine.compile(make_batch(config))
+            for step, rate in enumerate(RATES):
+                engine.step(make_batch(config, seed=step), rate)
+            engine.evaluate(make_batch(config))
+            states.append(engine.state())
+            loaded = each.engine.executable is not None
+            assert machine.compilations == (["inference"] if loaded else ["training", "inference"])
+            assert engine.compilations == {"training": int(not loaded), "evaluation": 1}
+            engine.close()
+        # A state goes on in a loaded program as in a compiled one.
+        resumed = make_engine(sdk, config)
+        resumed.compile(make_batch(config))
+        resumed.load_state(states[1])
+        assert resumed.state()["optimizer"]["step"] == len(RATES)
+    for part in ("model", "optimizer"):
+        names = states[0][part] if part == "model" else states[0][part]["exp_avg"]
+        first, second = (each[part] if part == "model" else each[part]["exp_avg"] for each in states)
+        assert all(torch.equal(first[name], second[name]) for name in names) and names
+
+
+@pytest.mark.parametrize(
+    "sections, named",
+    [
+        ({"engine": {"stochastic_rounding": True}}, "engine.stochastic_rounding false, this run has true"),
+        ({"model": {"intermediate_size": 64}}, "model.intermediate_size 32"),
+        ({"batch": {"micro_batch": 1}}, "batch.micro_batch 2"),
+        ({"batch": {"gradient_accumulation": 6}}, "accumulation 4, this run has 6"),
+        ({"optimizer": {"packing_adjustment": "betas"}}, None),  # a packing factor of 1 changes no beta
+        ({"run": {"seed": 6}, "optimizer": {"learning_rate": 0.1}}, None),  # sent to the device
+    ],
+)
+def test_an_executable_of_another_configuration_is_one_line(tmp_path, sections, named):
+    file, config = export(tmp_path)
+    with installed(ipus=16) as sdk:
+        if named is None:
+            make_engine(sdk, change(config, **sections)).compile(make_batch(config))
+            return
+        with pytest.raises(ValueError, match="compile it again: --set engine.offline_export=") as error:
+            make_engine(sdk, change(config, **sections))
+    assert f"compiled for {named}" in one_line(error)
+
+
+@pytest.mark.parametrize("damage", ["shapes", "version", "short", "no note", "no JSON", "format", "another note"])
+def test_an_executable_that_does_not_fit_is_one_line(tmp_path, damage):
+    file, config = export(tmp_path)
+    note = json.loads(Path(file + ".json").read_text())
+    batch = make_batch(config)
+    if damage == "shapes":
+        batch["input_ids"] = batch["input_ids"][:, :-8]
+    elif damage == "version":
+        note["compiled_for"]["poptorch"] = "3.3.0"
+    elif damage == "short":
+        with open(file, "rb+") as opened:
+            opened.truncate(100)
+    elif damage == "format":
+        note["format"] = 2
+    elif damage == "another note":  # PopTorch itself refuses it
+        config = change(config, engine={"half_partials": False})
+        note["compiled_for"]["engine.half_partials"] = False
+    Path(file + ".json").write_text("{" if damage == "no JSON" else json.dumps(note))
+    if damage == "no note":
+        os.remove(file + ".json")
+    with installed(ipus=16) as sdk, pytest.raises(ValueError, match="engine.offline_export") as error:
+        make_engine(sdk, config).compile(batch)
+    assert file in one_line(error)
+
+
+def test_an_executable_runs_on_ipus_and_counts_no_cycles():
+    for setting in ("log_cycles=true", "ipu_model=true", "offline_export=x"):
+        overrides = ["engine.executable=a", "engine.log_cycles=false", f"engine.{setting}"]
+        with pytest.raises(ConfigError, match="a program compiled without a device"):
+            load_config("configs/packed_phase2_pod16.yml", overrides)
+
+
+def test_a_program_is_exported_and_run_by_the_command(tmp_path, capsys):
     config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
     file = tmp_path / "training.poptorch"
+    line = ["--config", config, "--engine", "ipu", "--set", "engine.half_weights=false"]
     with installed(ipus=0):
-        assert (
-            command(
-                "--config",
-                config,
-                "--out",
-                str(tmp_path / "run"),
-                "--engine",
-                "ipu",
-                "--set",
-                f"engine.offline_export={file}",
-                "--set",
-                "engine.half_weights=false",
-            )
-            == 0
-        )
-    assert f"compiled  {file}; this program cannot load it yet" in capsys.readouterr().out
+        assert command(*line, "--out", str(tmp_path / "run"), "--set", f"engine.offline_export={file}") == 0
+    assert f"--set engine.executable={file}" in capsys.readouterr().out
     assert file.exists() and not (tmp_path / "run").exists()
+    with installed(ipus=16):
+        assert command(*line, "--out", str(tmp_path / "run"), "--set", f"engine.executable={file}") == 0
+        assert machine.compilations == ["inference"]  # the evaluation at the end
 
 
 def test_build_engine_takes_the_ipus(sdk):
@@ -888,13 +970,71 @@ def test_the_reader_travels(sdk, tmp_path):
     config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
     batches = global_batches(PackStore.open(folder), config, packing_factor=1.0)
     reader = sdk[0].feed.Reader(
-        batches.packs.again(), batches.layout, (0, 1), batches.state(), batches.updates_per_epoch
+        batches.packs.again(), batches.layout, (0, 1), batches.state(), batches.updates_per_epoch, "complaint"
     )
     travelled = pickle.loads(pickle.dumps(reader))
     assert (travelled.layout, travelled.start) == (reader.layout, reader.start) and len(
         travelled
     ) == batches.updates_per_epoch
     assert np.array_equal(next(iter(travelled))[0].numpy(), next(batches)["input_ids"])
+
+
+@pytest.mark.parametrize("asked_for", [1, 2])
+def test_a_dead_reader_is_one_line(sdk, tmp_path, asked_for, monkeypatch):
+    """Damaged data ends the other process: the run ends with the line that the data's own reader has for it."""
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
+    store = PackStore.open(folder)
+    ahead = ipu_engine(sdk[0], config, store.schema).feed(global_batches(store, config, packing_factor=1.0))
+    read, left = GlobalBatches.__next__, [asked_for - 1]
+
+    def damaged(self):
+        if not left[0]:
+            raise ValueError("data/packed: shard 3 is damaged\nbuild it again")
+        left[0] -= 1
+        return read(self)
+
+    monkeypatch.setattr(GlobalBatches, "__next__", damaged)
+    for _ in range(asked_for - 1):
+        next(ahead)
+    with pytest.raises(ValueError, match="shard 3 is damaged build it again") as error:
+        next(ahead)
+    one_line(error)
+    complaint = ahead._complaint
+    ahead.close()
+    assert not complaint.parent.exists()
+
+
+def test_a_reader_that_was_killed_is_one_line(tmp_path):
+    from ipu_packed_bert.engine.ipu.feed import BatchesAhead
+
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
+
+    def killed(reader):
+        raise AssertionError("An error occurred in the data fetcher")
+
+    ahead = BatchesAhead(global_batches(PackStore.open(folder), config, packing_factor=1.0), read_ahead=killed)
+    with pytest.raises(ValueError, match="engine.asynchronous_loading=false") as error:
+        next(ahead)
+    one_line(error)
+    ahead.close()
+
+
+def test_the_readers_process_ends_without_a_traceback(tmp_path):
+    """SystemExit with a number: Python prints nothing of it, in the main process or another."""
+    from ipu_packed_bert.engine.ipu.feed import Reader
+
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
+    batches = global_batches(PackStore.open(folder), config, packing_factor=1.0)
+    complaint = tmp_path / "complaint"
+    reader = Reader(batches.packs.again(), batches.layout, (0, 1), batches.state(), 1, complaint=str(complaint))
+    for shard in folder.glob("packs-*.npy"):
+        shard.write_bytes(b"")
+    with pytest.raises(SystemExit) as ended:
+        next(iter(reader))
+    assert ended.value.code == 1 and complaint.read_text().count("packs-") == 1
 
 
 # ---------------------------------------------------------------------------------------------------- the whole command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -11,6 +12,15 @@ import torch
 from ipu_packed_bert.config import Config, check_accumulation, check_on_ipus
 from ipu_packed_bert.engine.base import Engine, StepResult, micro_batches
 from ipu_packed_bert.engine.ipu.devices import Device, find_instance
+from ipu_packed_bert.engine.ipu.executable import (
+    Facts,
+    input_facts,
+    note_of,
+    program_facts,
+    refuse_another,
+    sdk_versions,
+    write_note,
+)
 from ipu_packed_bert.engine.ipu.feed import BatchesAhead, Reader
 from ipu_packed_bert.engine.ipu.options import build_optimizer, evaluation_options, training_options
 from ipu_packed_bert.engine.ipu.program import build_program
@@ -37,9 +47,19 @@ class IpuEngine(Engine):
         self.device = device
         self.instance = find_instance(config)
         self.accumulation = config.accumulation(packing_factor)
+        betas = config.betas(packing_factor)
+        self._facts: Facts = program_facts(
+            config,
+            accumulation=self.accumulation,
+            betas=betas,
+            replicas=self.instance.replicas,
+            versions=sdk_versions(poptorch),
+        )
+        if config.engine.executable is not None:
+            refuse_another(config.engine.executable, self._facts)
         self._program = build_program(config, task, self.placement)
         self._network = self._program.network
-        self._optimizer = build_optimizer(self._program, config, betas=config.betas(packing_factor))
+        self._optimizer = build_optimizer(self._program, config, betas=betas)
         self._training = poptorch.trainingModel(
             self._program,
             options=training_options(config, device, self.instance, accumulation=self.accumulation),
@@ -62,7 +82,7 @@ class IpuEngine(Engine):
     @property
     def compilations(self) -> Dict[str, int]:
         return {
-            "training": int(self._training.isCompiled()),
+            "training": int(self._training.isCompiled() and self.config.engine.executable is None),
             "evaluation": int(self._evaluation is not None and self._evaluation.isCompiled()),
         }
 
@@ -72,10 +92,32 @@ class IpuEngine(Engine):
         tensors = self._tensors(batch, self.accumulation)
         self._program.train()
         if self.device.offline:
-            self._training.compileAndExport(self.config.engine.offline_export, *tensors, export_model=False)
+            self._export(str(self.config.engine.offline_export), batch, tensors)
             return
-        self._training.compile(*tensors)
+        if self.config.engine.executable is not None:
+            self._load(self.config.engine.executable, batch)
+        else:
+            self._training.compile(*tensors)
         self._restore()
+
+    def _export(self, path: str, batch: Batch, tensors: Tuple[torch.Tensor, ...]) -> None:
+        """The training program into a file, and beside it what it was compiled for."""
+        with contextlib.suppress(FileNotFoundError):
+            note_of(path).unlink()  # of a former program
+        self._training.compileAndExport(path, *tensors, export_model=False)
+        write_note(path, {**self._facts, **input_facts(batch)})
+
+    def _load(self, path: str, batch: Batch) -> None:
+        """The training program from a file; weights are those of this process."""
+        refuse_another(path, {**self._facts, **input_facts(batch)})
+        try:
+            self._training.loadExecutable(path)
+        except poptorch.Error as error:
+            problem = " ".join(str(error).split())[:300]
+            raise ValueError(
+                f"engine.executable {path}: PopTorch does not load it ({problem}); compile it again with "
+                "engine.offline_export"
+            ) from error
 
     def step(self, batch: Batch, learning_rate: float) -> StepResult:
         if self.device.offline:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
@@ -20,11 +22,21 @@ class Reader:
     share: Tuple[int, int]
     start: Dict[str, Any]  # GlobalBatches.state()
     updates_per_epoch: int
+    complaint: str  # a file: what ends the reading, in one line
 
     def __len__(self) -> int:
         return self.updates_per_epoch
 
     def __iter__(self) -> Iterator[Tuple[torch.Tensor, ...]]:
+        try:
+            yield from self._tensors()
+        except (ValueError, OSError, MemoryError) as error:
+            # The other process has no way to hand over an exception. It leaves a line and ends without a traceback.
+            line = " ".join(str(error).split()) or type(error).__name__
+            Path(self.complaint).write_text(line, encoding="utf-8", errors="replace")
+            raise SystemExit(1) from None
+
+    def _tensors(self) -> Iterator[Tuple[torch.Tensor, ...]]:
         with contextlib.closing(GlobalBatches(self.packs(), self.layout, share=self.share)) as batches:
             batches.load_state(self.start)
             for batch in batches:
@@ -45,6 +57,7 @@ class BatchesAhead:
         self._batches = batches
         self._read_ahead = read_ahead
         self._accessor: Any = None
+        self._folder: Any = None  # of the reader's complaint
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
@@ -53,15 +66,43 @@ class BatchesAhead:
         return self
 
     def __next__(self) -> Batch:
-        if self._accessor is None:
-            batches = self._batches
-            reader = Reader(
-                batches.packs.again(), batches.layout, batches.share, batches.state(), batches.updates_per_epoch
-            )
-            self._accessor = self._read_ahead(reader)
-        batch = {name: tensor.numpy() for name, tensor in zip(self._batches.layout.fields, next(self._accessor))}
+        """Raises ValueError, in one line, where the other process has ended."""
+        batches = self._batches
+        try:
+            if self._accessor is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="packed-bert-")
+                complaint = str(self._complaint)
+                self._accessor = self._read_ahead(
+                    Reader(
+                        batches.packs.again(),
+                        batches.layout,
+                        batches.share,
+                        batches.state(),
+                        batches.updates_per_epoch,
+                        complaint,
+                    )
+                )
+            tensors = next(self._accessor)
+        except StopIteration:
+            raise
+        except Exception as error:  # PopTorch raises its own error, or AssertionError, where the process has died
+            raise self._died(error) from error
+        batch = {name: tensor.numpy() for name, tensor in zip(batches.layout.fields, tensors)}
         self._batches.load_state({**self._batches.state(), **self._after()._asdict()})
         return batch
+
+    @property
+    def _complaint(self) -> Path:
+        return Path(self._folder.name, "complaint")
+
+    def _died(self, error: Exception) -> ValueError:
+        if self._complaint.is_file():
+            return ValueError(self._complaint.read_text(encoding="utf-8"))
+        problem = " ".join(str(error).split())[:200] or type(error).__name__
+        return ValueError(
+            f"the process that reads the batches has ended ({problem}): killed, or out of memory; --set "
+            "engine.asynchronous_loading=false reads them in this one"
+        )
 
     def _after(self) -> Position:
         """Where the batch after the current one begins."""
@@ -81,3 +122,6 @@ class BatchesAhead:
         if self._accessor is not None:
             self._accessor.terminate()
             self._accessor = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None

@@ -1,0 +1,91 @@
+"""Programs compiled without a device: what they were compiled for, in a file beside each.  Loads without the SDK."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import torch
+
+from ipu_packed_bert.config import Config
+from ipu_packed_bert.loader import Batch
+from ipu_packed_bert.settings import plain, shown
+from pack_data.decoding import Fields, read_object
+from pack_data.files import write_atomically
+
+FORMAT = 1
+# Settings of the program's sections that are not in it: of the host, of where it runs and where its parts lie, or
+# values that are sent to the device with every update. What is not named here decides.
+NOT_COMPILED = frozenset(
+    """
+    model.initializer_range
+    optimizer.learning_rate optimizer.warmup_fraction optimizer.schedule optimizer.schedule_power
+    optimizer.schedule_steps optimizer.packing_adjustment optimizer.beta1 optimizer.beta2
+    batch.gradient_accumulation
+    engine.kind engine.device engine.precision engine.attention engine.compile engine.deterministic engine.threads
+    engine.executable_cache engine.executable engine.offline_export engine.ipu_model engine.asynchronous_loading
+    engine.log_cycles
+    """.split()
+)
+
+Facts = Dict[str, Any]  # name -> plain value
+
+
+def program_facts(
+    config: Config, *, accumulation: int, betas: Tuple[float, float], replicas: int, versions: Dict[str, str]
+) -> Facts:
+    """What decides a training program, but for the shapes of its inputs.
+
+    `replicas`: of this process; `accumulation` and `betas`: as the packing factor leaves them.
+    """
+    facts: Facts = dict(versions)
+    for section in ("model", "loss", "optimizer", "batch", "engine", "placement"):
+        facts.update((f"{section}.{name}", plain(value)) for name, value in vars(getattr(config, section)).items())
+    facts = {name: value for name, value in facts.items() if name not in NOT_COMPILED}
+    facts["engine.recompute_layers"] = config.engine.recomputes(ipus=True)
+    facts["engine.profile_directory"] = config.engine.profile_directory is not None  # wherever it is
+    return {**facts, "accumulation": accumulation, "betas": list(betas), "replicas of a process": replicas}
+
+
+def input_facts(batch: Batch) -> Facts:
+    """The shapes of a batch, as :func:`program_facts`."""
+    return {f"input {name}": f"{array.dtype} {list(array.shape)}" for name, array in batch.items()}
+
+
+def note_of(executable: str) -> Path:
+    """The file that says what an executable was compiled for."""
+    return Path(executable + ".json")
+
+
+def write_note(executable: str, facts: Facts) -> None:
+    note = {"format": FORMAT, "bytes": Path(executable).stat().st_size, "compiled_for": facts}
+    write_atomically(note_of(executable), (json.dumps(note, indent=1) + "\n").encode())
+
+
+def refuse_another(executable: str, facts: Facts) -> None:
+    """Raise ValueError, in one line, unless the executable is there, whole, and was compiled for what `facts` say."""
+    again = f"compile it again: --set engine.offline_export={executable} --set engine.executable=null"
+    note = read_object(note_of(executable), way_out=f"{again}, which writes this file too")
+    if note.any("format") != FORMAT:
+        raise note.error("format", f"must be {FORMAT}")
+    if not Path(executable).is_file() or Path(executable).stat().st_size != note.any("bytes"):
+        raise ValueError(f"engine.executable {executable}: not there, or not the file that was written; {again}")
+    compiled = note.object("compiled_for")
+    different = [name for name in facts if name not in compiled or compiled.any(name) != facts[name]]
+    if different:
+        name = different[0]
+        more = f" ({len(different) - 1} more differ)" if len(different) > 1 else ""
+        raise ValueError(
+            f"engine.executable {executable}: compiled for {name} {_before(compiled, name)}, this run has "
+            f"{shown(facts[name])}{more}; set it back, or {again}"
+        )
+
+
+def _before(compiled: Fields, name: str) -> str:
+    return shown(compiled.any(name))[:200] if name in compiled else "of another version"
+
+
+def sdk_versions(poptorch: Any) -> Dict[str, str]:
+    """Executables load only where these are the same."""
+    return {"poptorch": poptorch.__version__, "torch": torch.__version__}
