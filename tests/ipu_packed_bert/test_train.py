@@ -1,5 +1,6 @@
 """The loop: order of events, evaluation over batches, and what Ctrl-C and SIGTERM do."""
 
+import contextlib
 import io
 import os
 import signal
@@ -68,9 +69,8 @@ def run(store, folder, engine, *overrides, first_step=0):
         progress=False,
         stream=io.StringIO(),
     )
-    outcome = train(config, engine, batches, log, folder / "checkpoints", first_step=first_step)
-    log.close()
-    batches.close()
+    with contextlib.closing(log), contextlib.closing(batches):
+        outcome = train(config, engine, batches, log, folder / "checkpoints", first_step=first_step)
     return config, outcome
 
 
