@@ -107,9 +107,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--vocabulary-size", type=positive_int, default=30522, metavar="V")
     parser.add_argument(
         "--precision",
-        choices=("float32", "bfloat16", "both", "auto"),
+        choices=("float32", "tf32", "bfloat16", "both", "auto"),
         default="auto",
-        help="auto, the default: both, but no bfloat16 on a CPU that only emulates it",
+        help="auto, the default: both, but no bfloat16 where it is only emulated; tf32 is for CUDA",
     )
     parser.add_argument("--attention", choices=("auto", "eager", "sdpa", "varlen"), default="auto")
     parser.add_argument(
@@ -181,7 +181,7 @@ def measured(args: argparse.Namespace, processes: Processes) -> int:
     import torch
 
     from ipu_packed_bert.engine.host import pick_attention
-    from ipu_packed_bert.engine.host.devices import find_device
+    from ipu_packed_bert.engine.host.devices import computes_in, find_device
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from ipu_packed_bert.throughput import Work, bfloat16_slowdown, draw_work, measure, stretched
 
@@ -192,8 +192,10 @@ def measured(args: argparse.Namespace, processes: Processes) -> int:
     hidden, layers, heads, intermediate = SIZES[size]
     if args.lengths:
         return compare_lengths(args, packing, size, rounds)
-    precisions = {"both": BOTH, "auto": BOTH}.get(args.precision, (args.precision,))
-    if args.precision == "auto" and not torch.cuda.is_available():
+    precisions: Tuple[str, ...] = {"both": BOTH, "auto": BOTH}.get(args.precision, (args.precision,))
+    if args.precision == "auto" and torch.cuda.is_available():
+        precisions = tuple(each for each in BOTH if computes_in(each, torch.device("cuda")))
+    elif args.precision == "auto":
         slowdown = bfloat16_slowdown()
         if slowdown > 1.5:  # where bfloat16 is native it is faster
             precisions = ("float32",)

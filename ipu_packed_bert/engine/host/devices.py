@@ -46,16 +46,25 @@ def capability(device: torch.device) -> Optional[Tuple[int, int]]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
+def computes_in(precision: str, device: torch.device) -> bool:
+    """Whether the device itself computes in this type; a CPU may have to emulate bfloat16, and is as exact."""
+    found = capability(device)
+    if found is None:
+        return precision != "tf32"
+    return precision == "float32" or found >= AMPERE
+
+
 def refuse_precision(precision: str, device: torch.device) -> None:
     """Raise ValueError where the device does not compute in `engine.precision`."""
     found = capability(device)
-    if precision == "tf32" and found is None:
+    if computes_in(precision, device):
+        return
+    if found is None:
         raise ValueError("engine.precision is tf32; CPUs have no TF32: float32 and bfloat16 run here")
-    if precision in ("tf32", "bfloat16") and found is not None and found < AMPERE:
-        raise ValueError(
-            f"engine.precision is {precision}; {device_name(device)} has compute capability {found[0]}.{found[1]}, "
-            f"{precision} needs {AMPERE[0]}.{AMPERE[1]}: --set engine.precision=float32"
-        )
+    raise ValueError(
+        f"engine.precision is {precision}; {device_name(device)} has compute capability {found[0]}.{found[1]}, "
+        f"{precision} needs {AMPERE[0]}.{AMPERE[1]}: --set engine.precision=float32"
+    )
 
 
 def arithmetic(precision: str, device: torch.device) -> torch.dtype:
