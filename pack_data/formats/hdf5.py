@@ -14,6 +14,9 @@ a whole block.
 from __future__ import annotations
 
 import math
+import mmap
+import os
+import struct
 from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Tuple
 
@@ -21,7 +24,7 @@ import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
 from pack_data.decoding import one_line, shown
-from pack_data.files import check_regular
+from pack_data.files import check_regular, open_regular
 from pack_data.formats.records import (
     PACK_FIELDS,
     Record,
@@ -51,19 +54,52 @@ def _open(path: str):
         raise ValueError(f"{path}: HDF5 cannot open it ({one_line(error)})") from None
 
 
+# The header of a global heap, which holds rows of variable length, and of an object in it (HDF5 File Format
+# Specification 3.0, III.E): signature, version 1, 3 bytes of 0, size; number, references, 4 bytes, size of the data.
+_HEAP, _HEAP_HEADER, _HEAP_OBJECT = b"GCOL\x01\0\0\0", struct.Struct("<8xQ"), struct.Struct("<HH4xQ")
+
+
+def _check_heaps(path: str) -> None:
+    """ValueError for a heap whose free space has no size: the HDF5 library goes through such a heap without end."""
+    with open_regular(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            heap = data.find(_HEAP)
+            while heap >= 0:
+                place, end = heap + _HEAP_HEADER.size, len(data) - _HEAP_OBJECT.size
+                if place <= len(data):
+                    end = min(end, heap + _HEAP_HEADER.unpack_from(data, heap)[0] - _HEAP_OBJECT.size)
+                while place <= end:
+                    number, _, size = _HEAP_OBJECT.unpack_from(data, place)
+                    if number == 0:  # the free space, its header included, up to the end
+                        if size < _HEAP_OBJECT.size:
+                            raise ValueError(
+                                f"{path}: HDF5 cannot open it (damaged: free space of {size} bytes in the heap at byte "
+                                f"{heap}); copy the file again"
+                            )
+                        break
+                    place += _HEAP_OBJECT.size + -(-size // 8) * 8
+                heap = data.find(_HEAP, heap + 1)
+
+
 def _columns(path: str, file, longest: Optional[int] = None) -> Dict[str, Any]:
     """Every one- or two-dimensional data set of the file's root with as many rows as input_ids.  Raises ValueError.
 
     longest: bytes of a row and of a chunk, which is unpacked at once; None where no data are read.
     Only what the file itself holds is read: a link into another file, or data kept in another one, is refused.
     """
+    h5py = load_package("h5py", "this file format")
     try:
         found = dict(_data_sets(path, file))
         shapes = {name: data.shape for name, data in found.items()}
+        ragged = any(h5py.check_vlen_dtype(data.dtype) is not None for data in found.values())
     except RecordError:
         raise
     except DAMAGE as error:
         raise ValueError(f"{path}: HDF5 cannot list its data sets ({one_line(error)})") from None
+    if ragged:
+        _check_heaps(path)
     packed = "positions" in found
     needed = STORED_PACK_FIELDS if packed else EXAMPLE_FIELDS
     missing = [name for name in needed if name not in found]

@@ -66,6 +66,7 @@ def integers(name: str, values: np.ndarray, largest: int = LARGEST_ID) -> np.nda
     if values.ndim != 1:
         raise RecordError(f"{name} has {values.ndim} dimensions, must have one")
     if values.dtype.kind == "f":
+        values = values.astype(np.float64)  # half precision has no 2^31 to compare with
         if not (values == np.floor(values)).all():  # also refuses NaN
             raise RecordError(f"{name} holds a number that is not whole")
     elif values.dtype.kind not in "iub":

@@ -51,6 +51,36 @@ def test_unpacked_rows_become_examples(tmp_path):
     assert [record.origin.record for record in source.read()] == list(range(9))
 
 
+def test_a_heap_that_the_library_would_walk_without_end_is_refused(tmp_path):
+    path = tmp_path / "a.hdf5"
+    with h5py.File(path, "w") as file:
+        rows = file.create_dataset("input_ids", (3,), h5py.vlen_dtype(np.int32))
+        for number in range(3):
+            rows[number] = [1, 2, 3]
+    data = bytearray(path.read_bytes())
+    heap = data.index(b"GCOL")
+    data[heap + 16 : heap + 64] = bytes(48)
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="free space of 0 bytes") as raised:
+        open_source(str(path))
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_whole_numbers_of_any_float_are_read_and_others_refused(tmp_path, kind):
+    examples = random_examples(np.random.default_rng(0), 2, S, P)
+    path = write_nvidia(tmp_path / "a.hdf5", [mlperf_row(each, S, P) for each in examples])
+    with h5py.File(path, "r+") as file:
+        labels = file["segment_ids"][()].astype(kind)
+        del file["segment_ids"]
+        file["segment_ids"] = labels
+    assert values(path) == examples
+    with h5py.File(path, "r+") as file:
+        file["segment_ids"][0, 0] = np.inf
+    with pytest.raises(ValueError, match="segment_ids holds inf"):
+        values(path)
+
+
 def test_predictions_end_at_the_first_position_zero(tmp_path):
     """All P slots used leaves no zero; none used is a row of zeros."""
     full = example(positions=(1, 2, 3, 5))
