@@ -120,3 +120,16 @@ def test_nothing_is_read_back_within_an_update(attention, monkeypatch):
     assert mode.calls > gradients > 500
     with pytest.raises(AssertionError, match="waits for the device"), NoWaiting():
         torch.ones(()).item()
+
+
+def test_an_update_is_read_back_once(monkeypatch):
+    """Loss, sums and the gradients' norm together, before the optimiser's step."""
+    config = Config(model=TINY, batch=BatchConfig(micro_batch=2), optimizer=OptimizerConfig(max_gradient_norm=0.1))
+    engine = host_engine(config, device="cpu")
+    (batch,) = make_batches(1, depth=3, micro_batch=2)
+    real, read = torch.Tensor.tolist, []
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: (read.append(len(tensor)), real(tensor))[1])
+    for name in ("item", "__float__", "__int__", "__bool__", "numpy", "cpu"):
+        monkeypatch.setattr(torch.Tensor, name, lambda tensor, name=name: pytest.fail(f"{name} waits for the device"))
+    result = engine.step(batch, 1e-2)
+    assert result.applied and read == [len(engine.task.outputs) + 1]
