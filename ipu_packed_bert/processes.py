@@ -166,17 +166,26 @@ class Ranks(Processes):
 
     def ended(self, error: BaseException) -> Optional[int]:
         """Exit status with which this process ends without a word; None where it has to say its error."""
-        if not _is_lost_connection(error):
-            status = 3 if isinstance(error, NotFinite) else 2 if isinstance(error, (ValueError, OSError)) else 1
-            self._store.set(f"error/{self.rank}", json.dumps({"status": status, "text": str(error)}))
-            self._store.add("errors", 1)
-            self._store.add(f"errors/{self.rank}", 1)
-            # The same mistake is found by all: rank 0 says it.
-            if self.rank and self._wait_for("errors/0", seconds=1.0):
-                first = json.loads(self._store.get("error/0"))
-                # Where training is no longer finite it is so on all, though only rank 0 knows what was saved.
-                return status if first["status"] == status and (status == 3 or first["text"] == str(error)) else None
+        try:
+            return self._ended_of_others(error) if _is_lost_connection(error) else self._ended_by(error)
+        except RuntimeError:  # the store has gone with the process that kept it
             return None
+
+    def _ended_by(self, error: BaseException) -> Optional[int]:
+        status = 3 if isinstance(error, NotFinite) else 2 if isinstance(error, (ValueError, OSError)) else 1
+        own = {"status": status, "text": str(error)}
+        self._store.set(f"error/{self.rank}", json.dumps(own))
+        self._store.add(f"errors/{self.rank}", 1)
+        self._store.add("errors", 1)
+        # The same mistake is found by all: rank 0 says it. Where training is no longer finite, only rank 0 knows what
+        # was saved.
+        if self.rank and self._wait_for("errors/0", seconds=1.0):
+            first = json.loads(self._store.get("error/0"))
+            if first == own or first["status"] == status == 3:
+                return status
+        return None
+
+    def _ended_of_others(self, error: BaseException) -> Optional[int]:
         if self._wait_for("errors", seconds=1.0):
             for rank in range(self.size):
                 if self._store.add(f"errors/{rank}", 0):
@@ -284,6 +293,8 @@ def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Processes]:
     import torch.distributed as dist
 
     store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(minutes=10)))
+    # torchrun may keep one store for all attempts: what an earlier one left there, addresses too, is not ours.
+    store = dist.PrefixStore(f"attempt {environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     ranks = Ranks(store, rank, size, int(environment["LOCAL_RANK"]))
     with contextlib.ExitStack() as silent:
         if rank:

@@ -265,6 +265,21 @@ def refuse_a_run_under_way(folder: Union[str, Path]) -> None:
             pass
 
 
+def resumes(folder: Union[str, Path]) -> bool:
+    """Whether there is a run that has saved something; what was logged of one that ended before that is taken away.
+
+    Raises ValueError where another process writes it.
+    """
+    if checkpoints(Path(folder, CHECKPOINTS)):
+        return True
+    if Path(folder, LOG).exists():
+        with locked(Path(folder, LOCK), _written_elsewhere(folder, resumed=True)):
+            for name in (LOG, EVALUATIONS):
+                Path(folder, name).unlink(missing_ok=True)
+        print(f"note      {folder} ended before its first checkpoint; it begins again")
+    return False
+
+
 def _written_elsewhere(folder: Union[str, Path], *, resumed: bool) -> str:
     return f"{folder}: another process writes this run; wait for it" + ("" if resumed else ", or give another --out")
 

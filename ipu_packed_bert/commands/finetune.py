@@ -66,6 +66,12 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
     parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
     parser.add_argument(
+        "--resume-if-there",
+        action="store_true",
+        help="with --config and --out: go on with the run in that folder, if it has saved a checkpoint; the same line"
+        " then starts a run and restarts it (torchrun --max-restarts, a queue that runs a job again)",
+    )
+    parser.add_argument(
         "--compare-unpacked",
         type=int,
         metavar="N",
@@ -94,6 +100,8 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.resume and args.out:
         parser.error("--out names a new run; --resume continues in the run's own folder")
+    if args.resume_if_there and not (args.config and args.out):
+        parser.error("--resume-if-there needs --config, to begin with, and --out, the folder that may hold the run")
     if args.allow_change and not args.resume:
         parser.error("--allow-change goes with --resume; a new run changes nothing")
     if args.engine:
@@ -101,6 +109,12 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     if args.compare_unpacked is not None:
         args.overrides.append(f"run.compare_unpacked={args.compare_unpacked}")
     return args
+
+
+def there(folder: str) -> bool:
+    from ipu_packed_bert.runlog import resumes
+
+    return resumes(folder)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -115,6 +129,8 @@ def resumed_config(folder: str, overrides: Sequence[str] = ()) -> FinetuneConfig
 def begun(args: argparse.Namespace, processes: Processes) -> int:
     processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
     # Rank 0 alone reads and writes run folders: the others may be on machines that have none.
+    if args.resume_if_there and processes.of_first(there, args.out):
+        args.resume, args.out = args.out, None
     if args.resume:
         processes.of_first(refuse_no_run, "--resume", args.resume)
         former = processes.of_first(resumed_config, args.resume)

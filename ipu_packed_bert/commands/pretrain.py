@@ -59,6 +59,12 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
     parser.add_argument(
+        "--resume-if-there",
+        action="store_true",
+        help="with --config and --out: go on with the run in that folder, if it has saved a checkpoint; the same line"
+        " then starts a run and restarts it (torchrun --max-restarts, a queue that runs a job again)",
+    )
+    parser.add_argument(
         "--compare-unpacked",
         type=int,
         metavar="N",
@@ -104,6 +110,8 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.resume and args.out:
         parser.error("--out names a new run; --resume continues in the run's own folder")
+    if args.resume_if_there and not (args.config and args.out):
+        parser.error("--resume-if-there needs --config, to begin with, and --out, the folder that may hold the run")
     if args.allow_change and not args.resume:
         parser.error("--allow-change goes with --resume; a new run changes nothing")
     if args.resume and args.whole:
@@ -129,6 +137,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def begun(args: argparse.Namespace, processes: Processes) -> int:
     processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
     # Rank 0 alone reads and writes run folders: the others may be on machines that have none.
+    if args.resume_if_there and processes.of_first(there, args.out):
+        # What the file says in place of an option, where no IPUs are, the run has settled when it began.
+        settled = {key for key, _ in load_config(config_file(args.config)).without_ipus}
+        args.overrides = [each for each in args.overrides if each.partition("=")[0].strip() not in settled]
+        args.resume, args.out, args.start_from = args.out, None, None
     if args.resume or args.start_from:
         processes.of_first(refuse_no_runs, args)
     if args.resume:
@@ -143,6 +156,12 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
 
         return print_plan(*described(config), packing_factor=args.packing_factor)
     return run(config, args, processes)
+
+
+def there(folder: str) -> bool:
+    from ipu_packed_bert.runlog import resumes
+
+    return resumes(folder)
 
 
 def refuse_no_runs(args: argparse.Namespace) -> None:

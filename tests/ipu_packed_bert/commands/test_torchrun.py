@@ -1,0 +1,167 @@
+"""The programs under torchrun: killed and stopped runs go on, exactly; a mistake ends all ranks with one line."""
+
+import contextlib
+import io
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import torch.distributed as dist
+
+from ipu_packed_bert.checkpoint import newest_checkpoint
+from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.processes import joined
+from ipu_packed_bert.run_folder import CHECKPOINTS, LOG, read_log
+from pack_data.command import NotFinite, run_main
+from tests.kill_ranks import differences, disturbed
+from tests.tiny_runs import tiny_config, tiny_data
+
+STEPS = 30
+
+
+def test_a_run_that_is_killed_and_stopped_goes_on_exactly(tmp_path):
+    """Under torchrun two ranks are killed, which restarts all, and then torchrun is told to end; the same line of
+    arguments goes on. Weights and log are those of an undisturbed run, with dropout, bit for bit."""
+    tiny = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    assert [status for status, _ in ended(partial(_run, tiny, plain))] == [0, 0]
+    stopped = disturbed(tiny, run, ranks=2, steps=STEPS, kills=2, seed=1, then=signal.SIGTERM)
+    made = len(read_log(run / LOG))
+    assert stopped.kills == 2 and stopped.status != 0 and 0 < made < STEPS, stopped.output
+    assert "stopped   by SIGTERM" in stopped.output and newest_checkpoint(run / CHECKPOINTS).name.endswith(
+        f"{made:08d}"
+    )
+    assert [status for status, _ in ended(partial(_run, tiny, run))] == [0, 0]
+    assert differences(plain, run) == []
+
+
+def _run(tiny, out, processes):
+    sys.argv[1:] = ["--config", str(tiny), "--out", str(out), "--steps", str(STEPS), "--resume-if-there"]
+    return pretrain.begun(pretrain.parse(None), processes)
+
+
+# ---- one mistake, one line ------------------------------------------------------------------------------------------
+
+
+def ended(main, *, size=2):
+    """(exit status, words on stderr) of each of `size` ranks that run `main(processes)`, as under torchrun."""
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.ranks_at_work"])
+    pipes, found = [context.Pipe(duplex=False) for _ in range(size)], []
+    ranks = [context.Process(target=_rank, args=(main, rank, size, store.port, pipes[rank][1])) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    for process, (told, _) in zip(ranks, pipes):
+        process.join(60)
+        found.append((process.exitcode, told.recv() if told.poll() else None))
+        process.terminate()
+    return found
+
+
+def _rank(main, rank, size, port, tell):
+    environment = {
+        "WORLD_SIZE": str(size),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    os.environ.update(environment)
+
+    def program(_):
+        with joined(environment) as processes:
+            return main(processes)
+
+    words = io.StringIO()
+    with contextlib.redirect_stderr(words), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            status = run_main(program)
+        except SystemExit as end:
+            status = end.code
+    tell.send(words.getvalue())
+    sys.exit(status)
+
+
+def _own_mistake_of_rank_1(processes):
+    if processes.rank == 1:
+        raise ValueError("no such file")
+    processes.summed([1.0])
+
+
+def _a_mistake_of_all(processes):
+    raise ValueError("no such setting")
+
+
+def _other_settings(processes):
+    processes.refuse_differences({"same": 1, "run.seed": processes.rank})
+
+
+def _not_finite(processes):
+    raise NotFinite("nothing was saved" if processes.rank else "the newest checkpoint is 7")
+
+
+def _killed(processes):
+    if processes.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    processes.summed([1.0])
+
+
+def _slow_first(processes):
+    with processes.first_alone():
+        if processes.rank == 0:
+            raise ValueError("cannot build")
+
+
+def _no_data_set(processes):
+    argv = ["--config", "packed_host", "--set", f"data.directory=nowhere{processes.rank}"]
+    sys.argv[1:] = ["the same"]
+    return pretrain.begun(pretrain.parse(argv), processes)
+
+
+@pytest.mark.parametrize(
+    "main, statuses, said",
+    [
+        (_own_mistake_of_rank_1, [2, 2], {1: "error: rank 1 on "}),
+        (_a_mistake_of_all, [2, 2], {0: "error: no such setting"}),
+        (_other_settings, [2, 2], {0: "error: run.seed is 0 on rank 0 ("}),
+        (_not_finite, [3, 3], {0: "error: the newest checkpoint is 7"}),
+        (_killed, [1, -9], {0: "error: rank 0: another process of this run ended"}),
+        (_slow_first, [2, 2], {0: "error: cannot build"}),
+        (_no_data_set, [2, 2], {0: "error: nowhere0: no data set there"}),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_a_mistake_ends_all_ranks_with_one_line(main, statuses, said):
+    found = ended(main)
+    assert [status for status, _ in found] == statuses
+    for rank, (_, words) in enumerate(found):
+        if rank in said:
+            assert words.startswith(said[rank]) and words.count("\n") == 1
+        else:
+            assert not words
+
+
+def _stop_of_rank_1(processes):
+    sums = []
+    for number in range(5):
+        if (processes.rank, number) == (1, 2):
+            processes.received = signal.SIGTERM
+        sums.append(processes.summed([1.0, processes.rank]))
+        if processes.stop:
+            break
+    assert sums == [[2.0, 1.0]] * 3
+    assert processes.gathered(processes.rank) == [0, 1]
+    assert processes.of_first(lambda: {"made": processes.rank}) == {"made": 0}
+    return processes.stop
+
+
+def test_all_stop_at_the_same_update():
+    assert [status for status, _ in ended(_stop_of_rank_1)] == [signal.SIGTERM] * 2

@@ -1,0 +1,152 @@
+"""Kill random ranks of a run under torchrun: the restarted run has the weights and the log of an undisturbed one.
+
+python tests/kill_ranks.py --n 50      (about ten minutes on two cores; exit status 1 where something differs)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from ipu_packed_bert.checkpoint import load_newest  # noqa: E402
+from ipu_packed_bert.run_folder import CHECKPOINTS, LOG, read_log  # noqa: E402
+from tests.tiny_runs import tiny_config, tiny_data  # noqa: E402
+
+
+class Ended(NamedTuple):
+    status: int  # of torchrun
+    kills: int  # that hit a rank
+    output: str
+
+
+def torchrun(config: Path, out: Path, *, ranks: int, steps: int, restarts: int = 0) -> List[str]:
+    """The line that starts the run, or goes on with it."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
+        *("--max-restarts", str(restarts), str(ROOT / "run_pretraining.py")),
+        *("--config", str(config), "--out", str(out), "--steps", str(steps), "--resume-if-there"),
+    ]
+
+
+def started(line: List[str], output: Path) -> Any:
+    # One torch thread a rank, and nothing of the caller's own launcher.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with open(output, "ab") as file:
+        return subprocess.Popen(line, stdout=file, stderr=file, env=environment)
+
+
+def ranks_of(launcher: int) -> List[int]:
+    """The processes whose parent is the launcher, and that have replaced its program with their own."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            if parent == launcher and b"run_pretraining" in (path.parent / "cmdline").read_bytes():
+                found.append(int(path.parent.name))
+        except (OSError, ValueError):  # it has ended meanwhile
+            continue
+    return found
+
+
+def length(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def disturbed(
+    config: Path, out: Path, *, ranks: int, steps: int, kills: int, seed: int, then: Optional[signal.Signals] = None
+) -> Ended:
+    """A run whose ranks are killed so many times, most of them soon after it has made another update.
+
+    then: what the launcher is sent when the run has made an update more.
+    """
+    rng, made, output = random.Random(seed), 0, out.with_suffix(".txt")
+    launcher = started(torchrun(config, out, ranks=ranks, steps=steps, restarts=kills), output)
+    while made < kills and launcher.poll() is None:
+        before, since = length(out / LOG), time.monotonic()
+        patience = 600.0 if rng.random() < 0.8 else rng.uniform(0.0, 8.0)  # some are killed while they start
+        while length(out / LOG) <= before and time.monotonic() - since < patience and launcher.poll() is None:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.2))
+        found = ranks_of(launcher.pid)
+        if not found:
+            continue
+        try:
+            os.kill(rng.choice(found), signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        made += 1
+        # Until the launcher has noticed: the ranks of the next attempt are others.
+        while set(ranks_of(launcher.pid)) & set(found) and launcher.poll() is None:
+            time.sleep(0.02)
+    if then is not None:
+        before = length(out / LOG)
+        while length(out / LOG) <= before and launcher.poll() is None:
+            time.sleep(0.005)
+        launcher.send_signal(then)
+    status = launcher.wait(600)
+    return Ended(status, made, output.read_text())
+
+
+def undisturbed(config: Path, out: Path, *, ranks: int, steps: int) -> Ended:
+    output = out.with_suffix(".txt")
+    status = started(torchrun(config, out, ranks=ranks, steps=steps), output).wait(600)
+    return Ended(status, 0, output.read_text())
+
+
+def differences(one: Path, other: Path) -> List[str]:
+    """What the two runs do not have in common, but for the clock."""
+    records: List[List[Dict[str, Any]]] = [
+        [{name: value for name, value in record.items() if name != "seconds"} for record in read_log(run / LOG)]
+        for run in (one, other)
+    ]
+    found = [f"update {ours['step']}" for ours, theirs in zip(*records) if ours != theirs]
+    if len(records[0]) != len(records[1]):
+        found.append(f"{len(records[0])} records and {len(records[1])}")
+    states = [load_newest(run / CHECKPOINTS) for run in (one, other)]
+    if states[0].step != states[1].step or states[0].batches != states[1].batches:
+        found.append("the place in the data")
+    for name, weight in states[0].engine["model"].items():
+        if not torch.equal(weight, states[1].engine["model"][name]):
+            found.append(name)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n", type=int, default=50)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        config = tiny_config(folder / "tiny.yml", tiny_data(folder / "data"))
+        steps = 12 * args.n
+        began = time.monotonic()
+        plain = undisturbed(config, folder / "undisturbed", ranks=args.ranks, steps=steps)
+        killed = disturbed(config, folder / "killed", ranks=args.ranks, steps=steps, kills=args.n, seed=args.seed)
+        assert plain.status == 0, plain.output
+        found = (
+            differences(folder / "undisturbed", folder / "killed") if killed.status == 0 else [killed.output[-3000:]]
+        )
+        print(
+            f"{killed.kills} kills of a random one of {args.ranks} ranks, {steps} updates, "
+            f"{time.monotonic() - began:.0f} s: {'; '.join(found) or 'weights and log as undisturbed'}"
+        )
+        return 1 if found or killed.kills < args.n else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
