@@ -1,0 +1,549 @@
+"""The readers of pack_data: data sets, recipes, histograms, vocabularies, corpora and foreign formats."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Callable, List, Tuple
+
+import numpy as np
+
+from pack_data import optimal
+from pack_data.certificate import __main__ as certificate_command
+from pack_data.formats.detect import open_source
+from pack_data.formats.records import RowWidths, pack_from_examples
+from pack_data.histogram import LengthHistogram
+from pack_data.histogram import __main__ as histogram_command
+from pack_data.lengths.counting import count
+from pack_data.packing import Packing
+from pack_data.packs import FIELDS
+from pack_data.proof import prove
+from pack_data.store import CHECKSUM, MANIFEST, PackStore, checksum
+from pack_data.text.corpus import documents
+from pack_data.text.wordpiece import load_vocabulary
+from pack_data.verify import main as verify_main
+from pack_data.verify import verify
+from tests.format_samples import frame, mlperf_row, random_examples, tf_example, unframe
+from tests.fuzz.cases import Found, Reader, Target, typed
+from tests.fuzz.mutators import (
+    BYTES,
+    FOREIGN_PLACES,
+    JSON,
+    JSON_LINES,
+    NPY,
+    PLACES,
+    STRUCTURE,
+    TEXT,
+    Mutator,
+    compressed,
+    free,
+    sealed_by,
+    streams,
+    tfrecord,
+)
+from tests.pack_data.text_corpus import build_small, write_corpus
+
+S, P, D = 24, 4, 3
+
+
+# ---- data sets -----------------------------------------------------------------------------------------------------
+
+
+def _make_store(folder: Path) -> None:
+    build_small(write_corpus(folder / "corpus", documents=6), folder / "data").close()
+    shutil.rmtree(folder / "corpus")
+
+
+def _content(store: PackStore) -> List[Any]:
+    return [store.batch(np.arange(len(store))), np.array(store.lengths())]
+
+
+def _verified(folder: Path) -> Found:
+    manifest = typed(verify(folder / "data").manifest)
+    with PackStore.open(folder / "data") as store:
+        return Found(_content(store), manifest)
+
+
+def _loaded(folder: Path) -> Found:
+    """What training reads, without verify."""
+    with PackStore.open(folder / "data") as store:
+        return Found(_content(store), typed(store.manifest))
+
+
+def _from_store(folder: Path) -> Found:
+    return Found([record.value for record in open_source(str(folder / "data")).read()])
+
+
+def _seal(path: Path) -> None:
+    """Makes the checksums of a changed file, or of the manifest itself, again; those of blocks are left out."""
+    manifest = path.parent / MANIFEST
+    tree = json.loads(manifest.read_text())
+    data = path.read_bytes()
+    if path != manifest:
+        for entry in [*tree["shards"], *tree["files"], tree["lengths"]]:
+            if entry["file"] == path.name:
+                entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+                entry.pop("blocks", None)
+    if isinstance(tree, dict):
+        manifest.write_text(json.dumps({**tree, CHECKSUM: checksum(tree)}))
+
+
+# What only the manifest says may be another valid value once its own checksum is made again.
+_MANIFEST = (
+    Target("data/manifest.json", (*JSON, *FOREIGN_PLACES)),
+    Target("data/manifest.json", sealed_by(_seal, JSON[:2], remade=False), 2.0),
+)
+
+
+def _store_targets(*, sealed_too: bool) -> Tuple[Target, ...]:
+    tables = (
+        Target("data/packs-*.npy", (*NPY, *FOREIGN_PLACES)),
+        Target("data/lengths-*.npy", (*NPY, *FOREIGN_PLACES), 0.5),
+    )
+    whole = (
+        # Another packing of the same sequences is no change that anything could find.
+        Target("data/packs-*.npy", sealed_by(_seal, NPY, remade=True)),
+        Target("data/lengths-*.npy", sealed_by(_seal, NPY, remade=True), 0.5),
+    )
+    return (*_MANIFEST, *tables, *(whole if sealed_too else ()))
+
+
+_OF_FILES = (
+    Target("data/recipe.json", (*JSON, *FOREIGN_PLACES), 0.5),
+    Target("data/vocab.txt", (*TEXT, *FOREIGN_PLACES), 0.5),
+    Target("data/recipe.json", sealed_by(_seal, JSON, remade=False), 0.5),
+)
+
+
+def _counted(name: str) -> Callable[[Path], Any]:
+    def read(folder: Path) -> Any:
+        return Found([], count([str(folder / name)]).counts)
+
+    return read
+
+
+STORES = (
+    Reader(
+        "store-verify",
+        _make_store,
+        _verified,
+        (*_store_targets(sealed_too=True), *_OF_FILES),
+        command=lambda folder: (verify_main, [str(folder / "data")]),
+        weight=2.0,
+    ),
+    Reader("store-load", _make_store, _loaded, _store_targets(sealed_too=False), weight=2.0),
+    Reader("store-source", _make_store, _from_store, _store_targets(sealed_too=False)),
+    Reader(
+        "store-histogram",
+        _make_store,
+        _counted("data"),
+        (Target("data/manifest.json", (*JSON, *FOREIGN_PLACES)),),
+        command=lambda folder: (histogram_command.main, [str(folder / "data")]),
+    ),
+)
+
+
+# ---- recipes, histograms, vocabularies -----------------------------------------------------------------------------
+
+
+def _make_recipe(folder: Path) -> None:
+    counts = np.zeros(33, np.int64)
+    counts[[3, 5, 7, 11, 13, 17, 20, 31, 32]] = [40, 31, 22, 19, 15, 11, 9, 4, 6]
+    optimal.pack(LengthHistogram(counts, "small"), max_sequences_per_pack=3).save(folder / "recipe.json")
+
+
+def _recipe(folder: Path) -> Found:
+    packing = Packing.load(folder / "recipe.json")
+    typed(packing)
+    if packing.certificate is not None:
+        typed(packing.certificate)
+        try:
+            prove(packing)
+        except ValueError as error:
+            raise ValueError(f"{folder / 'recipe.json'}: {error}") from None
+    return Found((packing.packs, packing.sequences, packing.tokens, packing.slots), packing)
+
+
+def _make_histogram(folder: Path) -> None:
+    LengthHistogram.published("squad_1_1_384").to_csv(folder / "histogram.csv")
+    text = (folder / "histogram.csv").read_text().split("\n")
+    (folder / "histogram.csv").write_text("\n".join(text[:30]) + "\n")
+
+
+def _make_lengths(suffix: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        lengths = np.random.default_rng(0).integers(1, 300, 200)
+        path = folder / f"lengths{suffix}"
+        if suffix == ".npy":
+            np.save(path, lengths)
+        else:
+            path.write_text("".join(f"{length}\n" for length in lengths))
+            if path.suffix != ".txt":
+                compressed(path)
+
+    return make
+
+
+def _vocabulary(folder: Path) -> Found:
+    vocabulary = load_vocabulary(folder / "vocab.txt")
+    return Found([], (vocabulary.tokens, vocabulary.sha256, *vocabulary.encode(["The river ran on.", ""])))
+
+
+def _make_vocabulary(folder: Path) -> None:
+    _make_store(folder)
+    (folder / "data" / "vocab.txt").rename(folder / "vocab.txt")
+    shutil.rmtree(folder / "data")
+
+
+def _lengths_reader(suffix: str, mutators: Tuple[Mutator, ...], weight: float = 0.5) -> Reader:
+    return Reader(
+        "lengths" + suffix,
+        _make_lengths(suffix),
+        # A plain file of numbers holds each of them once; a compressed one has a checksum.
+        lambda folder: Found(count([str(folder / f"lengths{suffix}")]).counts),
+        (Target(f"lengths{suffix}", (*mutators, *PLACES)),),
+        command=lambda folder: (histogram_command.main, [str(folder / f"lengths{suffix}")]),
+        weight=weight,
+    )
+
+
+PLAIN = (
+    Reader(
+        "recipe",
+        _make_recipe,
+        _recipe,
+        (Target("recipe.json", (*JSON, *PLACES)),),
+        command=lambda folder: (certificate_command.main, [str(folder / "recipe.json")]),
+        weight=1.5,
+    ),
+    Reader(
+        "histogram-csv",
+        _make_histogram,
+        _counted("histogram.csv"),
+        (Target("histogram.csv", free((*TEXT, *PLACES))),),
+        command=lambda folder: (histogram_command.main, [str(folder / "histogram.csv")]),
+    ),
+    _lengths_reader(".npy", free(NPY), 1.0),
+    _lengths_reader(".txt", free(TEXT)),
+    _lengths_reader(".txt.gz", streams(TEXT)),
+    _lengths_reader(".txt.xz", streams(TEXT)),
+    _lengths_reader(".txt.bz2", streams(TEXT)),
+    Reader("vocabulary", _make_vocabulary, _vocabulary, (Target("vocab.txt", free((*TEXT, *PLACES))),)),
+)
+
+
+# ---- corpora -------------------------------------------------------------------------------------------------------
+
+
+def _make_corpus(name: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        source = write_corpus(folder / "texts", documents=4)
+        texts = [path.read_text() for path in sorted(source.iterdir())]
+        shutil.rmtree(source)
+        path = folder / name
+        if ".jsonl" in name:
+            path.write_text(
+                "".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(texts))
+            )
+        else:
+            path.write_text("\n\n".join(texts))
+        if path.suffix in (".gz", ".xz"):
+            compressed(path)
+
+    return make
+
+
+def _corpus(name: str) -> Reader:
+    within = JSON_LINES if ".jsonl" in name else TEXT
+    packed = Path(name).suffix in (".gz", ".xz")
+    return Reader(
+        name,
+        _make_corpus(name),
+        lambda folder: Found([list(documents(folder / name)), list(documents(folder / name, separator="blank-line"))]),
+        (Target(name, (*(streams(within) if packed else free(within)), *PLACES)),),
+        weight=0.7,
+    )
+
+
+CORPORA = tuple(map(_corpus, ("corpus.txt", "corpus.jsonl", "corpus.txt.xz", "corpus.jsonl.gz")))
+
+
+# ---- foreign formats -----------------------------------------------------------------------------------------------
+
+
+def _examples() -> List[Any]:
+    return random_examples(np.random.default_rng(0), 6, S, P)
+
+
+def _packs() -> List[Any]:
+    rng = np.random.default_rng(0)
+    return [pack_from_examples(random_examples(rng, 2, S // D, P), RowWidths(S, P * D, D)) for _ in range(4)]
+
+
+def _records(name: str) -> Callable[[Path], Found]:
+    def read(folder: Path) -> Found:
+        source = open_source(str(folder / name))
+        found = [record.value for record in source.read()]
+        source.shape()
+        return Found(found, source.kind)
+
+    return read
+
+
+def some_of(original: List[str], found: List[str]) -> bool:
+    """A format that does not say how many records it has may lose some; none may change."""
+    return set(found) <= set(original)
+
+
+def _packed_features(pack: Any) -> Any:
+    floats = ("masked_lm_weights", "next_sentence_weights")
+    return {name: [float(each) if name in floats else int(each) for each in pack[name]] for name in FIELDS}
+
+
+def _cls_last_features(pack: Any) -> Any:
+    """One pack of `_packs`, two sequences deep, in the layout that has every [CLS] at the end of its row."""
+    depth = D
+    ids, mask = np.zeros(S, np.int64), np.zeros(S, np.int64)
+    segments, positions = np.zeros(S, np.int64), np.zeros(S, np.int64)
+    at = 0
+    slot_of = {}
+    labels, used = [0] * depth, [0.0] * depth
+    for number in (1, 2):
+        own = np.flatnonzero(pack["input_mask"] == number)
+        for order, slot in enumerate(own.tolist()):
+            target = S - number if order == 0 else at
+            at += order > 0
+            slot_of[slot] = target
+            ids[target], mask[target] = pack["input_ids"][slot], number
+            segments[target], positions[target] = pack["segment_ids"][slot], order
+        labels[depth - number] = int(pack["next_sentence_labels"][number - 1])
+        used[depth - number] = 1.0
+    weights = pack["masked_lm_weights"]
+    return {
+        "packed_input_ids": ids.tolist(),
+        "packed_input_mask": mask.tolist(),
+        "packed_segment_ids": segments.tolist(),
+        "packed_position_ids": positions.tolist(),
+        "packed_masked_lm_positions": [
+            slot_of[int(slot)] if weight else 0 for slot, weight in zip(pack["masked_lm_positions"], weights)
+        ],
+        "packed_masked_lm_ids": pack["masked_lm_ids"].tolist(),
+        "packed_masked_lm_mask": [float(weight) for weight in weights],
+        "packed_next_sentence_labels": labels,
+        "packed_next_sentence_mask": used,
+    }
+
+
+def _tfrecord(kind: str, zipped: bool = False) -> Reader:
+    name = "a.tfrecord" + (".gz" if zipped else "")
+
+    def make(folder: Path) -> None:
+        rows = (
+            [mlperf_row(each, S, P) for each in _examples()]
+            if kind == "mlperf"
+            else [(_packed_features if kind == "packed" else _cls_last_features)(pack) for pack in _packs()]
+        )
+        data = b"".join(frame(tf_example(row)) for row in rows)
+        (folder / name).write_bytes(gzip.compress(data, mtime=0) if zipped else data)
+
+    mutators = tfrecord(frame, unframe)
+    return Reader(
+        f"tfrecord-{kind}" + ("-gz" if zipped else ""),
+        make,
+        _records(name),
+        (Target(name, (*(streams(mutators) if zipped else mutators), *PLACES)),),
+        needs=("google.protobuf", "google_crc32c"),
+        agrees=some_of,
+        weight=1.0 if not zipped else 0.5,
+    )
+
+
+def _structure_of_hdf5(rng: Any, path: Path) -> None:
+    """One data set of the file in another form."""
+    import h5py
+
+    with h5py.File(path, "r+") as file:
+        name = rng.choice(sorted(file))
+        data = file[name][()]
+        what = rng.randrange(14)
+        del file[name]
+        if what == 0:
+            return
+        if what == 1:
+            file.create_group(name)
+        elif what == 2:
+            file[name] = h5py.SoftLink("/" + rng.choice((name, "nothing")))
+        elif what == 3:
+            file[name] = h5py.ExternalLink("other.hdf5", "/a")
+        elif what == 4:
+            file[name] = rng.choice((1, -1, 2.5, "text", b"bytes", np.zeros(0), h5py.Empty("i4")))
+        elif data.dtype.hasobject:
+            file[name] = np.zeros((len(data), 3), rng.choice((np.int32, np.float64, "S3")))
+        elif what < 8:
+            kinds = ("i1", "u1", "i8", "u8", ">i4", "f2", "f4", "f8", "?", "S4", "c8", np.dtype([("a", "i4")]))
+            with np.errstate(all="ignore"):
+                file[name] = np.zeros(data.shape, kinds[-1]) if what == 7 else data.astype(rng.choice(kinds[:-1]))
+        elif what == 8:
+            shapes = (data.shape[::-1], (1, *data.shape), (*data.shape, 1), (data.size,))
+            file[name] = data.reshape(rng.choice(shapes))
+        elif what == 9:
+            file[name] = rng.choice((data[:-1], data[:0], data[..., :-1], np.concatenate([data, data])))
+        elif what < 13:
+            changed = data.astype(np.float64) if rng.random() < 0.3 else data.astype(np.int64)
+            values = (0, 1, 2, -1, 255, 2**31, 2**40, -(2**62), 25)
+            changed.reshape(-1)[rng.randrange(changed.size)] = (
+                rng.choice((0.5, float("nan"), float("inf"), 1e30)) if changed.dtype.kind == "f" else rng.choice(values)
+            )
+            file[name] = changed
+        else:
+            rows = file.create_dataset(name, (len(data),), h5py.vlen_dtype(np.int32))
+            for number in range(len(data)):
+                rows[number] = np.atleast_1d(data[number])[: rng.randrange(5)]
+
+
+HDF5 = tuple([Mutator(STRUCTURE, _structure_of_hdf5, True)] * 10) + free(BYTES)
+
+
+def _hdf5(kind: str) -> Reader:
+    def make(folder: Path) -> None:
+        import h5py
+
+        with h5py.File(folder / "a.hdf5", "w") as file:
+            if kind == "packed":
+                for name in FIELDS:
+                    if name != "masked_lm_weights":
+                        file.create_dataset(
+                            name, data=np.array([pack[name] for pack in _packs()], np.int32), compression="gzip"
+                        )
+                return
+            examples = _examples()
+            for name in ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids"):
+                if kind == "nvidia":
+                    rows = [mlperf_row(each, S, P)[name] for each in examples]
+                    file.create_dataset(name, data=np.array(rows, np.int32), compression="gzip")
+                else:
+                    data = file.create_dataset(name, (len(examples),), h5py.vlen_dtype(np.int32))
+                    for number, each in enumerate(examples):
+                        data[number] = mlperf_row(each, len(each.input_ids), len(each.masked_lm_ids))[name]
+            file["next_sentence_labels"] = np.array([each.next_sentence_label for each in examples], np.int8)
+
+    return Reader(
+        f"hdf5-{kind}",
+        make,
+        _records("a.hdf5"),
+        (Target("a.hdf5", (*HDF5, *PLACES)),),
+        needs=("h5py",),
+        weight=0.7,
+    )
+
+
+def _array(values: Any, kind: Any) -> Any:
+    """The values as this type, or as the one that Arrow takes for them."""
+    import pyarrow as pa
+
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return pa.array(values)
+
+
+def _structure_of_arrow(rng: Any, path: Path) -> None:
+    """One column of the table in another form."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    is_arrow = path.suffix == ".arrow"
+    table = pa.ipc.open_stream(str(path)).read_all() if is_arrow else pq.read_table(str(path))
+    place = rng.randrange(table.num_columns)
+    name, rows = table.column_names[place], table.num_rows
+    values = table.column(place).to_pylist()
+    what = rng.randrange(10)
+    replacement: Any = None
+    if what == 0:
+        table = table.remove_column(place)
+    elif what == 1:
+        table = table.slice(0, rng.choice((0, 1)))
+    elif what == 2:
+        names = list(table.column_names)
+        names[place] = rng.choice(("a", "", "input_mask", "positions", names[0], "x" * 300))
+        table = table.rename_columns(names)
+    elif what == 3:
+        replacement = pa.array([None] * rows, rng.choice((pa.int32(), pa.list_(pa.int32()), pa.null())))
+    elif what == 4:
+        replacement = pa.array(
+            rng.choice(([1.5] * rows, ["a"] * rows, [True] * rows, [[["a"]]] * rows, [{"a": 1}] * rows))
+        )
+    elif what < 8 and isinstance(values[0], list):
+        row = rng.randrange(rows)
+        changed = [list(each) for each in values]
+        options: Tuple[Callable[[], Any], ...] = (
+            lambda: changed[row].append(1),
+            lambda: changed[row].clear(),
+            lambda: changed[row].__setitem__(0, -1),
+            lambda: changed[row].__setitem__(0, 2**40),
+            lambda: changed[row].__setitem__(0, None),
+            lambda: changed[row].__setitem__(0, 2),
+            lambda: changed.__setitem__(row, None),
+            lambda: changed[row].reverse(),
+        )
+        rng.choice(options)()
+        replacement = _array(
+            changed, pa.list_(rng.choice((pa.int64(), pa.int64(), pa.float64(), pa.decimal128(20, 2))))
+        )
+    elif isinstance(values[0], list):
+        kinds = (
+            pa.list_(pa.int8()),
+            pa.large_list(pa.int64()),
+            pa.list_(pa.float32()),
+            pa.list_(pa.string()),
+            pa.list_(pa.bool_()),
+        )
+        replacement = _array(
+            [[each % 2 if each is not None else None for each in value] for value in values], rng.choice(kinds[:3])
+        )
+    else:
+        replacement = pa.array([rng.choice((0, 1, 2, -1, None, 2**31)) for _ in values], pa.int64())
+    if replacement is not None:
+        table = table.set_column(place, name, replacement)
+    path.unlink()
+    if is_arrow:
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    else:
+        pq.write_table(table, str(path))
+
+
+def _arrow(name: str, kind: str) -> Reader:
+    def make(folder: Path) -> None:
+        from pack_data.bad_records import Origin
+        from pack_data.formats import parquet
+        from pack_data.formats.records import Record
+
+        values = _examples() if kind == "examples" else _packs()
+        records = [Record(Origin("given", number), value) for number, value in enumerate(values)]
+        parquet.write(str(folder / name), records, kind, name.endswith("arrow"))
+
+    mutators = tuple([Mutator(STRUCTURE, _structure_of_arrow, True)] * 10) + free(BYTES)
+    return Reader(
+        f"{name.rpartition('.')[2]}-{kind}",
+        make,
+        _records(name),
+        (Target(name, (*mutators, *PLACES)),),
+        needs=("pyarrow",),
+        weight=0.7,
+    )
+
+
+FORMATS = (
+    *map(_tfrecord, ("mlperf", "packed", "cls_last")),
+    _tfrecord("packed", zipped=True),
+    *map(_hdf5, ("nvidia", "packed", "varlength")),
+    _arrow("a.parquet", "examples"),
+    _arrow("a.parquet", "packs"),
+    _arrow("a.arrow", "examples"),
+)
+
+READERS: Tuple[Reader, ...] = (*STORES, *PLAIN, *CORPORA, *FORMATS)

@@ -1,0 +1,426 @@
+"""The readers of ipu_packed_bert: settings, run folders, checkpoints, Hugging Face folders, files of tasks, report."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Callable, Tuple
+
+import torch
+import yaml
+
+from ipu_packed_bert.checkpoint import vocabulary_of_run
+from ipu_packed_bert.commands import adjust, export, finetune, pretrain
+from ipu_packed_bert.config import load_config
+from ipu_packed_bert.plan import plan
+from ipu_packed_bert.report import command as report_command
+from ipu_packed_bert.report.sources import LoggedRun
+from ipu_packed_bert.run_folder import EVALUATIONS, EXPORT, LOG, read_log
+from ipu_packed_bert.start import find_start
+from ipu_packed_bert.tasks import task_class
+from ipu_packed_bert.tasks.settings import FinetuneConfig
+from ipu_packed_bert.tasks.settings import load_config as load_finetune_config
+from ipu_packed_bert.tasks.tokenizer import Tokenizer
+from pack_data.decoding import said_of
+from pack_data.text.wordpiece import load_vocabulary
+from tests import fine_tuning_files, tiny_runs
+from tests.fuzz.cases import Found, Reader, Target, typed
+from tests.fuzz.mutators import (
+    FOREIGN_PLACES,
+    JSON,
+    JSON_LINES,
+    PLACES,
+    SAFETENSORS,
+    TEXT,
+    YAML,
+    ZIP,
+    Mutator,
+    bound,
+    compressed,
+    free,
+    sealed_by,
+    streams,
+)
+from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.pretraining import host_engine
+
+_TORCH = ("torch",)
+
+
+# ---- settings ------------------------------------------------------------------------------------------------------
+
+
+def _make_settings(folder: Path) -> None:
+    (folder / "run.yml").write_text(load_config(tiny_runs.tiny_config(folder / "tiny.yml", folder / "data")).to_yaml())
+    (folder / "tiny.yml").unlink()
+
+
+def _settings(folder: Path) -> Found:
+    config = load_config(folder / "run.yml")
+    for section in config.sections.values():
+        typed(section)
+    made = plan(config, packing_factor=1.5)
+    return Found([], (config.as_dict(), config.to_yaml(), repr(made.fits)))
+
+
+def _make_finetune_settings(folder: Path) -> None:
+    (folder / "task.yml").write_text(fine_tuning_files.tiny_config(None, folder / "train.json").to_yaml())
+
+
+def _finetune_settings(folder: Path) -> Found:
+    config = load_finetune_config(folder / "task.yml")
+    for section in config.sections.values():
+        typed(section)
+    return Found([], (config.as_dict(), config.to_yaml()))
+
+
+def _make_overrides(folder: Path) -> None:
+    _make_settings(folder)
+    (folder / "overrides").write_text("optimizer.learning_rate: 0.01\nrun.steps: 12\nplacement.layers_per_ipu: [2]\n")
+
+
+def _overrides(folder: Path) -> Found:
+    """Texts of --set; one that is no text cannot be typed."""
+    try:
+        lines = (folder / "overrides").read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{folder}: cannot be typed") from None
+    config = load_config(folder / "run.yml", [line.replace(": ", "=", 1) for line in lines if line])
+    return Found([], config.as_dict())
+
+
+SETTINGS = (
+    Reader(
+        "settings",
+        _make_settings,
+        _settings,
+        (Target("run.yml", free((*YAML, *PLACES))),),
+        command=lambda folder: (pretrain.main, ["--config", str(folder / "run.yml"), "--plan"]),
+        weight=3.0,
+    ),
+    Reader(
+        "settings-of-tasks",
+        _make_finetune_settings,
+        _finetune_settings,
+        (Target("task.yml", free((*YAML, *PLACES))),),
+        command=lambda folder: (finetune.main, ["--config", str(folder / "task.yml"), "--show-config"]),
+        weight=1.5,
+    ),
+    Reader("settings-by-set", _make_overrides, _overrides, (Target("overrides", free(YAML)),), weight=1.0),
+)
+
+
+# ---- run folders ---------------------------------------------------------------------------------------------------
+
+
+def _make_run(folder: Path) -> None:
+    """Four updates of a network of 8 wide, on a data set with its vocabulary."""
+    build_small(write_corpus(folder / "corpus", documents=8), folder / "data", held_out=0.3).close()
+    shutil.rmtree(folder / "corpus")
+    settings = tiny_runs.tiny_settings(folder / "data")
+    settings["data"] = {"directory": str(folder / "data"), "held_out": 0.3}
+    settings["model"].update(hidden_size=8, num_layers=1, intermediate_size=8)
+    del settings["model"]["vocabulary_size"]
+    settings["placement"]["layers_per_ipu"] = [1]
+    settings["run"].update(steps=4, evaluate_every=3, keep_checkpoints=2)
+    (folder / "tiny.yml").write_text(yaml.safe_dump(settings))
+    assert pretrain.main(["--config", str(folder / "tiny.yml"), "--out", str(folder / "run")]) == 0
+    for path in (folder / "run").glob("events.out.*"):
+        path.unlink()
+
+
+def _logs(folder: Path) -> Found:
+    records = []
+    for name in (LOG, EVALUATIONS):
+        # A log has no checksum: what is asked is that the records are records.
+        found = read_log(folder / "run" / name, note=lambda text: None)
+        assert all(isinstance(record, dict) and type(record["step"]) is int for record in found)
+        records.append(found)
+    return Found([], records)
+
+
+def _report(folder: Path) -> Found:
+    measured = typed(LoggedRun(folder / "run").measure())
+    return Found([], measured)
+
+
+def _resumed(folder: Path) -> Found:
+    """What --resume does before the first update."""
+    run = folder / "run"
+    config = pretrain.resumed_config(str(run), [])
+    begin = pretrain.beginning(str(run), None)
+    begin.refuse_other_sizes(config, pretrain.SIZES, str(run))
+    assert begin.checkpoint is not None
+    identity = vocabulary_of_run(run, begin.checkpoint)
+    with contextlib.closing(host_engine(config)) as engine, said_of(run):
+        engine.load_state(begin.checkpoint.engine)
+        state = engine.state()
+    return Found([(begin.step, state, begin.checkpoint.batches)], (config.as_dict(), identity))
+
+
+def _exported(folder: Path) -> Found:
+    out = folder / "out"
+    done = export.export_run(folder / "run", out)
+    return Found([done.step], [path.read_bytes() for path in sorted(out.iterdir())])
+
+
+def _seal(path: Path) -> None:
+    """Writes the size and sha256 of a checkpoint's file into the manifest beside it."""
+    manifest = path.parent / "manifest.json"
+    tree = json.loads(manifest.read_text())
+    data = path.read_bytes()
+    tree["files"][path.name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest.write_text(json.dumps(tree))
+
+
+_NEWEST = "run/checkpoints/step_00000004"
+# Every file has its sha256 in the manifest, so that no change of one of them is another valid value.
+_CHECKPOINTS = (
+    Target("run/checkpoints/*/*.json", (*JSON, *FOREIGN_PLACES), 1.0),
+    Target("run/checkpoints/*/*.safetensors", (*bound(SAFETENSORS), *FOREIGN_PLACES), 1.0),
+    Target("run/checkpoints/*/state.json", sealed_by(_seal, JSON, remade=True), 1.0),
+    Target("run/checkpoints/*/*.safetensors", sealed_by(_seal, SAFETENSORS, remade=True), 1.0),
+)
+_RUN = (
+    Target("run/config.yml", free((*YAML, *PLACES))),
+    Target("run/environment.json", free((*JSON, *PLACES)), 0.5),
+    Target("run/log.jsonl", free((*JSON_LINES, *PLACES))),
+)
+
+
+def _make_fine_tuned(folder: Path) -> None:
+    checkpoint = fine_tuning_files.tiny_checkpoint(folder / "bert")
+    table = fine_tuning_files.tiny_table(folder / "train.csv", "single_label", texts=16)
+    config = fine_tuning_files.tiny_config(checkpoint, table, task="single_label", run={"epochs": 1})
+    (folder / "task.yml").write_text(config.to_yaml())
+    assert finetune.main(["--config", str(folder / "task.yml"), "--out", str(folder / "run")]) == 0
+    shutil.rmtree(folder / "run" / "model")
+    for path in (folder / "run").glob("events.out.*"):
+        path.unlink()
+
+
+RUNS = (
+    Reader("run-logs", _make_run, _logs, (Target("run/*.jsonl", free((*JSON_LINES, *PLACES))),), needs=_TORCH),
+    Reader(
+        "run-report",
+        _make_run,
+        _report,
+        (Target("run/log.jsonl", free((*JSON_LINES, *PLACES))), Target("run/config.yml", free((*YAML, *PLACES)))),
+        command=lambda folder: (
+            report_command.main,
+            ["--packed", str(folder / "run"), "--unpacked", str(folder / "run"), "--no-cache"],
+        ),
+        needs=_TORCH,
+    ),
+    Reader(
+        "run-resume",
+        _make_run,
+        _resumed,
+        (*_RUN, *_CHECKPOINTS),
+        command=lambda folder: (pretrain.main, ["--resume", str(folder / "run")]),
+        needs=_TORCH,
+        or_without=_NEWEST,
+        weight=1.5,
+    ),
+    Reader(
+        "run-export",
+        _make_run,
+        _exported,
+        (*_RUN[:2], *_CHECKPOINTS),
+        command=lambda folder: (export.main, [str(folder / "run"), str(folder / "out")]),
+        needs=("torch", "safetensors"),
+        or_without=_NEWEST,
+        weight=0.4,
+    ),
+    Reader(
+        "task-export",
+        _make_fine_tuned,
+        _exported,
+        (
+            Target(f"run/{EXPORT}", free((*JSON, *PLACES)), 2.0),
+            Target("run/vocab.txt", free((*TEXT, *PLACES)), 0.5),
+            Target("run/environment.json", free((*JSON, *PLACES)), 0.3),
+            *_CHECKPOINTS,
+        ),
+        command=lambda folder: (export.main, [str(folder / "run"), str(folder / "out")]),
+        needs=("torch", "safetensors"),
+    ),
+)
+
+
+# ---- Hugging Face folders ------------------------------------------------------------------------------------------
+
+
+def _make_hugging_face(pickled: bool) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        from dataclasses import replace
+
+        from ipu_packed_bert.hugging_face import write_folder
+        from ipu_packed_bert.model.bert import BertModel
+
+        torch.manual_seed(11)
+        model = replace(fine_tuning_files.MODEL, hidden_size=8, num_layers=1, intermediate_size=8)
+        weights = {
+            f"bert.{name}": value
+            for name, value in BertModel(model, attention="eager", pooler=True).state_dict().items()
+        }
+        weights["classifier.weight"], weights["classifier.bias"] = torch.zeros(3, 8), torch.zeros(3)
+        labels = {"0": "a", "1": "b", "2": "c"}
+        bert = folder / "bert"
+        write_folder(
+            bert,
+            model,
+            weights,
+            fine_tuning_files.VOCABULARY,
+            architecture="BertForSequenceClassification",
+            id2label=labels,
+            label2id={label: int(number) for number, label in labels.items()},
+        )
+        if pickled:
+            (bert / "model.safetensors").unlink()
+            torch.save(weights, bert / "pytorch_model.bin")
+
+    return make
+
+
+def _started(folder: Path) -> Found:
+    config = fine_tuning_files.tiny_config(folder / "bert", folder / "none", task="single_label")
+    start = typed(find_start(config))
+    return Found([], (start.model, start.weights, start.vocabulary.tokens, start.vocabulary.lower_case, start.labels))
+
+
+def _hugging_face(pickled: bool) -> Reader:
+    weights = (
+        Target("bert/pytorch_model.bin", (*free(ZIP), *FOREIGN_PLACES), 3.0)
+        if pickled
+        # Neither the file nor the folder has a checksum of the weights.
+        else Target("bert/model.safetensors", (*SAFETENSORS, *FOREIGN_PLACES), 2.0)
+    )
+    return Reader(
+        "hugging-face-bin" if pickled else "hugging-face",
+        _make_hugging_face(pickled),
+        _started,
+        (
+            weights,
+            Target("bert/config.json", free((*JSON, *FOREIGN_PLACES)), 2.0),
+            Target("bert/tokenizer_config.json", free((*JSON, *FOREIGN_PLACES)), 0.5),
+            Target("bert/vocab.txt", free((*TEXT, *FOREIGN_PLACES)), 0.5),
+        ),
+        command=lambda folder: (export.main, ["--import", str(folder / "bert"), str(folder / "run")]),
+        needs=("torch", "safetensors"),
+        weight=1.5,
+    )
+
+
+# ---- files of tasks ------------------------------------------------------------------------------------------------
+
+
+def _task(name: str, kind: str, suffix: str) -> Reader:
+    """Files of a task from their bytes to the packs of an epoch."""
+    file = f"train{suffix}"
+
+    def make(folder: Path) -> None:
+        (folder / "vocab.txt").write_bytes(fine_tuning_files.VOCABULARY.text)
+        if kind == "squad":
+            made = fine_tuning_files.tiny_squad(folder / "made", questions=6, without_answer=1)
+        elif kind == "tokens":
+            made = _sentences(folder, suffix)
+        else:
+            made = _table(folder, kind, suffix)
+        path = folder / file
+        made.rename(path)
+        if path.suffix in (".gz", ".xz"):
+            compressed(path)
+
+    def config_of(folder: Path) -> FinetuneConfig:
+        return fine_tuning_files.tiny_config(None, folder / file, task=kind)
+
+    def read(folder: Path) -> Found:
+        config = config_of(folder)
+        model = fine_tuning_files.MODEL
+        task = task_class(kind)(config, Tokenizer(load_vocabulary(folder / "vocab.txt")), model)
+        packs = task.training_packs
+        return Found([packs.batch(packs.order(0), 0)], list(task.notes))
+
+    plain: Tuple[Mutator, ...] = JSON if kind == "squad" else JSON_LINES if ".jsonl" in suffix else TEXT
+    packed = Path(file).suffix in (".gz", ".xz")
+    return Reader(
+        name,
+        make,
+        read,
+        (Target(file, (*(streams(plain) if packed else free(plain)), *PLACES)),),
+        needs=_TORCH,
+        weight=0.7,
+    )
+
+
+def _table(folder: Path, kind: str, suffix: str) -> Path:
+    made = fine_tuning_files.tiny_table(folder / "made", kind, texts=12)
+    if suffix.startswith(".jsonl"):
+        rows = [line.rpartition(",") for line in made.read_text().splitlines()[1:]]
+        made.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, _, label in rows))
+    elif suffix.startswith(".tsv"):
+        made.write_text(
+            "\n".join("\t".join(line.rpartition(",")[::2]) for line in made.read_text().splitlines()) + "\n"
+        )
+    return made
+
+
+def _sentences(folder: Path, suffix: str) -> Path:
+    made = fine_tuning_files.tiny_sentences(folder / "made", sentences=6)
+    if suffix.startswith(".jsonl"):
+        blocks = [[line.split() for line in block.split("\n") if line] for block in made.read_text().split("\n\n")]
+        made.write_text(
+            "".join(
+                json.dumps({"words": [cells[0] for cells in block], "labels": [cells[1] for cells in block]}) + "\n"
+                for block in blocks
+                if block
+            )
+        )
+    return made
+
+
+TASKS = (
+    _task("squad", "squad", ".json"),
+    _task("squad-gz", "squad", ".json.gz"),
+    _task("table-csv", "single_label", ".csv"),
+    _task("table-tsv", "multi_label", ".tsv"),
+    _task("table-jsonl", "regression", ".jsonl"),
+    _task("table-csv-xz", "single_label", ".csv.xz"),
+    _task("words", "tokens", ".txt"),
+    _task("words-jsonl-gz", "tokens", ".jsonl.gz"),
+)
+
+
+def _make_adjust(folder: Path) -> None:
+    tiny_runs.tiny_data(folder / "data", sequences=24)
+    settings = tiny_runs.tiny_settings(folder / "data")
+    settings["data"].update(packer="none", max_sequences_per_pack=1)
+    (folder / "unpacked.yml").write_text(yaml.safe_dump(settings))
+
+
+def _adjusted(folder: Path) -> Found:
+    from pack_data.store import read_manifest
+
+    config, manifest = load_config(folder / "unpacked.yml"), read_manifest(folder / "data")
+    found = adjust.adjust(config, manifest, str(folder / "data"))
+    return Found([], [each.text(config, manifest) for each in found])
+
+
+OTHERS = (
+    Reader(
+        "adjust",
+        _make_adjust,
+        _adjusted,
+        (Target("unpacked.yml", free((*YAML, *PLACES))), Target("data/manifest.json", free((*JSON, *FOREIGN_PLACES)))),
+        command=lambda folder: (
+            adjust.main,
+            ["--config", str(folder / "unpacked.yml"), "--data", str(folder / "data")],
+        ),
+    ),
+)
+
+READERS: Tuple[Reader, ...] = (*SETTINGS, *RUNS, _hugging_face(False), _hugging_face(True), *TASKS, *OTHERS)

@@ -1,0 +1,376 @@
+"""Kills at random moments: a build, a training run and what else writes, begun again until they are done.
+
+    python -m tests.kills build --n 1000 [--seed S] [--minutes M]        # also: train, convert, checksums, checkpoints
+    python -m tests.kills all --n 100
+
+Each kill is a SIGKILL, every fifth a SIGTERM, at a moment drawn from the time of an undisturbed piece of work. The same
+command is then given again, until it ends by itself; what is there then must be, byte for byte, what undisturbed work
+leaves (of logs: every number but the clock). After each kill the drive also looks at what a reader would find.
+The work is done in children forked from a process that has loaded everything, so that a kill costs no start of Python.
+Exit status 1 if anything was lost, different or left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Callable, Counter, Dict, List, NamedTuple, Optional, Sequence
+
+from pack_data.command import ArgumentParser, positive_int, run_main
+from pack_data.convert import main as convert_main
+from pack_data.store import CHECKSUM, MANIFEST, PackStore
+from tests.pack_data.text_corpus import build_small, write_corpus
+
+
+class Drive(NamedTuple):
+    """A piece of work that may be killed. All functions get the folder that it works in.
+
+    prepare: makes the inputs. work: does or goes on with it, in a child; its exit status. result: what must be the same
+    at the end. holds: raises AssertionError where something must hold after a kill and does not.
+    """
+
+    prepare: Callable[[Path], None]
+    work: Callable[[Path], Optional[int]]
+    result: Callable[[Path], Any]
+    holds: Callable[[Path], None] = lambda folder: None
+
+
+class Outcome(NamedTuple):
+    """What a drive came to. signals: how many of each reached the work; finished: pieces of work compared."""
+
+    signals: Counter[str]
+    finished: int
+    wrong: List[str]
+
+    @property
+    def kills(self) -> int:
+        return sum(self.signals.values())
+
+
+def in_child(work: Callable[[], Optional[int]]) -> int:
+    """Starts the work in a child of this process, silent; its process number."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        return child
+    status = 70
+    try:
+        os.setpgid(0, 0)  # with the processes that it may start
+        with open(os.devnull, "r+") as nothing:
+            for number in (0, 1):
+                os.dup2(nothing.fileno(), number)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        status = run_main(lambda _: work(), None)
+    except SystemExit as error:
+        status = int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def wait(child: int, seconds: Optional[float]) -> Optional[int]:
+    """Its exit status, -number after a signal; None where it still runs after so long."""
+    end = None if seconds is None else time.monotonic() + seconds
+    while True:
+        done, status = os.waitpid(child, 0 if end is None else os.WNOHANG)
+        if done:
+            return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        if end is not None and time.monotonic() >= end:
+            return None
+        time.sleep(0.0005)
+
+
+def drive(
+    one: Drive,
+    folder: Path,
+    *,
+    kills: int,
+    seed: int,
+    minutes: Optional[float] = None,
+    said: Callable[[str], None] = lambda text: None,
+) -> Outcome:
+    """Kills the work so many times, and compares every result with that of undisturbed work."""
+    rng = random.Random(seed)
+    inputs, place = folder / "inputs", folder / "work"
+    place.mkdir(parents=True)
+    one.prepare(place)
+    shutil.copytree(place, inputs)
+    began = time.monotonic()
+    assert wait(in_child(lambda: one.work(place)), None) == 0, "the undisturbed work fails"
+    duration = time.monotonic() - began
+    calm = one.result(place)
+    signals: Counter[str] = collections.Counter()
+    wrong: List[str] = []
+    finished, begun = 0, time.monotonic()
+    while sum(signals.values()) < kills and not (minutes and time.monotonic() - begun > 60 * minutes):
+        shutil.rmtree(place)
+        shutil.copytree(inputs, place)
+        story: List[str] = []
+        # Short waits first: the work gets further with each of them, and ends at last.
+        patience = duration * rng.choice((0.3, 0.6, 1.0))
+        while True:
+            child = in_child(lambda: one.work(place))
+            moment = rng.random() * patience
+            status = wait(child, moment)
+            if status is None:
+                kind = signal.SIGTERM if rng.random() < 0.2 else signal.SIGKILL
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, kind)
+                # A process that saves before it ends, after SIGTERM, has the time that it needs.
+                status = wait(child, None)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child, signal.SIGKILL)
+                if status in (-kind, 128 + kind):
+                    signals[kind.name] += 1
+                    story.append(f"{kind.name} after {moment:.3f} s")
+                    patience *= 1.15
+                    with said_in(story, wrong):
+                        one.holds(place)
+                    continue
+            if status != 0:
+                wrong.append(f"exit status {status} after {', '.join(story) or 'nothing'}")
+            break
+        if status == 0:
+            finished += 1
+            with said_in(story, wrong):
+                found = one.result(place)
+                assert found == calm, f"another result: {differences(calm, found)}"
+        said(f"{sum(signals.values()):,} kills, {finished:,} finished, {len(wrong)} wrong")
+    return Outcome(signals, finished, wrong)
+
+
+@contextlib.contextmanager
+def said_in(story: Sequence[str], wrong: List[str]) -> Any:
+    try:
+        yield
+    except (AssertionError, ValueError, OSError) as error:
+        wrong.append(
+            f"{type(error).__name__} after {', '.join(story) or 'nothing'}: {' '.join(str(error).split())[:300]}"
+        )
+
+
+def differences(calm: Any, found: Any) -> str:
+    if isinstance(calm, dict) and isinstance(found, dict):
+        names = [str(name) for name in {**calm, **found} if calm.get(name) != found.get(name)]
+        return ", ".join(names[:8])
+    return "another value"
+
+
+def contents(folder: Path) -> Dict[str, str]:
+    """Every file below a folder by its name, as sha256."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+# ---- what is driven ------------------------------------------------------------------------------------------------
+
+
+def _corpus(folder: Path) -> None:
+    write_corpus(folder / "corpus", documents=25)
+
+
+def _build(folder: Path) -> Optional[int]:
+    from pack_data.building import inputs, stages
+
+    inputs.PART_CHARACTERS, stages.SLOTS_PER_SHARD = 4000, 64 * 40  # several parts and shards of a small corpus
+    build_small(folder / "corpus", folder / "data", held_out=0.2, overwrite=True).close()
+    return 0
+
+
+def _whole_or_none(folder: Path) -> None:
+    if (folder / "data" / MANIFEST).exists():
+        with PackStore.open(folder / "data") as store:
+            store.records(range(len(store)))
+
+
+def _run_with_data(folder: Path, steps: int = 30) -> None:
+    import yaml
+
+    from tests.tiny_runs import tiny_data, tiny_settings
+
+    settings = tiny_settings(tiny_data(folder / "data", sequences=40))
+    settings["model"].update(hidden_size=8, num_layers=1, intermediate_size=16)
+    settings["placement"]["layers_per_ipu"] = [1]
+    settings["run"].update(steps=steps, checkpoint_every=2, evaluate_every=10)
+    (folder / "run.yml").write_text(yaml.safe_dump(settings))
+
+
+def _train(folder: Path) -> Optional[int]:
+    from ipu_packed_bert.checkpoint import checkpoints
+    from ipu_packed_bert.commands import pretrain
+
+    run = folder / "run"
+    if checkpoints(run / "checkpoints"):
+        return pretrain.main(["--resume", str(run)])
+    shutil.rmtree(run, ignore_errors=True)  # nothing was saved: begun anew, as the refusal says
+    return pretrain.main(["--config", str(folder / "run.yml"), "--out", str(run)])
+
+
+def _logged(folder: Path) -> Dict[str, Any]:
+    """Both logs without the clock, and the last checkpoint's tensors and state."""
+    from ipu_packed_bert.run_folder import EVALUATIONS, LOG, read_log
+
+    clock = ("seconds",)
+    found: Dict[str, Any] = {
+        name: [
+            {key: value for key, value in record.items() if key not in clock}
+            for record in read_log(folder / "run" / name, note=lambda text: None)
+        ]
+        for name in (LOG, EVALUATIONS)
+    }
+    saved = sorted((folder / "run" / "checkpoints").iterdir())
+    assert all(path.name.startswith("step_") for path in saved), f"left behind: {[path.name for path in saved]}"
+    return {**found, **{f"checkpoint {name}": sha for name, sha in contents(saved[-1]).items()}}
+
+
+def _resumable(folder: Path) -> None:
+    from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
+
+    for path in checkpoints(folder / "run" / "checkpoints"):
+        load_checkpoint(path)
+
+
+def _data_set(folder: Path) -> None:
+    build_small(write_corpus(folder / "corpus", documents=60), folder / "data").close()
+
+
+def _convert(folder: Path) -> Optional[int]:
+    target = folder / "out"
+    if target.exists():  # whole, as every target that is there
+        return 0
+    return convert_main([str(folder / "data"), str(target), "--to-format", "parquet", "--records-per-file", "20"])
+
+
+def _converted(folder: Path) -> Dict[str, str]:
+    left = [path.name for path in folder.iterdir() if path.name not in ("corpus", "data", "out")]
+    assert not left, f"left behind: {left}"
+    return contents(folder / "out")
+
+
+def _without_checksums(folder: Path) -> None:
+    _data_set(folder)
+    manifest = folder / "data" / MANIFEST
+    tree = json.loads(manifest.read_text())
+    tree.pop(CHECKSUM)
+    for entry in [*tree["shards"], tree["lengths"]]:
+        entry.pop("blocks", None)
+    manifest.write_text(json.dumps(tree))
+
+
+def _add_checksums(folder: Path) -> Optional[int]:
+    from pack_data.verify import main as verify_main
+
+    return verify_main([str(folder / "data"), "--add-checksums"])
+
+
+def _former_run(folder: Path) -> None:
+    """A run whose checkpoints are files of the former version."""
+    import torch
+
+    from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
+    from ipu_packed_bert.commands import pretrain
+
+    _run_with_data(folder, steps=6)
+    assert pretrain.main(["--config", str(folder / "run.yml"), "--out", str(folder / "run")]) == 0
+    for path in checkpoints(folder / "run" / "checkpoints"):
+        former = {"format": "ipu_packed_bert checkpoint 1", **load_checkpoint(path)._asdict()}
+        torch.save(former, path.with_suffix(".pt"))
+        shutil.rmtree(path)
+
+
+def _convert_checkpoints(folder: Path) -> Optional[int]:
+    from ipu_packed_bert.checkpoint import former_checkpoints
+    from ipu_packed_bert.commands import convert_checkpoint
+
+    if not former_checkpoints(folder / "run" / "checkpoints"):
+        return 0
+    return convert_checkpoint.main([str(folder / "run"), "--delete-old"])
+
+
+DRIVES: Dict[str, Drive] = {
+    "build": Drive(
+        _corpus,
+        _build,
+        lambda folder: {name: sha for name, sha in contents(folder).items() if not name.startswith("corpus/")},
+        _whole_or_none,
+    ),
+    "train": Drive(_run_with_data, _train, _logged, _resumable),
+    "convert": Drive(_data_set, _convert, _converted),
+    "checksums": Drive(_without_checksums, _add_checksums, lambda folder: contents(folder / "data"), _whole_or_none),
+    "checkpoints": Drive(_former_run, _convert_checkpoints, lambda folder: contents(folder / "run" / "checkpoints")),
+}
+
+
+def load_all() -> None:
+    """Every module that the work loads, so that the children find them loaded."""
+    import torch
+
+    torch.set_num_threads(1)
+    for name in ("torch.utils.tensorboard", "matplotlib.pyplot", "matplotlib.backends.backend_agg", "pyarrow.parquet"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    for package in ("pack_data", "ipu_packed_bert"):
+        for path in sorted((Path(__file__).parents[1] / package).rglob("*.py")):
+            name = ".".join(path.relative_to(Path(__file__).parents[1]).with_suffix("").parts)
+            with contextlib.suppress(ImportError):  # the SDK's
+                importlib.import_module(name[: -len(".__init__")] if name.endswith(".__init__") else name)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(
+        prog="python -m tests.kills", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=(*DRIVES, "all"))
+    parser.add_argument("--n", type=positive_int, default=100, help="kills (default 100)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, help="stop after so long")
+    args = parser.parse_args(argv)
+    load_all()
+    failed = False
+    for name in DRIVES if args.what == "all" else [args.what]:
+        spoken = [time.monotonic()]
+
+        def said(text: str, name: str = name, spoken: List[float] = spoken) -> None:
+            if time.monotonic() - spoken[0] > 30:
+                spoken[0] = time.monotonic()
+                print(f"{name:<12} {text}", flush=True)
+
+        # In memory where that can be had: what is proved is the order of the steps, and a disk makes each of them slow.
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        folder = Path(tempfile.mkdtemp(prefix=f"kills-{name}-", dir=memory))
+        try:
+            outcome = drive(DRIVES[name], folder / name, kills=args.n, seed=args.seed, minutes=args.minutes, said=said)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(outcome.signals.items()))
+        print(
+            f"{name:<12} {outcome.kills:,} kills ({kinds}), {outcome.finished:,} results equal to the undisturbed one"
+            f"{f', {len(outcome.wrong)} wrong' if outcome.wrong else ', none lost or different'}",
+            flush=True,
+        )
+        print("".join(f"  {line}\n" for line in outcome.wrong[:20]), end="")
+        failed |= bool(outcome.wrong)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
