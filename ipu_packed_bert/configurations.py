@@ -39,7 +39,7 @@ def config_file(name: str) -> Path:
 
 def for_one_gpu(name: str) -> Optional[str]:
     """The configuration for one GPU of the same model, length and phase as the one for IPUs; None where none comes."""
-    other = re.sub(r"_(pod|ipu)[0-9]+$", "_gpu1", name)
+    other = re.sub(r"_((bow_)?pod|ipu)[0-9]+$", "_gpu1", name)
     return other if other != name and (FOLDER / f"{other}.yml").is_file() else None
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.config import Config, ModelConfig, check_accumulation
-from ipu_packed_bert.cycles.target import MK2
+from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.data import known_packing_factor
 from ipu_packed_bert.host_memory import HostMemory, host_memory, multiply_adds
 from ipu_packed_bert.placement import Block, Placement, place
@@ -378,7 +378,7 @@ def _ipu_lines(made: RunPlan) -> List[str]:
     text = [
         f"  mask      {_mask_words(made)}",
         f"  devices   {config.placement.replicas} replica{_s(config.placement.replicas)} of {placement.ipus}"
-        f" IPU{_s(placement.ipus)} = {config.ipus} IPU{_s(config.ipus)}",
+        f" IPU{_s(placement.ipus)} = {config.ipus} IPU{_s(config.ipus)}, {_machine(config)}",
         f"  pipeline  {len(stages)} forward stage{_s(len(stages))}"
         + (
             f" on IPUs {', '.join(str(stage.ipu) for stage in stages)}; {config.pipeline_stages} in training{waiting}"
@@ -416,6 +416,11 @@ def _ipu_lines(made: RunPlan) -> List[str]:
             + ("recomputed from their checkpoints." if engine.recomputes(ipus=True) else "kept whole."),
         ]
     )
+
+
+def _machine(config: Config) -> str:
+    target = TARGETS[config.placement.machine]
+    return f"{target.name.capitalize()}, {target.clock_hz / 1e9:.2f} GHz"
 
 
 def _data(made: RunPlan) -> str:

@@ -35,7 +35,7 @@ HARMLESS = frozenset(
     engine.kind engine.device engine.attention engine.compile engine.deterministic engine.threads engine.mask
     engine.executable_cache engine.executable engine.ipu_model engine.offline_export engine.profile_directory
     engine.asynchronous_loading engine.log_cycles engine.recompute_layers
-    placement.ipus_per_replica placement.layers_per_ipu placement.available_memory_proportion
+    placement.machine placement.ipus_per_replica placement.layers_per_ipu placement.available_memory_proportion
     placement.embedding_serialization_factor placement.optimizer_state_off_chip placement.replicated_tensor_sharding
     task.max_answer_length task.n_best task.null_score_threshold task.drop_seen_paragraphs task.threshold
     """.split()

@@ -38,9 +38,10 @@ from typing import (
 
 import yaml
 
+from ipu_packed_bert.configurations import FOLDER
 from pack_data import decoding
 from pack_data.command import Problems
-from pack_data.decoding import MOST_DIGITS, named, one_line
+from pack_data.decoding import MOST_DIGITS, is_plain_name, named, one_line
 
 # Where a value comes from. Origins that begin with DEFAULT belong to settings that nobody stated.
 DEFAULT, FILE, OVERRIDE = "default", "file", "--set"
@@ -371,14 +372,38 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
-def load_yaml(path: Union[str, Path]) -> Any:
-    """What a YAML file holds. ConfigError, in one line, where it cannot be read."""
+def load_yaml(path: Union[str, Path], *, levels: int = 4) -> Any:
+    """What a YAML file holds, with what it leaves out from the file that its `extends` names. ConfigError, in one line,
+    where one cannot be read.
+
+    `extends: NAME` is a file beside it, or one that comes with the program; `levels`: files that may follow another.
+    """
     try:
         with open(path, "rb") as file:
             text = file.read(_MOST_YAML_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    return parse_yaml(text, path)
+    tree = parse_yaml(text, path)
+    if not isinstance(tree, dict) or "extends" not in tree:
+        return tree
+    name = tree.pop("extends")
+    files = [folder / f"{name}.yml" for folder in (Path(path).parent, FOLDER)]
+    found = [file for file in files if isinstance(name, str) and is_plain_name(name) and file.is_file()]
+    if not found:
+        raise ConfigError(
+            f"{path}: extends is {named(name)}; must name a configuration beside it, or one that comes with the "
+            "program, without .yml"
+        )
+    if not levels:
+        raise ConfigError(f"{path}: extends {name}; too many files that extend one another, or a circle of them")
+    return _extended(load_yaml(found[0], levels=levels - 1), tree)
+
+
+def _extended(base: Any, tree: Any) -> Any:
+    """`base` with the values of `tree` in their places, section by section."""
+    if not isinstance(base, dict) or not isinstance(tree, dict):
+        return tree
+    return {**base, **{key: _extended(base.get(key), value) for key, value in tree.items()}}
 
 
 def parse_yaml(text: Union[str, bytes], source: Union[str, Path]) -> Any:

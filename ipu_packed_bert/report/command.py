@@ -71,7 +71,7 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
     where.add_argument(
         "--packing-factor", type=parse_factor, help="sequences per pack instead of what the histogram gives"
     )
-    where.add_argument("--target", choices=("mk2", "bow"), default="mk2")
+    where.add_argument("--target", choices=("mk2", "bow"), help="instead of placement.machine")
     add_histogram_arguments(found)
     runs = found.add_argument_group("runs and profiles instead of the model")
     runs.add_argument("--packed", type=Path, help="run folder")
@@ -96,7 +96,7 @@ class OverheadReport:
         self.args = args
         self.folder = None if args.no_cache else matmul.cache_folder()
         self.calibration = calibration.load()
-        self.machine = workload.Machine(target.get_target(args.target), self.folder)
+        self.machine = workload.Machine(target.get_target(args.target or self.main_machine), self.folder)
         self.tables: List[tables.Table] = []
         self.too_large: List[str] = []  # configurations that do not fit, a line each
 
@@ -106,6 +106,10 @@ class OverheadReport:
         if self.args.micro_batch is not None and not as_written:
             given.append(f"batch.micro_batch={self.args.micro_batch}")
         return load_config(config_file(str(path)), given)
+
+    @property
+    def main_machine(self) -> str:
+        return load_config(config_file(str(self.main_path)), self.args.overrides).placement.machine
 
     @property
     def main_path(self) -> Path:
@@ -207,16 +211,15 @@ class OverheadReport:
         return made.value, source
 
     def modelled(self, path: Path, overrides: Sequence[str] = (), *, as_written: bool = False) -> paper.ModelledRun:
-        """A configuration on the target; as_written: on Mk2, without --depth, --micro-batch and --target."""
+        """A configuration on its machine or the target; as_written: without --depth, --micro-batch and --target."""
         args = self.args
         config = self.load(path, overrides, as_written=as_written)
         depth = config.data.max_sequences_per_pack
         name = config.name + "".join(f" {override}" for override in overrides)
-        machine = self.machine
-        if as_written:
-            if args.target != target.MK2.name:
-                machine = workload.Machine(target.MK2, self.folder, self.machine.traces)
-        else:
+        machine, wanted = self.machine, config.placement.machine if as_written or not args.target else args.target
+        if wanted != machine.target.name:
+            machine = workload.Machine(target.get_target(wanted), self.folder, machine.traces)
+        if not as_written:
             if args.depth and depth != 1 and depth != args.depth:
                 depth = args.depth
                 name += f" depth {depth}"
@@ -250,7 +253,7 @@ class OverheadReport:
     @property
     def options_change_a_setting(self) -> bool:
         args = self.args
-        return bool(args.overrides or args.depth or args.micro_batch or args.target != target.MK2.name)
+        return bool(args.overrides or args.depth or args.micro_batch or args.target)
 
     def per_ipu(self) -> None:
         run = self.modelled(self.main_path, self.args.overrides)

@@ -94,7 +94,7 @@ placement: {replicas: 3}
         ({"placement": {"available_memory_proportion": [1.2]}}, "each must be above 0 and at most 1"),
         ({"placement": {"available_memory_proportion": [0.1, 0.1]}}, "available_memory_proportion has 2 values"),
         ({"placement": {"embedding_serialization_factor": 4}}, "must divide model.vocabulary_size, 30522"),
-        ({"placement": {"replicas": 128}}, "must be at most 64 in one program"),
+        ({"placement": {"machine": "mk1"}}, "placement.machine"),
         ({"placement": {"replicated_tensor_sharding": True}}, "must be false with one replica"),
         ({"engine": {"ipu_model": True, "offline_export": "x.poptorch"}}, "must be false where engine.offline_export"),
         (

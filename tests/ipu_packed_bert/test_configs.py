@@ -2,21 +2,24 @@
 
 import json
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import yaml
 
-from ipu_packed_bert.config import Config, load_config
+from ipu_packed_bert import config as pretraining
+from ipu_packed_bert.config import Config
 from ipu_packed_bert.configurations import for_one_gpu
 from ipu_packed_bert.plan import host_needs, plan
 from ipu_packed_bert.tasks import settings as finetuning
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
+load_config = lru_cache(None)(pretraining.load_config)  # each file is read once, whatever is asked of it
 FINE_TUNING = sorted(FOLDER.glob("finetune_*"))
 PATHS = sorted(set(FOLDER.glob("*")) - set(FINE_TUNING))
 NAME = re.compile(
-    r"(?P<packing>packed|unpacked)_(?:(?P<phase>phase1|phase2)(?:_(?P<length>\d+))?(?P<base>_base)?_(?P<machine>pod16|pod4|gpu1|gpu8)"
+    r"(?P<packing>packed|unpacked)_(?:(?P<phase>phase1|phase2)(?:_(?P<length>\d+))?(?P<base>_base)?_(?P<machine>(?:bow_)?pod(?:16|64)|pod4|gpu1|gpu8)"
     r"|(?P<small>small_ipu1|host))\.yml"
 )
 
@@ -30,6 +33,13 @@ PUBLISHED = {
     ("large", 384): (2, 2048, 2137, 2.828e-3, 0.128, 8192.0, 0.15, 0.25, 2),
     ("large", 512): (2, 2048, 2137, 2.828e-3, 0.128, 8192.0, 0.10, 0.15, 2),
 }
+# What the published ones for POD64 have otherwise: loss scale, first and other memory proportions. BERT-base has none.
+PUBLISHED_POD64 = {
+    ("large", 128): (32768.0, 0.14, 0.19),
+    ("large", 384): (16384.0, 0.15, 0.25),
+    ("large", 512): (16384.0, 0.13, 0.19),
+}
+REPLICAS = {"pod4": 1, "pod16": 4, "pod64": 16, "bow_pod16": 4, "bow_pod64": 16}
 # hidden, layers, heads, intermediate, layers per IPU
 # Published NVIDIA configuration, BERT-large with LAMB (NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT,
 # scripts/configs/pretrain_config.sh, dgxa100_8gpu_fp16): sequences an update, steps, peak learning rate, warm-up share.
@@ -40,14 +50,14 @@ MASKS = {128: 20, 384: 56, 512: 76}
 
 def test_all_that_were_asked_for_are_there():
     sizes = [
-        f"{packing}_{phase}{base}_pod16.yml"
+        f"{packing}_{phase}{base}_{machine}.yml"
         for packing in ("packed", "unpacked")
         for phase in ("phase1", "phase2", "phase2_384")
         for base in ("", "_base")
+        for machine in REPLICAS
     ]
+    assert len(sizes) == 60
     others = [
-        "packed_phase2_pod4.yml",
-        "unpacked_phase2_pod4.yml",
         "packed_phase1_gpu1.yml",
         "packed_phase2_gpu1.yml",
         "packed_phase2_gpu8.yml",
@@ -88,9 +98,19 @@ def test_what_the_name_says(path):
     if name["machine"].startswith("gpu"):
         for_gpus(config, size, length, memory={"gpu1": 80e9, "gpu8": 40e9}[name["machine"]])
         return
-    replicas = {"pod16": 4, "pod4": 1}[name["machine"]]
+    replicas = REPLICAS[name["machine"]]
     assert (config.placement.replicas, config.placement.ipus_per_replica) == (replicas, 4)
+    assert config.placement.machine == ("bow" if name["machine"].startswith("bow") else "mk2")
+    assert config.placement.replicated_tensor_sharding == (replicas > 1)
     micro, accumulation, steps, rate, warmup, scale, first, others, parts = PUBLISHED[size, length]
+    if name["machine"].endswith("pod64"):
+        scale, first, others = PUBLISHED_POD64.get((size, length), (scale, first, others))
+    # The head of the file says whose settings they are.
+    head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    derived = ("bow" in name["machine"], size == "base" and replicas == 16, replicas == 1 and length == 384)
+    derived += (replicas == 1 and (size, length) == ("base", 512),)
+    assert ("Derived from" in head[1]) == any(derived) and ("ublished" in head[1])
+    assert f"{replicas} replicas of a pipeline of 4" in head[0] or replicas == 1 and "one pipeline of 4" in head[0]
     assert (
         config.model.hidden_size,
         config.model.num_layers,
@@ -98,7 +118,7 @@ def test_what_the_name_says(path):
         config.model.intermediate_size,
         config.placement.layers_per_ipu,
     ) == SIZES[size]
-    # One pipeline has the batch of four by four times the accumulation.
+    # Every machine has the batch of a POD16, by as many times the accumulation as it has fewer replicas.
     assert (config.batch.micro_batch, config.batch.gradient_accumulation * replicas) == (micro, accumulation * 4)
     assert config.packs_per_update(1.0) == {128: 65536}.get(length, 16384)
     assert config.run.steps == steps
@@ -137,20 +157,26 @@ def test_every_setting_of_a_published_run_is_the_published_one(name):
 
 
 def test_the_table_of_published_settings_is_whole():
-    assert set(TABLE["files"]) == {path.name for path in PATHS if "_pod16" in path.name} and len(TABLE["files"]) == 12
+    assert (
+        set(TABLE["files"]) == {path.name for path in PATHS if re.search("[^w]_pod16", path.name)}
+        and len(TABLE["files"]) == 12
+    )
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 def test_a_file_holds_what_its_run_sets_and_no_more(path):
     """A setting that a file states changes the run, or is one that a reader of the file looks for."""
     tree = yaml.safe_load(path.read_text())
+    extended = tree.pop("extends", None)
     stated = {
         f"{section}.{key}": value
         for section, values in tree.items()
         if section != "without_ipus"
         for key, value in values.items()
     }
-    default = Config().as_dict()
+    tree_of = Config().as_dict()
+    if extended is not None:  # it states what differs from the other file
+        tree_of = load_config(path.parent / f"{extended}.yml").as_dict()
     looked_for = {
         "data.packer",
         "data.max_sequences_per_pack",
@@ -167,10 +193,8 @@ def test_a_file_holds_what_its_run_sets_and_no_more(path):
         "batch.gradient_accumulation",
         "run.steps",
     }
-    unneeded = {
-        key for key, value in stated.items() if default[key.split(".")[0]][key.split(".")[1]] == value
-    } - looked_for
-    assert not unneeded
+    unneeded = {key for key, value in stated.items() if tree_of[key.split(".")[0]][key.split(".")[1]] == value}
+    assert not unneeded - (set() if extended else looked_for)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +227,7 @@ def test_packed_and_unpacked_differ_only_in_packing():
                 tree.get("run", {}).pop("compare_unpacked", None)  # of packs only
             assert first == second
             compared += 1
-    assert compared == 8
+    assert compared == 1 + 30
 
 
 def test_the_configuration_for_a_gpu_is_that_of_the_same_model_and_length():

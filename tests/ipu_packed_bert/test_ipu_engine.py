@@ -679,6 +679,7 @@ def test_auto_without_hardware_takes_the_ipu_model():
     "name, ipus, way_out",
     [
         ("packed_phase2_pod16", 8, "--config packed_phase2_pod4 fits"),
+        ("packed_phase1_base_bow_pod64", 16, "--config packed_phase1_base_bow_pod16 fits"),
         ("unpacked_phase2_pod16", 4, "--config unpacked_phase2_pod4 fits"),
         ("packed_phase2_pod16", 2, "one replica alone is too large"),
     ],
@@ -687,9 +688,21 @@ def test_fewer_ipus_than_asked_for(name, ipus, way_out, kind):
     """Nothing is simulated in silence; one line says what is there, what is wanted and what fits."""
     config = load_config(f"configs/{name}.yml", [f"engine.kind={kind}"])
     with installed(ipus=ipus):
-        with pytest.raises(ValueError, match=f"{ipus} IPUs are attached, wanted are 16") as error:
+        with pytest.raises(ValueError, match=f"{ipus} IPUs are attached, wanted are {config.ipus}") as error:
             choose_engine(config)
         assert way_out in one_line(error)
+
+
+def test_a_program_has_at_most_64_ipus():
+    config = load_config("configs/packed_phase2_pod64.yml", ["engine.kind=ipu"])
+    larger = change(config, placement={"replicas": 64})
+    assert larger.ipus == 256 and not cross_check(larger)
+    with installed(ipus=256) as sdk:
+        sdk[0].devices.refuse_too_many(config, 16)
+        with pytest.raises(ValueError, match="--num-instances 4 --num-replicas 64") as error:
+            sdk[0].engine.IpuEngine(larger, Pretraining(larger), sdk[0].devices.Device("ipu", ""), packing_factor=1.0)
+        one_line(error)
+        sdk[0].devices.refuse_too_many(larger, 16)  # one of four processes
 
 
 @pytest.mark.parametrize("attached", [1, 2, 7])

@@ -22,8 +22,11 @@ from tests.fakes.lowering import ALLOWED, Recorder, wide_types
 from tests.fakes.sdk import installed
 from tests.pretraining import placed
 
+# Files that extend another change replicas, accumulation, loss scale, memory or clock: operators stay.
 CONFIGS = sorted(
-    path for path in (Path(__file__).resolve().parents[2] / "configs").glob("*packed_*.yml") if "host" not in path.stem
+    path
+    for path in (Path(__file__).resolve().parents[2] / "configs").glob("*packed_*.yml")
+    if "host" not in path.stem and "\nextends:" not in path.read_text()
 )
 DEVICE = torch.device("meta")  # any but the host's
 FULL_DEPTH = "packed_phase2_pod16"
@@ -135,7 +138,6 @@ def test_one_is_at_full_depth_and_all_are_there():
             "phase1_base_pod16",
             "phase2_384_base_pod16",
             "phase2_base_pod16",
-            "phase2_pod4",
         ):
             assert f"{kind}_{each}" in stems
     assert any(stem.endswith("ipu1") for stem in stems)

@@ -284,6 +284,29 @@ def test_one_value_under_two_names_is_not_a_key_that_stands_twice(tmp_path):
     assert load_yaml(tmp_path / "a.yml") == {"tree": {"leaves": 3}, "owner": {"leaves": 3}}
 
 
+def test_a_file_extends_another(tmp_path):
+    """Section by section, over several files; the nearest value counts, a list as a whole."""
+    (tmp_path / "a.yml").write_text("x: {one: 1, two: [1, 2], three: 3}\ny: {z: {deep: 1, other: 2}}\n")
+    (tmp_path / "b.yml").write_text("extends: a\nx: {two: [5], three: null}\n")
+    (tmp_path / "c.yml").write_text("extends: b\ny: {z: {deep: 7}}\nw: {new: 1}\n")
+    assert load_yaml(tmp_path / "c.yml") == {
+        "x": {"one": 1, "two": [5], "three": None},
+        "y": {"z": {"deep": 7, "other": 2}},
+        "w": {"new": 1},
+    }
+    (tmp_path / "own.yml").write_text("extends: packed_phase2_pod16\nrun: {steps: 7}\n")  # comes with the program
+    own, whole = config.load_config(tmp_path / "own.yml"), config.load_config(CONFIGS / "packed_phase2_pod16.yml")
+    assert own.run.steps == 7 and own.model == whole.model and own.without_ipus == whole.without_ipus
+
+
+@pytest.mark.parametrize("name", ["a", "nothing", "../a", "a.yml", "7", "[a]", "null", "''"])
+def test_what_cannot_be_extended_is_one_line(tmp_path, name):
+    (tmp_path / "a.yml").write_text(f"extends: {name}\n")  # itself, or nothing
+    with pytest.raises(ConfigError, match="extend") as error:
+        load_yaml(tmp_path / "a.yml")
+    assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
 def test_a_new_engine_setting_is_one_line():
     """No file needs to name it: a dataclass field with its default is all."""
     engine = dataclasses.make_dataclass(

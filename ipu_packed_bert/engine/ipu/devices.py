@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Optional
+from functools import lru_cache
+from typing import NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.config import Config, load_config
 from ipu_packed_bert.configurations import FOLDER
@@ -92,17 +93,22 @@ def too_few(config: Config, attached: int) -> str:
 
 def configuration_for(config: Config, ipus: int) -> Optional[str]:
     """The configuration that comes with this package, of the same model and the same packs, for at most `ipus` IPUs:
-    the one with the most of them, None if there is none."""
+    the one with the most of them, of the same machine where there are two; None if there is none."""
 
     def kind(each: Config):
         model, data = each.model, each.data
         sizes = (model.hidden_size, model.num_layers, model.num_heads, model.intermediate_size)
         return sizes, data.max_sequence_length, data.max_sequences_per_pack
 
-    names = sorted(path.stem for path in FOLDER.glob("*_pod*.yml"))
-    others = {name: load_config(FOLDER / f"{name}.yml") for name in names}
-    fitting = {name: each.ipus for name, each in others.items() if kind(each) == kind(config) and each.ipus <= ipus}
-    return max(fitting, key=lambda name: fitting[name]) if fitting else None
+    fitting = [each for each in _of_pods() if kind(each) == kind(config) and each.ipus <= ipus]
+    of_machine = config.placement.machine
+    best = max(fitting, key=lambda each: (each.ipus, each.placement.machine == of_machine), default=None)
+    return None if best is None else best.name
+
+
+@lru_cache(None)
+def _of_pods() -> Tuple[Config, ...]:
+    return tuple(load_config(path) for path in sorted(FOLDER.glob("*_pod*.yml")))
 
 
 def ipus_of(config: Config) -> str:
@@ -110,6 +116,20 @@ def ipus_of(config: Config) -> str:
     placement = config.placement
     plural = "" if config.ipus == 1 else "s"
     return f"{config.ipus} IPU{plural} ({placement.replicas} x {placement.ipus_per_replica})"
+
+
+IPUS_OF_A_PROGRAM = 64
+
+
+def refuse_too_many(config: Config, replicas: int) -> None:
+    """Raise ValueError where the program of this process, with `replicas` of the run's, has more IPUs than it can."""
+    ipus = replicas * config.placement.ipus_per_replica
+    if ipus > IPUS_OF_A_PROGRAM:
+        raise ValueError(
+            f"{config.path}: this process has {ipus} IPUs, a program at most {IPUS_OF_A_PROGRAM}; share "
+            f"{ipus_of(config)} out among processes: poprun --num-instances {-(-ipus // IPUS_OF_A_PROGRAM)}"
+            f" --num-replicas {config.placement.replicas}"
+        )
 
 
 class Instance(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 
 from ipu_packed_bert.config import Config, check_accumulation, check_on_ipus
 from ipu_packed_bert.engine.base import Engine, StepResult, micro_batches
-from ipu_packed_bert.engine.ipu.devices import Device, find_instance
+from ipu_packed_bert.engine.ipu.devices import Device, find_instance, refuse_too_many
 from ipu_packed_bert.engine.ipu.executable import (
     Facts,
     input_facts,
@@ -46,6 +46,7 @@ class IpuEngine(Engine):
         self.config = config
         self.device = device
         self.instance = find_instance(config)
+        refuse_too_many(config, self.instance.replicas)
         self.accumulation = config.accumulation(packing_factor)
         betas = config.betas(packing_factor)
         self._facts: Facts = program_facts(

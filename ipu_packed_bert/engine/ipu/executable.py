@@ -25,7 +25,7 @@ NOT_COMPILED = frozenset(
     batch.gradient_accumulation
     engine.kind engine.device engine.precision engine.attention engine.compile engine.deterministic engine.threads
     engine.executable_cache engine.executable engine.offline_export engine.ipu_model engine.asynchronous_loading
-    engine.log_cycles
+    engine.log_cycles placement.machine
     """.split()
 )
 
