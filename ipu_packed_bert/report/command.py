@@ -109,7 +109,7 @@ class OverheadReport:
 
     @property
     def main_machine(self) -> str:
-        return load_config(config_file(str(self.main_path)), self.args.overrides).placement.machine
+        return self.load(self.main_path, self.args.overrides).placement.machine
 
     @property
     def main_path(self) -> Path:

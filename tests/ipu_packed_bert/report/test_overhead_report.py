@@ -313,6 +313,14 @@ def test_what_if(run):
     assert len(names) == 3 and all("micro-batch 1" in name for name in names) and "hidden_size" in names[2]
 
 
+def test_the_machine_of_a_configuration_is_its_target(run):
+    """Cycles stay, seconds are those of the clock: a rate in the ratio of the clocks, less what links cost."""
+    line = ["--config", str(command.DEFAULT), *SMALL, "--packing-factor", "1.9", "--json"]
+    of_machine = json.loads(run(*line, "--set", "placement.machine=bow"))["tables"][0]["rows"][-1]
+    targeted = json.loads(run(*line, "--target", "bow"))["tables"][0]["rows"][-1]
+    assert of_machine["target"] == targeted["target"] == "bow" and of_machine["rate"] == targeted["rate"]
+
+
 def test_per_ipu_names_the_bottleneck(run):
     out = run("--per-ipu", "--packing-factor", "1.996", *SMALL)
     assert out.count("slowest") == 1 and "sequences/s" in out and "Cache of plans" in out
