@@ -95,7 +95,7 @@ def refuse_other_weights(engine: Engine) -> None:
     """Raises ValueError where the processes begin with different weights: they would stay different."""
     if engine.processes.size > 1:
         digest = 0
-        for _, weight in sorted(engine.state()["model"].items()):
+        for _, weight in sorted(engine.weights().items()):
             digest = zlib.crc32(weight.numpy().tobytes(), digest)
         engine.processes.refuse_differences({"the checksum of the weights": f"{digest:08x}"})
 
@@ -270,7 +270,7 @@ def export(prepared: Prepared, folder: Path) -> None:
     write_folder(
         partial,
         task.model,
-        prepared.engine.state()["model"],
+        prepared.engine.weights(),
         prepared.start.vocabulary,
         architecture=task.architecture,
         **task.export_settings(),

@@ -113,6 +113,10 @@ class Engine(abc.ABC):
         Any engine loads "model" and "optimizer" of any other; further keys are the engine's own.
         """
 
+    def weights(self) -> Dict[str, torch.Tensor]:
+        """The part "model" of `state`; other processes need not call it too."""
+        return self.state()["model"]
+
     def join_state(self) -> None:
         """What the other processes do while rank 0 takes the `state` that it saves."""
 

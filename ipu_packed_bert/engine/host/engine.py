@@ -325,12 +325,15 @@ class HostEngine(Engine):
         self._feed.close()
 
     def state(self) -> Dict[str, Any]:
-        weights = self.model.state_dict()
         return {
-            "model": {name: tensor.detach().to(device="cpu", copy=True) for name, tensor in weights.items()},
+            "model": self.weights(),
             "optimizer": neutral_state(self.optimizer, self.model),
             "random": self._random_streams(),
         }
+
+    def weights(self) -> Dict[str, torch.Tensor]:
+        weights = self.model.state_dict()
+        return {name: tensor.detach().to(device="cpu", copy=True) for name, tensor in weights.items()}
 
     def join_state(self) -> None:
         self._random_streams()

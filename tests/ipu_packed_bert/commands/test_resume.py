@@ -4,6 +4,7 @@ it."""
 import json
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.config import load_config
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.optim import learning_rate
+from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG
 from ipu_packed_bert.runlog import EVALUATIONS, LOG, read_log
 from pack_data.command import run_main
 from pack_data.packers import PACKERS
+from pack_data.store import PackStore
+from tests.pretraining import global_batches, host_engine
 from tests.tiny_runs import tiny_config, tiny_data
 
 STEPS = 12
@@ -263,3 +267,44 @@ def test_a_missing_data_set_is_built_once_and_kept(tiny, tmp_path, capsys, monke
         in third
     )
     assert "fewer than an update: the rest of each batch is empty" in third
+
+
+def test_a_run_is_restored_at_every_step(tiny, undisturbed, tmp_path):
+    """From the checkpoint of each update, all that follows is as it was, bit for bit."""
+    whole = tmp_path / "whole"
+    keep = ["--set", "run.checkpoint_every=1", "--set", f"run.keep_checkpoints={STEPS}"]
+    assert pretrain.main(["--config", tiny, "--out", str(whole), *keep]) == 0
+    assert results(whole) == results(undisturbed)
+    saved = {load_checkpoint(path).step: path for path in checkpoints(whole / CHECKPOINTS)}
+    assert sorted(saved) == list(range(1, STEPS + 1))
+    config = load_config(whole / CONFIG)
+    with PackStore.open(Path(config.data.directory)) as store:
+        factor = store.manifest.packing_factor
+        engine = host_engine(config, store.schema, packing_factor=factor)
+        last = load_checkpoint(saved[STEPS])
+        for step in range(1, STEPS):
+            checkpoint = load_checkpoint(saved[step])
+            with closing(global_batches(store, config, packing_factor=factor)) as batches:
+                engine.load_state(checkpoint.engine)
+                batches.load_state(checkpoint.batches)
+                for record in read_log(whole / LOG)[step:]:
+                    found = engine.step(next(batches), record["learning_rate"])
+                    assert {name: record[name] for name in found.metrics} == found.metrics
+                assert batches.state() == last.batches
+            for name, weight in engine.state()["model"].items():
+                assert torch.equal(weight, last.engine["model"][name])
+
+
+def test_the_same_line_starts_a_run_and_goes_on_with_it(tiny, undisturbed, tmp_path, monkeypatch, capsys):
+    line = ["--config", tiny, "--out", str(tmp_path / "run"), "--resume-if-there"]
+    for step in (2, 5, 7):  # the first time before anything is saved
+        with monkeypatch.context() as patch:
+            stop_at(patch, step, None)
+            with pytest.raises(MemoryError):
+                pretrain.main(line)
+    assert pretrain.main(line) == 0
+    assert results(tmp_path / "run") == results(undisturbed)
+    capsys.readouterr()
+    assert pretrain.main(line) == 0  # done
+    assert "has made its 12 updates already" in capsys.readouterr().out
+    assert run_main(pretrain.main, ["--config", tiny, "--resume-if-there"]) == 2

@@ -14,10 +14,12 @@ import pytest
 import torch.distributed as dist
 
 from ipu_packed_bert.checkpoint import newest_checkpoint
-from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.processes import joined
 from ipu_packed_bert.run_folder import CHECKPOINTS, LOG, read_log
 from pack_data.command import NotFinite, run_main
+from tests.fine_tuning_files import tiny_config as fine_tuning_config
+from tests.fine_tuning_files import tiny_table
 from tests.kill_ranks import differences, disturbed
 from tests.tiny_runs import tiny_config, tiny_data
 
@@ -43,6 +45,28 @@ def test_a_run_that_is_killed_and_stopped_goes_on_exactly(tmp_path):
 def _run(tiny, out, processes):
     sys.argv[1:] = ["--config", str(tiny), "--out", str(out), "--steps", str(STEPS), "--resume-if-there"]
     return pretrain.begun(pretrain.parse(None), processes)
+
+
+def test_fine_tuning_in_two_ranks_is_one_run(tmp_path):
+    table = tiny_table(tmp_path / "train.csv", "single_label")
+    config = fine_tuning_config(
+        None, table, task="single_label", batch={"micro_batch": 1}, optimizer={"learning_rate": 1.0e-4}
+    )
+    file, alone, run = tmp_path / "tiny.yml", tmp_path / "alone", tmp_path / "run"
+    file.write_text(config.to_yaml())
+    assert finetune.main(["--config", str(file), "--out", str(alone)]) == 0
+    for _ in range(2):  # the second time it is done, and only evaluated again
+        assert [status for status, _ in ended(partial(_fine_tune, file, run))] == [0, 0]
+    ours, theirs = read_log(alone / LOG), read_log(run / LOG)
+    assert len(ours) == len(theirs) > 4
+    for one, two in zip(ours, theirs):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4) and two["sequences"] == one["sequences"]
+    assert (run / "model").is_dir() and (run / "predictions.json").exists()
+
+
+def _fine_tune(file, out, processes):
+    sys.argv[1:] = ["--config", str(file), "--out", str(out), "--resume-if-there"]
+    return finetune.begun(finetune.parse(None), processes)
 
 
 # ---- one mistake, one line ------------------------------------------------------------------------------------------
