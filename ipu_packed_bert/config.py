@@ -156,6 +156,9 @@ class EngineConfig:
     threads: Optional[int] = setting(None, "host; null: as many as torch chooses", minimum=1)
     mask: str = setting("product", "inside the score product, or added to the scores", choices=("product", "additive"))
     half_weights: bool = setting(True, "weights in float16")
+    half_logits: bool = setting(
+        False, "soft-max and loss of masked tokens in the weights' type: a third of the memory for logits"
+    )
     half_partials: bool = setting(True, "partial sums of products in float16")
     stochastic_rounding: bool = setting(True, "of float16 results")
     loss_scaling: float = setting(8192.0, "keeps float16 gradients in range", above=0.0)

@@ -236,8 +236,8 @@ def _activations(config: Config, placement: Placement, ipu: int, predictions: in
             if ".layer." in block.module:
                 at_work = max(at_work, _layer(config, depth))
             elif block.module == "cls.predictions":
-                # Logits, and their soft-max and gradient in float32.
-                width = _width(config) + 2 * WIDTH["float32"]
+                # Logits, and their soft-max and gradient.
+                width = _width(config) + 2 * (_width(config) if config.engine.half_logits else WIDTH["float32"])
                 at_work = max(at_work, width * config.batch.micro_batch * predictions * config.model.vocabulary_size)
     return kept + at_work
 

@@ -50,8 +50,9 @@ EXPERIMENT = frozenset(
     optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay optimizer.bias_correction
     optimizer.max_weight_norm optimizer.max_gradient_norm optimizer.packing_adjustment
     batch.micro_batch batch.gradient_accumulation batch.device_iterations batch.sequences_per_update placement.replicas
-    engine.precision engine.half_weights engine.half_partials engine.stochastic_rounding engine.loss_scaling
-    engine.automatic_loss_scaling engine.first_moment_type engine.gradient_accumulator_type engine.synthetic_data
+    engine.precision engine.half_weights engine.half_logits engine.half_partials engine.stochastic_rounding
+    engine.loss_scaling engine.automatic_loss_scaling engine.first_moment_type engine.gradient_accumulator_type
+    engine.synthetic_data
     task.max_query_length task.stride task.null_answers task.text_column task.second_text_column task.label_column
     task.label_separator task.words_column task.labels_column
     """.split()

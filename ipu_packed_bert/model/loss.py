@@ -33,12 +33,16 @@ class PretrainingOutput(NamedTuple):
     nsp_correct: torch.Tensor  # sequences classified right
 
 
-def cross_entropy(logits_BKC, labels_BK) -> torch.Tensor:
-    """Unreduced, [B, K]; at least in float32, whatever the type of the logits."""
-    if logits_BKC.dtype in (torch.float16, torch.bfloat16):
-        logits_BKC = logits_BKC.to(torch.float32)
+def cross_entropy(logits_BKC, labels_BK, *, widen: bool = True) -> torch.Tensor:
+    """Unreduced, [B, K], at least in float32, whatever the type of the logits.
+
+    widen: it is computed so too; otherwise in the logits' own type, which spares a copy of them.
+    """
+    wide = torch.float32 if logits_BKC.dtype in (torch.float16, torch.bfloat16) else logits_BKC.dtype
+    if widen:
+        logits_BKC = logits_BKC.to(wide)
     losses = F.cross_entropy(logits_BKC.flatten(0, 1), labels_BK.to(torch.int64).flatten(), reduction="none")
-    return losses.view(labels_BK.shape)
+    return losses.to(wide).view(labels_BK.shape)
 
 
 def correct(logits_BKC, labels_BK) -> torch.Tensor:
@@ -66,6 +70,7 @@ class PretrainingLoss(nn.Module):
     def __init__(self, loss: LossConfig):
         super().__init__()
         self.normalisation = loss.normalisation
+        self.widen_logits = True  # an engine that has no room for it switches it off
 
     def forward(
         self,
@@ -78,7 +83,7 @@ class PretrainingLoss(nn.Module):
         mlm_scale_B,
         nsp_scale_B,
     ) -> PretrainingOutput:
-        mlm_BP = cross_entropy(mlm_logits_BPV, masked_lm_ids_BP)
+        mlm_BP = cross_entropy(mlm_logits_BPV, masked_lm_ids_BP, widen=self.widen_logits)
         # Unused slots have finite losses of arbitrary tokens: their weight must be exactly 0.
         used_BP = (masked_lm_weights_BP > 0).to(mlm_BP.dtype)
         if self.normalisation == "sequence":

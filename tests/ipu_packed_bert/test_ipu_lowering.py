@@ -149,12 +149,26 @@ def test_the_additive_mask_lowers(path, sdk):
     check(Trace(config, sdk), config)
 
 
+def test_half_logits_are_never_widened(sdk):
+    """No float32 tensor of one value for every word: that is what the option is for."""
+    path = next(path for path in CONFIGS if path.stem == FULL_DEPTH)
+    wide = []
+    for value in ("false", "true"):
+        config = two_layers(load_config(path, [f"engine.half_logits={value}"]))
+        made = [tensor for operator in Trace(config, sdk).operators for tensor in operator.outputs]
+        words = [t for t in made if t.numel() % config.model.vocabulary_size == 0 and t.is_floating_point()]
+        wide.append(sum(t.numel() for t in words if t.dtype == torch.float32))
+        assert words
+    assert wide[0] > 0 and wide[1] == 0
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
         ["loss.normalisation=sequence"],
         ["loss.next_sentence=false"],
         ["engine.half_weights=false"],
+        ["engine.half_logits=true"],
         ["model.attention_dropout=0.1"],
     ],
 )

@@ -62,6 +62,16 @@ def test_every_configuration_has_a_plan_that_fits(path, capsys):
     assert len(text.splitlines()) <= 24 and max(len(line) for line in text.splitlines()) <= 160
 
 
+def test_half_logits_save_what_the_page_says():
+    """docs/ipu.md: BERT-base, phase 1: 736 masked slots of 30,522 words, twice two bytes each."""
+    path = ROOT / "configs" / "packed_phase1_base_pod16.yml"
+    wide, half = (
+        plan(load_config(path, [f"engine.half_logits={value}"]), packing_factor=1.17).memory[0].activations
+        for value in ("false", "true")
+    )
+    assert wide - half == 2 * 2 * 32 * 23 * 30522
+
+
 def test_the_machine_is_named_with_its_clock(capsys):
     for machine, words in (("pod16", "4 replicas of 4 IPUs = 16 IPUs, Mk2, 1.33 GHz"), ("bow_pod64", "Bow, 1.85 GHz")):
         print_plan(load_config(ROOT / "configs" / f"packed_phase2_{machine}.yml"), packing_factor=FACTOR)

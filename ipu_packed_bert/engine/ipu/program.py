@@ -11,6 +11,7 @@ from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import build_network
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.model.bert import VocabularyProduct
+from ipu_packed_bert.model.loss import PretrainingLoss
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
 from ipu_packed_bert.placement import Placement
@@ -47,6 +48,9 @@ def adapt(network: PackedBert, config: Config, task: Task) -> None:
         depth = task.max_sequences_per_pack
         assert depth is not None  # the data set is there
         mask_in_product(network, sequences=depth, columns=config.mask_columns(depth))
+    for module in network.modules():
+        if isinstance(module, PretrainingLoss):
+            module.widen_logits = not config.engine.half_logits
     factor = config.placement.embedding_serialization_factor
     for module in list(network.modules()):
         for name, child in module.named_children():
