@@ -79,13 +79,18 @@ class DataConfig:
 class ModelConfig:
     """The sizes of a BERT; names as in the published configurations, spelled out."""
 
-    vocabulary_size: int = setting(30522, "rows of the embedding table; left out: as the data set", minimum=8)
-    hidden_size: int = setting(768, minimum=1)
-    num_layers: int = setting(12, minimum=1)
-    num_heads: int = setting(12, minimum=1)
-    intermediate_size: int = setting(3072, minimum=1)
-    max_position_embeddings: int = setting(512, "left out: at least data.max_sequence_length", minimum=8)
-    type_vocabulary_size: int = setting(2, "segments", minimum=2)
+    vocabulary_size: int = setting(
+        30522, "rows of the embedding table; left out: as the data set", minimum=8, maximum=1 << 24
+    )
+    # The maxima are beyond every network there is: a slip of the keyboard is told before anything is allocated.
+    hidden_size: int = setting(768, minimum=1, maximum=1 << 16)
+    num_layers: int = setting(12, minimum=1, maximum=1 << 12)
+    num_heads: int = setting(12, minimum=1, maximum=1 << 12)
+    intermediate_size: int = setting(3072, minimum=1, maximum=1 << 20)
+    max_position_embeddings: int = setting(
+        512, "left out: at least data.max_sequence_length", minimum=8, maximum=1 << 20
+    )
+    type_vocabulary_size: int = setting(2, "segments", minimum=2, maximum=1 << 16)
     hidden_dropout: float = setting(0.1, minimum=0.0, below=1.0)
     attention_dropout: float = setting(0.0, minimum=0.0, below=1.0)
     layer_norm_eps: float = setting(1.0e-3, "as published for IPUs; BERT's own is 1.0e-12", above=0.0)
@@ -130,8 +135,10 @@ class OptimizerConfig:
 class BatchConfig:
     """The batch of the unpacked run; the packed one follows from it and the packing factor."""
 
-    micro_batch: int = setting(2, "packs in one forward pass of one replica", minimum=1)
-    gradient_accumulation: int = setting(2048, "micro-batches per update and replica, unpacked", minimum=1)
+    micro_batch: int = setting(2, "packs in one forward pass of one replica", minimum=1, maximum=1 << 20)
+    gradient_accumulation: int = setting(
+        2048, "micro-batches per update and replica, unpacked", minimum=1, maximum=1 << 24
+    )
     device_iterations: int = setting(1, "must be 1 on IPUs", minimum=1)
 
 

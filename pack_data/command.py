@@ -75,6 +75,13 @@ def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opt
         lines = str(error).splitlines()
         print("error: " + ("\n" if isinstance(error, Problems) else " ").join(lines), file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        # torch's allocators say it with a RuntimeError.
+        words = " ".join(str(error).split())
+        if not isinstance(error, MemoryError) and "allocate memory" not in words and "out of memory" not in words:
+            raise
+        print(f"error: not enough memory{words and f' ({words[:200]})'}; choose smaller sizes", file=sys.stderr)
+        return 2
     except NotFinite as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

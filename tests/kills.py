@@ -117,7 +117,7 @@ def drive(
     calm = one.result(place)
     signals: Counter[str] = collections.Counter()
     wrong: List[str] = []
-    finished, begun = 0, time.monotonic()
+    finished, reported, begun = 0, 0, time.monotonic()
     while sum(signals.values()) < kills and not (minutes and time.monotonic() - begun > 60 * minutes):
         shutil.rmtree(place)
         shutil.copytree(inputs, place)
@@ -151,6 +151,9 @@ def drive(
             with said_in(story, wrong):
                 found = one.result(place)
                 assert found == calm, f"another result: {differences(calm, found)}"
+        for line in wrong[reported:]:
+            said(f"wrong: {line}")
+        reported = len(wrong)
         said(f"{sum(signals.values()):,} kills, {finished:,} finished, {len(wrong)} wrong")
     return Outcome(signals, finished, wrong)
 
@@ -350,7 +353,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         spoken = [time.monotonic()]
 
         def said(text: str, name: str = name, spoken: List[float] = spoken) -> None:
-            if time.monotonic() - spoken[0] > 30:
+            if time.monotonic() - spoken[0] > 30 or text.startswith("wrong"):
                 spoken[0] = time.monotonic()
                 print(f"{name:<12} {text}", flush=True)
 

@@ -385,3 +385,10 @@ def test_the_annotated_form_is_the_configuration():
     text = config.annotated()
     assert config_from_tree(yaml.safe_load(text), "a.yml") == config
     assert "# file; packs in one forward pass" in text and "# --set; " in text and "# default" in text
+
+
+@pytest.mark.parametrize("setting", ["hidden_size", "num_layers", "intermediate_size", "max_position_embeddings"])
+def test_a_size_beyond_every_network_is_refused_before_anything_is_allocated(tmp_path, setting):
+    (tmp_path / "a.yml").write_text(f"model: {{{setting}: 1000000000}}\n")
+    with pytest.raises(ConfigError, match=f"model.{setting} is 1000000000; must be at least .* and at most"):
+        load_config(tmp_path / "a.yml")

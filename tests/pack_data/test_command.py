@@ -88,3 +88,18 @@ def test_the_list_runs_no_command(capsys):
     assert run_main(lambda argv: list_commands("p", {"one": "does it", "other": "does more"}, argv), ["three"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("type python -m p.one --fast") and lines[1].endswith("the commands are one, other")
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), MemoryError((10, 3)), RuntimeError("DefaultCPUAllocator: can't allocate memory:\n8 bytes")]
+)
+def test_memory_that_is_not_there_is_one_line(capsys, error):
+    def main(argv):
+        raise error
+
+    assert run_main(main, []) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: not enough memory") and text.count("\n") == 1
+    error = RuntimeError("a mistake of ours")
+    with pytest.raises(RuntimeError, match="of ours"):
+        run_main(main, [])
