@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -109,7 +110,7 @@ class RunLog(Log):
             self._say(f"note      {LOG} lacks {lost} of the {first_step:,} updates that the checkpoint has")
         self._log = Lines(self._folder / LOG, self._say)
         self._evaluations = Lines(self._folder / EVALUATIONS, self._say)
-        self._board = _tensorboard(self._folder, first_step, self._say)
+        self._events = Events(self._folder, first_step, self._say)
         if sys.stderr.isatty() if progress is None else progress:
             from tqdm import tqdm
 
@@ -146,7 +147,7 @@ class RunLog(Log):
             recent = recent.plus(*each)
         avoided = padding_avoided(recent.packs, recent.sequences, recent.tokens, self._max_sequence_length)
         if step % self._log_every == 0:
-            self._draw(
+            self._events.add(
                 step,
                 {
                     **{tag(name): value for name, value in result.metrics.items()},
@@ -177,14 +178,18 @@ class RunLog(Log):
             yield batch
 
     def evaluation(self, step: int, found: Evaluation) -> None:
-        """Files first, so that a line in evaluation.jsonl means that they are there."""
+        """Files first, so that a line in evaluation.jsonl means that they are there, unless the disk was full."""
         self.evaluated = step
         for name, content in found.files.items():
-            write_atomically(self._folder / name, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+            path, text = self._folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+            try:
+                write_atomically(path, text.encode())
+            except OSError as error:
+                self._say(f"note      {path} is not written ({error.strerror or error})")
         self._evaluations.append(
             {"step": step, **found.metrics, **{name: found.counts[name] for name in _COUNTS}, "seconds": found.seconds}
         )
-        self._draw(step, {f"evaluation/{name}": value for name, value in found.metrics.items()})
+        self._events.add(step, {f"evaluation/{name}": value for name, value in found.metrics.items()})
         self._say(f"held out after step {step}: {in_words(found.metrics)}  ({found.counts['sequences']:,} sequences)")
 
     def sync(self) -> None:
@@ -193,12 +198,6 @@ class RunLog(Log):
 
     def say(self, text: str) -> None:
         self._say(text)
-
-    def _draw(self, step: int, values: Mapping[str, Any]) -> None:
-        if self._board is not None:
-            for name, value in values.items():
-                if value is not None:
-                    self._board.add_scalar(name, value, step)
 
     @property
     def totals(self) -> Totals:
@@ -210,8 +209,7 @@ class RunLog(Log):
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-        if self._board is not None:
-            self._board.close()
+        self._events.close()
         self._log.close()
         self._evaluations.close()
 
@@ -468,10 +466,44 @@ def _not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _tensorboard(folder: Path, first_step: int, say: Any) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        say("no TensorBoard events: pip install tensorboard")
-        return None
-    return SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)
+class Events:
+    """What TensorBoard shows: values by name and step. A full disk ends it, with one line, and not the run."""
+
+    def __init__(self, folder: Path, first_step: int, say: Callable[[str], None]) -> None:
+        self._folder, self._say = folder, say
+        self._writer: Any = None
+        self._former_hook = threading.excepthook
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            say("no TensorBoard events: pip install tensorboard")
+            return
+        # The writer's thread keeps its error for the next call, and would print it as a traceback as well.
+        threading.excepthook = self._in_thread
+        with self._failing():
+            self._writer = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)
+
+    def add(self, step: int, values: Mapping[str, Any]) -> None:
+        """Values that are None are left out."""
+        with self._failing():
+            for name, value in values.items():
+                if value is not None and self._writer is not None:
+                    self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        with self._failing():
+            if self._writer is not None:
+                self._writer.close()
+        self._writer, threading.excepthook = None, self._former_hook
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            self._say(f"note      {self._folder}: no more TensorBoard events ({error.strerror or error})")
+
+    def _in_thread(self, found: Any) -> None:
+        if not issubclass(found.exc_type, OSError):
+            self._former_hook(found)

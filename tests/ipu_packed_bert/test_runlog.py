@@ -1,14 +1,17 @@
 """What a run writes down, and what it forgets when it is resumed from before."""
 
+import contextlib
 import errno
 import io
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 
+from ipu_packed_bert import runlog
 from ipu_packed_bert.checkpoint import Checkpoint, NotSaved, save_checkpoint
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.base import StepResult
@@ -16,6 +19,7 @@ from ipu_packed_bert.runlog import (
     CHECKPOINTS,
     EVALUATIONS,
     LOG,
+    Events,
     Lines,
     RunLog,
     Totals,
@@ -163,6 +167,35 @@ def test_tensorboard_has_the_curves(tmp_path):
     assert [(each.step, each.value) for each in events.Scalars("loss/total")] == [(2, 8.0), (4, 6.0)]
     assert events.Scalars("packing/padding_avoided")[0].value == pytest.approx(0.9375)
     assert events.Scalars("evaluation/mlm_accuracy")[0].value == pytest.approx(0.4)
+
+
+def test_a_full_disk_ends_the_curves_and_not_the_run(tmp_path, monkeypatch, capsys):
+    records = pytest.importorskip("tensorboard.summary.writer.record_writer", reason="tensorboard is not installed")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    said, hook = [], threading.excepthook
+    events = Events(tmp_path, 0, said.append)
+    events.add(1, {"loss": 1.0})
+    monkeypatch.setattr(records.RecordWriter, "write", full)
+    events.add(2, {"loss": 1.0, "gradient_norm": None})
+    (thread,) = [each for each in threading.enumerate() if "AsyncWriter" in type(each).__name__]
+    thread.join(10)
+    for step in (3, 4):
+        events.add(step, {"loss": 1.0})
+    events.close()
+    assert len(said) == 1 and "No space left on device" in said[0] and threading.excepthook == hook
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_costs_the_files_of_an_evaluation_and_not_its_scores(tmp_path, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(runlog, "write_atomically", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with contextlib.closing(RunLog(tmp_path, steps=4, max_sequence_length=64, stream=stream)) as log:
+        log.evaluation(2, Evaluation(COUNTS, result(2).metrics, 0.5, files={"predictions.json": {}}))
+    assert f"{tmp_path / 'predictions.json'} is not written (full)" in stream.getvalue()
+    assert [record["step"] for record in read_log(tmp_path / EVALUATIONS)] == [2]
 
 
 def test_without_tensorboard_it_says_so_and_goes_on(tmp_path, monkeypatch):
