@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple
 import torch
 
 from ipu_packed_bert.config import Config, OptimizerConfig
+from pack_data.decoding import named
 
 
 class Lamb(torch.optim.Optimizer):
@@ -161,7 +162,7 @@ def refuse_other_shapes(what: str, found: Mapping[str, torch.Tensor], own: Mappi
     wrong = sorted(name for name in {**expected, **shapes} if expected.get(name) != shapes.get(name))
     if wrong:
         raise ValueError(
-            f"{what} of {wrong[0]} is {shapes.get(wrong[0])}, the model's is {expected.get(wrong[0])}"
+            f"{what} of {named(wrong[0])} is {shapes.get(wrong[0])}, the model's is {expected.get(wrong[0])}"
             f" ({len(wrong)} differ); load it into the model it was saved from"
         )
 

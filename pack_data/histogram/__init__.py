@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
 
 import numpy as np
 
-from pack_data.decoding import Fields, shown, whole_number
+from pack_data.decoding import Fields, said_of, shown, whole_number
 from pack_data.files import open_regular, short_lines, write_atomically
 from pack_data.sequences import LONGEST
 
@@ -116,7 +116,8 @@ class LengthHistogram:
                 raise ValueError(f"{path} line {line}: count {shown(count)}; a count goes from 0 to 2^62")
             seen.add(length)
             counts[length] = count
-        return cls(counts, Path(path).stem if name is None else name)
+        with said_of(path):
+            return cls(counts, Path(path).stem if name is None else name)
 
     @classmethod
     def published(cls, name: str) -> LengthHistogram:

@@ -252,3 +252,11 @@ def test_a_table_is_an_ordinary_file(tmp_path):
     for path in (tmp_path / "a.csv", "/dev/zero", tmp_path, tmp_path / "none"):
         with pytest.raises(ValueError, match="a histogram is a CSV file"):
             LengthHistogram.from_csv(path, 10)
+
+
+def test_counts_beyond_the_account_are_said_of_their_file(tmp_path):
+    path = tmp_path / "h.csv"
+    path.write_text(f"length,count\n8,{2**61}\n9,{2**61}\n")
+    with pytest.raises(ValueError, match="2\\^62 slots or more") as raised:
+        LengthHistogram.from_csv(path, 16)
+    assert str(path) in str(raised.value)
