@@ -500,6 +500,45 @@ def test_offline_programs_do_not_run(tmp_path):
         executor(torch.ones(1, 3), torch.zeros(1, 3))
 
 
+@pytest.mark.parametrize("damage", [None, "options", "constants", "version", "bytes", "twice"])
+def test_an_executable_is_that_of_its_program(tmp_path, monkeypatch, damage):
+    model, file = Regression(), str(tmp_path / "x.poptorch")
+    inputs = torch.ones(1, 3), torch.zeros(1, 3)
+    poptorch.trainingModel(model, made().useOfflineIpuTarget(), adamw(model)).compileAndExport(file, *inputs)
+    model = Regression()
+    optimizer = adamw(model)
+    if damage == "constants":
+        optimizer.variable_attrs.markAsConstant("weight_decay")
+    executor = poptorch.trainingModel(model, made(accumulation=2 if damage == "options" else 1), optimizer)
+    if damage == "version":
+        monkeypatch.setattr(poptorch, "__version__", "3.3.0")
+    elif damage == "bytes":
+        (tmp_path / "x.poptorch").write_bytes(b"PK")
+    elif damage == "twice":
+        executor.compile(*inputs)
+    if damage:
+        with pytest.raises((poptorch.Error, AssertionError)):
+            executor.loadExecutable(file)
+        return
+    executor.loadExecutable(file)
+    assert executor.isCompiled() and executor.isAttachedToDevice() and machine.compilations == ["training"]
+    before = [parameter.clone() for parameter in model.parameters()]
+    executor(*inputs)
+    executor.copyWeightsToHost()
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters()))
+    with pytest.raises(poptorch.Error, match="compiled for"):
+        executor(torch.ones(2, 3), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("variables", [{}, {"POPTORCH_IPU_MODEL": "1"}, {"POPTORCH_SMALL_IPU_MODEL": "1"}])
+def test_hardware_is_not_looked_for_with_a_simulated_device(variables, monkeypatch):
+    for name in ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL"):
+        monkeypatch.setenv(name, variables.get(name, "0"))
+    machine.reset(4)
+    found = [number for number in range(1, 9) if poptorch.ipuHardwareIsAvailable(number)]
+    assert found == ([] if variables else [1, 2, 4])
+
+
 def test_cycles_are_counted_on_hardware_only():
     model = Regression()
     executor = poptorch.trainingModel(model, made(), adamw(model))
@@ -545,6 +584,26 @@ def test_the_accessor_reads_ahead_and_around():
     assert len(accessor) == 3
     for _ in range(2):
         assert [float(item[0][0]) for item in accessor] == [0.0, 1.0, 2.0]
+    accessor.terminate()
+
+
+class Failing:
+    def __init__(self, good):
+        self.good = good
+
+    def __iter__(self):
+        for _ in range(self.good):
+            yield (torch.zeros(1),)
+        raise SystemExit(1)
+
+
+def test_an_accessor_whose_process_dies_says_that_and_no_more():
+    with pytest.raises(poptorch.Error, match="failed to start"):
+        poptorch.AsynchronousDataAccessor(Failing(0))
+    accessor = iter(poptorch.AsynchronousDataAccessor(Failing(2)))
+    assert len([next(accessor), next(accessor)]) == 2
+    with pytest.raises(AssertionError, match="An error occurred in the data fetcher"):
+        next(accessor)
     accessor.terminate()
 
 
