@@ -29,6 +29,7 @@ _QUOTED = re.compile(r"'[^'\\\n]*'|\"[^\"\\\n]*\"")
 _PLAIN = re.compile(r"(?:True|False|\d{1,18}|[\s{}\[\](),:])*")
 _NUMBERS = re.compile(r"[<>|](?:[iu][1248]|f[248])|\|b1")
 _DEEPEST = 6
+_MOST_DIMENSIONS = 32  # NumPy's limit before version 2
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,14 @@ def _depth(text: str) -> int:
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and all(type(size) is int for size in value) and math.prod(value) < 2**62
+    whole = isinstance(value, tuple) and all(type(size) is int for size in value)
+    return whole and len(value) <= _MOST_DIMENSIONS and math.prod(value) < 2**62
 
 
 def _dtype(descr: Any) -> np.dtype:
     """A number, or a record of numbers and rows of numbers. ValueError for objects, texts, records in records."""
     fields = descr if isinstance(descr, list) else [("value", descr)]
+    size = 0
     for field in fields:
         if not (isinstance(field, tuple) and len(field) in (2, 3) and all(isinstance(text, str) for text in field[:2])):
             raise ValueError("its values are neither numbers nor records of numbers")
@@ -109,12 +112,13 @@ def _dtype(descr: Any) -> np.dtype:
             raise ValueError(f"its values are of type {ascii(field[1][:20])}, not numbers")
         if not _is_shape(field[2] if len(field) == 3 else ()):
             raise ValueError("a column without a shape")
+        size += np.dtype(field[1]).itemsize * math.prod(field[2] if len(field) == 3 else ())
+    if not 0 < size < 2**31:  # NumPy counts in 32 bits, and a sum that is too large begins again from below
+        raise ValueError(f"its values have {size} bytes each")
     try:
         dtype = np.dtype(descr)
     except (ValueError, TypeError) as error:
         raise ValueError(f"no such type of values: {error}") from None
-    if not dtype.itemsize:
-        raise ValueError("its values have no bytes")
     return dtype
 
 

@@ -67,6 +67,10 @@ HEADERS = {
     "a record in a record": "{'descr': [('a', [('b', '<i4')])], 'fortran_order': False, 'shape': (1,)}",
     "a column twice": "{'descr': [('a', '<i4'), ('a', '<i4')], 'fortran_order': False, 'shape': (1,)}",
     "a wide column": "{'descr': [('a', '<i4', (9999999999,))], 'fortran_order': False, 'shape': (1,)}",
+    "columns of 2^32 bytes and 8": "{'descr': ["
+    + "".join(f"('{name}', '<i8', (134217728,)), " for name in "abcd")
+    + "('e', '<i8')], 'fortran_order': False, 'shape': (1,)}",
+    "too many dimensions": "{'descr': '<i8', 'fortran_order': False, 'shape': (" + "1, " * 33 + ")}",
     "no columns": "{'descr': [], 'fortran_order': False, 'shape': (1,)}",
     "huge": "{'descr': '<i8', 'fortran_order': False, 'shape': (99999999999999999, 99999999999999999)}",
     "more than there is": "{'descr': '<i8', 'fortran_order': False, 'shape': (9000000000,)}",
