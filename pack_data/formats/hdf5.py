@@ -60,18 +60,27 @@ _HEAP, _HEAP_HEADER, _HEAP_OBJECT = b"GCOL\x01\0\0\0", struct.Struct("<8xQ"), st
 
 
 def _check_heaps(path: str) -> None:
-    """ValueError for a heap whose free space has no size: the HDF5 library goes through such a heap without end."""
+    """ValueError for a heap whose free space has no size: the HDF5 library goes through such a heap without end.
+
+    And for heaps that lie in each other, as none that HDF5 writes do: to go through all of them could take days.
+    """
     with open_regular(path) as file:
         if not os.fstat(file.fileno()).st_size:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             heap = data.find(_HEAP)
+            left = len(data) // _HEAP_OBJECT.size + 1  # objects that have room in the file
             while heap >= 0:
                 place, end = heap + _HEAP_HEADER.size, len(data) - _HEAP_OBJECT.size
                 if place <= len(data):
                     end = min(end, heap + _HEAP_HEADER.unpack_from(data, heap)[0] - _HEAP_OBJECT.size)
                 while place <= end:
                     number, _, size = _HEAP_OBJECT.unpack_from(data, place)
+                    left -= 1
+                    if left < 0:
+                        raise ValueError(
+                            f"{path}: HDF5 cannot open it (damaged: its heaps overlap); copy the file again"
+                        )
                     if number == 0:  # the free space, its header included, up to the end
                         if size < _HEAP_OBJECT.size:
                             raise ValueError(
@@ -98,7 +107,7 @@ def _columns(path: str, file, longest: Optional[int] = None) -> Dict[str, Any]:
         raise
     except DAMAGE as error:
         raise ValueError(f"{path}: HDF5 cannot list its data sets ({one_line(error)})") from None
-    if ragged:
+    if ragged and longest is not None:
         _check_heaps(path)
     packed = "positions" in found
     needed = STORED_PACK_FIELDS if packed else EXAMPLE_FIELDS

@@ -27,6 +27,7 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
+    Union,
 )
 
 import numpy as np
@@ -167,16 +168,14 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
                 if length > bad.longest:
                     bad.add(origin, f"{bad.too_long('it')}, at byte {position}")
                     if source.skip(length + CHECKSUM.size) < length + CHECKSUM.size:
+                        _stop_at_damage(source, origin, bad)
                         return
                     number += 1
                     position += HEADER.size + length + CHECKSUM.size
                     continue
                 body = source.read(length + CHECKSUM.size)
             if len(header) < HEADER.size or len(body) < length + CHECKSUM.size:
-                if source.broken and "damaged" in source.broken:
-                    bad.stop(
-                        origin, f"{source.broken}: the {number} records before it were read, nothing behind it can be"
-                    )
+                _stop_at_damage(source, origin, bad)
                 if header or source.broken:
                     bad.add(
                         origin,
@@ -189,6 +188,12 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
                 yield origin, body[:length]
             number += 1
             position += HEADER.size + length + CHECKSUM.size
+
+
+def _stop_at_damage(source: Union[_Plain, _Gunzip], origin: Origin, bad: BadRecords) -> None:
+    """ValueError where the stream is damaged: how many records follow cannot be known."""
+    if source.broken and "damaged" in source.broken:
+        bad.stop(origin, f"{source.broken}: the {origin.record} records before it were read, nothing behind it can be")
 
 
 def write_frames(path: str, messages: Iterable[bytes]) -> int:

@@ -1,5 +1,6 @@
 """HDF5: NVIDIA's unpacked examples, with fixed and variable rows, and packed rows without masked_lm_weights."""
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 h5py = pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
 
+from pack_data.formats import hdf5
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import RowWidths, pack_from_examples
 from pack_data.packs import FIELDS
@@ -62,8 +64,18 @@ def test_a_heap_that_the_library_would_walk_without_end_is_refused(tmp_path):
     data[heap + 16 : heap + 64] = bytes(48)
     path.write_bytes(data)
     with pytest.raises(ValueError, match="free space of 0 bytes") as raised:
-        open_source(str(path))
+        hdf5._check_heaps(str(path))
     assert str(path) in str(raised.value)
+
+
+def test_heaps_in_each_other_are_refused_after_one_pass(tmp_path):
+    """Each of these would be gone through to the end of the file."""
+    path, heap = tmp_path / "a.hdf5", struct.Struct("<8sQ")
+    number = 20_000
+    one = struct.pack("<HH4xQ", 1, 0, heap.size) + heap.pack(b"GCOL\1\0\0\0", number * 32)
+    path.write_bytes(one * number)
+    with pytest.raises(ValueError, match="a.hdf5: HDF5 cannot open it .damaged: its heaps overlap"):
+        hdf5._check_heaps(str(path))
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])

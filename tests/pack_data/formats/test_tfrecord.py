@@ -172,6 +172,18 @@ def test_a_cut_gzip_stream_gives_all_that_was_in_it(tmp_path):
         values(path)
 
 
+def test_damage_behind_a_record_that_is_too_long_is_an_error_too(tmp_path):
+    """It is not known how many records are lost there, so none may be skipped."""
+    path = tmp_path / "a.tfrecord.gz"
+    whole = gzip.compress(frame(b"one") + frame(bytes(1000)) + frame(b"two"), 0)
+    path.write_bytes(whole)
+    assert [data for _, data in tfrecord.read_frames(str(path), BadRecords(1, 99))] == [b"one", b"two"]
+    damaged = gzip.compress(frame(b"one") + frame(bytes(1000))[:500], 0)[:-8] + b"\xff" * 99
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match="record 1: the gzip stream is damaged"):
+        list(tfrecord.read_frames(str(path), BadRecords(9, 99)))
+
+
 # ---- MLPerf ------------------------------------------------------------------------------------------------------
 
 
