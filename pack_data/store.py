@@ -183,10 +183,11 @@ class Manifest:
             raise fields.error("packs", f"{self.sequences} sequences of {self.tokens} tokens do not fill so many packs")
         if self.lower_bound is not None and self.lower_bound > self.packs:
             raise fields.error("lower_bound", f"the data set has only {self.packs} packs")
-        names = [MANIFEST, *(entry.file for entry in (*self.shards, self.lengths, *self.files))]
-        for place, name in enumerate(names):
-            if name in names[:place]:
-                raise fields.error("files" if self.files else "shards", f"{shown(name)} stands for two files")
+        names = {MANIFEST}
+        for entry in (*self.shards, self.lengths, *self.files):
+            if entry.file in names:
+                raise fields.error("files" if self.files else "shards", f"{shown(entry.file)} stands for two files")
+            names.add(entry.file)
         if CHECKSUM in fields and fields.hex_digest(CHECKSUM, 64) != checksum(fields.tree):
             raise fields.error(CHECKSUM, "is not that of the other fields: one was changed")
 
