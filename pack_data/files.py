@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import json
 import os
@@ -15,7 +16,7 @@ import time
 import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Dict, Iterator, Optional, Union
+from typing import IO, Any, BinaryIO, Callable, Dict, Iterator, Optional, Union
 
 
 @contextmanager
@@ -59,6 +60,21 @@ def read_regular(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int
         if size > most_bytes or len(data) > most_bytes:  # some files of the system have no size
             raise ValueError(f"{path}: more than {most_bytes:,} bytes, too large for a file of its kind; {way_out}")
         return data
+
+
+def sha256_of(
+    path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file", seen: Callable[[int], Any] = int
+) -> str:
+    """The sha256 of an ordinary file of any size, hexadecimal. ValueError, one line, for anything else.
+
+    seen: called with the number of bytes read since its last call.
+    """
+    content = hashlib.sha256()
+    with open_regular(path, way_out=way_out) as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            content.update(block)
+            seen(len(block))
+    return content.hexdigest()
 
 
 def short_lines(file: IO[str], path: Any, *, way_out: str) -> Iterator[str]:
@@ -149,10 +165,7 @@ def only_writer(path: Path) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
-    busy = f"{path}: another process is writing it; wait for it or choose another name"
-    with locked(lock, busy):
-        if not lock.exists():  # its holder has removed it meanwhile
-            raise ValueError(busy)
+    with locked(lock, f"{path}: another process is writing it; wait for it or choose another name"):
         try:
             remove_stale(path)
             yield
@@ -202,6 +215,8 @@ def locked(path: Path, complaint: str) -> Iterator[None]:
                 f"note: {path.parent} cannot be locked ({error.strerror}); start no second process on it",
                 file=sys.stderr,
             )
+        if not _leads_to(path, file):  # its holder has removed it meanwhile; another process may lock a new one
+            raise ValueError(complaint)
         last = _holder(file)
         if last and last["host"] != platform.node():
             print(
@@ -215,6 +230,14 @@ def locked(path: Path, complaint: str) -> Iterator[None]:
             yield
         finally:
             _sign(file, "")
+
+
+def _leads_to(path: Path, file: Any) -> bool:
+    """Whether the path still leads to this open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except OSError:
+        return False
 
 
 def _sign(file: Any, text: str) -> None:

@@ -6,12 +6,12 @@ that hold what was read.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from pack_data.building.tasks import save_examples
+from pack_data.files import sha256_of
 from pack_data.formats.detect import Source, integer_columns
 from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 from pack_data.sequences import Sequences
@@ -111,11 +111,5 @@ def _together(ranges: Mapping[str, Tuple[int, int]], names: Sequence[str]) -> Tu
 
 def content_digest(source: Source) -> List[Tuple[str, str]]:
     """(name, sha256) of every file: what goes in, whatever its path."""
-    digests = []
-    for file in source.files if source.format != "store" else [str(Path(source.path) / MANIFEST)]:
-        content = hashlib.sha256()
-        with open(file, "rb") as handle:
-            for block in iter(lambda: handle.read(1 << 20), b""):
-                content.update(block)
-        digests.append((Path(file).name, content.hexdigest()))
-    return digests
+    files = source.files if source.format != "store" else [str(Path(source.path) / MANIFEST)]
+    return [(Path(file).name, sha256_of(file)) for file in files]

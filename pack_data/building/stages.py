@@ -5,7 +5,6 @@ plan -> examples -> packing -> assignment -> sorted by shard -> shards -> ready 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -42,7 +41,7 @@ from pack_data.building.tasks import (
 from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, check_out, clear
 from pack_data.command import progress_bar
 from pack_data.decoding import Fields, read_object
-from pack_data.files import write_atomically
+from pack_data.files import sha256_of, write_atomically
 from pack_data.histogram import LengthHistogram
 from pack_data.npy import read_array
 from pack_data.packers import get_packer
@@ -162,7 +161,7 @@ class Stages:
         plan = {
             "options": json.loads(json.dumps(options.deciding())),
             "sources": sources,
-            "given": {name: _sha256(path) for name, path in given.items()},
+            "given": {name: sha256_of(path) for name, path in given.items()},
             "former": [f"{side.former.digest:016x}" for side in self.sides if side.former],
         }
         path = self.work / PLAN
@@ -438,7 +437,3 @@ class Stages:
 
 def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
-
-
-def _sha256(path: Union[str, Path]) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

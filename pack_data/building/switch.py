@@ -79,7 +79,7 @@ def _read(note: Path) -> List[Dict[str, Any]]:
     for entry in whole.list_of("data_sets", Fields.object):
         out, work = entry.text("out", printable=False), entry.text("work", printable=False)
         for name, value, beside in (("out", out, True), ("work", work, False)):
-            if value != Path(value).name and (beside or value != "."):
+            if (value != Path(value).name or value in ("", "..")) and (beside or value != "."):
                 raise entry.error(name, "must be the name of a folder, without a path")
         names = {name: entry.list_of(name, Fields.plain_name) for name in ("files", "remove")}
         entries.append({"out": out, "work": work, **names})

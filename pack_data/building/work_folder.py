@@ -103,8 +103,6 @@ def _held(out: Path, called: str, way_out: str) -> Iterator[Path]:
         raise ValueError(f"{called}: the folder {work} cannot be made or read ({error.strerror}); {way_out}") from None
     busy = f"{out}: another build is writing this data set; wait for it or choose another --out"
     with locked(work / LOCK, busy):
-        if not (work / LOCK).exists():  # the lock is of a folder that its build has removed meanwhile
-            raise ValueError(busy)
         yield work
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from pack_data.bad_records import BadRecords, Origin
-from pack_data.files import check_compressed, check_regular
+from pack_data.files import check_compressed, check_regular, sha256_of
 
 EMBEDDED = "embedded"
 # A document of more characters continues as another document, and a line of more as another line.
@@ -385,12 +385,4 @@ def content_digest(source: Union[str, Path], seen: Callable[[int], Any] = lambda
         for document in embedded_documents():
             text.update("\n".join((document.name, *document.lines, "")).encode("utf-8", "surrogatepass"))
         return [(EMBEDDED, text.hexdigest())]
-    digests = []
-    for path in source_files(source):
-        content = hashlib.sha256()
-        with open(path, "rb") as handle:
-            for block in iter(lambda: handle.read(1 << 20), b""):
-                content.update(block)
-                seen(len(block))
-        digests.append((relative_name(path, source), content.hexdigest()))
-    return digests
+    return [(relative_name(path, source), sha256_of(path, seen=seen)) for path in source_files(source)]

@@ -116,3 +116,19 @@ def test_a_lost_compressed_file_is_not_an_empty_one(tmp_path, suffix, content):
         with pytest.raises(ValueError, match="copy it again") as raised:
             read()
         assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_lock_that_its_holder_removed_meanwhile_is_none(tmp_path, monkeypatch, replaced):
+    """A third process may hold the lock file that is there now."""
+    path, lock = tmp_path / "lock", files._lock
+
+    def late(file):
+        path.unlink()
+        if replaced:
+            path.write_text("")
+        lock(file)
+
+    monkeypatch.setattr(files, "_lock", late)
+    with pytest.raises(ValueError, match="^taken$"), locked(path, "taken"):
+        pass

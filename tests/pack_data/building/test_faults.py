@@ -1,19 +1,20 @@
 """A build that is stopped at any point loses nothing: run again, it ends with the bytes of an undisturbed one."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from itertools import product
 
 import numpy as np
 import pytest
 
 from pack_data import files
-from pack_data.building import inputs, stages, tasks, work_folder
-from pack_data.building.switch import COMMIT
+from pack_data.building import inputs, stages, tasks
+from pack_data.building.switch import COMMIT, complete
 from pack_data.store import PackStore
 from pack_data.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
@@ -143,13 +144,13 @@ def test_two_builds_do_not_write_the_same_data_set(corpus, tmp_path, monkeypatch
 def test_a_build_that_begins_while_another_one_ends_is_refused(corpus, tmp_path, monkeypatch):
     """The lock may be of a work folder that the other build removes: two builds must not then run at once."""
 
-    @contextmanager
-    def late(path, complaint):
-        with files.locked(path, complaint):
-            shutil.rmtree(path.parent)
-            yield
+    lock = files._lock
 
-    monkeypatch.setattr(work_folder, "locked", late)
+    def late(file):
+        shutil.rmtree(tmp_path / "data.building")
+        lock(file)
+
+    monkeypatch.setattr(files, "_lock", late)
     with pytest.raises(ValueError, match="another build is writing"):
         build_small(corpus, tmp_path / "data")
     assert not (tmp_path / "data").exists()
@@ -204,3 +205,23 @@ def test_kill_9_at_random_moments(tmp_path):
     assert process.returncode == 0 and kills >= 1
     assert content(tmp_path / "data") == content(tmp_path / "calm")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["calm", "data"]
+
+
+@pytest.mark.parametrize(
+    "field, name", [("out", "."), *product(("out", "work"), ("", "..", "../elsewhere", "/elsewhere"))]
+)
+def test_a_change_that_leads_elsewhere_is_not_completed(tmp_path, field, name):
+    work = tmp_path / "data.building"
+    work.mkdir()
+    entry = {"out": "data", "work": ".", "files": [], "remove": ["kept"], field: name}
+    (tmp_path / "kept").write_text("")
+    (work / COMMIT).write_text(json.dumps([entry]))
+    with pytest.raises(ValueError, match="must be the name of a folder"):
+        complete(work)
+    assert (tmp_path / "kept").exists()
+
+
+def test_a_recipe_that_is_a_pipe_is_not_waited_for(corpus, tmp_path):
+    os.mkfifo(tmp_path / "recipe")
+    with pytest.raises(ValueError, match="recipe: is a pipe"):
+        build_small(corpus, tmp_path / "data", recipe=str(tmp_path / "recipe"))
