@@ -34,6 +34,7 @@ from ipu_packed_bert.settings import (
     setting,
 )
 from pack_data.building.sides import held_out_folder
+from pack_data.decoding import named
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packs import default_predictions
 
@@ -469,7 +470,8 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, sto
     name = peek("task.name", tree, overrides) or PRETRAINING
     if name != PRETRAINING:
         raise ConfigError(
-            f"{path}: task.name is {name}; this is a configuration of fine-tuning: python -m ipu_packed_bert.finetune"
+            f"{path}: task.name is {named(name)}; this is a configuration of fine-tuning: "
+            "python -m ipu_packed_bert.finetune"
         )
     reader = SettingsReader(SECTIONS, path, gone=_GONE, stored=stored)
     small = reader.block("without_ipus")

@@ -259,6 +259,7 @@ _MERGES = "a0: &a0 {b: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n -
         )
     ]
     + ["data:\n  directory: " + value for value in ('"\\0"', '"a\\nb"', '"\\ud800"', "x" * 5000, "2001-01-01", "12")]
+    + ['task: {name: "\\ud800"}', "task: {name: " + "x" * 5000 + "}"]
     + [_ALIASES, _MERGES, "run: " + "a" * 70_000, "b" * 70_000 + ": {}", '"\\e[31m": 1', "# " + "x" * (1 << 20)],
     ids=lambda text: text[:24],
 )
