@@ -28,11 +28,13 @@ from ipu_packed_bert.settings import DEFAULT, FILE, parse_yaml, peek, shown
 from pack_data.command import ArgumentParser, typed
 from pack_data.decoding import said_of
 from pack_data.lengths.factors import PackingFactor
-from pack_data.store import Manifest
+from pack_data.store import Manifest, PackStore
 
 if TYPE_CHECKING:
     from ipu_packed_bert.checkpoint import Checkpoint
     from ipu_packed_bert.engine import EngineChoice
+    from ipu_packed_bert.engine.base import Engine
+    from ipu_packed_bert.identity import Identity
     from ipu_packed_bert.loader import GlobalBatches
 
 
@@ -239,38 +241,38 @@ def beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
     return Beginning(found, weights, saved, allowed_before(resume, found.step) if resume and found else {})
 
 
+def first_look(args: argparse.Namespace) -> Beginning:
+    """What the run begins with. Raises ValueError where its folder holds another run, or another process writes it."""
+    from ipu_packed_bert.runlog import refuse_a_run_in, refuse_a_run_under_way
+
+    if args.resume:
+        refuse_a_run_under_way(args.resume)
+    found = beginning(args.resume, args.start_from)
+    if not args.resume:
+        refuse_a_run_in(args.out)
+    return found
+
+
+class Ready(NamedTuple):
+    """All that is there before the first update."""
+
+    config: Config
+    store: PackStore
+    evaluation: Optional[PackStore]  # held-out packs
+    vocabulary: Identity  # of the data set
+    factor: PackingFactor
+    engine: Engine
+    global_batches: GlobalBatches
+    batches: Any  # the same, read as it suits the engine
+
+
 def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
     """Trains, and writes the run down; the exit status."""
     # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
-    import torch
-
-    from ipu_packed_bert.checkpoint import vocabulary_of_run
-    from ipu_packed_bert.engine import build_engine, choose_engine
-    from ipu_packed_bert.identity import Identity, agree
-    from ipu_packed_bert.loader import GlobalBatches, StoredPacks
-    from ipu_packed_bert.run_summary import RunEnd
-    from ipu_packed_bert.runlog import (
-        RunLog,
-        data_of,
-        environment,
-        open_run_folder,
-        refuse_a_run_in,
-        refuse_a_run_under_way,
-    )
-    from ipu_packed_bert.runs import print_other_ranks, refuse_other_weights
-    from ipu_packed_bert.tasks.pretraining import Pretraining
+    from ipu_packed_bert.engine import choose_engine
     from ipu_packed_bert.train import SilentLog, train
-    from ipu_packed_bert.unigram import unigram_baseline
 
-    def looked_at() -> Beginning:
-        if args.resume:
-            refuse_a_run_under_way(args.resume)
-        found = beginning(args.resume, args.start_from)
-        if not args.resume:
-            refuse_a_run_in(args.out)
-        return found
-
-    begin = processes.of_first(looked_at)
+    begin = processes.of_first(first_look, args)
     if begin.checkpoint and begin.step >= config.run.steps:
         go_on = how_to_go_on(args.resume, config)
         print(f"{args.resume} has made its {begin.step:,} updates already; to continue: {go_on}")
@@ -285,45 +287,10 @@ def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
         print(line)
     begin.refuse_other_sizes(config, NETWORK, weights_of)
     with contextlib.ExitStack() as opened:
-        with processes.first_alone():
-            config, store = open_or_build(config, progress=args.progress, build=processes.rank == 0)
-        opened.enter_context(store)
-        evaluation = open_evaluation(config, store.manifest)
-        if evaluation:
-            opened.enter_context(evaluation)
-        vocabulary = Identity.of_data(store.manifest)
-        weights = begin.checkpoint or begin.weights
-        if weights:
-            of_weights = processes.of_first(vocabulary_of_run, Path(weights_of), weights)
-            vocabulary, note = agree(of_weights, vocabulary, weights_of=weights_of, data_of=config.data.directory)
-            if note:
-                print(f"note      {note}")
-        begin.refuse_other_sizes(config, sorted(SIZES), weights_of)
-        factor = packing_factor(config, store.manifest, args.packing_factor)
-        if choice.kind == "ipu_model":
-            config = config.for_simulation(factor.value)
-        config = config.with_schedule()
-        check_accumulation(config, factor.value)
-        task = Pretraining(config, store.schema)
-        processes.refuse_differences(
-            {
-                **flat(config.as_dict()),
-                "the data set's digest": f"{store.manifest.digest:016x}",
-                "the held-out data set's digest": f"{evaluation.manifest.digest:016x}" if evaluation else None,
-                "torch": torch.__version__,
-            }
-        )
-        engine = build_engine(config, task, choice, packing_factor=factor.value, processes=processes)
-        opened.enter_context(contextlib.closing(engine))
-        global_batches = GlobalBatches(
-            StoredPacks(store, seed=config.run.seed),
-            task.layout(config, factor.value),
-            share=engine.share,
-            held_out=StoredPacks(evaluation) if evaluation else None,
-        )
-        batches = opened.enter_context(contextlib.closing(engine.feed(global_batches)))
-        print_data(config, store.manifest, resumed=begin.checkpoint is not None)
-        print_batch(config, factor, batches)
+        ready = make_ready(config, args, processes, begin, choice, opened)
+        config, engine, batches = ready.config, ready.engine, ready.batches
+        print_data(config, ready.store.manifest, resumed=begin.checkpoint is not None)
+        print_batch(config, ready.factor, batches)
         print(f"engine    {engine.description}", flush=True)
 
         engine.compile(batches.first())
@@ -331,63 +298,141 @@ def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
             file = config.engine.offline_export
             print(f"compiled  {file}; where the IPUs are: --set engine.executable={file}, with {file}.json beside it")
             return 0
-        if begin.weights:
-            with said_of(str(args.start_from)):
-                engine.load_state({**engine.state(), "model": begin.weights.engine["model"]})
-        if begin.checkpoint:
-            with said_of(args.resume):
-                engine.load_state(begin.checkpoint.engine)
-                batches.load_state(begin.checkpoint.batches, same_batch=not changes.other_batch)
-            print_schedule(begin.checkpoint, config)
-            print_other_ranks(begin.checkpoint, processes)
-        refuse_other_weights(engine)
+        load(begin, ready, args, same_batch=not changes.other_batch)
         if engine.share[0]:  # the first process writes for all
             return train(config, engine, batches, SilentLog(), None, first_step=begin.step).status
-        written = environment(
-            device=engine.description,
-            seed=config.run.seed,
-            data=data_of(store.manifest),
-            command=[sys.executable, *sys.argv],
-        )
-        if changes.allowed:
-            written[ALLOWED] = changes.allowed_values
-        folder = opened.enter_context(
-            open_run_folder(
-                args.resume or args.out, config, first_step=begin.step, saved=begin.saved, environment=written
-            )
-        )
+        return train_and_write(ready, args, begin, changes)
+
+
+def make_ready(
+    config: Config,
+    args: argparse.Namespace,
+    processes: Processes,
+    begin: Beginning,
+    choice: EngineChoice,
+    opened: contextlib.ExitStack,
+) -> Ready:
+    """Data, engine and batches; they are closed with ``opened``. The configuration is completed by the data set."""
+    import torch
+
+    from ipu_packed_bert.checkpoint import vocabulary_of_run
+    from ipu_packed_bert.engine import build_engine
+    from ipu_packed_bert.identity import Identity, agree
+    from ipu_packed_bert.loader import GlobalBatches, StoredPacks
+    from ipu_packed_bert.tasks.pretraining import Pretraining
+
+    with processes.first_alone():
+        config, store = open_or_build(config, progress=args.progress, build=processes.rank == 0)
+    opened.enter_context(store)
+    evaluation = open_evaluation(config, store.manifest)
+    if evaluation:
+        opened.enter_context(evaluation)
+    vocabulary = Identity.of_data(store.manifest)
+    weights, weights_of = begin.checkpoint or begin.weights, args.resume or args.start_from
+    if weights:
+        of_weights = processes.of_first(vocabulary_of_run, Path(weights_of), weights)
+        vocabulary, note = agree(of_weights, vocabulary, weights_of=weights_of, data_of=config.data.directory)
+        if note:
+            print(f"note      {note}")
+    begin.refuse_other_sizes(config, sorted(SIZES), weights_of)
+    factor = packing_factor(config, store.manifest, args.packing_factor)
+    if choice.kind == "ipu_model":
+        config = config.for_simulation(factor.value)
+    config = config.with_schedule()
+    check_accumulation(config, factor.value)
+    task = Pretraining(config, store.schema)
+    processes.refuse_differences(
+        {
+            **flat(config.as_dict()),
+            "the data set's digest": f"{store.manifest.digest:016x}",
+            "the held-out data set's digest": f"{evaluation.manifest.digest:016x}" if evaluation else None,
+            "torch": torch.__version__,
+        }
+    )
+    engine = build_engine(config, task, choice, packing_factor=factor.value, processes=processes)
+    opened.enter_context(contextlib.closing(engine))
+    global_batches = GlobalBatches(
+        StoredPacks(store, seed=config.run.seed),
+        task.layout(config, factor.value),
+        share=engine.share,
+        held_out=StoredPacks(evaluation) if evaluation else None,
+    )
+    batches = opened.enter_context(contextlib.closing(engine.feed(global_batches)))
+    return Ready(config, store, evaluation, vocabulary, factor, engine, global_batches, batches)
+
+
+def load(begin: Beginning, ready: Ready, args: argparse.Namespace, *, same_batch: bool) -> None:
+    """Weights, and for a run that is resumed all else, into engine and batches. ValueError where they do not fit."""
+    from ipu_packed_bert.runs import print_other_ranks, refuse_other_weights
+
+    engine = ready.engine
+    if begin.weights:
+        with said_of(str(args.start_from)):
+            engine.load_state({**engine.state(), "model": begin.weights.engine["model"]})
+    if begin.checkpoint:
+        with said_of(args.resume):
+            engine.load_state(begin.checkpoint.engine)
+            ready.batches.load_state(begin.checkpoint.batches, same_batch=same_batch)
+        print_schedule(begin.checkpoint, ready.config)
+        print_other_ranks(begin.checkpoint, engine.processes)
+    refuse_other_weights(engine)
+
+
+def train_and_write(ready: Ready, args: argparse.Namespace, begin: Beginning, changes: Changes) -> int:
+    """The updates, in a run's folder; the exit status."""
+    from ipu_packed_bert.run_summary import RunEnd
+    from ipu_packed_bert.runlog import RunLog, data_of, environment, open_run_folder
+    from ipu_packed_bert.train import train
+    from ipu_packed_bert.unigram import unigram_baseline
+
+    config, engine = ready.config, ready.engine
+    written = environment(
+        device=engine.description,
+        seed=config.run.seed,
+        data=data_of(ready.store.manifest),
+        command=[sys.executable, *sys.argv],
+    )
+    if changes.allowed:
+        written[ALLOWED] = changes.allowed_values
+    with open_run_folder(
+        args.resume or args.out, config, first_step=begin.step, saved=begin.saved, environment=written
+    ) as folder:
         print(f"run       {folder}{f', from step {begin.step}' if begin.checkpoint else ''}", flush=True)
-        slots, steps = config.data.max_sequence_length, config.run.steps
         log = RunLog(
             folder,
-            steps=steps,
+            steps=config.run.steps,
             first_step=begin.step,
             log_every=config.run.log_every,
-            max_sequence_length=slots,
+            max_sequence_length=config.data.max_sequence_length,
             progress=args.progress,
-        )
-        baseline = partial(
-            unigram_baseline,
-            store,
-            evaluation,
-            vocabulary=config.model.vocabulary_size,
-            normalisation=config.loss.normalisation,
         )
         end = RunEnd(
             folder,
             config,
             engine,
-            global_batches,
+            ready.global_batches,
             log,
-            steps,
-            resume_command(folder),
-            how_to_go_on(folder, config),
-            baseline,
-            args.progress,
+            config.run.steps,
+            resume=resume_command(folder),
+            go_on=how_to_go_on(folder, config),
+            baseline=partial(
+                unigram_baseline,
+                ready.store,
+                ready.evaluation,
+                vocabulary=config.model.vocabulary_size,
+                normalisation=config.loss.normalisation,
+            ),
+            progress=args.progress,
         )
         with contextlib.closing(log), end.if_not_finite():
             outcome = train(
-                config, engine, batches, log, folder / CHECKPOINTS, first_step=begin.step, vocabulary=vocabulary
+                config,
+                engine,
+                ready.batches,
+                log,
+                folder / CHECKPOINTS,
+                first_step=begin.step,
+                vocabulary=ready.vocabulary,
             )
         end.finish(outcome)
         return outcome.status
