@@ -30,7 +30,7 @@ from ipu_packed_bert.identity import UNKNOWN, Identity
 from ipu_packed_bert.run_folder import ENVIRONMENT
 from ipu_packed_bert.tensor_files import chunks, read_tensors, tensor_bytes
 from pack_data.command import typed
-from pack_data.decoding import Fields, parse_json, shown
+from pack_data.decoding import Fields, parse_json, read_json, shown
 from pack_data.files import sync_folder
 
 FORMAT = "ipu_packed_bert checkpoint 2"
@@ -444,7 +444,7 @@ def vocabulary_of_run(run: Path, checkpoint: Checkpoint) -> Identity:
     if checkpoint.vocabulary:
         return Identity(checkpoint.vocabulary, checkpoint.lower_case)
     try:
-        data = json.loads(Path(run, ENVIRONMENT).read_text(encoding="utf-8"))["data"]
+        data = read_json(Path(run, ENVIRONMENT), way_out="")["data"]
         sha256, lower_case = data["vocabulary_sha256"], data.get("lower_case")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return UNKNOWN

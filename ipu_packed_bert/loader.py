@@ -12,6 +12,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, Iterator, Mapping, Name
 
 import numpy as np
 
+from pack_data.decoding import Fields
 from pack_data.packs import assemble, decode, disassemble, predictions_per_pack
 from pack_data.store import PackStore
 
@@ -314,7 +315,7 @@ class GlobalBatches:
 
     def load_state(self, state: Mapping[str, Any], *, same_batch: bool = True) -> None:
         """Raises ValueError where the state is of another data set or seed, or of another batch unless that may be."""
-        own = self.state()
+        own, said = self.state(), Fields.of(state, "the position in the data", "resume another checkpoint")
         for key, words in (
             ("seed", "run.seed"),
             ("data", "a data set of digest"),
@@ -328,7 +329,8 @@ class GlobalBatches:
                     f"the run was saved with {words} {state.get(key)}, it is {own[key]} now; continue with what it "
                     "was begun with"
                 )
-        self._start(Position(state["epoch"], state["packs"]))
+        # A pass that is over is position 0 of the next one.
+        self._start(Position(said.integer("epoch", least=0), said.integer("packs", least=0, most=len(self.packs) - 1)))
 
     def close(self) -> None:
         """Wait for the thread; the packs stay open."""

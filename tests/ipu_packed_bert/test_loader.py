@@ -204,6 +204,18 @@ def test_a_state_of_another_run_is_refused(store, override, words):
     other.close()
 
 
+@pytest.mark.parametrize(
+    "change", [{"epoch": -1}, {"epoch": "1"}, {"packs": 10**6}, {"packs": 1.0}, {"packs": None}], ids=str
+)
+def test_a_position_that_cannot_be_is_refused(store, change):
+    batches = opened(store)
+    with pytest.raises(ValueError, match=f"{next(iter(change))} .*whole number"):
+        batches.load_state({**batches.state(), **change})
+    with pytest.raises(ValueError, match="epoch"):
+        batches.load_state({name: value for name, value in batches.state().items() if name != "epoch"})
+    batches.close()
+
+
 def test_a_state_of_another_data_set_is_refused(store, tmp_path):
     with PackStore.open(tiny_data(tmp_path, sequences=90, seed=1)) as other_store:
         first, other = opened(store), opened(other_store)
