@@ -17,7 +17,7 @@ from pack_data.command import progress_bar
 
 # Gradients of one update from two orders of summation: up to this relative difference they are equal, by precision.
 # Measured 1e-6 and 1e-2; a pack without its block mask differs by 0.1 and more.
-EXPECTED = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}
+EXPECTED = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 5e-2}
 
 
 class SideBySide(NamedTuple):

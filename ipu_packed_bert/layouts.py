@@ -8,6 +8,7 @@ compared and not heads. The weight update is left out: it is the same on all sid
 from __future__ import annotations
 
 import abc
+import contextlib
 import importlib.util
 import time
 from dataclasses import replace
@@ -236,17 +237,23 @@ def measure_layouts(
     missing: List[Tuple[str, str]] = []
     weights: Dict[str, torch.Tensor] = {}
     for name, build in _sides(config, work, device, weights):
-        try:
-            side = build()
-        except Unavailable as error:
-            missing.append((name, str(error)))
-            say(f"{name}: not measured, {error}")
+        with contextlib.ExitStack() as opened:
+            side, why = None, ""
+            try:
+                side = build()
+                opened.callback(side.close)
+                if not weights and isinstance(side, EngineSide):
+                    weights.update({key: value.detach().cpu().clone() for key, value in side.weights.items()})
+                found = _measure(name, side, config, work, device, rounds=rounds, seconds=seconds)
+            except Unavailable as error:
+                why = str(error)
+            except torch.cuda.OutOfMemoryError:
+                why = "the device has not enough memory"
+            del side  # the next one needs its memory
+        if why:
+            missing.append((name, why))
+            say(f"{name}: not measured, {why}")
             continue
-        if not weights and isinstance(side, EngineSide):
-            weights.update({key: value.detach().cpu().clone() for key, value in side.weights.items()})
-        found = _measure(name, side, config, work, device, rounds=rounds, seconds=seconds)
-        side.close()
-        del side
         expected = measured[0].loss if measured else found.loss
         # Dropout draws other numbers on each side; without it the sides differ by rounding.
         limit = 0.05 if config.model.hidden_dropout or config.engine.precision == "bfloat16" else 1e-3

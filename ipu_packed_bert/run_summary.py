@@ -156,11 +156,12 @@ class RunEnd:
         stopped_by = signal.Signals(outcome.stopped_by).name if outcome.stopped_by else None
         wanted = self.config.run.compare_unpacked if outcome.step == self.steps else 0
         alone = self.engine.share[1] == 1
-        compared = (
-            compare_unpacked(self.engine, self.batches, updates=wanted, progress=self.progress)
-            if wanted and alone
-            else None
-        )
+        compared, why = None, "IPUs need a second program for that" if alone else "takes one process"
+        if wanted and alone:
+            try:
+                compared = compare_unpacked(self.engine, self.batches, updates=wanted, progress=self.progress)
+            except ValueError as error:  # unpacked rows may need more memory; the run is done and has its summary
+                why = " ".join(str(error).split())
         summary = self._summary(stopped_by, compared)
         with self._said_where_it_fails():
             summary.write(self.folder)
@@ -169,7 +170,7 @@ class RunEnd:
         for line in summary.lines(precision=self.config.engine.precision, saved=saved):
             print(line)
         if wanted and compared is None:
-            print(f"unpacked  not compared: {'IPUs need a second program for that' if alone else 'takes one process'}")
+            print(f"unpacked  not compared: {why}")
         if summary.steps:
             print(f"picture   {self._picture(summary)}")
         print(f"run       {self.folder}  (tensorboard --logdir {self.folder})")

@@ -233,6 +233,32 @@ def test_what_is_refused():
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "stream", [torch.zeros(3, dtype=torch.uint8), torch.get_rng_state().float()], ids=["short", "float"]
+)
+def test_a_state_of_no_random_stream_is_refused(stream):
+    engine = host_engine(CONFIG, packing_factor=1.0, device="cpu")
+    with pytest.raises(ValueError, match="random: the state of cpu"):
+        engine.load_state({**engine.state(), "random": {"cpu": stream}})
+
+
+def test_too_little_memory_names_the_settings_that_decide_it(monkeypatch):
+    engine = host_engine(CONFIG, packing_factor=1.0, device="cpu")
+    (batch,) = make_batches(1, depth=3, micro_batch=2)
+
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+    monkeypatch.setattr(engine.optimizer, "step", full)
+    monkeypatch.setitem(engine._programs, "evaluation", full)
+    for call in (lambda: engine.step(batch, 1e-2), lambda: engine.evaluate(batch)):
+        with pytest.raises(
+            ValueError, match="^CPU has not enough memory .*Tried.*batch.micro_batch, which is 2"
+        ) as caught:
+            call()
+        assert "\n" not in str(caught.value) and "engine.recompute_layers=true" in str(caught.value)
+
+
 def test_missing_sdk_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "poptorch", None)  # as if it were not installed
     for name in [name for name in sys.modules if name.startswith("ipu_packed_bert.engine.ipu")]:

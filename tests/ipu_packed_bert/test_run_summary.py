@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from ipu_packed_bert import run_summary
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
@@ -92,6 +93,17 @@ def test_the_comparison_says_whether_it_came_out_equal(tmp_path, gradients, word
     found = dataclasses.replace(summary_of(tmp_path), compare_unpacked=compared)
     text = "\n".join(found.lines(precision="float32"))
     assert "1,234.0     617.0  2.000 times as fast; the packing factor is 1.960" in text and words in text
+
+
+def test_a_comparison_that_fails_costs_nothing_else(tiny, tmp_path, capsys, monkeypatch):
+    def fails(*_, **__):
+        raise ValueError("not enough\nmemory")
+
+    monkeypatch.setattr(run_summary, "compare_unpacked", fails)
+    options = ["--steps", "1", "--compare-unpacked", "2"]
+    assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "run"), *options]) == 0
+    assert read(tmp_path / "run")["compare_unpacked"] is None
+    assert "unpacked  not compared: not enough memory\n" in capsys.readouterr().out
 
 
 def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_checkpoint(tiny, tmp_path, capsys):

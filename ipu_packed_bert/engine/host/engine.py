@@ -7,8 +7,9 @@ micro-batch's loss is divided by their number: with the task's scales the sum is
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set, Tuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -68,6 +69,27 @@ class _Program:
             self._shapes.add(tuple(field.shape for field in fields))
             self.graphs = len(self._shapes)
         return self._call(*fields)
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _memory_said(method: Method) -> Method:
+    """Where the device has not enough memory for it, the method raises ValueError, with the settings that decide it."""
+
+    @functools.wraps(method)
+    def said(self: HostEngine, *arguments: Any, **options: Any) -> Any:
+        try:
+            return method(self, *arguments, **options)
+        except torch.cuda.OutOfMemoryError as error:
+            words = " ".join(str(error).split())[:200]
+        recompute = "" if self._recomputes else ", or --set engine.recompute_layers=true"
+        raise ValueError(
+            f"{device_name(self._device)} has not enough memory ({words}); lower batch.micro_batch, which is "
+            f"{self._config.batch.micro_batch}{recompute}"
+        )
+
+    return cast(Method, said)
 
 
 class HostEngine(Engine):
@@ -164,6 +186,7 @@ class HostEngine(Engine):
         graphs = {mode: program.graphs for mode, program in self._programs.items()}
         return {"training": graphs["training"], "evaluation": graphs["evaluation"] + graphs.get("prediction", 0)}
 
+    @_memory_said
     def compile(self, batch: Batch) -> None:
         first = {name: batch[name][: self._config.batch.micro_batch] for name in self.task.fields}
         random = self._random
@@ -171,6 +194,7 @@ class HostEngine(Engine):
         self._random = random
         self._forget_gradients()
 
+    @_memory_said
     def step(self, batch: Batch, learning_rate: float) -> StepResult:
         """One weight update; left out, with weights and moments as they were, where loss or gradients are not finite.
 
@@ -193,6 +217,7 @@ class HostEngine(Engine):
         self._forget_gradients()
         return result._replace(seconds=time.perf_counter() - start, applied=applied)
 
+    @_memory_said
     def gradients(self, batch: Batch, *, alone: bool = False, dropout: bool = False) -> Gradients:
         mask, random, update = self.model.attention_mask, self._random, self._update
         # The batch may have other micro-batches than an update has, as many in each process.
@@ -236,6 +261,7 @@ class HostEngine(Engine):
         # Several processes keep them, as they are the memory in which they are added up.
         self.optimizer.zero_grad(set_to_none=self._reduction is None)
 
+    @_memory_said
     def evaluate(self, batch: Batch) -> StepResult:
         start = time.perf_counter()
         self.model.eval()
@@ -247,6 +273,7 @@ class HostEngine(Engine):
                 totals += torch.stack(output)
         return self._result(totals.tolist(), batch, start)
 
+    @_memory_said
     def predict(self, batch: Batch) -> np.ndarray:
         self.model.eval()
         found = []
@@ -357,6 +384,11 @@ class HostEngine(Engine):
             # Copied: torch.set_rng_state crashes on a view that does not begin where its storage does.
             rows = {device: stream.reshape(self.processes.size, -1) for device, stream in streams.items()}
             own = {device: row[self.processes.rank].clone() for device, row in rows.items()}
+            # One that was taken on another device is kept and not used.
+            used = {device: own.get(device, stream) for device, stream in self._random.items()}
+            for device, stream in self._random.items():
+                if used[device].shape != stream.shape or used[device].dtype != stream.dtype:
+                    raise ValueError(f"random: the state of {device} is not one that torch gives; resume another run")
             self._random = {**self._random, **own}
 
 

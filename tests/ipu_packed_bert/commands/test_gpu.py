@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from ipu_packed_bert import layouts
 from ipu_packed_bert.commands import benchmark, gpu
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig
 from ipu_packed_bert.layouts import (
@@ -16,6 +18,7 @@ from ipu_packed_bert.layouts import (
     PACKED,
     SORTED,
     UNPACKED,
+    EngineSide,
     HuggingFaceSide,
     Measured,
     Outcome,
@@ -60,6 +63,22 @@ def test_every_layout_does_the_same_work(work, config):
     losses = [each.loss for each in outcome.measured]
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
     assert all(len(each.seconds) == 2 and each.peak_bytes is None for each in outcome.measured)
+
+
+def test_a_side_that_does_not_fit_is_left_out(work, config, monkeypatch):
+    run = EngineSide.run
+
+    def full(side):
+        if "sdpa" in side.what:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return run(side)
+
+    monkeypatch.setattr(EngineSide, "run", full)
+    monkeypatch.setattr(layouts.importlib.util, "find_spec", lambda name: None)
+    config = replace(config, engine=replace(config.engine, attention="eager"))
+    outcome = measure_layouts(config, work, CPU, rounds=1, seconds=0.0, say=lambda line: None)
+    assert [each.name for each in outcome.measured] == [PACKED]
+    assert [why for _, why in outcome.missing[:2]] == ["the device has not enough memory"] * 2
 
 
 def test_a_side_that_does_other_work_is_found(work, config):
