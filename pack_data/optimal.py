@@ -7,11 +7,12 @@ rounded to whole packs (solver/rounding.py); its prices, as whole numbers, becom
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import time
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -60,56 +61,77 @@ def pack(
     if balance not in (None, "attention"):
         raise ValueError(f"balance {balance!r}: there is 'attention', or None")
     start = time.perf_counter()
-    S, counts, lengths = histogram.max_sequence_length, histogram.counts, histogram.lengths
-    packs: Packs = []
-    prices: List[int] = []
-    if len(lengths):
-        room = S // int(lengths[0])
-        depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
-        certificate = plain_certificate(histogram, max_sequences_per_pack)
-        proof = proven_bound(certificate, counts)
-        packs = longest_first(histogram, depth)
-        if _number(packs) > proof.lower_bound and (depth == room or len(lengths) > _QUICK):
-            packs = min(packs, fill_exactly(counts, depth, proof.lower_bound), key=_number)
-        gap = _number(packs) - proof.lower_bound
-        if gap <= 0 or S > _LARGE and gap <= max(1, _NEAR_ENOUGH * proof.lower_bound):
-            packing = Packing.of(
-                "optimal",
-                histogram,
-                max_sequences_per_pack,
-                packs,
-                solve_seconds=time.perf_counter() - start,
-                lower_bound=proof.lower_bound,
-                lp_bound=float(proof.worth),
-                certificate=certificate,
-            )
-            return packing if balance is None else balance_attention(packing, progress=progress)
-        with _Progress(
-            histogram.sequences, False if progress is None and len(lengths) <= _QUICK else progress
-        ) as shown:
-            relaxation = relax(lengths, counts[lengths], S, depth, incumbent=_number(packs), progress=shown.programme)
-            packs = _fewer(packs, relaxation, counts, depth, shown)
-            gap = _number(packs) - _target(relaxation)
-            if not relaxation.exact and (gap > 2 and len(lengths) <= FULL_ROWS or gap > 0 and len(lengths) <= _SMALL):
-                full = relax(
-                    lengths, counts[lengths], S, depth, incumbent=_number(packs), exact=True, progress=shown.programme
-                )
-                relaxation = full if full.bound > relaxation.bound else relaxation
-                packs = _fewer(packs, full, counts, depth, shown)
-        prices = np.floor(relaxation.prices * _PRICE_UNITS).astype(np.int64).tolist()
-    denominator = max(1, best_pack_value(lengths.tolist(), prices, S, max_sequences_per_pack))
-    worth = sum(count * price for count, price in zip(counts[lengths].tolist(), prices))
+    room = histogram.max_sequence_length // max(1, histogram.shortest)
+    depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
+    found = _without_programme(histogram, max_sequences_per_pack, depth)
+    if not _near_enough(found, histogram.max_sequence_length):
+        found = _by_programme(histogram, max_sequences_per_pack, depth, found, progress)
     packing = Packing.of(
         "optimal",
         histogram,
         max_sequences_per_pack,
-        packs,
+        found.packs,
         solve_seconds=time.perf_counter() - start,
-        lower_bound=-(-worth // denominator),
-        lp_bound=float(Fraction(worth, denominator)),
-        certificate=Certificate(S, max_sequences_per_pack, tuple(lengths.tolist()), tuple(prices), denominator),
+        lower_bound=found.lower_bound,
+        lp_bound=float(found.worth),
+        certificate=found.certificate,
     )
     return packing if balance is None else balance_attention(packing, progress=progress)
+
+
+class _Found(NamedTuple):
+    """Packs, and prices that prove how few there can be."""
+
+    packs: Packs
+    certificate: Certificate
+    worth: Fraction  # of all sequences at these prices, in packs
+
+    @property
+    def lower_bound(self) -> int:
+        return math.ceil(self.worth)
+
+    @property
+    def gap(self) -> int:
+        return _number(self.packs) - self.lower_bound
+
+
+def _near_enough(found: _Found, S: int) -> bool:
+    """Whether the programme would cost more than it could bring."""
+    return found.gap <= 0 or S > _LARGE and found.gap <= max(1, _NEAR_ENOUGH * found.lower_bound)
+
+
+def _without_programme(histogram: LengthHistogram, limit: Optional[int], depth: int) -> _Found:
+    """What takes a fraction of a second. limit: on sequences in a pack; depth: those that can be in one."""
+    certificate = plain_certificate(histogram, limit)
+    proof = proven_bound(certificate, histogram.counts)
+    packs = longest_first(histogram, depth)
+    no_limit = (depth + 1) * histogram.shortest > histogram.max_sequence_length
+    if _number(packs) > proof.lower_bound and (no_limit or len(histogram.lengths) > _QUICK):
+        packs = min(packs, fill_exactly(histogram.counts, depth, proof.lower_bound), key=_number)
+    return _Found(packs, certificate, proof.worth)
+
+
+def _by_programme(
+    histogram: LengthHistogram, limit: Optional[int], depth: int, found: _Found, progress: Optional[bool]
+) -> _Found:
+    """Fewer packs than those found and a higher bound, as far as the linear programme leads to them."""
+    S, counts, lengths, packs = histogram.max_sequence_length, histogram.counts, histogram.lengths, found.packs
+    with _Progress(histogram.sequences, False if progress is None and len(lengths) <= _QUICK else progress) as shown:
+        relaxation = relax(lengths, counts[lengths], S, depth, incumbent=_number(packs), progress=shown.programme)
+        packs = _fewer(packs, relaxation, counts, depth, shown)
+        gap = _number(packs) - _target(relaxation)
+        if not relaxation.exact and (gap > 2 and len(lengths) <= FULL_ROWS or gap > 0 and len(lengths) <= _SMALL):
+            full = relax(
+                lengths, counts[lengths], S, depth, incumbent=_number(packs), exact=True, progress=shown.programme
+            )
+            relaxation = full if full.bound > relaxation.bound else relaxation
+            packs = _fewer(packs, full, counts, depth, shown)
+    prices = np.floor(relaxation.prices * _PRICE_UNITS).astype(np.int64).tolist()
+    denominator = max(1, best_pack_value(lengths.tolist(), prices, S, limit))
+    worth = Fraction(sum(count * price for count, price in zip(counts[lengths].tolist(), prices)), denominator)
+    if math.ceil(worth) < found.lower_bound:  # prices were rounded, and there are very many sequences
+        return found._replace(packs=packs)
+    return _Found(packs, Certificate(S, limit, tuple(lengths.tolist()), tuple(prices), denominator), worth)
 
 
 class _Progress:

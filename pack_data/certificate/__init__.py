@@ -142,7 +142,10 @@ def _turns_up(a: Tuple[int, int], b: Tuple[int, int], c: Tuple[int, int]) -> boo
 def plain_certificate(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> Certificate:
     """The better of two that need no solver: a sequence is worth its share of the slots, or its share of the depth."""
     S, lengths = histogram.max_sequence_length, histogram.lengths
-    depth = S // int(lengths[0]) if max_sequences_per_pack is None else max_sequences_per_pack
+    if not len(lengths):
+        return Certificate(S, max_sequences_per_pack, (), (), 1)
+    room = S // int(lengths[0])
+    depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
     if histogram.tokens * depth >= histogram.sequences * S:
         prices, denominator = lengths.tolist(), S
     else:

@@ -143,11 +143,11 @@ def test_the_quick_bound_is_the_linear_programme_of_one_pack(priced, slots, dept
 @given(small_sets)
 def test_plain_prices_never_exceed_the_true_optimum(case):
     slots, lengths, depth = case
-    if lengths:
-        histogram = LengthHistogram.from_lengths(lengths, slots)
-        proof = proven_bound(plain_certificate(histogram, depth), histogram.counts)
-        least = [-(-sum(lengths) // slots)] + ([] if depth is None else [-(-len(lengths) // depth)])
-        assert max(least) <= proof.lower_bound <= fewest_packs(lengths, slots, len(lengths) if depth is None else depth)
+    histogram = LengthHistogram.from_lengths(np.array(lengths, int), slots)
+    proof = proven_bound(plain_certificate(histogram, depth), histogram.counts)
+    room = slots // min(lengths, default=1)  # sequences of the shortest length in a pack: a limit as well
+    least = max(-(-sum(lengths) // slots), -(-len(lengths) // min(depth or room, room)))
+    assert least <= proof.lower_bound <= fewest_packs(lengths, slots, depth or len(lengths))
 
 
 def test_a_proof_by_hand():

@@ -90,6 +90,15 @@ def test_more_lengths_than_the_full_programme_takes(monkeypatch):
     assert packing.gap <= 0.005 * packing.lower_bound
 
 
+def test_rounded_prices_do_not_weaken_the_bound_of_plain_ones():
+    # 10^15 sequences: rounded to 2^-40 the programme's prices lose hundreds of packs, tokens / S loses none.
+    counts = {1: 115907747279068, 2: 450560529567970, 4: 541512058616028, 10: 415459599923772}
+    histogram = LengthHistogram([counts.get(length, 0) for length in range(11)])
+    packing = optimal.pack(histogram, max_sequences_per_pack=4)
+    packing.check(histogram)
+    assert prove(packing).lower_bound == -(-histogram.tokens // 10) == packing.packs
+
+
 def test_packs_of_thousands_of_sequences():
     histogram = LengthHistogram.from_lengths([1] * 5000 + [2] * 700 + [2000] * 10, 4096)  # 26400 tokens: 6.4 packs
     packing = optimal.pack(histogram, max_sequences_per_pack=None)
