@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
-from typing import NamedTuple, Optional, Tuple
+import re
+from typing import NamedTuple, Optional
 
 from ipu_packed_bert.config import Config, load_config
 from ipu_packed_bert.configurations import FOLDER
@@ -100,15 +100,17 @@ def configuration_for(config: Config, ipus: int) -> Optional[str]:
         sizes = (model.hidden_size, model.num_layers, model.num_heads, model.intermediate_size)
         return sizes, data.max_sequence_length, data.max_sequences_per_pack
 
-    fitting = [each for each in _of_pods() if kind(each) == kind(config) and each.ipus <= ipus]
-    of_machine = config.placement.machine
-    best = max(fitting, key=lambda each: (each.ipus, each.placement.machine == of_machine), default=None)
+    # The files of one model and length are named alike; what they hold decides.
+    alike = re.sub(r"_(bow_)?pod[0-9]+$", "", config.name)
+    if not (FOLDER / f"{alike}_pod16.yml").is_file():
+        files = [path for path in sorted(FOLDER.glob("*packed_*_pod16.yml")) if "_bow_" not in path.stem]
+        whole = map(load_config, files)
+        alike = next((each.name[: -len("_pod16")] for each in whole if kind(each) == kind(config)), "")
+    paths = [*FOLDER.glob(f"{alike}_pod*.yml"), *FOLDER.glob(f"{alike}_bow_pod*.yml")] if alike else []
+    fitting = [each for each in map(load_config, sorted(paths)) if kind(each) == kind(config) and each.ipus <= ipus]
+    machine = config.placement.machine
+    best = max(fitting, key=lambda each: (each.ipus, each.placement.machine == machine), default=None)
     return None if best is None else best.name
-
-
-@lru_cache(None)
-def _of_pods() -> Tuple[Config, ...]:
-    return tuple(load_config(path) for path in sorted(FOLDER.glob("*_pod*.yml")))
 
 
 def ipus_of(config: Config) -> str:
