@@ -789,7 +789,7 @@ def export(tmp_path, **sections):
 
 
 def test_an_executable_makes_the_updates_of_a_compiled_program(tmp_path):
-    file, config = export(tmp_path, layers_per_ipu=(1, 1), accumulation=5, replicas=2)
+    file, config = export(tmp_path, accumulation=2, micro_batch=1)
     states = []
     with installed(ipus=16) as sdk:
         for each in (config, change(config, engine={"executable": None})):
