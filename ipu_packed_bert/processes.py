@@ -307,9 +307,11 @@ def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Processes]:
             if status is not None:
                 raise SystemExit(status) from None
             if _is_lost_connection(error):
+                # It may have been the connection itself: what torch says of it is all that there is to find out by.
+                words = " ".join(str(error).split())[:200]
                 print(
-                    f"error: rank {rank}: another process of this run ended, so all do; go on from the newest "
-                    "checkpoint (torchrun --max-restarts with --resume-if-there does)",
+                    f"error: rank {rank}: another process of this run ended{words and f' ({words})'}, so all do; go on "
+                    "from the newest checkpoint (torchrun --max-restarts with --resume-if-there does)",
                     file=sys.stderr,
                 )
                 raise SystemExit(1) from None
