@@ -15,6 +15,7 @@ LOG, EVALUATIONS = "log.jsonl", "evaluation.jsonl"
 CONFIG, ENVIRONMENT, LOCK = "config.yml", "environment.json", "lock"
 CHECKPOINTS = "checkpoints"
 ALLOWED = "allowed_changes"  # in the environment of a resumption
+COUNTS = ("packs", "sequences", "tokens")  # of a batch, in every record of a log
 SUMMARY, PICTURE = "summary.json", "run.png"
 MODEL, VOCABULARY, EXPORT = "model", "vocab.txt", "export.json"  # of fine-tuning
 
@@ -38,9 +39,13 @@ def _note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
 
 
-def read_log(path: Union[str, Path], *, note: Callable[[str], None] = _note) -> List[Dict[str, Any]]:
+def read_log(
+    path: Union[str, Path], *, note: Callable[[str], None] = _note, counted: bool = False
+) -> List[Dict[str, Any]]:
     """The records of a log, the first one from line 1; none where there is no such file.
 
+    counted: each has to have its `COUNTS` and seconds, and a loss that is a number or null, if any, as those that this
+    program writes have.
     A last line that a kill cut short is left out, and ``note`` is told so.
     Raises ValueError, with file and line, for any other line that is not a JSON object with the number of its step.
     """
@@ -48,18 +53,23 @@ def read_log(path: Union[str, Path], *, note: Callable[[str], None] = _note) -> 
     if not path.exists():
         return []
     *lines, rest = path.read_bytes().split(b"\n")
-    records = [_record(path, number, line) for number, line in enumerate(lines, start=1)]
+    records = [_record(path, number, line, counted) for number, line in enumerate(lines, start=1)]
     if rest:
         try:  # a kill may have left out no more than the end of the line
-            records.append(_record(path, len(lines) + 1, rest))
+            records.append(_record(path, len(lines) + 1, rest, counted))
         except ValueError:
             note(f"{path}, line {len(lines) + 1}: the last line is cut short, as by a kill; it is left out")
     return records
 
 
-def _record(path: Path, number: int, line: bytes) -> Dict[str, Any]:
+def _record(path: Path, number: int, line: bytes, counted: bool) -> Dict[str, Any]:
     way_out = "the line was changed after the run, remove it"
     source = f"{path}, line {number}"
     fields = Fields.of(parse_json(line, source, way_out), source, way_out)
     fields.integer("step", least=0)
+    if counted:
+        for name in COUNTS:
+            fields.integer(name, least=0)
+        fields.number("seconds", least=0.0)
+        fields.optional("loss", Fields.number)
     return dict(fields.values)

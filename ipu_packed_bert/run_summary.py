@@ -116,8 +116,8 @@ def summarise(
         tokens_per_second=totals.tokens_per_second,
         packing_factor=sequences / packs if packs else 1.0,
         padding_avoided=padding_avoided(packs, sequences, tokens, max_sequence_length),
-        first_loss=records[0]["loss"] if records else None,
-        loss=records[-1]["loss"] if records else None,
+        first_loss=records[0].get("loss") if records else None,
+        loss=records[-1].get("loss") if records else None,
         held_out=held_out,
         compare_unpacked=None if compared is None else compared.to_json(),
     )

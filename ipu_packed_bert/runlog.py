@@ -19,11 +19,21 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, NamedTup
 import numpy as np
 import torch
 
-from ipu_packed_bert.checkpoint import NotSaved, checkpoints
+from ipu_packed_bert.checkpoint import NotSaved, checkpoints, former_checkpoints
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.loader import Batch
-from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOCK, LOG, SUMMARY, environment_of, read_log
+from ipu_packed_bert.run_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    COUNTS,
+    EVALUATIONS,
+    LOCK,
+    LOG,
+    SUMMARY,
+    environment_of,
+    read_log,
+)
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, not_finite
 from pack_data.files import locked, write_atomically
@@ -35,8 +45,6 @@ _RECENT = 20
 _PADDING_AVOIDED = (
     "padding avoided: of the padding that the same sequences have in rows of one, the share that their packs do without"
 )
-
-_COUNTS = ("packs", "sequences", "tokens")  # of a batch, in every record
 
 
 def padding_avoided(packs: int, sequences: int, tokens: int, max_sequence_length: int) -> float:
@@ -103,8 +111,8 @@ class RunLog(Log):
         self._first: Optional[Tuple[Counts, float]] = None
         self._totals = Totals()
         self._bar: Any = None
-        made = forget_after(self._folder / LOG, first_step, note=self._say)
-        forget_after(self._folder / EVALUATIONS, first_step, note=self._say)
+        made = forget_after(self._folder / LOG, first_step, note=self._say, counted=True)
+        forget_after(self._folder / EVALUATIONS, first_step, note=self._say, counted=True)
         lost = missing_steps(made, first_step)
         if lost:
             self._say(f"note      {LOG} lacks {lost} of the {first_step:,} updates that the checkpoint has")
@@ -129,7 +137,7 @@ class RunLog(Log):
             **result.metrics,
             "learning_rate": learning_rate,
             "gradient_norm": result.gradient_norm,
-            **{name: counts[name] for name in _COUNTS},
+            **{name: counts[name] for name in COUNTS},
             "seconds": result.seconds,
             "cycles": result.cycles,
             **({} if result.applied else {"skipped": True}),
@@ -187,7 +195,7 @@ class RunLog(Log):
             except OSError as error:
                 self._say(f"note      {path} is not written ({error.strerror or error})")
         self._evaluations.append(
-            {"step": step, **found.metrics, **{name: found.counts[name] for name in _COUNTS}, "seconds": found.seconds}
+            {"step": step, **found.metrics, **{name: found.counts[name] for name in COUNTS}, "seconds": found.seconds}
         )
         self._events.add(step, {f"evaluation/{name}": value for name, value in found.metrics.items()})
         self._say(f"held out after step {step}: {in_words(found.metrics)}  ({found.counts['sequences']:,} sequences)")
@@ -250,7 +258,15 @@ def in_words(metrics: Mapping[str, Any]) -> str:
 def refuse_a_run_in(folder: Optional[str]) -> None:
     """Raise ValueError if a new run would overwrite one."""
     if folder is not None and Path(folder, LOG).exists():
-        raise ValueError(f"{folder}: holds a run already; continue it with --resume {folder}, or give another --out")
+        go_on = f"; continue it with --resume {folder}"
+        if not _saved(folder):
+            go_on = ", which has saved no checkpoint; begin it again with --resume-if-there"
+        raise ValueError(f"{folder}: holds a run already{go_on}, or give another --out")
+
+
+def _saved(folder: Union[str, Path]) -> bool:
+    """Whether a run has saved a checkpoint, of this version or of a former one."""
+    return bool(checkpoints(Path(folder, CHECKPOINTS)) or former_checkpoints(Path(folder, CHECKPOINTS)))
 
 
 def refuse_a_run_under_way(folder: Union[str, Path]) -> None:
@@ -268,14 +284,14 @@ def resumes(folder: Union[str, Path]) -> bool:
 
     Raises ValueError where another process writes it.
     """
-    if checkpoints(Path(folder, CHECKPOINTS)):
-        return True
-    if Path(folder, LOG).exists():
+    if not _saved(folder) and Path(folder, LOG).exists():
         with locked(Path(folder, LOCK), _written_elsewhere(folder, resumed=True)):
+            if _saved(folder):  # before the lock, by a process that has ended since
+                return True
             for name in (LOG, EVALUATIONS):
                 Path(folder, name).unlink(missing_ok=True)
         print(f"note      {folder} ended before its first checkpoint; it begins again")
-    return False
+    return _saved(folder)
 
 
 def _written_elsewhere(folder: Union[str, Path], *, resumed: bool) -> str:
@@ -336,9 +352,11 @@ def skipped_updates(records: Sequence[Mapping[str, Any]]) -> int:
     return sum(1 for record in records if record.get("skipped"))
 
 
-def forget_after(path: Path, step: int, *, note: Callable[[str], None] = print) -> List[Dict[str, Any]]:
-    """Keep only the records up to ``step``, and return them; later ones are made again."""
-    kept = [record for record in read_log(path, note=note) if record["step"] <= step]
+def forget_after(
+    path: Path, step: int, *, note: Callable[[str], None] = print, counted: bool = False
+) -> List[Dict[str, Any]]:
+    """Keep only the records up to ``step``, and return them; later ones are made again. ``counted``: see `read_log`."""
+    kept = [record for record in read_log(path, note=note, counted=counted) if record["step"] <= step]
     if Path(path).exists():
         write_atomically(Path(path), "".join(json.dumps(record) + "\n" for record in kept).encode())
     return kept

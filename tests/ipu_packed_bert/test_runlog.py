@@ -30,6 +30,7 @@ from ipu_packed_bert.runlog import (
     padding_avoided,
     read_log,
     refuse_a_run_in,
+    resumes,
     saved_in,
     tag,
 )
@@ -237,10 +238,48 @@ def test_a_new_run_has_a_folder_of_its_own(tmp_path, monkeypatch):
 
 def test_a_run_is_not_overwritten(tmp_path):
     written(tmp_path, [1])
-    with pytest.raises(ValueError, match="holds a run already; continue it with --resume"):
+    with pytest.raises(ValueError, match="holds a run already, .* begin it again with --resume-if-there"):
+        refuse_a_run_in(str(tmp_path))
+    (tmp_path / CHECKPOINTS / "step_00000001").mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds a run already; continue it with --resume /"):
         refuse_a_run_in(str(tmp_path))
     refuse_a_run_in(str(tmp_path / "new"))
     refuse_a_run_in(None)
+
+
+@pytest.mark.parametrize(
+    "change", [{"packs": None}, {"tokens": "7"}, {"sequences": -1}, {"seconds": True}, {"loss": "1"}], ids=str
+)
+def test_a_log_whose_counts_were_changed_is_refused_before_the_run_goes_on(tmp_path, change):
+    written(tmp_path, [1, 2])
+    first, second = read_log(tmp_path / LOG)
+    (tmp_path / LOG).write_text("".join(json.dumps(each) + "\n" for each in (first, {**second, **change})))
+    with pytest.raises(ValueError, match=f"line 2: {next(iter(change))} .*must be"):
+        written(tmp_path, [3], first_step=2)
+
+
+@pytest.mark.parametrize("saved", ["step_00000001", "step_00000001.pt", None])
+def test_only_what_saved_nothing_begins_again(tmp_path, saved, capsys):
+    """The log of a run with a checkpoint is never taken away, nor that of one of a former version."""
+    assert not resumes(tmp_path / "new")
+    written(tmp_path, [1])
+    if saved:
+        (tmp_path / CHECKPOINTS).mkdir()
+        (tmp_path / CHECKPOINTS / saved).touch() if saved.endswith(".pt") else (tmp_path / CHECKPOINTS / saved).mkdir()
+    assert resumes(tmp_path) == bool(saved) == (tmp_path / LOG).exists()
+    assert ("begins again" in capsys.readouterr().out) == (not saved)
+
+
+def test_what_another_process_saved_before_the_lock_is_not_taken_away(tmp_path, monkeypatch):
+    written(tmp_path, [1])
+
+    @contextlib.contextmanager
+    def after_another(*_):
+        (tmp_path / CHECKPOINTS / "step_00000001").mkdir(parents=True)
+        yield
+
+    monkeypatch.setattr(runlog, "locked", after_another)
+    assert resumes(tmp_path) and (tmp_path / LOG).exists()
 
 
 def test_one_process_at_a_time_writes_a_run(tmp_path):
@@ -309,7 +348,7 @@ def test_a_full_disk_loses_no_line_and_leaves_no_half_of_one(tmp_path):
 
 
 def test_a_hole_between_log_and_checkpoint_is_said(tmp_path):
-    records = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (1, 2, 4, 5, 6, 9))
+    records = "".join(json.dumps({"step": step, **COUNTS, "seconds": 1.0}) + "\n" for step in (1, 2, 4, 5, 6, 9))
     for first_step, words in ((2, None), (5, "lacks 3 of the 5"), (8, "lacks 3, 7 to 8 of the 8")):
         (tmp_path / LOG).write_text(records + '{"step": 10, "lo')
         stream = io.StringIO()
