@@ -160,8 +160,9 @@ class RunEnd:
         if wanted and alone:
             try:
                 compared = compare_unpacked(self.engine, self.batches, updates=wanted, progress=self.progress)
-            except ValueError as error:  # unpacked rows may need more memory; the run is done and has its summary
-                why = " ".join(str(error).split())
+            # Unpacked rows may need more memory, or more time than somebody has; the run is done, and has its summary.
+            except (ValueError, KeyboardInterrupt) as error:
+                why = " ".join(str(error).split()) or "interrupted"
         summary = self._summary(stopped_by, compared)
         with self._said_where_it_fails():
             summary.write(self.folder)

@@ -95,15 +95,20 @@ def test_the_comparison_says_whether_it_came_out_equal(tmp_path, gradients, word
     assert "1,234.0     617.0  2.000 times as fast; the packing factor is 1.960" in text and words in text
 
 
-def test_a_comparison_that_fails_costs_nothing_else(tiny, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "error, why",
+    [(ValueError("not enough\nmemory"), "not enough memory"), (KeyboardInterrupt(), "interrupted")],
+    ids=["memory", "Ctrl-C"],
+)
+def test_a_comparison_that_fails_costs_nothing_else(tiny, tmp_path, capsys, monkeypatch, error, why):
     def fails(*_, **__):
-        raise ValueError("not enough\nmemory")
+        raise error
 
     monkeypatch.setattr(run_summary, "compare_unpacked", fails)
     options = ["--steps", "1", "--compare-unpacked", "2"]
     assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "run"), *options]) == 0
     assert read(tmp_path / "run")["compare_unpacked"] is None
-    assert "unpacked  not compared: not enough memory\n" in capsys.readouterr().out
+    assert f"unpacked  not compared: {why}\n" in capsys.readouterr().out
 
 
 def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_checkpoint(tiny, tmp_path, capsys):
