@@ -257,7 +257,8 @@ def measure_layouts(
         expected = measured[0].loss if measured else found.loss
         # Dropout draws other numbers on each side; without it the sides differ by rounding.
         limit = 0.05 if config.model.hidden_dropout or config.engine.precision == "bfloat16" else 1e-3
-        assert abs(found.loss - expected) <= limit * expected, f"{name} does other work: loss {found.loss}, {expected}"
+        if not abs(found.loss - expected) <= limit * expected:
+            raise AssertionError(f"{name} does other work: its loss is {found.loss}, that of the others {expected}")
         measured.append(found)
         say(f"{name}: {work.sequences / np.median(found.seconds):,.1f} sequences/s")
     return Outcome(measured, missing)

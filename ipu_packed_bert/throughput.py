@@ -86,6 +86,11 @@ def draw_work(
     often = np.array(packing.repeats, dtype=np.float64) / packing.packs
     draws = [[packing.strategies[number] for number in rng.choice(len(often), packs, p=often)] for _ in range(1000)]
     even = [draw for draw in draws if sum(map(len, draw)) % (parts * micro_batch) == 0]
+    if not even:
+        raise ValueError(
+            f"none of {len(draws):,} draws of {packs} packs has a multiple of {parts * micro_batch} sequences, so that "
+            "micro-batches are full; choose a smaller --micro-batch, or another --seed"
+        )
     drawn = min(even, key=lambda draw: abs(sum(map(len, draw)) / packs - packing.packing_factor))
     lengths = [length for strategy in drawn for length in strategy]
     masked = masked_count(np.array(lengths), max_predictions, 0.15)

@@ -196,7 +196,7 @@ def measured(args: argparse.Namespace, processes: Processes) -> int:
     if args.precision == "auto" and torch.cuda.is_available():
         precisions = tuple(each for each in BOTH if computes_in(each, torch.device("cuda")))
     elif args.precision == "auto":
-        slowdown = bfloat16_slowdown()
+        slowdown = processes.of_first(bfloat16_slowdown)  # each would measure another one, and wait for other batches
         if slowdown > 1.5:  # where bfloat16 is native it is faster
             precisions = ("float32",)
             print(

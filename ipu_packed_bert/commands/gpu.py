@@ -77,7 +77,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     device = torch.device(args.device)
     print(" ".join(f"{key} {value}," for key, value in machine(device).items() if value).rstrip(","), flush=True)
     tests = None if args.no_tests or args.device == "cpu" else run_tests()
-    found = benchmark(args, device, tests)
+    try:
+        found = benchmark(args, device, tests)
+    except AssertionError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     args.json.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(args.json, json.dumps(found, indent=1).encode())
     print(f"written to {args.json}")

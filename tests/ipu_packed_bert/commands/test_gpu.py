@@ -89,6 +89,21 @@ def test_a_side_that_does_other_work_is_found(work, config):
         measure_layouts(config, broken, CPU, rounds=1, seconds=0.0, say=lambda line: None)
 
 
+def test_other_work_is_exit_status_1_in_one_line(monkeypatch, tmp_path, capsys):
+    def wrong(*_, **__):
+        raise AssertionError("one does other work")
+
+    monkeypatch.setattr(gpu, "benchmark", wrong)
+    assert run_main(gpu.main, ["--device", "cpu", "--json", str(tmp_path / "gpu.json")]) == 1
+    assert capsys.readouterr().err == "error: one does other work\n" and not (tmp_path / "gpu.json").exists()
+
+
+def test_packs_that_never_fill_their_micro_batches_are_one_line():
+    packing = get_packer("spfhp")(LengthHistogram.from_lengths([30] * 2 + [20] * 3, 64), max_sequences_per_pack=3)
+    with pytest.raises(ValueError, match="none of 1,000 draws of 1 packs has a multiple of 7 sequences"):
+        draw_work(packing, packs=1, micro_batch=7, vocabulary=50, max_predictions=10, seed=1)
+
+
 def test_sequences_end_to_end_are_the_same_work(work, config):
     """Its boundaries are for FlashAttention; here they become the mask that they mean."""
     pytest.importorskip("transformers", reason="needs transformers 4.48 or newer")
