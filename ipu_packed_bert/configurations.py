@@ -30,7 +30,7 @@ def config_file(name: str) -> Path:
     if bare:
         raise ValueError(
             f"--config {name}: neither a file nor a configuration that comes with the program; "
-            f"those are {', '.join(shipped)}" + (f"; {meant}" if meant else "")
+            + (meant or f"those are {', '.join(shipped)}")
         )
     if meant and not path.exists():
         raise ValueError(f"--config {name}: no such file; {meant}")

@@ -142,6 +142,9 @@ def open_or_build(config: Config, *, progress: Optional[bool] = None, build: boo
 def _no_data_set(config: Config) -> str:
     """The words for a folder without a data set that --data or --set named, which may be mistyped or of texts."""
     folder = Path(config.data.directory)
+    if folder.is_file():
+        line = f"python -m pack_data.build --corpus {shlex.quote(str(folder))} --out DIR, and --data DIR"
+        return f"{folder}: a file; a data set is a folder that pack_data.build made; if it is of text: {line}"
     if folder.is_dir() and any(folder.iterdir()):
         line = f"python -m pack_data.build --corpus {shlex.quote(str(folder))} --out DIR, and --data DIR"
         return f"{folder}: holds no data set ({MANIFEST} is missing); if it holds texts, build one of them: {line}"

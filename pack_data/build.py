@@ -247,7 +247,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             held_out = read_manifest(folder)
             print(
                 f"{folder}: {held_out.packs:,} packs of {held_out.sequences:,} sequences, "
-                f"from the {held_out.made_with['documents']:,} documents held out"
+                f"from the {counted(held_out.made_with['documents'], 'document')} held out"
             )
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import re
 import sys
@@ -52,10 +53,28 @@ class ArgumentParser(argparse.ArgumentParser):
             own = (options.get("prog") or "").split()
             more = own[3:] if own[:2] == ["python", "-m"] else []  # python -m PACKAGE.COMMAND WHAT
             options["prog"] = " ".join([typed(_Typed.command, ""), *more])
+        self._given: Sequence[str] = ()
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = [str(each) for each in (sys.argv[1:] if args is None else args)]
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (try {self.prog} --help)")
+        raise ValueError(f"{message}{self._misspelt()} (try {self.prog} --help)")
+
+    def _misspelt(self) -> str:
+        """The first option given that is none but nearly one: argparse names what is missing before what is unknown."""
+        known = [each for each in self._option_string_actions if each.startswith("--")]
+        for given in self._given:
+            name = given.split("=")[0]
+            if name == "--":
+                break
+            if name.startswith("--") and not any(each.startswith(name) for each in known):
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+                if near:
+                    return f"; {name} is no option, did you mean {near[0]}?"
+        return ""
 
 
 def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]] = None) -> int:

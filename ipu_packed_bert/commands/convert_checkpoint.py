@@ -59,7 +59,7 @@ def former_files(given: Path) -> List[Path]:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(
-        prog="python -m ipu_packed_bert convert-checkpoint",
+        prog="packed-bert convert-checkpoint",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

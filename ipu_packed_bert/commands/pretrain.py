@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shlex
 import sys
 from dataclasses import replace
 from functools import partial
@@ -273,16 +274,16 @@ def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
     from ipu_packed_bert.train import SilentLog, train
 
     begin = processes.of_first(first_look, args)
-    if begin.checkpoint and begin.step >= config.run.steps:
-        go_on = how_to_go_on(args.resume, config)
-        print(f"{args.resume} has made its {begin.step:,} updates already; to continue: {go_on}")
-        return 0
     if begin.checkpoint:  # what is left out without IPUs was decided when the run began
         config = replace(config, without_ipus=())
     choice = choose_engine(config)
     config = for_this_machine(config, choice, whole=args.whole, packing_factor=args.packing_factor)
     weights_of = args.resume or args.start_from
     changes = begin.changes(config, check_allowed(args.allow_change, config.sections), weights_of)
+    if begin.checkpoint and begin.step >= config.run.steps:
+        go_on = how_to_go_on(args.resume, config, begin.step)
+        print(f"{args.resume} has made its {begin.step:,} updates already; to continue: {go_on}")
+        return 0
     for line in changes.lines:
         print(line)
     begin.refuse_other_sizes(config, NETWORK, weights_of)
@@ -498,17 +499,22 @@ def print_schedule(checkpoint: Checkpoint, config: Config) -> None:
         print(f"schedule  {change}")
 
 
-def how_to_go_on(folder: Any, config: Config) -> str:
-    """The command that continues a run after its last step: to the end of its schedule, else with a longer one."""
-    if config.run.steps < config.schedule_steps:
+def how_to_go_on(folder: Any, config: Config, made: int = 0) -> str:
+    """The command that continues a run after its last step: to the end of its schedule, else with a longer one.
+
+    made: updates made already, where they may be more than the configuration's.
+    """
+    made = max(made, config.run.steps)
+    if made < config.schedule_steps:
         return f"{resume_command(folder)} --steps {config.schedule_steps}"
-    steps = 2 * config.run.steps
+    steps = 2 * made
     longer = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={steps}"
     return f"{resume_command(folder)} --steps {steps}{longer}"
 
 
 def resume_command(folder: Any) -> str:
-    return f"{typed('pretrain', 'python run_pretraining.py')} --resume {folder}"
+    script = sys.argv[0] if Path(sys.argv[0]).name == "run_pretraining.py" else "run_pretraining.py"
+    return f"{typed('pretrain', f'python {shlex.quote(script)}')} --resume {shlex.quote(str(folder))}"
 
 
 def print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:

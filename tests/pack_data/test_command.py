@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pack_data import spfhp
-from pack_data.command import NotFinite, Problems, list_commands, run_main
+from pack_data.command import ArgumentParser, NotFinite, Problems, list_commands, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,6 +44,26 @@ def test_interruption_and_status(capsys):
     assert run_main(raising(KeyboardInterrupt()), []) == 130
     assert run_main(lambda argv: None, []) == 0 and run_main(lambda argv: 3, []) == 3
     assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (["--colum", "a"], "required: --corpus (try"),  # what begins an option is that option
+        (["--corpsu", "a"], "; --corpsu is no option, did you mean --corpus?"),
+        (["--corpus", "a", "--colums=b"], "; --colums is no option, did you mean --columns?"),
+        (["--corpus", "a", "--elsewhere"], "unrecognized arguments: --elsewhere (try"),
+        (["--", "--corpsu"], "required: --corpus (try"),
+    ],
+)
+def test_an_option_that_is_nearly_one(given, words):
+    parser = ArgumentParser(prog="program")
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--columns")
+    parser.add_argument("rest", nargs="?")
+    with pytest.raises(ValueError) as caught:
+        parser.parse_args(given)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -192,3 +194,12 @@ def test_options_that_contradict_each_other():
         gpu.parse(["--packs", "3", "--micro-batch", "2"])
     tiny = gpu.parse(["--tiny"])
     assert tiny.packs % tiny.micro_batch == 0 and tiny.size == "tiny"
+
+
+def test_an_interpreter_without_the_packages_is_one_line():
+    """PYTHON=... is the user's own; -S leaves out all that is installed."""
+    found = subprocess.run(
+        [sys.executable, "-S", "-m", "ipu_packed_bert.gpu"], cwd=gpu.ROOT, stderr=subprocess.PIPE, text=True
+    )
+    assert found.returncode == 2 and found.stderr.count("\n") == 1
+    assert found.stderr.startswith("error: this command needs the package ")

@@ -186,6 +186,27 @@ def test_a_finished_run_says_so_and_goes_on_with_more_steps(tiny, tmp_path, caps
     assert pretrain.main(["--resume", str(folder), "--steps", "6", "--set", "optimizer.schedule_steps=6"]) == 0
     assert [record["step"] for record in read_log(folder / LOG)] == [1, 2, 3, 4, 5, 6]
     assert yaml.safe_load((folder / "config.yml").read_text())["run"]["steps"] == 6
+    assert pretrain.main(["--resume", str(folder), "--steps", "3"]) == 0  # fewer than it has made
+    assert capsys.readouterr().out.rstrip().endswith("--steps 12 --set optimizer.schedule_steps=12")
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--allow-change", "optimizer.learning_rat"], "did you mean optimizer.learning_rate?"),
+        (["--set", "optimizer.learning_rate=0.5"], "or allow it: --allow-change optimizer.learning_rate"),
+    ],
+)
+def test_a_finished_run_refuses_what_a_run_under_way_refuses(options, words, undisturbed, capsys):
+    assert run_main(pretrain.main, ["--resume", str(undisturbed), *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_command_to_type_names_the_script_as_it_was_typed(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["../a b/run_pretraining.py", "--plan"])
+    assert pretrain.resume_command("my run") == "python '../a b/run_pretraining.py' --resume 'my run'"
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    assert pretrain.resume_command("run") == "python run_pretraining.py --resume run"
 
 
 def test_a_run_folder_rebuilds_the_run(tiny, undisturbed, tmp_path):
