@@ -261,7 +261,9 @@ def load_config(path: Union[str, Path], overrides: Sequence[str] = (), *, stored
 
 def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, stored: bool = False) -> FinetuneConfig:
     """As :func:`load_config`, from what YAML read."""
-    name = peek("task.name", tree, overrides) or SQUAD
+    # Only pre-training has a data set that it builds; its files need not name their task.
+    unnamed = SQUAD if peek("data.directory", tree, ()) is None else PRETRAINING
+    name = peek("task.name", tree, overrides) or unnamed
     if name == PRETRAINING:
         raise ConfigError(f"{path}: task.name is {name}; this is a configuration of pre-training: run_pretraining.py")
     # An unknown name is refused by the rule of the setting; its other settings are then those of no task.
