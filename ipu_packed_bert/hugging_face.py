@@ -124,7 +124,7 @@ def write_folder(
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder}: exists and is not an empty folder; give another one")
-    _check_encoder(weights, model, "the model")
+    _check_encoder(weights, model, f"{folder}: not written")
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": [architecture],

@@ -25,7 +25,7 @@ from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
 from pack_data.proof import prove, statement
-from pack_data.solver.column_generation import FULL_ROWS, Relaxation, relax
+from pack_data.solver.column_generation import DEEP, FULL_ROWS, Relaxation, relax
 from pack_data.solver.filling import fill_exactly
 from pack_data.solver.rounding import Packs, whole_packs
 from pack_data.tables import text_table
@@ -34,7 +34,7 @@ _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this
 _SMALL = 256  # lengths; up to so many the full programme is solved wherever the coarse one leaves a gap
 _QUICK = 1000  # lengths; up to so many it takes a second or two
 # Slots from which the tables of the programme, S x S, cost more than they bring where the gap is already so small.
-_LARGE, _NEAR_ENOUGH = 2048, 2e-4
+_LARGE, _NEAR_ENOUGH, _TOO_WIDE = 2048, 2e-4, 8192
 _BENCHMARK_DEPTHS = (2, 3, 4, 8, 16, None)
 
 
@@ -51,7 +51,8 @@ def pack(
     lower_bound` is the most that a better packing could save. What is measured: that gap is 0 or 1, seldom 2, on data
     sets of up to 2,048 slots, and in packs of any size without a limit on sequences. It has no guaranteed limit. Larger
     ones occur with thousands of different lengths and a limit (0.03 % at 8,192 slots and depth 8) and with counts near
-    10^12, where floating point decides single packs: prices are kept to 2^-40.
+    10^12, where floating point decides single packs: prices are kept to 2^-40. Beyond 8,192 slots, packs of more than
+    64 sequences are made without the linear programme.
 
     max_sequences_per_pack None is unlimited.  balance "attention" evens out the sum of squared lengths over the packs
     afterwards; their number stays.  progress: whether to show it on stderr; None: where that is a terminal, if it takes
@@ -64,7 +65,7 @@ def pack(
     room = histogram.max_sequence_length // max(1, histogram.shortest)
     depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
     found = _without_programme(histogram, max_sequences_per_pack, depth)
-    if not _near_enough(found, histogram.max_sequence_length):
+    if not _near_enough(found, histogram.max_sequence_length, depth):
         found = _by_programme(histogram, max_sequences_per_pack, depth, found, progress)
     packing = Packing.of(
         "optimal",
@@ -95,9 +96,11 @@ class _Found(NamedTuple):
         return _number(self.packs) - self.lower_bound
 
 
-def _near_enough(found: _Found, S: int) -> bool:
+def _near_enough(found: _Found, S: int, depth: int) -> bool:
     """Whether the programme would cost more than it could bring."""
-    return found.gap <= 0 or S > _LARGE and found.gap <= max(1, _NEAR_ENOUGH * found.lower_bound)
+    if found.gap <= 0 or S > _LARGE and found.gap <= max(1, _NEAR_ENOUGH * found.lower_bound):
+        return True
+    return S > _TOO_WIDE and depth > DEEP  # its tables would be products of S x S
 
 
 def _without_programme(histogram: LengthHistogram, limit: Optional[int], depth: int) -> _Found:

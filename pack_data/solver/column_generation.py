@@ -28,7 +28,7 @@ _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a bloc
 _CALL = 3000  # elements that NumPy handles in the time of one call
 # The same for a sliding maximum: a call, and for each element of the table.
 _FILTER_CALL, _FILTER = 60_000, 16
-_DEEP = 64  # sequences in a pack; deeper packs would need too many tables, one for each number of sequences
+DEEP = 64  # sequences in a pack; deeper packs would need too many tables, one for each number of sequences
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
 # Rows up to which the full programme is solved. It takes seconds if lengths are scarce, a minute or more if tokens are.
 FULL_ROWS = 4200
@@ -109,7 +109,7 @@ class PackTables:
         windowed = len(self._pieces) * (_FILTER_CALL + _FILTER * len(steps))
         if windowed > stepwise:
             self._pieces = []
-        self._single = most_sequences <= _DEEP and (
+        self._single = most_sequences <= DEEP and (
             most_sequences * min(stepwise, windowed) < products * len(steps) ** 2 / 2
         )
 

@@ -130,6 +130,16 @@ def test_rows_of_131_072_slots_need_no_programme(center, sigma, monkeypatch):
     assert packing.gap <= max(1, 5e-4 * packing.lower_bound)
 
 
+def test_deep_packs_of_long_rows_need_no_programme(monkeypatch):
+    # At most 100 sequences of 1 to 40 tokens in packs of 131,072 slots: 30 packs, were it not for the four longest.
+    monkeypatch.setattr(optimal, "relax", None)
+    lengths = np.concatenate([np.random.default_rng(0).integers(1, 41, 3000), [131_072] * 4])
+    histogram = LengthHistogram.from_lengths(lengths, 131_072)
+    packing = optimal.pack(histogram, max_sequences_per_pack=100)
+    packing.check(histogram)
+    assert (packing.packs, prove(packing).lower_bound) == (34, 31)
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
