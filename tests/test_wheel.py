@@ -209,7 +209,7 @@ def test_it_plans_by_name(installed):
         "batch.micro_batch=64",
         status=1,
     )
-    assert "packed_phase1_pod16" in packed_bert(installed, "plan", "--config", "packed_phase3_pod16", status=2)
+    assert "mean packed_phase2_pod16?" in packed_bert(installed, "plan", "--config", "packed_phase3_pod16", status=2)
 
 
 def test_it_reports(installed):
