@@ -78,15 +78,17 @@ class Ranks(Processes):
     """
 
     def __init__(self, store: Any, rank: int, size: int, local_rank: int):
-        import torch.distributed as dist
-
         super().__init__()
         self._store, self.rank, self.size, self.local_rank = store, rank, size, local_rank
         self._agreed: Optional[int] = None
         self._alone = 0
-        dist.init_process_group(
-            "gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=_PATIENCE
-        )
+
+    def meet(self) -> None:
+        """Before anything is exchanged."""
+        import torch.distributed as dist
+
+        group = dist.PrefixStore("group", self._store)
+        dist.init_process_group("gloo", store=group, rank=self.rank, world_size=self.size, timeout=_PATIENCE)
 
     @property
     def stop(self) -> Optional[int]:
@@ -301,6 +303,7 @@ def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Processes]:
             nowhere = silent.enter_context(open(os.devnull, "w", encoding="utf-8"))
             silent.enter_context(contextlib.redirect_stdout(nowhere))
         try:
+            ranks.meet()  # fails where another one has met a mistake, and gone, before all have met
             yield ranks
         except Exception as error:
             status = ranks.ended(error)

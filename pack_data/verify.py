@@ -18,7 +18,7 @@ from pack_data.blocks import Blocks
 from pack_data.building.sides import built_with
 from pack_data.building.work_folder import without_builds
 from pack_data.command import ArgumentParser, counted, progress_bar, run_main
-from pack_data.files import file_in, open_regular
+from pack_data.files import file_in, open_regular, remove_stale
 from pack_data.packing import Packing
 from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
 from pack_data.proof import prove
@@ -61,6 +61,7 @@ def add_checksums(folder: Union[str, Path], progress: Optional[bool] = None) -> 
     folder = Path(folder) if Path(folder).name else Path(folder).resolve()
     before = read_manifest(folder)
     with without_builds(built_with(folder, before.made_with)):
+        remove_stale(folder / MANIFEST)  # of one that was killed
         verified = _verified(folder, progress, add=True)
         if read_manifest(folder) != before:  # a program that takes no lock
             raise ValueError(f"{folder}: was replaced by another data set meanwhile; try again")

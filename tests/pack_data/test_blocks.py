@@ -202,6 +202,14 @@ def test_wrong_checksums_beside_whole_packs_are_replaced(folder):
     assert (folder / MANIFEST).read_bytes() == right
 
 
+def test_what_a_killed_one_left_goes_even_where_nothing_is_to_be_added(folder):
+    stale = files.temporary_name(folder / MANIFEST)
+    stale.write_text("{")
+    right = (folder / MANIFEST).read_bytes()
+    add_checksums(folder)
+    assert not stale.exists() and (folder / MANIFEST).read_bytes() == right
+
+
 def test_packs_are_not_converted_either(folder, tmp_path):
     shard = sorted(folder.glob("packs-*.npy"))[1]
     content = shard.read_bytes()

@@ -7,6 +7,7 @@ import multiprocessing.connection
 import os
 import signal
 import sys
+import time
 from datetime import timedelta
 from functools import partial
 
@@ -100,6 +101,9 @@ def _rank(main, rank, size, port, tell):
     }
     os.environ.update(environment)
 
+    if hasattr(main, "prepare"):
+        main.prepare(rank)
+
     def program(_):
         with joined(environment) as processes:
             return main(processes)
@@ -122,6 +126,25 @@ def _own_mistake_of_rank_1(processes):
 
 def _a_mistake_of_all(processes):
     raise ValueError("no such setting")
+
+
+def _a_mistake_while_others_meet(processes):
+    raise ValueError("no such setting")
+
+
+def _cut_off(rank):
+    meet = dist.init_process_group
+
+    def fails(*arguments, **named):
+        meet(*arguments, **named)
+        time.sleep(0.3)  # the other one says its mistake meanwhile
+        raise RuntimeError("Gloo connectFullMesh failed with Connection closed by peer")
+
+    if rank == 1:
+        dist.init_process_group = fails
+
+
+_a_mistake_while_others_meet.prepare = _cut_off
 
 
 def _other_settings(processes):
@@ -155,6 +178,7 @@ def _no_data_set(processes):
     [
         (_own_mistake_of_rank_1, [2, 2], {1: "error: rank 1 on "}),
         (_a_mistake_of_all, [2, 2], {0: "error: no such setting"}),
+        (_a_mistake_while_others_meet, [2, 2], {0: "error: no such setting"}),
         (_other_settings, [2, 2], {0: "error: run.seed is 0 on rank 0 ("}),
         (_not_finite, [3, 3], {0: "error: the newest checkpoint is 7"}),
         (_killed, [1, -9], {0: "error: rank 0: another process of this run ended"}),
