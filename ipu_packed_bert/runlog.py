@@ -112,7 +112,8 @@ class RunLog(Log):
         self._totals = Totals()
         self._bar: Any = None
         made = forget_after(self._folder / LOG, first_step, note=self._say, counted=True)
-        forget_after(self._folder / EVALUATIONS, first_step, note=self._say, counted=True)
+        evaluations = forget_after(self._folder / EVALUATIONS, first_step, note=self._say, counted=True)
+        self._evaluated_before = {record["step"] for record in evaluations}
         lost = missing_steps(made, first_step)
         if lost:
             self._say(f"note      {LOG} lacks {lost} of the {first_step:,} updates that the checkpoint has")
@@ -199,6 +200,9 @@ class RunLog(Log):
         )
         self._events.add(step, {f"evaluation/{name}": value for name, value in found.metrics.items()})
         self._say(f"held out after step {step}: {in_words(found.metrics)}  ({found.counts['sequences']:,} sequences)")
+
+    def lacks_evaluation(self, step: int) -> bool:
+        return step not in self._evaluated_before
 
     def sync(self) -> None:
         self._log.sync()

@@ -35,6 +35,10 @@ class Log(abc.ABC):
     def evaluation(self, step: int, found: Evaluation) -> None:
         """The held-out packs were evaluated after update number ``step``."""
 
+    def lacks_evaluation(self, step: int) -> bool:
+        """Whether the evaluation after update number ``step``, which a former process made, is not written down."""
+        return False
+
     @abc.abstractmethod
     def sync(self) -> None:
         """All that was told is on the disk when this returns."""
@@ -98,7 +102,8 @@ def train(
 
     Ctrl-C and SIGTERM let the update or the evaluation's batch under way finish, save a checkpoint and return; a second
     Ctrl-C stops at once. Of several processes each calls this, and those that give no ``checkpoints`` write none; a
-    signal that one of them got ends all after the same update.
+    signal that one of them got ends all after the same update. An evaluation that a signal cut short is made up for by
+    the process that goes on.
 
     An update whose loss or gradients are not finite ends the run, or is left out and counted: ``run.on_nonfinite``.
     Raises NotFinite where such an update, a held-out loss or the weights of a checkpoint that is due end the run; the
@@ -113,6 +118,21 @@ def train(
     kept = Kept(checkpoints, keep=run.keep_checkpoints, newest=first_step)
     step, skipped, stop, not_saved = first_step, 0, None, None
     with Interruption(processes) as interruption:
+
+        def evaluate(step: int) -> bool:
+            """Whether the held-out loss shows that the weights are good."""
+            # A signal ends an evaluation after its batch; half of one is not logged.
+            found = task.evaluate(engine, interruption.ends(log.watched(batches.held_out())))
+            if found is None or processes.stop:
+                return False
+            log.evaluation(step, found)
+            if not math.isfinite(found.loss):
+                raise NotFinite(f"update {step}: the held-out loss after it is {found.loss}; {kept.way_out(step)}")
+            return "loss" in found.metrics
+
+        due = 0 < first_step < steps and evaluate_every and first_step % evaluate_every == 0
+        if due and processes.of_first(log.lacks_evaluation, first_step) and evaluate(first_step):
+            kept.shown_good()
         for step in range(first_step + 1, steps + 1):
             batch = next(batches)
             rate = learning_rate(step - 1, config)
@@ -127,17 +147,8 @@ def train(
                     row = f", and so it was {skipped} times in a row" if skipped > 1 else ""
                     raise NotFinite(f"update {step}: {not_finite(result)}{row}; {kept.way_out(step)}")
 
-            last, evaluated = step == steps, False
-            if evaluate_every and (last or step % evaluate_every == 0):
-                # A signal ends an evaluation after its batch; half of one is not logged.
-                found = task.evaluate(engine, interruption.ends(log.watched(batches.held_out())))
-                if found is not None and not processes.stop:
-                    log.evaluation(step, found)
-                    if not math.isfinite(found.loss):
-                        raise NotFinite(
-                            f"update {step}: the held-out loss after it is {found.loss}; {kept.way_out(step)}"
-                        )
-                    evaluated = "loss" in found.metrics
+            last = step == steps
+            evaluated = bool(evaluate_every and (last or step % evaluate_every == 0)) and evaluate(step)
             stop = processes.stop  # read once: what is saved and what ends the run must not differ
             due = last or stop or (run.checkpoint_every and step % run.checkpoint_every == 0)
             if due and checkpoints is not None:

@@ -39,15 +39,13 @@ class Drive(NamedTuple):
     """A piece of work that may be killed. All functions get the folder that it works in.
 
     prepare: makes the inputs. work: does or goes on with it, in a child; its exit status. result: what must be the same
-    at the end. holds: raises AssertionError where something must hold after a kill and does not. agrees: whether a
-    result after a SIGTERM, which work may answer in its own way, is as good as the undisturbed one.
+    at the end. holds: raises AssertionError where something must hold after a kill and does not.
     """
 
     prepare: Callable[[Path], None]
     work: Callable[[Path], Optional[int]]
     result: Callable[[Path], Any]
     holds: Callable[[Path], None] = lambda folder: None
-    agrees: Callable[[Any, Any], bool] = lambda calm, found: calm == found
 
 
 class Outcome(NamedTuple):
@@ -152,9 +150,7 @@ def drive(
             finished += 1
             with said_in(story, wrong):
                 found = one.result(place)
-                asked = any(line.startswith("SIGTERM") for line in story)
-                same = one.agrees(calm, found) if asked else calm == found
-                assert same, f"another result: {differences(calm, found)}"
+                assert calm == found, f"another result: {differences(calm, found)}"
         for line in wrong[reported:]:
             said(f"wrong: {line}")
         reported = len(wrong)
@@ -249,15 +245,6 @@ def _logged(folder: Path) -> Dict[str, Any]:
     return {**found, **{f"checkpoint {name}": sha for name, sha in contents(saved[-1]).items()}}
 
 
-def _evaluations_left_out(calm: Dict[str, Any], found: Dict[str, Any]) -> bool:
-    """A SIGTERM ends an evaluation under way, and it is left out; all else, the last evaluation too, is the same."""
-    from ipu_packed_bert.run_folder import EVALUATIONS
-
-    there, left = calm[EVALUATIONS], found[EVALUATIONS]
-    same = {**calm, EVALUATIONS: None} == {**found, EVALUATIONS: None}
-    return same and left[-1:] == there[-1:] and all(record in there for record in left)
-
-
 def _resumable(folder: Path) -> None:
     from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
 
@@ -329,7 +316,7 @@ DRIVES: Dict[str, Drive] = {
         lambda folder: {name: sha for name, sha in contents(folder).items() if not name.startswith("corpus/")},
         _whole_or_none,
     ),
-    "train": Drive(_run_with_data, _train, _logged, _resumable, _evaluations_left_out),
+    "train": Drive(_run_with_data, _train, _logged, _resumable),
     "convert": Drive(_data_set, _convert, _converted),
     "checksums": Drive(_without_checksums, _add_checksums, lambda folder: contents(folder / "data"), _whole_or_none),
     "checkpoints": Drive(_former_run, _convert_checkpoints, lambda folder: contents(folder / "run" / "checkpoints")),

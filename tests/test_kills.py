@@ -27,7 +27,9 @@ def _count(folder: Path, step: int) -> None:
         path = folder / str(number)
         if not path.exists():
             time.sleep(0.01)
-            path.write_text(str(number + step))
+            part = folder.with_name(f"{folder.name} part")
+            part.write_text(str(number + step))
+            part.replace(path)
 
 
 def test_the_drive_notices_a_result_that_a_kill_changed(tmp_path):

@@ -87,10 +87,8 @@ def test_after_a_signal(tiny, undisturbed, tmp_path, monkeypatch, capsys, number
     assert load_checkpoint(checkpoints(folder / "checkpoints")[-1]).step == 5
     assert f"resume    python run_pretraining.py --resume {folder}\n" in capsys.readouterr().out
     assert pretrain.main(["--resume", str(folder)]) == 0
-    # The evaluation after step 5 was left out for the signal's sake; it changes nothing that comes later.
-    assert results(folder) == [
-        record for record in results(undisturbed) if "learning_rate" in record or record["step"] != 5
-    ]
+    # The evaluation after step 5 was left out for the signal's sake, and is made up for.
+    assert results(folder) == results(undisturbed)
 
 
 def test_the_test_notices_a_lost_random_stream(tiny, undisturbed, tmp_path, monkeypatch):
