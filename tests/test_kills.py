@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.kills import DRIVES, Drive, drive
 
 # In children of a process with threads of torch, an update may wait without end: training is killed by

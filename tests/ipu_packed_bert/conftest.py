@@ -14,7 +14,6 @@ def cycle_cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def machine(cycle_cache):
-    pytest.importorskip("torch")
     from ipu_packed_bert.cycles.target import MK2
     from ipu_packed_bert.cycles.workload import Machine
 

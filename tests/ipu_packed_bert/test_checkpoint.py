@@ -27,8 +27,6 @@ from ipu_packed_bert.checkpoint import (
     split,
 )
 
-pytest.importorskip("safetensors", reason="pip install safetensors")
-
 
 def a_checkpoint(step=3):
     random = torch.Generator().manual_seed(step)

@@ -103,7 +103,6 @@ def test_a_run_is_not_resumed_with_another_vocabulary(house, tmp_path, capsys):
 
 
 def test_export_writes_the_vocabulary_of_the_weights(house, tmp_path, capsys):
-    pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
     run = str(house / "run")
     refused(run_main(export.main, [run, str(tmp_path / "hf"), "--vocabulary", str(house / "other.txt")]), capsys)
     assert not (tmp_path / "hf").exists()
@@ -123,7 +122,6 @@ def test_export_writes_the_vocabulary_of_the_weights(house, tmp_path, capsys):
 def test_fine_tuning_begins_with_the_vocabulary_of_the_weights(house, tmp_path, form):
     start = house / "run"
     if form == "hugging face":
-        pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
         start = tmp_path / "hf"
         export.export_run(house / "run", start)
     table = tiny_table(tmp_path / "train.csv", "single_label")
@@ -191,7 +189,6 @@ def trained_on(folder, data, *arguments):
 
 
 def test_a_run_on_data_that_keep_capitals_says_so_wherever_it_goes(cased, tmp_path):
-    pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
     run = cased / "run"
     assert newest(run).lower_case is False
     assert json.loads((run / "environment.json").read_text())["data"]["lower_case"] is False

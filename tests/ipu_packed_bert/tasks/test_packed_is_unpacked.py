@@ -19,8 +19,6 @@ from ipu_packed_bert.tasks.questions import span_log_probabilities
 from tests.fine_tuning_files import KINDS, SLOTS, tiny_checkpoint, tiny_config, training_file
 from tests.tolerances import assert_same, relative_error, relative_tolerance
 
-pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
-
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
