@@ -7,7 +7,6 @@ checksums.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -122,11 +121,7 @@ def time_reading(store: PackStore) -> List[Row]:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     whole = LengthHistogram.published(HISTOGRAM)
-    parser = ArgumentParser(
-        prog="python -m pack_data.benchmark",
-        description=__doc__.split("\n\n")[0],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = ArgumentParser(prog="python -m pack_data.benchmark", description=__doc__.split("\n\n")[0])
     parser.add_argument(
         "--sequences",
         type=positive_int,

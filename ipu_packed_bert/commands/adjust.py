@@ -15,7 +15,6 @@ The learning rate stays in both: the paper found that scaling it with the batch 
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -120,11 +119,7 @@ def summary(config: Config, packing_factor: float) -> str:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(
-        prog="python -m ipu_packed_bert.adjust",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = ArgumentParser(prog="python -m ipu_packed_bert.adjust", description=__doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="the settings of the unpacked run")
     parser.add_argument(
         "--data", required=True, metavar="PACKED", help="a packed data set, as pack_data.build makes it"

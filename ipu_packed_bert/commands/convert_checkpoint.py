@@ -10,7 +10,6 @@ aside, so that the run goes on from the newest whole one.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from pathlib import Path
 from typing import ContextManager, List, Optional, Sequence, Tuple
@@ -58,11 +57,7 @@ def former_files(given: Path) -> List[Path]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(
-        prog="packed-bert convert-checkpoint",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = ArgumentParser(prog="packed-bert convert-checkpoint", description=__doc__)
     parser.add_argument("path", type=Path, metavar="RUN|FILE", help="a run, its folder of checkpoints, or one file")
     parser.add_argument("--delete-old", action="store_true", help="delete each file once its folder is whole")
     args = parser.parse_args(argv)

@@ -6,7 +6,6 @@ python -m ipu_packed_bert.export --import DIR RUN     # a folder -> a run to beg
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import shlex
 from pathlib import Path
@@ -131,11 +130,7 @@ def _vocabulary_of(config: Config, path: Path, lower_case: bool) -> Vocabulary:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(
-        prog="python -m ipu_packed_bert.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = ArgumentParser(prog="python -m ipu_packed_bert.export", description=__doc__)
     parser.add_argument(
         "--import",
         action="store_true",

@@ -6,7 +6,6 @@ of the update's micro-batches, which is that of their products at a given rate o
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import List, Optional, Sequence
 
@@ -60,11 +59,7 @@ def lines(parameters: int, micro_batch: float) -> List[str]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(
-        prog="python -m ipu_packed_bert.report.network",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = ArgumentParser(prog="python -m ipu_packed_bert.report.network", description=__doc__)
     parser.add_argument("--config", default="packed_phase2_gpu8", metavar="FILE|NAME")
     parser.add_argument("--micro-batch", type=positive_int, metavar="PACKS", help="default: the configuration's")
     parser.add_argument("--tflops", type=float, default=TERAFLOPS, help="rate of a device; default %(default)s")
