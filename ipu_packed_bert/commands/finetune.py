@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence
 
+from ipu_packed_bert.commands.run_options import add_run_options, add_which_run, parse_run, resumes_there
 from ipu_packed_bert.configurations import config_file, refuse_no_run
 from ipu_packed_bert.processes import Processes, joined
 from ipu_packed_bert.resuming import check_allowed
@@ -49,72 +50,12 @@ def describe(prepared: Prepared) -> None:
 
 def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = ArgumentParser(prog="python -m ipu_packed_bert.finetune", description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--config",
-        metavar="FILE|NAME",
-        help="a run's settings: a file, or the name of one that comes with the program, such as finetune_squad_packed",
-    )
-    what.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="continue the run in this folder from its newest checkpoint; a finished one is evaluated again",
-    )
+    add_which_run(parser, named="finetune_squad_packed", finished="; a finished one is evaluated again")
     parser.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="folder in which the data files of the configuration lie"
     )
-    parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
-    parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
-    parser.add_argument(
-        "--resume-if-there",
-        action="store_true",
-        help="with --config and --out: go on with the run in that folder, if it has saved a checkpoint; the same line"
-        " then starts a run and restarts it (torchrun --max-restarts, a queue that runs a job again)",
-    )
-    parser.add_argument(
-        "--compare-unpacked",
-        type=int,
-        metavar="N",
-        help="at the end of the run, N updates beside the same sequences unpacked: speed, loss and gradients; as --set"
-        " run.compare_unpacked=...",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="a.b=c",
-        dest="overrides",
-        help="override one setting, any number of times: --set data.packer=none",
-    )
-    parser.add_argument(
-        "--allow-change",
-        action="append",
-        default=[],
-        metavar="KEY[,KEY]",
-        help="with --resume: settings that may differ from the checkpoint's although that changes the experiment",
-    )
-    parser.add_argument(
-        "--show-config", action="store_true", help="print every setting and where it comes from, and stop"
-    )
-    parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
-    args = parser.parse_args(argv)
-    if args.resume and args.out:
-        parser.error("--out names a new run; --resume continues in the run's own folder")
-    if args.resume_if_there and not (args.config and args.out):
-        parser.error("--resume-if-there needs --config, to begin with, and --out, the folder that may hold the run")
-    if args.allow_change and not args.resume:
-        parser.error("--allow-change goes with --resume; a new run changes nothing")
-    if args.engine:
-        args.overrides.append(f"engine.kind={args.engine}")
-    if args.compare_unpacked is not None:
-        args.overrides.append(f"run.compare_unpacked={args.compare_unpacked}")
-    return args
-
-
-def there(folder: str) -> bool:
-    from ipu_packed_bert.runlog import resumes
-
-    return resumes(folder)
+    add_run_options(parser, setting="data.packer=none")
+    return parse_run(parser, argv)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -128,9 +69,7 @@ def resumed_config(folder: str, overrides: Sequence[str] = ()) -> FinetuneConfig
 
 def begun(args: argparse.Namespace, processes: Processes) -> int:
     processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
-    # Rank 0 alone reads and writes run folders: the others may be on machines that have none.
-    if args.resume_if_there and processes.of_first(there, args.out):
-        args.resume, args.out = args.out, None
+    resumes_there(args, processes)
     if args.resume:
         processes.of_first(refuse_no_run, "--resume", args.resume)
         former = processes.of_first(resumed_config, args.resume)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shlex
 import sys
 from dataclasses import replace
@@ -12,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ipu_packed_bert.commands.run_options import add_run_options, add_which_run, parse_run, resumes_there
 from ipu_packed_bert.config import Config, check_accumulation, check_on_ipus, load_config
 from ipu_packed_bert.configurations import config_file, for_one_gpu, refuse_no_run
 from ipu_packed_bert.data import (
@@ -40,54 +40,16 @@ if TYPE_CHECKING:
 
 
 def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    parser = ArgumentParser(
-        prog="run_pretraining.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--config",
-        metavar="FILE|NAME",
-        help="a run's settings: a file, or the name of one that comes with the program, such as packed_phase2_pod16",
-    )
-    what.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint")
+    parser = ArgumentParser(prog="run_pretraining.py", description=__doc__)
+    add_which_run(parser, named="packed_phase2_pod16")
     parser.add_argument(
         "--start-from",
         metavar="RUN",
         help="a new run begins with the weights of that run's newest checkpoint (phase 2 after phase 1)",
     )
-    parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
     parser.add_argument("--data", metavar="DIR", help="the packed data set; as --set data.directory=...")
     parser.add_argument(
         "--steps", type=int, metavar="N", help="weight updates of the whole run; as --set run.steps=..."
-    )
-    parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
-    parser.add_argument(
-        "--resume-if-there",
-        action="store_true",
-        help="with --config and --out: go on with the run in that folder, if it has saved a checkpoint; the same line"
-        " then starts a run and restarts it (torchrun --max-restarts, a queue that runs a job again)",
-    )
-    parser.add_argument(
-        "--compare-unpacked",
-        type=int,
-        metavar="N",
-        help="at the end of the run, N updates beside the same sequences unpacked: speed, loss and gradients; as --set"
-        " run.compare_unpacked=...",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="a.b=c",
-        dest="overrides",
-        help="override one setting, any number of times: --set batch.micro_batch=4",
-    )
-    parser.add_argument(
-        "--allow-change",
-        action="append",
-        default=[],
-        metavar="KEY[,KEY]",
-        help="with --resume: settings that may differ from the checkpoint's although that changes the experiment",
     )
     parser.add_argument(
         "--whole",
@@ -104,31 +66,12 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument(
         "--plan", action="store_true", help="print what would run and where, without a device, and stop"
     )
-    parser.add_argument(
-        "--show-config", action="store_true", help="print every setting and where it comes from, and stop"
-    )
-    parser.add_argument(
-        "--progress", action="store_true", default=None, help="a live line although stderr is no terminal"
-    )
-    args = parser.parse_args(argv)
-    if args.resume and args.out:
-        parser.error("--out names a new run; --resume continues in the run's own folder")
-    if args.resume_if_there and not (args.config and args.out):
-        parser.error("--resume-if-there needs --config, to begin with, and --out, the folder that may hold the run")
-    if args.allow_change and not args.resume:
-        parser.error("--allow-change goes with --resume; a new run changes nothing")
+    add_run_options(parser, setting="batch.micro_batch=4")
+    args = parse_run(parser, argv, {"data": "data.directory", "steps": "run.steps"})
     if args.resume and args.whole:
         parser.error("--whole begins a new run; --resume continues a run as it was begun")
     if args.resume and args.start_from:
         parser.error("--start-from begins a new run; --resume continues with the run's own weights")
-    for key, value in (
-        ("engine.kind", args.engine),
-        ("data.directory", args.data),
-        ("run.steps", args.steps),
-        ("run.compare_unpacked", args.compare_unpacked),
-    ):
-        if value is not None:
-            args.overrides.append(f"{key}={json.dumps(value)}")  # JSON is YAML, with texts in quotes
     return args
 
 
@@ -139,12 +82,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def begun(args: argparse.Namespace, processes: Processes) -> int:
     processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
-    # Rank 0 alone reads and writes run folders: the others may be on machines that have none.
-    if args.resume_if_there and processes.of_first(there, args.out):
+    if resumes_there(args, processes):
         # What the file says in place of an option, where no IPUs are, the run has settled when it began.
         settled = {key for key, _ in load_config(config_file(args.config)).without_ipus}
         args.overrides = [each for each in args.overrides if each.partition("=")[0].strip() not in settled]
-        args.resume, args.out, args.start_from = args.out, None, None
+        args.start_from = None
     if args.resume or args.start_from:
         processes.of_first(refuse_no_runs, args)
     if args.resume:
@@ -159,12 +101,6 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
 
         return print_plan(*described(config), packing_factor=args.packing_factor)
     return run(config, args, processes)
-
-
-def there(folder: str) -> bool:
-    from ipu_packed_bert.runlog import resumes
-
-    return resumes(folder)
 
 
 def refuse_no_runs(args: argparse.Namespace) -> None:

@@ -1,0 +1,101 @@
+"""The options of every command that trains: which run to begin or to go on with, and where; their checks.
+
+Loads no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Mapping, Optional, Sequence
+
+from ipu_packed_bert.processes import Processes
+
+# Options that are short for a --set of this setting.
+SHORT_FOR = {"engine": "engine.kind", "compare_unpacked": "run.compare_unpacked"}
+
+
+def add_which_run(parser: argparse.ArgumentParser, *, named: str, finished: str = "") -> None:
+    """--config and --resume. named: an example of a configuration. finished: what becomes of a run that is finished."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--config",
+        metavar="FILE|NAME",
+        help=f"a run's settings: a file, or the name of one that comes with the program, such as {named}",
+    )
+    what.add_argument(
+        "--resume", metavar="RUN", help=f"continue the run in this folder from its newest checkpoint{finished}"
+    )
+
+
+def add_run_options(parser: argparse.ArgumentParser, *, setting: str) -> None:
+    """The others that every task has. setting: an example of --set."""
+    parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
+    parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
+    parser.add_argument(
+        "--resume-if-there",
+        action="store_true",
+        help="with --config and --out: go on with the run in that folder, if it has saved a checkpoint; the same line"
+        " then starts a run and restarts it (torchrun --max-restarts, a queue that runs a job again)",
+    )
+    parser.add_argument(
+        "--compare-unpacked",
+        type=int,
+        metavar="N",
+        help="at the end of the run, N updates beside the same sequences unpacked: speed, loss and gradients; as --set"
+        " run.compare_unpacked=...",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="a.b=c",
+        dest="overrides",
+        help=f"override one setting, any number of times: --set {setting}",
+    )
+    parser.add_argument(
+        "--allow-change",
+        action="append",
+        default=[],
+        metavar="KEY[,KEY]",
+        help="with --resume: settings that may differ from the checkpoint's although that changes the experiment",
+    )
+    parser.add_argument(
+        "--show-config", action="store_true", help="print every setting and where it comes from, and stop"
+    )
+    parser.add_argument(
+        "--progress", action="store_true", default=None, help="a live line although stderr is no terminal"
+    )
+
+
+def parse_run(
+    parser: argparse.ArgumentParser, argv: Optional[Sequence[str]], short_for: Optional[Mapping[str, str]] = None
+) -> argparse.Namespace:
+    """The options, checked. short_for: the command's own options that are short for a --set."""
+    args = parser.parse_args(argv)
+    if args.resume and args.out:
+        parser.error("--out names a new run; --resume continues in the run's own folder")
+    if args.resume_if_there and not (args.config and args.out):
+        parser.error("--resume-if-there needs --config, to begin with, and --out, the folder that may hold the run")
+    if args.allow_change and not args.resume:
+        parser.error("--allow-change goes with --resume; a new run changes nothing")
+    for option, key in {**SHORT_FOR, **(short_for or {})}.items():
+        value = getattr(args, option)
+        if value is not None:
+            args.overrides.append(f"{key}={json.dumps(value)}")  # JSON is YAML, with texts in quotes
+    return args
+
+
+def resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
+    """Whether --resume-if-there found a run to go on with; the options then are as --resume gives them."""
+    # Rank 0 alone reads and writes run folders: the others may be on machines that have none.
+    if not (args.resume_if_there and processes.of_first(_there, args.out)):
+        return False
+    args.resume, args.out = args.out, None
+    return True
+
+
+def _there(folder: str) -> bool:
+    from ipu_packed_bert.runlog import resumes
+
+    return resumes(folder)
