@@ -11,6 +11,7 @@ import numpy as np
 from pack_data.building.assignment import assign
 from pack_data.decoding import shown, whole_number
 from pack_data.histogram import LengthHistogram
+from pack_data.longer import Fitted, fit
 from pack_data.optimal import pack as pack_optimally
 from pack_data.packing import Packing
 
@@ -20,12 +21,14 @@ class PackedLengths:
     """Where each of n sequences stands.
 
     pack: integers [n], the pack of each sequence, 0..packing.packs - 1. slot: integers [n], its place among the
-    sequences of its pack, from 0. packing: the plan, with its accounting and its proof.
+    sequences of its pack, from 0. packing: the plan, with its accounting and its proof. fitted: which tokens of which
+    sequence each piece is; where sequences were split or dropped, "sequence" is a piece here, and n counts the pieces.
     """
 
     pack: np.ndarray
     slot: np.ndarray
     packing: Packing
+    fitted: Fitted
 
     @cached_property
     def bins(self) -> List[np.ndarray]:
@@ -41,6 +44,7 @@ def pack(
     max_sequence_length: int,
     max_sequences_per_pack: Optional[int] = None,
     seed: int = 0,
+    longer: str = "raise",
 ) -> PackedLengths:
     """Packs sequences of these lengths into as few rows of max_sequence_length slots as the optimal packer finds.
 
@@ -53,6 +57,11 @@ def pack(
     lengths: whole numbers [n], each from 1 to max_sequence_length, in any order: list, array, or what NumPy reads.
     max_sequences_per_pack: the packing depth; None is unlimited.
     seed: decides which of the sequences of one length goes where, and the order of the packs.
+    longer: what becomes of a sequence of more than max_sequence_length tokens: "raise" a ValueError, "truncate" it,
+    "split" it into pieces, "drop" it. `.fitted` says what each index of `.bins` is a piece of, and how much was lost:
+        packed = pack([9, 2], max_sequence_length=4, longer="split")
+        packed.fitted.example, packed.fitted.start, packed.fitted.stop    # [0, 0, 0, 1], [0, 4, 8, 0], [4, 8, 9, 2]
+        print(packed.fitted.longer)      # 1 of 2 examples is longer than 4 tokens: split into 3 pieces
 
     No pack holds more than max_sequence_length tokens or max_sequences_per_pack sequences, and each sequence is in
     exactly one. The time to solve depends on the lengths that occur, not on how many sequences have them: seconds up to
@@ -67,6 +76,7 @@ def pack(
     if given.ndim != 1:
         raise ValueError(f"lengths have {given.ndim} dimensions; give one whole number for each sequence")
     seed = whole_number("seed", seed, least=0)
-    histogram = LengthHistogram.from_lengths(given, max_sequence_length)
+    fitted = fit(given, max_sequence_length, longer)
+    histogram = LengthHistogram.from_lengths(fitted.lengths, max_sequence_length)
     packing = pack_optimally(histogram, max_sequences_per_pack=max_sequences_per_pack, progress=False)
-    return PackedLengths(*assign(given if len(given) else np.zeros(0, np.int64), packing, seed), packing)
+    return PackedLengths(*assign(fitted.lengths, packing, seed), packing, fitted)

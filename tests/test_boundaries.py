@@ -22,6 +22,7 @@ pack_data.blocks
 pack_data.sequences
 pack_data.text
 pack_data.histogram
+pack_data.longer
 pack_data.certificate
 pack_data.packing
 pack_data.proof
