@@ -92,7 +92,7 @@ def _parser() -> ArgumentParser:
         "--from",
         dest="source",
         metavar="PATH",
-        help="sequences made elsewhere: MLPerf or packed TFRecord, HDF5, Parquet, Arrow; a file or a folder",
+        help="sequences made elsewhere: MLPerf or packed TFRecord, HDF5, Parquet, Arrow, JSONL; a file or a folder",
     )
     add(
         "--format",
@@ -106,7 +106,7 @@ def _parser() -> ArgumentParser:
         type=lambda text: tuple(text.split(",")),
         default=(),
         metavar="A,B",
-        help="--from Parquet or Arrow: the integer columns that make the sequences",
+        help="--from Parquet, Arrow or JSONL: the integer columns that make the sequences",
     )
     add_reading_options(parser)
     add(

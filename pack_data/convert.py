@@ -184,7 +184,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         type=lambda text: tuple(text.split(",")),
         default=(),
         metavar="A,B",
-        help="Parquet, Arrow: the integer columns of the sequences",
+        help="Parquet, Arrow, JSONL: the integer columns of the sequences",
     )
     parser.add_argument(
         "--records-per-file",

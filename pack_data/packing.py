@@ -137,7 +137,7 @@ class Packing:
                 f"{self.algorithm}: the packing has packs of {self.max_sequence_length} slots, the histogram is for "
                 f"{histogram.max_sequence_length}; use the histogram it was made for"
             )
-        self._check_form()
+        self.check_form()
         missing = histogram.counts - self.placed()
         if missing.any():
             length = int(np.flatnonzero(missing)[0])
@@ -150,7 +150,8 @@ class Packing:
         object.__setattr__(self, "max_sequence_length", whole_slots(self.max_sequence_length))
         object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
 
-    def _check_form(self) -> None:
+    def check_form(self) -> None:
+        """Raises ValueError unless each strategy obeys S and D, and stands once, in order, with its repeats."""
         S, D = self.max_sequence_length, self.max_sequences_per_pack
         for number in chain(self.repeats, chain.from_iterable(self.strategies)):
             if type(number) is not int:
@@ -221,7 +222,8 @@ class Packing:
         ]
         if self.lower_bound is not None:
             gap = self.packs - self.lower_bound
-            verdict = "proven optimal" if gap == 0 else f"{gap:,} packs above it ({gap / self.lower_bound:.2%})"
+            share = f" ({gap / self.lower_bound:.2%})" if self.lower_bound else ""
+            verdict = "proven optimal" if gap == 0 else f"{gap:,} packs above it{share}"
             rows.append(("lower bound", f"{self.lower_bound:,}", verdict))
         rows.append(("solved in", _seconds(self.solve_seconds), ""))
         return account(f"{title}  ({name})" if name else title, rows)
@@ -255,7 +257,7 @@ class Packing:
             None if certificate is None else Certificate.from_json(certificate),
         )
         with fields.refusing():
-            packing._check_form()
+            packing.check_form()
         if packing.to_json() != accounting.tree:
             raise fields.error("accounting", "it is not that of the strategies and repeats")
         return packing

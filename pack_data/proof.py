@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from pack_data.certificate import Certificate, Proof, proven_bound
 from pack_data.packing import Packing
+
+_ROUNDING = Fraction(1, 10**12)  # relative; lp_bound is a float
 
 
 def certificate_of(packing: Packing) -> Certificate:
@@ -16,9 +20,11 @@ def certificate_of(packing: Packing) -> Certificate:
 def prove(packing: Packing) -> Proof:
     """Proves that no packing of the same sequences at this depth has fewer packs than packing.lower_bound.
 
-    Raises ValueError where the packing has no certificate, or one that does not prove its bound.
+    Raises ValueError where the packing has no certificate, or one that does not prove its bounds, or where a pack
+    breaks a limit.
     """
     certificate = certificate_of(packing)
+    packing.check_form()
     for limit in ("max_sequence_length", "max_sequences_per_pack"):
         ours, theirs = getattr(packing, limit), getattr(certificate, limit)
         if ours != theirs:
@@ -28,6 +34,12 @@ def prove(packing: Packing) -> Proof:
         raise ValueError(
             f"certificate: it proves a lower bound of {proof.lower_bound}, the recipe claims {packing.lower_bound}; "
             "make the recipe again"
+        )
+    claimed = packing.lp_bound
+    if claimed is not None and abs(Fraction(claimed) - proof.worth) > _ROUNDING * max(Fraction(1), proof.worth):
+        raise ValueError(
+            f"certificate: all sequences are worth {float(proof.worth)!r} packs, the recipe claims an lp_bound of "
+            f"{claimed!r}; make the recipe again"
         )
     return proof
 

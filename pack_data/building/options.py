@@ -47,7 +47,7 @@ class BuildOptions:
     sequences: int = 1_000_000  # how many, with `synthetic`
     source: Union[str, Path, None] = None  # sequences made elsewhere (pack_data.formats), instead of a corpus
     source_format: str = "auto"
-    columns: Tuple[str, ...] = ()  # Parquet, Arrow: columns of the sequences; none: all of integers
+    columns: Tuple[str, ...] = ()  # Parquet, Arrow, JSONL: columns of the sequences; none: all of integers
     skip_bad: int = 0
     max_record_bytes: int = MOST_RECORD_BYTES  # a longer record, or line of JSON, is a bad one
     held_out: float = 0.0  # share of the documents in a second data set, OUT-held-out

@@ -32,6 +32,13 @@ class Certificate:
     prices: Tuple[int, ...]  # price of lengths[i] in units of 1 / denominator, at least 0
     denominator: int  # no pack may be worth more than this
 
+    def __post_init__(self) -> None:
+        S, lengths = self.max_sequence_length, self.lengths
+        if len(lengths) != len(self.prices) or not all(a < b for a, b in zip((0, *lengths), (*lengths, S + 1))):
+            raise ValueError(f"certificate: it needs one price for each length, lengths ascending in 1..{S}")
+        if self.denominator < 1 or min(self.prices, default=0) < 0:
+            raise ValueError("certificate: a price is at least 0, the denominator at least 1")
+
     def to_json(self) -> Dict[str, Any]:
         return {
             "max_sequence_length": self.max_sequence_length,
@@ -48,9 +55,9 @@ class Certificate:
         S = fields.integer("max_sequence_length", least=1, most=LONGEST)
         D = fields.optional("max_sequences_per_pack", Fields.integer, least=1)
         lengths, prices = fields.integers("lengths"), fields.integers("prices", least=0)
-        if len(lengths) != len(prices) or not all(a < b for a, b in zip((0, *lengths), (*lengths, S + 1))):
-            raise fields.error("lengths", f"it needs one price for each length, lengths ascending in 1..{S}")
-        return cls(S, D, tuple(lengths), tuple(prices), fields.integer("denominator", least=1))
+        denominator = fields.integer("denominator", least=1)
+        with fields.refusing():
+            return cls(S, D, tuple(lengths), tuple(prices), denominator)
 
 
 @dataclass(frozen=True)

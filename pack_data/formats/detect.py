@@ -36,8 +36,10 @@ FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
     "hdf5": ("hdf5", None),
     "parquet": ("parquet", None),
     "arrow": ("parquet", None),
+    "jsonl": ("jsonl", None),
     "store": ("store", None),
 }
+WITH_COLUMNS = ("parquet", "arrow", "jsonl")
 MAGIC = ((b"\x89HDF\r\n\x1a\n", "hdf5"), (b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrow"))
 SUFFIXES = {
     "tfrecord": "TFRecord",
@@ -46,6 +48,8 @@ SUFFIXES = {
     "h5": "hdf5",
     "parquet": "parquet",
     "arrow": "arrow",
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
 }
 FRAMES_TO_LOOK_AT = 64
 
@@ -66,8 +70,9 @@ def _suffix(name: str) -> str:
 def files_of(path: str) -> List[str]:
     """The data files of a path: itself, or those in the folder, in the order of their numbers.  Raises ValueError.
 
-    In a folder only names that tell a format count (`.tfrecord`, `.tfrecord.gz`, `.hdf5`, `.parquet`, `.arrow`, and
-    `part-00000` or `part-00000-of-00500`, as MLPerf's scripts write them); an index or a readme beside them does not.
+    In a folder only names that tell a format count (`.tfrecord`, `.tfrecord.gz`, `.hdf5`, `.parquet`, `.arrow`,
+    `.jsonl`, and `part-00000` or `part-00000-of-00500`, as MLPerf's scripts write them); an index or a readme
+    beside them does not.
     """
     if not os.path.exists(path):
         raise ValueError(f"{path}: no such file or folder")
@@ -144,6 +149,9 @@ def detect(path: str) -> str:
     for magic, name in MAGIC:
         if head.startswith(magic):
             return name
+    # A TFRecord begins with a length of eight bytes, most of them 0.
+    if _suffix(first) == "jsonl" or head.lstrip()[:1] in (b"{", b"[") and b"\0" not in head:
+        return "jsonl"
     is_frame = len(head) == 12 and tfrecord.masked_crc(head[:8]) == tfrecord.HEADER.unpack(head)[1]
     if is_frame or head.startswith(tfrecord.GZIP_MAGIC) or _suffix(first) == "TFRecord":
         return _tfrecord_format(first)
@@ -308,8 +316,8 @@ def open_source(
     """A source to read from: a file, a folder of files of one format, or a data set of this package.
 
     format: one of FORMATS, or "auto" to tell from the content.  skip_bad: how many bad records may be left out.
-    columns: for Parquet and Arrow, the integer columns that make token sequences.  max_record_bytes: a longer record is
-    a bad one.  Raises ValueError in one line.
+    columns: for Parquet, Arrow and JSONL, the integer columns that make token sequences.  max_record_bytes: a longer
+    record is a bad one.  Raises ValueError in one line.
     """
     path, skip_bad = str(path), whole_number("skip_bad", skip_bad, least=0)
     max_record_bytes = whole_number("max_record_bytes", max_record_bytes, least=1)
@@ -317,8 +325,8 @@ def open_source(
         format = detect(path)
     elif format not in FORMATS:
         raise ValueError(f"format {format!r} is not known; choose from auto, {', '.join(FORMATS)}")
-    if columns and FORMATS[format][0] != "parquet":
-        raise ValueError(f"{path}: columns can be chosen in Parquet and Arrow files, this is {format}")
+    if columns and format not in WITH_COLUMNS:
+        raise ValueError(f"{path}: columns can be chosen in Parquet, Arrow and JSONL files, this is {format}")
     files = [path] if format == "store" else files_of(path)
     options = {"columns": tuple(columns)} if columns else {}
     kind = FORMATS[format][1] or module_of(format).kind(files[0], **options)

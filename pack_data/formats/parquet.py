@@ -22,23 +22,20 @@ from pack_data.bad_records import BadRecords, Origin
 from pack_data.decoding import one_line, shown
 from pack_data.files import replacing
 from pack_data.formats.records import (
+    DERIVED,
+    EXAMPLE_FIELDS,
     PACK_FIELDS,
     Record,
     RecordError,
     RowWidths,
-    Tokens,
     checked_pack,
     checked_token_pack,
-    example_from_row,
-    integers,
-    predictions_by_weight,
-    single,
+    example_from_columns,
+    tokens_from_columns,
 )
 from pack_data.packages import load_package
 
 ROWS = 1024  # read and written at a time; a row group, so that damage costs few rows
-EXAMPLE_FIELDS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
-DERIVED = ("input_mask", "masked_lm_weights")
 PARQUET_MAGIC, FILE_MAGIC = b"PAR1", b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -224,56 +221,13 @@ class _Lists:
         return self._values[begin:end]
 
 
-def _tokens(row: Dict[str, np.ndarray]) -> Tokens:
-    sizes = {name: len(values) for name, values in row.items()}
-    if len(set(sizes.values())) != 1:
-        raise RecordError(
-            f"columns of different lengths: {', '.join(f'{name} {size}' for name, size in sizes.items())} "
-            "(name the ones to take with --columns)"
-        )
-    mask = row.get("attention_mask")
-    if mask is not None and len(row) > 1:
-        row = {name: values for name, values in row.items() if name != "attention_mask"}
-        if not (mask == 1).all():
-            real = np.flatnonzero(mask)
-            if len(real) and (real[-1] - real[0] + 1 != len(real) or (mask[real] != 1).any()):
-                raise RecordError("attention_mask is not one run of ones between zeros")
-            row = {name: values[real] for name, values in row.items()}
-    for name, values in row.items():
-        if not len(values):
-            raise RecordError(f"{name} is empty, a sequence needs at least one token")
-        if name == "input_ids":
-            integers(name, values)
-        elif values.min() < -(2**31) or values.max() >= 2**31:
-            raise RecordError(f"{name} holds a number that does not fit 32 bits")
-    return row
-
-
-def _example(row: Dict[str, np.ndarray]):
-    if "masked_lm_weights" in row:
-        if len(row["masked_lm_weights"]) != len(row["masked_lm_positions"]):
-            raise RecordError("masked_lm_weights and masked_lm_positions have different lengths")
-        predictions = predictions_by_weight(row["masked_lm_weights"])
-    else:
-        predictions = len(row["masked_lm_positions"])
-    return example_from_row(
-        row["input_ids"],
-        row.get("input_mask"),
-        row["segment_ids"],
-        row["masked_lm_positions"],
-        row["masked_lm_ids"],
-        predictions,
-        single("next_sentence_labels", row["next_sentence_labels"]),
-    )
-
-
 def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
     """The records of one file, in its order."""
     content, own = _kind(path, _schema(path), columns)
     readers: Dict[str, Callable[[Dict[str, np.ndarray]], Any]] = {
         "packs": lambda row: checked_pack(row)[0],
-        "examples": _example,
-        "tokens": _tokens,
+        "examples": example_from_columns,
+        "tokens": tokens_from_columns,
         "token_packs": dict,
     }
     value_of = readers[content]
@@ -371,13 +325,15 @@ def _fields(content: str, first: Record):
 
 
 def _type_of(value: Any):
-    """The Arrow type of a foreign value: an Arrow scalar, an array, a number, or a list of bytes."""
+    """The Arrow type of a foreign value: an Arrow scalar, an array, a number, a text, or a list of bytes."""
     arrow = _arrow()
     if hasattr(value, "as_py"):
         return value.type
     if isinstance(value, np.ndarray):
         return arrow.list_(arrow.from_numpy_dtype(value.dtype))
-    return arrow.from_numpy_dtype(value.dtype) if isinstance(value, np.generic) else arrow.list_(arrow.binary())
+    if isinstance(value, np.generic):
+        return arrow.from_numpy_dtype(value.dtype)
+    return arrow.list_(arrow.binary()) if isinstance(value, list) else arrow.infer_type([value])
 
 
 def _column(field, values: List[Any]):

@@ -24,6 +24,10 @@ from pack_data.sequences import Example
 UNPACKED = {"examples": "examples", "packs": "examples", "tokens": "tokens", "token_packs": "tokens"}
 LARGEST_ID = 2**31 - 1  # a batch is int32
 
+# An unpacked row as columns, and what such a row may have besides.
+EXAMPLE_FIELDS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+DERIVED = ("input_mask", "masked_lm_weights")
+
 S_FIELDS, P_FIELDS, D_FIELDS = PACK_FIELDS[:4], PACK_FIELDS[4:7], PACK_FIELDS[7:]  # by the width of their rows
 
 Pack = Dict[str, np.ndarray]  # the ten fields, int32
@@ -232,6 +236,51 @@ def row_from_example(example: Example, shape: RowWidths) -> Dict[str, np.ndarray
     row["masked_lm_weights"][:predictions] = 1
     row["next_sentence_labels"] = np.array([example.next_sentence_label], np.int32)
     return row
+
+
+def tokens_from_columns(row: Dict[str, np.ndarray]) -> Tokens:
+    """A token sequence out of columns of one length; an attention_mask cuts its padding off. Raises RecordError."""
+    sizes = {name: len(values) for name, values in row.items()}
+    if len(set(sizes.values())) != 1:
+        raise RecordError(
+            f"columns of different lengths: {', '.join(f'{name} {size}' for name, size in sizes.items())} "
+            "(name the ones to take with --columns)"
+        )
+    mask = row.get("attention_mask")
+    if mask is not None and len(row) > 1:
+        row = {name: values for name, values in row.items() if name != "attention_mask"}
+        if not (mask == 1).all():
+            real = np.flatnonzero(mask)
+            if len(real) and (real[-1] - real[0] + 1 != len(real) or (mask[real] != 1).any()):
+                raise RecordError("attention_mask is not one run of ones between zeros")
+            row = {name: values[real] for name, values in row.items()}
+    for name, values in row.items():
+        if not len(values):
+            raise RecordError(f"{name} is empty, a sequence needs at least one token")
+        if name == "input_ids":
+            integers(name, values)
+        elif values.min() < -(2**31) or values.max() >= 2**31:
+            raise RecordError(f"{name} holds a number that does not fit 32 bits")
+    return row
+
+
+def example_from_columns(row: Dict[str, np.ndarray]) -> Example:
+    """An example out of EXAMPLE_FIELDS and those of DERIVED that there are. Raises RecordError."""
+    if "masked_lm_weights" in row:
+        if len(row["masked_lm_weights"]) != len(row["masked_lm_positions"]):
+            raise RecordError("masked_lm_weights and masked_lm_positions have different lengths")
+        predictions = predictions_by_weight(row["masked_lm_weights"])
+    else:
+        predictions = len(row["masked_lm_positions"])
+    return example_from_row(
+        row["input_ids"],
+        row.get("input_mask"),
+        row["segment_ids"],
+        row["masked_lm_positions"],
+        row["masked_lm_ids"],
+        predictions,
+        single("next_sentence_labels", row["next_sentence_labels"]),
+    )
 
 
 # ---- one pack ----------------------------------------------------------------------------------------------------

@@ -93,12 +93,14 @@ def _is_text(path: str) -> bool:
     return name.endswith(_TEXT)
 
 
-def is_file_of_lengths(path: str) -> bool:
-    """Whether the name is that of a file with a length for each sequence: text, or an array.
+def begins_as_histogram(path: str) -> bool:
+    """Whether the first line of a file is that of a CSV histogram."""
+    with open_regular(path, way_out="give a file of lengths") as file:
+        return _is_heading(file.readline(64).decode("utf-8", "replace"))
 
-    A .csv is a histogram here, with its own reader: it may begin with a byte order mark.
-    """
-    return path.endswith(".npy") or (_is_text(path) and not path.lower().endswith(".csv"))
+
+def _is_heading(line: str) -> bool:
+    return line.lstrip("\ufeff").strip().replace(" ", "") == "length,count"
 
 
 def _files(source: str) -> List[str]:
@@ -123,14 +125,13 @@ def _count_part(part: _Part) -> LengthHistogram:
         return histogram if S is None else histogram.with_max_sequence_length(S)
     if os.path.isdir(path):
         return _count_data_set(path, S)
+    if begins_as_histogram(path):  # its name may end in anything
+        histogram = LengthHistogram.from_csv(path, S or LONGEST)
+        return histogram.with_max_sequence_length(S or max(histogram.longest, 1))
     if _is_text(path):
         with _opened(path) as file:
-            is_histogram = file.readline(LONGEST_LINE).strip().replace(" ", "") == "length,count"
-        if is_histogram:
-            if path.lower().endswith(tuple(_OPENERS)):
+            if _is_heading(file.readline(LONGEST_LINE)):
                 raise ValueError(f"{path}: a CSV histogram is read plain; decompress it first")
-            histogram = LengthHistogram.from_csv(path, S or LONGEST)
-            return histogram.with_max_sequence_length(S or max(histogram.longest, 1))
         return _count_blocks(path, _lines(path), S)
     if path.endswith(".npy"):
         lengths = map_array(path, read_header(path, way_out="give a .npy array of lengths")).reshape(-1)
@@ -317,7 +318,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         description="How long the sequences of a data set are, and what packing them can bring.\n\n"
         f"A source is a shipped name ({', '.join(PUBLISHED)}), a packed data set, a CSV 'length,count',\n"
         "a text file with a length in each line (also .gz, .xz, .bz2), a .npy array of lengths, or a TFRecord,\n"
-        "HDF5, Parquet or Arrow file of sequences.  Several sources are counted in parallel and added up.",
+        "HDF5, Parquet, Arrow or JSONL file of sequences.  Several sources are counted in parallel and added up.",
     )
     parser.add_argument("sources", nargs="*", default=[PUBLISHED[0]], metavar="SOURCE", help=f"default {PUBLISHED[0]}")
     parser.add_argument(

@@ -20,7 +20,8 @@ def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE|DIR",
         default=PUBLISHED[0],
         help=f"a shipped histogram ({', '.join(PUBLISHED)}), a CSV file 'length,count', a file with a length a line "
-        f"(.txt, .lengths), an array of lengths (.npy), or a data set's folder; default {PUBLISHED[0]}",
+        "(.txt, .lengths), an array of lengths (.npy), a data set's folder, or a file or folder of sequences "
+        f"(TFRecord, HDF5, Parquet, Arrow, JSONL); default {PUBLISHED[0]}",
     )
     where.add_argument(
         "--synthetic", metavar="SPEC", help="made-up lengths instead, e.g. sample:wikipedia_512,n=1000000; kinds below"
@@ -45,12 +46,13 @@ def histogram_from(args: argparse.Namespace) -> LengthHistogram:
 
 
 def named_histogram(name: str, max_sequence_length: Optional[int] = None) -> LengthHistogram:
-    """The histogram of a `--histogram` option: a shipped name, a data set's folder, or a file of lengths.
+    """The histogram of a `--histogram` option: whatever `pack_data.histogram` takes as a source.
 
-    A file (a CSV histogram `length,count`; a length a line in .txt or .lengths, plain or .gz, .xz, .bz2; an array in
-    .npy) and a folder of such files need max_sequence_length. ValueError, one line, for anything else.
+    Shipped names and data sets know their slots. Any other file (a CSV histogram `length,count`; a length a line in
+    .txt or .lengths, plain or .gz, .xz, .bz2; an array in .npy; sequences in a format of pack_data.formats), or a
+    folder of such files, needs max_sequence_length. ValueError, one line, for anything else.
     """
-    from pack_data.lengths.counting import count, is_file_of_lengths
+    from pack_data.lengths.counting import count
 
     path = Path(name)
     known = name in PUBLISHED or (path / MANIFEST).is_file()
@@ -62,10 +64,7 @@ def named_histogram(name: str, max_sequence_length: Optional[int] = None) -> Len
         raise ValueError(
             f"--histogram {name}: a file of lengths does not say how long a pack is; add --max-sequence-length"
         )
-    if known or path.is_dir() or is_file_of_lengths(name):
-        histogram = count([name], max_sequence_length, workers=1)
-    else:
-        histogram = LengthHistogram.from_csv(name, max_sequence_length or 0)
+    histogram = count([name], max_sequence_length, workers=1)
     if not histogram.sequences:
         raise ValueError(
             f"--histogram {name}: holds no sequence; a CSV file has a line `length,count` for each length that occurs"

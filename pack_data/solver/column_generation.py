@@ -24,6 +24,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 
 _TOLERANCE = 1e-9  # relative; HiGHS solves the linear programmes to about 1e-9
+_ROUNDED = 1e-12  # of a price or a slope; a pack is worth about 1
 _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a block stays in the cache
 _CALL = 3000  # elements that NumPy handles in the time of one call
 # The same for a sliding maximum: a call, and for each element of the table.
@@ -68,17 +69,29 @@ def _pieces(lengths: np.ndarray, prices: np.ndarray) -> List[_Piece]:
         return []
     slopes = np.diff(prices) / np.diff(lengths)
     # Interpolated prices are rounded, so slopes that ought to be equal differ by this much.
-    bends = np.flatnonzero(np.abs(np.diff(slopes)) > 1e-12) + 1
+    bends = np.flatnonzero(np.abs(np.diff(slopes)) > _ROUNDED) + 1
     pieces: List[_Piece] = []
     start = 0
     for bend in (*bends.tolist(), len(lengths) - 1):
         if bend >= start:
-            pieces.append(_Piece(int(lengths[start]), int(lengths[bend]), float(prices[start]), 0.0))
-            if bend > start:
-                slope = (prices[bend] - prices[start]) / (lengths[bend] - lengths[start])
-                pieces[-1] = pieces[-1]._replace(slope=float(slope))
+            _add_straight(pieces, lengths[start : bend + 1], prices[start : bend + 1])
             start = bend + 1
     return pieces
+
+
+def _add_straight(pieces: List[_Piece], lengths: np.ndarray, prices: np.ndarray) -> None:
+    """Adds these lengths as one piece, or as several where small bends of one direction have added up."""
+    longest, slope = len(lengths) - 1, 0.0
+    if longest:
+        slope = float((prices[-1] - prices[0]) / (lengths[-1] - lengths[0]))
+    if longest > 1:
+        off = np.abs(prices - (prices[0] + slope * (lengths - lengths[0])))
+        worst = int(off.argmax())
+        if off[worst] > _ROUNDED:
+            _add_straight(pieces, lengths[: worst + 1], prices[: worst + 1])
+            _add_straight(pieces, lengths[worst + 1 :], prices[worst + 1 :])
+            return
+    pieces.append(_Piece(int(lengths[0]), int(lengths[-1]), float(prices[0]), slope))
 
 
 class PackTables:

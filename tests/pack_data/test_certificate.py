@@ -1,9 +1,12 @@
 """The bound is checked against the true optimum by exhaustive search, and forged certificates are refused."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations_with_replacement
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from scipy.optimize import linprog
 from pack_data.certificate import (
     Certificate,
     best_pack_value,
+    checker,
     divisible_pack_value,
     plain_certificate,
     proven_bound,
@@ -24,6 +28,7 @@ from pack_data.histogram import LengthHistogram
 from pack_data.optimal import pack
 from pack_data.packing import Packing
 from pack_data.proof import prove
+from tests.pack_data.text_corpus import build_small, write_corpus
 
 
 def fewest_packs(lengths, slots, depth):
@@ -232,7 +237,14 @@ def take_field(recipe):
     del recipe["certificate"]["denominator"]
 
 
-@pytest.mark.parametrize("change", [raise_price, raise_bound, drop_price, turn_to_text, take_certificate, take_field])
+def raise_worth(recipe):
+    recipe["accounting"]["lp_bound"] += 1e-6
+
+
+CHANGES = [raise_price, raise_bound, drop_price, turn_to_text, take_certificate, take_field, raise_worth]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_forged_recipe_is_one_line_and_status_2(change, tmp_path, squad, capsys):
     path = tmp_path / "recipe.json"
     squad.save(path)
@@ -245,3 +257,109 @@ def test_a_forged_recipe_is_one_line_and_status_2(change, tmp_path, squad, capsy
 
 def test_a_certificate_survives_json(squad):
     assert Certificate.from_json(json.loads(json.dumps(squad.certificate.to_json()))) == squad.certificate
+
+
+def test_a_packing_made_by_hand_breaks_no_limit_unseen():
+    certificate = Certificate(10, None, (4,), (1,), 2)
+    made = Packing("hand", 10, None, ((4, 4),), (3,), lower_bound=3, lp_bound=3.0, certificate=certificate)
+    assert prove(made).lower_bound == 3
+    for strategies in (((4, 7),), ((40,),), ((0,),)):  # too much, a length above the pack, none
+        with pytest.raises(ValueError, match="hand: strategy"):
+            prove(replace(made, strategies=strategies))
+    with pytest.raises(ValueError, match="ascending in 1..10"):
+        replace(certificate, lengths=(11,))
+    for wrong in ({"denominator": 0}, {"prices": (-1,)}):
+        with pytest.raises(ValueError, match="at least 0, the denominator at least 1"):
+            replace(certificate, **wrong)
+
+
+# ---- that a recipe packs what it is said to ------------------------------------------------------------------------
+
+
+def test_a_recipe_is_held_against_the_histogram(tmp_path, squad, capsys):
+    recipe, table = tmp_path / "recipe.json", tmp_path / "lengths.csv"
+    squad.save(recipe)
+    LengthHistogram.published("squad_1_1_384").to_csv(table)
+    for source in ("squad_1_1_384", str(table)):
+        assert run_main(main, [str(recipe), "--histogram", source]) == 0
+        assert "packs exactly the 88,641 sequences" in capsys.readouterr().out.replace("\n", " ")
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join(lines[:-1]))  # the recipe drops nothing, but the data lacks the longest
+    assert run_main(main, [str(recipe), "--histogram", str(table)]) == 2
+    refused = capsys.readouterr().err
+    assert refused.count("\n") == 1 and "the histogram has 0" in refused and str(recipe) in refused
+
+
+def test_a_data_set_s_own_recipe_packs_its_own_packs(tmp_path, capsys):
+    data = tmp_path / "data"
+    with build_small(write_corpus(tmp_path / "corpus", 10), data, packer="optimal") as store:
+        sequences = store.manifest.sequences
+    assert run_main(main, ["--data", str(data)]) == 0
+    assert f"exactly the {sequences:,} sequences of {data}" in capsys.readouterr().out
+    other = LengthHistogram.from_lengths([5, 7], Packing.load(data / "recipe.json").max_sequence_length)
+    pack(other, max_sequences_per_pack=3).save(tmp_path / "other.json")
+    assert run_main(main, [str(tmp_path / "other.json"), "--data", str(data)]) == 2
+    assert "use the histogram it was made for" in capsys.readouterr().err
+    assert run_main(main, []) == 2
+
+
+# ---- the checker that needs no package -----------------------------------------------------------------------------
+
+
+def checked(packing, counts=None):
+    """None where the checker finds all right, else what it says."""
+    recipe = json.loads(
+        json.dumps(
+            {
+                "accounting": packing.to_json(),
+                "certificate": packing.certificate and packing.certificate.to_json(),
+                "strategies": packing.strategies,
+                "repeats": packing.repeats,
+            }
+        ),
+        parse_float=checker.Fraction,
+    )
+    try:
+        checker.check(recipe, counts)
+    except SystemExit as error:
+        return str(error)
+    return None
+
+
+@given(small_sets)
+def test_the_checker_agrees_with_the_proof(case):
+    slots, lengths, depth = case
+    histogram = LengthHistogram.from_lengths(np.array(lengths, int), slots)
+    packing = pack(histogram, max_sequences_per_pack=depth)
+    counts = {length: lengths.count(length) for length in lengths}
+    assert checked(packing, counts) is None and checked(packing) is None
+    assert "needed; the recipe says" in checked(replace(packing, lower_bound=packing.lower_bound + 1))
+    assert "lp_bound is not" in checked(replace(packing, lp_bound=packing.lp_bound + 1))
+    assert "the histogram has" in checked(packing, {**counts, slots: counts.get(slots, 0) + 1})
+    if any(packing.certificate.prices):
+        dearer = replace(packing.certificate, prices=tuple(8 * slots * each for each in packing.certificate.prices))
+        assert "worth more than 1" in checked(replace(packing, certificate=dearer))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 14), st.integers(1, 30)), min_size=1, max_size=7, unique_by=lambda pair: pair[0]),
+    st.integers(14, 40),
+    st.sampled_from([1, 2, 3, 5, 20, None]),
+)
+def test_the_checker_values_packs_as_the_proof_does(priced, slots, depth):
+    lengths, prices = zip(*priced)
+    assert checker.exactly(priced, slots, depth) == best_pack_value(lengths, prices, slots, depth)
+    assert checker.divisible(priced, slots, depth) == divisible_pack_value(lengths, prices, slots, depth)
+
+
+def test_the_checker_is_short_and_runs_without_any_package(tmp_path, squad):
+    source = Path(checker.__file__)
+    assert len(source.read_text().splitlines()) < 100
+    recipe, table = tmp_path / "recipe.json", tmp_path / "lengths.csv"
+    squad.save(recipe)
+    LengthHistogram.published("squad_1_1_384").to_csv(table)
+    command = [sys.executable, "-I", "-S", "-O", str(source), str(recipe), str(table)]  # -S: no package is found
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    forge(recipe, raise_price)
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 1 and refused.stderr == "wrong: a pack is worth more than 1\n"

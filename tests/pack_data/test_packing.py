@@ -44,6 +44,11 @@ def test_nothing_packed():
     assert "packs" in packing.table()
 
 
+def test_a_bound_of_no_packs_has_no_share():
+    made = Packing("hand", 10, None, ((4,),), (3,), lower_bound=0, lp_bound=0.0)
+    assert "3 packs above it" in made.table()
+
+
 def test_normal_form():
     histogram = LengthHistogram.from_lengths([3, 1, 1, 3, 4], 4)
     packing = Packing.of("hand", histogram, 2, [((1, 3), 1), ((4,), 1), ((3, 1), 1), ((), 5), ((2,), 0)])

@@ -8,6 +8,7 @@ import pytest
 
 from pack_data.command import ArgumentParser
 from pack_data.histogram import PUBLISHED, LengthHistogram
+from pack_data.lengths.counting import count
 from pack_data.lengths.options import add_histogram_arguments, histogram_from, named_histogram
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packers import get_packer
@@ -34,6 +35,18 @@ def test_a_shipped_name_a_file_or_a_specification(table):
     assert found("--histogram", "squad_1_1_384") == LengthHistogram.published("squad_1_1_384")
     assert found("--histogram", table, "--max-sequence-length", "8") == LengthHistogram.from_lengths([3, 3, 8], 8)
     assert found("--synthetic", SPECIFICATION) == synthetic_histogram(SPECIFICATION)
+
+
+def test_whatever_the_command_histogram_takes(tmp_path):
+    """A histogram by its first line, whatever its name; sequences by their content."""
+    for name, start in (("own.csv", "\ufefflength, count"), ("own", "length,count"), ("own.table.txt", "length,count")):
+        (tmp_path / name).write_text(f"{start}\n3,2\n8,1\n", encoding="utf-8")
+        for source in (named_histogram(str(tmp_path / name), 8), count([str(tmp_path / name)], 8)):
+            assert source == LengthHistogram.from_lengths([3, 3, 8], 8)
+    (tmp_path / "lengths.csv").write_text("3\n8\n3\n")
+    (tmp_path / "part.jsonl").write_text("[1, 2, 3]\n[1, 2, 3, 4, 5, 6, 7, 8]\n[4, 5, 6]\n")
+    for name in ("lengths.csv", "part.jsonl"):
+        assert named_histogram(str(tmp_path / name), 8) == LengthHistogram.from_lengths([3, 3, 8], 8)
 
 
 @pytest.mark.parametrize("name", ["own.npy", "own.txt", "own.lengths", "own.txt.gz"])
@@ -69,7 +82,7 @@ def test_a_data_set_knows_its_lengths_and_its_slots(tmp_path):
         ("a.txt", b"3\nlong\n", "a.txt line 2: 'long' is not a length"),
         ("a.txt.gz", b"no archive", "a.txt.gz: cannot be read as text"),
         ("a.txt", b"", "holds no sequence"),
-        ("a.csv", b"3\n8\n", "a histogram starts with the line 'length,count'"),
+        ("a.csv", b"3,2\n8,1\n", "a histogram that starts with the line 'length,count'"),
         ("a.bin", b"\0\1\xff", "a.bin"),
         ("manifest.json", b"{}", "manifest.json"),
     ],

@@ -79,6 +79,19 @@ def test_sliding_windows_bound_the_best_packs(lengths, corners, sequences):
             np.testing.assert_allclose(found, least, atol=1e-9)
 
 
+def test_slopes_that_drift_are_no_line():
+    # Each slope is 5e-13 below the one before it: no bend by itself, but 1e-6 in all over the chord of 2,000 lengths.
+    lengths = np.arange(1, 2001)
+    prices = np.cumsum(1e-3 - 5e-13 * np.arange(2000))
+    pieces = column_generation._pieces(lengths, prices)
+    assert pieces[0].shortest == 1 and pieces[-1].longest == 2000
+    for piece in pieces:
+        inside = (lengths >= piece.shortest) & (lengths <= piece.longest)
+        line = piece.price + piece.slope * (lengths[inside] - piece.shortest)
+        assert np.abs(line - prices[inside]).max() <= 2e-12
+    assert [a.longest + 1 for a in pieces[:-1]] == [b.shortest for b in pieces[1:]]
+
+
 @given(histograms(max_count=40), st.data())
 def test_lengths_without_a_slot_share_a_row(histogram, data):
     # Merging their rows changes neither the optimum nor the rules for prices: compared with the programme of all rows.

@@ -1,0 +1,98 @@
+"""Checks a recipe and its proof with Python alone, no package: `python checker.py RECIPE [HISTOGRAM.csv]`.
+
+Written to be read. It shares no line with the program that made the recipe. What it establishes, in whole numbers:
+
+1. no pack holds more than S tokens or D sequences;
+2. the packs hold exactly the sequences of the histogram, a CSV file `length,count` (without one this is not checked);
+3. no pack that obeys S and D is worth more than 1 at the certificate's prices: each length has a price, in units of
+   1 / denominator. So a packing needs as many packs as all sequences together are worth (weak duality);
+4. `lower_bound` is that number, rounded up, and `lp_bound` that number as a float.
+
+Exit status 0: all hold. 1: the first that does not is printed.
+"""
+
+import csv
+import json
+import sys
+from fractions import Fraction
+
+
+def divisible(priced, S, D):
+    """The best pack if parts of sequences could be packed: at most `rate` for a token, and a sum for each sequence.
+
+    For any rate >= 0 a pack is worth at most rate * S + D * (the most that a price exceeds rate * length).
+    """
+    if D is None:
+        return max((S * price // length for length, price in priced), default=0)
+    corners = [(0, 0)]  # of the least concave function above all prices; the best rate is one of its slopes
+    for length, price in sorted(priced):
+        while len(corners) > 1 and slope(corners[-2], corners[-1]) <= slope(corners[-2], (length, price)):
+            corners.pop()
+        if price > corners[-1][1]:
+            corners.append((length, price))
+    rates = [slope(a, b) for a, b in zip(corners, corners[1:])] + [Fraction(0)]
+    return min(int(rate * S + D * max(price - rate * length for length, price in corners)) for rate in rates)
+
+
+def slope(a, b):
+    return Fraction(b[1] - a[1], b[0] - a[0])
+
+
+def exactly(priced, S, D):
+    """The most valuable pack. best[c]: of at most c tokens, and of at most as many sequences as there were rounds."""
+    best = [0] * (S + 1)
+    if D is None or D * min((length for length, _ in priced), default=1) >= S:
+        for length, price in priced:
+            for tokens in range(length, S + 1):
+                best[tokens] = max(best[tokens], best[tokens - length] + price)
+        return best[S]
+    for _ in range(D):
+        before = best[:]
+        for length, price in priced:
+            best[length:] = map(max, best[length:], (value + price for value in before[: S + 1 - length]))
+    return best[S]
+
+
+def need(holds, otherwise):
+    if not holds:
+        sys.exit(f"wrong: {otherwise}")
+
+
+def check(recipe, counts):
+    said, certificate = recipe["accounting"], recipe["certificate"]
+    S, D, packs = said["max_sequence_length"], said["max_sequences_per_pack"], 0
+    placed: dict = {}  # length -> sequences
+    need(len(recipe["strategies"]) == len(recipe["repeats"]), "strategies and repeats are not as many")
+    for strategy, repeat in zip(recipe["strategies"], recipe["repeats"]):
+        need(sum(strategy) <= S, f"a pack of {sum(strategy)} tokens: {strategy}")
+        need(D is None or len(strategy) <= D, f"a pack of {len(strategy)} sequences: {strategy}")
+        need(repeat > 0 and min(strategy) > 0, f"{repeat} times {strategy}: both are at least 1")
+        packs += repeat
+        for length in strategy:
+            placed[length] = placed.get(length, 0) + repeat
+    need(packs == said["packs"], f"{packs} packs; the recipe says {said['packs']}")
+    for length in sorted({*placed, *counts}) if counts is not None else ():
+        has, wanted = placed.get(length, 0), counts.get(length, 0)
+        need(has == wanted, f"{has} sequences of length {length}; the histogram has {wanted}")
+    need(certificate, "the recipe has no certificate")
+    lengths, prices, one = certificate["lengths"], certificate["prices"], certificate["denominator"]
+    need((certificate["max_sequence_length"], certificate["max_sequences_per_pack"]) == (S, D), "other limits")
+    need(len(lengths) == len(set(lengths)) == len(prices) and min(lengths, default=1) > 0, "one price for each length")
+    need(one > 0 and min(prices, default=0) >= 0, "a price is below 0")
+    priced = [(length, price) for length, price in zip(lengths, prices) if price > 0]
+    need(divisible(priced, S, D) <= one or exactly(priced, S, D) <= one, "a pack is worth more than 1")
+    worth = Fraction(sum(placed.get(length, 0) * price for length, price in zip(lengths, prices))) / one
+    bound = -(-worth.numerator // worth.denominator)
+    need(bound == said["lower_bound"], f"at least {bound} packs are needed; the recipe says {said['lower_bound']}")
+    need(abs(said["lp_bound"] - worth) <= max(1, worth) / 10**12, f"lp_bound is not {float(worth)!r}")
+    return f"right: {packs:,} packs; no packing has fewer than {bound:,}"
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], encoding="utf-8") as file:
+        given = json.load(file, parse_float=Fraction)  # exact
+    histogram = None
+    if len(sys.argv) > 2:
+        with open(sys.argv[2], encoding="utf-8-sig", newline="") as file:
+            histogram = {int(row["length"]): int(row["count"]) for row in csv.DictReader(file)}
+    print(check(given, histogram))

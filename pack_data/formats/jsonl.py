@@ -1,0 +1,144 @@
+"""JSONL with tokenised sequences: an object a line, or a list of token ids alone; plain, or compressed by gzip.
+
+The lists of integers in the first line are the columns, as in Parquet (parquet.py): input_ids, segment_ids,
+masked_lm_positions, masked_lm_ids and next_sentence_labels make pre-training examples, with or without padding,
+input_mask and masked_lm_weights; anything else is token sequences, every such column or the columns named. An
+attention_mask only tells padding. All other fields are foreign. A list alone is the column input_ids.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.bad_records import BadRecords, Origin
+from pack_data.files import check_compressed, open_regular
+from pack_data.formats.records import (
+    DERIVED,
+    EXAMPLE_FIELDS,
+    Record,
+    RecordError,
+    RowWidths,
+    example_from_columns,
+    tokens_from_columns,
+)
+
+_CHUNK = 1 << 20  # bytes of a line that is left out
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20:  # Python 3.8 takes hours for one of millions of digits, and 3.11 refuses it
+        raise RecordError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _row(line: bytes) -> Dict[str, Any]:
+    """The fields of a line; lists of integers as arrays. Raises RecordError."""
+    try:
+        row = json.loads(line.decode(), parse_int=_whole)
+    except RecursionError:
+        raise RecordError("the JSON in it is nested too deeply to be read") from None
+    except RecordError:
+        raise
+    except ValueError as error:
+        raise RecordError(f"not JSON ({error})") from None
+    if isinstance(row, list):
+        row = {"input_ids": row}
+    if not isinstance(row, dict):
+        raise RecordError(f"is a {type(row).__name__}; an object, or a list of token ids, is needed")
+    return {name: _array(value) for name, value in row.items()}
+
+
+def _array(value: Any) -> Any:
+    """A list of integers as an array, one number as one of NumPy; anything else as it is."""
+    if isinstance(value, list) and all(type(each) is int for each in value):
+        try:
+            return np.array(value, np.int64)
+        except OverflowError:
+            raise RecordError("holds a number that does not fit 64 bits") from None
+    return np.int64(value) if type(value) is int and -(2**63) <= value < 2**63 else value
+
+
+def _lines(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
+    """The lines that are not blank. Raises ValueError where compressed data is damaged."""
+    check_compressed(path)
+    try:
+        with open_regular(path, way_out="give a file of JSONL") as raw:
+            file: Any = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
+            number = 0
+            while True:
+                line = file.readline(bad.longest + 1)
+                number += 1
+                if not line:
+                    return
+                origin = Origin(path, number, "line")
+                if len(line) > bad.longest and not line.endswith(b"\n"):
+                    while line and not line.endswith(b"\n"):
+                        line = file.readline(_CHUNK)
+                    bad.add(origin, bad.too_long("it"))
+                elif line.strip():
+                    yield origin, line
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: the compressed file is cut or damaged ({error}); copy it again") from None
+
+
+def _content(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
+    """What the file holds by its first record, and which fields that takes. Raises ValueError."""
+    lists = [name for name, value in row.items() if isinstance(value, np.ndarray)]
+    for name in columns:
+        if name not in lists:
+            raise ValueError(f"{path}: {name} is no list of integers; those are {', '.join(lists) or 'none'}")
+    if columns:
+        mask = ("attention_mask",) if "attention_mask" in lists and "attention_mask" not in columns else ()
+        return "tokens", tuple(columns) + mask
+    if all(name in row for name in EXAMPLE_FIELDS):
+        return "examples", EXAMPLE_FIELDS + tuple(name for name in DERIVED if name in row)
+    if not lists:
+        raise ValueError(
+            f"{path}: no field holds a list of integers; there are {', '.join(row)[:200] or 'none'} "
+            "(text is a corpus: --corpus)"
+        )
+    return "tokens", tuple(lists)
+
+
+def _first(path: str, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
+    problem = "holds no record"
+    for _, line in _lines(path, BadRecords(allowed=2**62)):
+        try:
+            return _content(path, _row(line), columns)
+        except RecordError as error:
+            problem = f"no line of it can be read; the last: {error}"
+    raise ValueError(f"{path}: {problem}; JSONL is needed, an object in each line")
+
+
+def kind(path: str, columns: Sequence[str] = ()) -> str:
+    return _first(path, columns)[0]
+
+
+def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
+    """The records of one file, in its order. Lines count from 1."""
+    own: Tuple[str, ...] = ()
+    value_of: Callable[[Dict[str, Any]], Any] = tokens_from_columns
+    for origin, line in _lines(path, bad):
+        try:
+            row = _row(line)
+            if not own:
+                content, own = _content(path, row, columns)
+                value_of = example_from_columns if content == "examples" else tokens_from_columns
+            for name in own:
+                if not isinstance(row.get(name), (np.ndarray, np.int64)):
+                    raise RecordError(f"{name} is no list of integers, as it is in the first record")
+            value = value_of({name: np.atleast_1d(row[name]) for name in own})
+        except RecordError as error:
+            bad.add(origin, str(error))
+            continue
+        yield Record(origin, value, {name: value for name, value in row.items() if name not in own})
+
+
+def shape(path: str, columns: Sequence[str] = ()) -> RowWidths:
+    """Lines have no common width."""
+    return RowWidths()

@@ -1,0 +1,123 @@
+"""Tokenised JSONL: columns, lists alone, padding, foreign fields, damage, and builds from it."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from pack_data.build import BuildOptions, build_and_report
+from pack_data.formats.detect import detect, open_source
+from pack_data.lengths.counting import count
+from pack_data.lengths.options import named_histogram
+
+ROWS = [
+    {"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "id": 11, "text": "a b"},
+    {"input_ids": [8], "labels": [8], "id": 12, "text": "c"},
+    {"input_ids": [9, 4, 3, 2], "labels": [9, 4, 3, 2], "id": 13, "text": "d"},
+]
+
+
+def write(path, rows):
+    text = "\n\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.name.endswith(".gz") else text.encode())
+    return str(path)
+
+
+def values(source):
+    return [{name: array.tolist() for name, array in record.value.items()} for record in source.read()]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json", "a", "a.jsonl.gz"])
+def test_each_line_is_a_sequence_of_its_integer_lists(tmp_path, name):
+    path = write(tmp_path / name, ROWS)
+    assert detect(path) == "jsonl"
+    source = open_source(path)
+    assert source.kind == "tokens"
+    assert values(source) == [{name: row[name] for name in ("input_ids", "labels")} for row in ROWS]
+    assert [record.foreign["id"] for record in source.read()] == [11, 12, 13]
+    assert values(open_source(path, columns=("labels",))) == [{"labels": row["labels"]} for row in ROWS]
+    assert named_histogram(path, 8) == count([path], 8) and count([path]).counts.tolist() == [0, 1, 0, 1, 1]
+
+
+def test_lists_alone_are_input_ids(tmp_path):
+    path = write(tmp_path / "a.jsonl", [[3, 4], [5]])
+    assert values(open_source(path)) == [{"input_ids": [3, 4]}, {"input_ids": [5]}]
+
+
+def test_an_attention_mask_cuts_padding_off(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"input_ids": [3, 4, 0], "attention_mask": [1, 1, 0]}])
+    assert values(open_source(path)) == [{"input_ids": [3, 4]}]
+
+
+def test_examples_are_known_by_their_fields(tmp_path):
+    row = {
+        "input_ids": [1, 5, 2, 6, 2],
+        "segment_ids": [0, 0, 0, 1, 1],
+        "masked_lm_positions": [3],
+        "masked_lm_ids": [7],
+        "next_sentence_labels": 1,
+    }
+    source = open_source(write(tmp_path / "a.jsonl", [row]))
+    (record,) = source.read()
+    assert source.kind == "examples"
+    assert (record.value.input_ids, record.value.first_segment_length) == ([1, 5, 2, 6, 2], 3)
+    assert (record.value.masked_lm_positions, record.value.next_sentence_label) == ([3], 1)
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ('{"input_ids": [1, 2', "not JSON"),
+        ('"text"', "is a str"),
+        ('{"input_ids": [1, 2.5]}', "input_ids is no list of integers"),
+        ('{"labels": [1]}', "input_ids is no list of integers"),
+        ('{"input_ids": []}', "input_ids is empty"),
+        ('{"input_ids": [-1]}', "input_ids holds -1"),
+        ('{"input_ids": [1%s]}' % ("0" * 30), "a number of 31 digits"),
+        ('{"input_ids": [18446744073709551616]}', "64 bits"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"input_ids": [%s1]}' % ("1, " * 200), "longer than 500 bytes"),
+    ],
+)
+def test_a_bad_line_is_named_and_may_be_left_out(tmp_path, line, words):
+    path = write(tmp_path / "a.jsonl", [{"input_ids": [3]}, line, {"input_ids": [4]}])
+    limit = {"max_record_bytes": 500} if "longer" in words else {}
+    with pytest.raises(ValueError, match=f"a.jsonl: line 3: .*{words}"):
+        values(open_source(path, **limit))
+    source = open_source(path, skip_bad=1, **limit)
+    assert values(source) == [{"input_ids": [3]}, {"input_ids": [4]}] and source.bad.count == 1
+
+
+def test_what_is_no_tokenised_jsonl_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no field holds a list of integers.*--corpus"):
+        open_source(write(tmp_path / "a.jsonl", [{"text": "a b"}]))
+    with pytest.raises(ValueError, match="holds no record"):
+        open_source(write(tmp_path / "b.jsonl", [" "]))
+    with pytest.raises(ValueError, match="text is no list of integers"):
+        open_source(write(tmp_path / "c.jsonl", ROWS), columns=("text",))
+    whole = (tmp_path / "whole.jsonl.gz", tmp_path / "cut.jsonl.gz")
+    write(whole[0], ROWS * 50)
+    whole[1].write_bytes(whole[0].read_bytes()[:-20])
+    with pytest.raises(ValueError, match="cut.jsonl.gz: the compressed file is cut"):
+        values(open_source(str(whole[1])))
+
+
+def test_a_data_set_is_built_from_it(tmp_path):
+    write(tmp_path / "a.jsonl", ROWS)
+    options = BuildOptions(
+        out=tmp_path / "data",
+        source=str(tmp_path / "a.jsonl"),
+        max_sequence_length=8,
+        max_sequences_per_pack=3,
+        packer="optimal",
+    )
+    with build_and_report(options).store as store:
+        batch = store.batch(np.arange(len(store)))
+    kept = sorted(
+        tuple(batch["input_ids"][pack][batch["input_mask"][pack] == number].tolist())
+        for pack in range(len(batch["input_ids"]))
+        for number in range(1, int(batch["input_mask"][pack].max()) + 1)
+    )
+    assert kept == sorted(tuple(row["input_ids"]) for row in ROWS)
+    assert sorted(batch["id"].ravel()[batch["id"].ravel() > 0].tolist()) == [11, 12, 13]
