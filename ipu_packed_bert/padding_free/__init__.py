@@ -1,7 +1,7 @@
-"""Padding-free batches for causal Hugging Face models: collators, a test for leaks, updates by their tokens.
+"""Padding-free batches for causal Hugging Face models: attention, collators, a test for leaks, updates by their tokens.
 
-    from ipu_packed_bert.padding_free import PaddingFreeCollator, check_no_leak
-    check_no_leak(model, longest=2048)
+    from ipu_packed_bert.padding_free import PaddingFreeCollator, use_padding_free
+    use_padding_free(model, longest=2048)                   # an attention that keeps examples apart, checked
     collator = PaddingFreeCollator(model)                   # list of examples -> arguments of the model
 
 A public name is loaded when it is first used, so that the package itself needs neither torch nor Transformers.
@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
+    from ipu_packed_bert.padding_free.choice import use_padding_free
     from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator, PaddingFreeCollator, inputs_for
     from ipu_packed_bert.padding_free.probe import check_no_leak
     from ipu_packed_bert.padding_free.update import UpdateResult, accumulate, mean_loss, take_step
@@ -27,6 +28,7 @@ _PLACES = {
     "inputs_for": "collators",
     "mean_loss": "update",
     "take_step": "update",
+    "use_padding_free": "choice",
 }
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "inputs_for",
     "mean_loss",
     "take_step",
+    "use_padding_free",
 ]
 
 

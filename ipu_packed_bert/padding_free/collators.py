@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.windows import attention_of, ignored_reach, too_long
 from pack_data.batching.collators import Example, collate, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions
@@ -62,7 +63,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     if reach is not None and longest > reach.tokens:
         raise too_long(model, reach, f"an example has {longest} tokens", "shorten the examples")
     kind = attention_of(model)
-    if "flash" in kind:
+    if "flash" in kind or kind == NAME:
         kernel = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
         return {**tensors, **kernel, "max_length_q": longest, "max_length_k": longest}
     mask = same_example(tensors["position_ids"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional
 
+from ipu_packed_bert.padding_free.attention import NAME
+
 
 class Reach(NamedTuple):
     """The smallest window or chunk of all layers."""
@@ -27,7 +29,8 @@ def ignored_reach(model: Any) -> Optional[Reach]:
 
     All layers get one mask, without windows or chunks.  Flash attention gets no mask, and its kernel applies windows.
     """
-    return attention_reach(text_config(model), windows="flash" not in attention_of(model))
+    kind = attention_of(model)
+    return None if kind == NAME else attention_reach(text_config(model), windows="flash" not in kind)
 
 
 def too_long(model: Any, reach: Reach, what: str, way_out: str) -> ValueError:

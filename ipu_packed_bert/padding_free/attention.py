@@ -1,0 +1,400 @@
+"""Attention within each example of a padding-free row, for any model that takes its attention from Transformers.
+
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="padding_free")
+
+Import this module, or any public name of `ipu_packed_bert.padding_free`, before: the name is registered then.  The
+boundaries of the examples are among the model's inputs, as for flash attention: cu_seq_lens_q and cu_seq_lens_k, int32
+[examples + 1].  No mask is made.  Time and memory grow with the squared length of each example, not of the row.
+
+A batch without boundaries, padded or with a cache, is computed as with "sdpa".
+
+Letters: N heads, K heads of keys and values, A width of a head, T tokens of the row, L of one example, n examples.
+"""
+
+from __future__ import annotations
+
+import importlib
+import weakref
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+from torch.nn import functional as F
+
+from ipu_packed_bert.model.blocks import Blocks, attend_in_blocks, blocks_of
+
+NAME = "padding_free"
+
+# Arguments that reach an attention function and do not change what it computes, besides those that are named below.
+_WITHOUT_EFFECT = {
+    "cache_position",
+    "deterministic",
+    "logits_to_keep",
+    "num_items_in_batch",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_embeddings",
+    "position_ids",
+    "return_dict",
+    "seq_idx",
+    "use_cache",
+}
+
+
+class Settings(NamedTuple):
+    """How one layer attends."""
+
+    scale: Optional[float] = None  # None: one over the root of the width
+    dropout: float = 0.0
+    causal: bool = True
+    window: Optional[int] = None  # tokens that a token sees, itself included; None: all earlier ones
+    softcap: Optional[float] = None
+    sinks: Optional[torch.Tensor] = None  # [N], a score that takes a share of each softmax and gives nothing
+
+    @property
+    def scored(self) -> bool:
+        """Whether the scores are needed, which fused kernels do not give."""
+        return self.softcap is not None or self.sinks is not None
+
+
+# ---- one block: examples of the same length
+
+
+def attend_block(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Optional[torch.Tensor], settings: Settings
+) -> torch.Tensor:
+    """query [n, N, L, A], key and value [n, K, L, A] -> [n, N, L, A], each example by itself.
+
+    bias: added to the scores, [n or 1, N or 1, L or 1, L].
+    """
+    length, window = query.shape[2], settings.window
+    if window is None or window >= length:
+        return _attend(query, key, value, _causal(query, key, bias, settings), settings)
+    # A token sees at most `window` tokens: cut the queries, and give each piece the keys that it reaches.
+    step, contexts = max(window, 128), []
+    for begin in range(0, length, step):
+        end, first = min(begin + step, length), max(0, begin - window + 1)
+        behind = torch.arange(begin, end, device=query.device)[:, None] - torch.arange(first, end, device=query.device)
+        seen = (behind >= 0) & (behind < window)
+        added = None
+        if bias is not None:
+            added = (bias if bias.shape[2] == 1 else bias[:, :, begin:end])[..., first:end]
+        mask = _with_bias(seen, added, query)
+        contexts.append(_attend(query[:, :, begin:end], key[:, :, first:end], value[:, :, first:end], mask, settings))
+    return torch.cat(contexts, dim=2)
+
+
+def _causal(
+    query: torch.Tensor, key: torch.Tensor, bias: Optional[torch.Tensor], settings: Settings
+) -> Optional[torch.Tensor]:
+    """The mask of a whole block; None where the kernel needs none."""
+    if bias is None and not settings.scored:
+        return None
+    shape = query.shape[2], key.shape[2]
+    seen = torch.ones(shape, dtype=torch.bool, device=query.device)
+    return _with_bias(seen.tril() if settings.causal else seen, bias, query)
+
+
+def _with_bias(seen: torch.Tensor, bias: Optional[torch.Tensor], query: torch.Tensor) -> torch.Tensor:
+    """The boolean mask, or the bias where it is true and minus infinity elsewhere."""
+    if bias is None:
+        return seen
+    return bias.to(query.dtype).masked_fill(~seen, float("-inf"))
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor], settings: Settings
+) -> torch.Tensor:
+    """mask: boolean or added; None: all, or all earlier keys, as the settings say."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+    if settings.scored:
+        return _scored(query, key, value, mask, settings)
+    causal = settings.causal and mask is None and query.shape[2] > 1
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=settings.dropout, is_causal=causal, scale=settings.scale
+    )
+
+
+def _scored(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor], settings: Settings
+) -> torch.Tensor:
+    """The same, where scores are capped or a sink takes part in the softmax, which is in float32 at least."""
+    scale = query.shape[-1] ** -0.5 if settings.scale is None else settings.scale
+    scores = (query @ key.transpose(2, 3)) * scale
+    if settings.softcap is not None:
+        scores = settings.softcap * torch.tanh(scores / settings.softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    if settings.sinks is not None:
+        sinks = settings.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[2], 1)
+        scores = torch.cat([scores, sinks], dim=3)
+    accurate = torch.promote_types(scores.dtype, torch.float32)
+    shares = torch.softmax(scores, dim=3, dtype=accurate).to(query.dtype)[..., : key.shape[2]]
+    return F.dropout(shares, settings.dropout) @ value
+
+
+# ---- a row: its boundaries, and the kernel or the blocks
+
+_last: Tuple[Any, int, Dict[Optional[int], Blocks]] = (lambda: None, 0, {})  # boundaries, their version, their blocks
+
+
+def _lengths(boundaries: torch.Tensor, chunk: Optional[int]) -> List[int]:
+    """Tokens of each example, or of each of its chunks, whose tokens do not see another chunk."""
+    numbers = boundaries.tolist() if boundaries.dim() == 1 else boundaries[0, 0, 0].tolist()
+    lengths = [end - begin for begin, end in zip(numbers, numbers[1:])]
+    if chunk is None:
+        return lengths
+    return [min(chunk, length - begin) for length in lengths for begin in range(0, length, chunk)]
+
+
+def _blocks(boundaries: torch.Tensor, tokens: int, chunk: Optional[int]) -> Blocks:
+    """Worked out once for all layers: they get the same tensor."""
+    global _last
+    reference, version, found = _last
+    now = -1 if boundaries.is_inference() else boundaries._version
+    if reference() is not boundaries or version != now or now < 0:
+        found = {}
+    if chunk not in found:
+        lengths = _lengths(boundaries, chunk)
+        if sum(lengths) != tokens or min(lengths) < 0:
+            raise ValueError(
+                f"the examples of cu_seq_lens_q have {sum(lengths)} tokens, the row has {tokens}; "
+                f"cu_seq_lens_q must rise from 0 to {tokens}"
+            )
+        found = {**found, chunk: blocks_of(lengths, boundaries.device)}
+        _last = (weakref.ref(boundaries), now, found)
+    return found[chunk]
+
+
+def _kernel(query: torch.Tensor, value: torch.Tensor, settings: Settings) -> Optional[Any]:
+    """The variable-length kernel of torch, where it computes what this layer needs.  It has no dropout."""
+    if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if settings.scored or settings.dropout or query.shape[-1] != value.shape[-1] or query.shape[-1] > 256:
+        return None
+    try:
+        return importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    except (ImportError, AttributeError):
+        return None
+
+
+def attend_row(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    boundaries: torch.Tensor,
+    settings: Settings,
+    *,
+    longest: Optional[int] = None,
+    chunk: Optional[int] = None,
+    bias: Optional[torch.Tensor] = None,
+) -> torch.Tensor:
+    """query [1, N, T, A], key and value [1, K, T, A] -> [1, T, N, A], each example by itself.
+
+    boundaries: int32 [examples + 1], or as `padding_free_mask` gives them.  longest: tokens of the longest example, if
+    known.  chunk: an example is cut into chunks of so many tokens.  bias: added to the scores, [1, N or 1, T or 1, T].
+    """
+    rows = tuple(each[0].transpose(0, 1) for each in (query, key, value))
+    kernel = _kernel(query, value, settings) if bias is None and chunk is None else None
+    if kernel is not None:
+        most = query.shape[2] if longest is None else int(longest)
+        behind = -1 if settings.window is None else settings.window - 1
+        window = (behind, 0 if settings.causal else -1)
+        grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
+        boundaries = boundaries if boundaries.dim() == 1 else boundaries[0, 0, 0].contiguous()
+        context = kernel(*rows, boundaries, boundaries, most, most, scale=settings.scale, window_size=window, **grouped)
+        return context.unsqueeze(0)
+    if bias is not None:
+        return _with_row_bias(rows, bias, _lengths(boundaries, chunk), settings)
+    blocks = _blocks(boundaries, query.shape[2], chunk)
+    return attend_in_blocks(rows, blocks, lambda q, k, v: attend_block(q, k, v, None, settings)).unsqueeze(0)
+
+
+def _with_row_bias(
+    rows: Tuple[torch.Tensor, ...], bias: torch.Tensor, lengths: List[int], settings: Settings
+) -> torch.Tensor:
+    """One example after the other, each with its part of the bias."""
+    contexts, begin = [], 0
+    for length, *pieces in zip(lengths, *(each.split(lengths) for each in rows)):
+        end = begin + length
+        part = bias[..., begin:end] if bias.shape[2] == 1 else bias[:, :, begin:end, begin:end]
+        query, key, value = (piece.transpose(0, 1).unsqueeze(0) for piece in pieces)
+        contexts.append(attend_block(query, key, value, part, settings).transpose(1, 2))
+        begin = end
+    return torch.cat(contexts, dim=1)
+
+
+if hasattr(torch, "compiler") and hasattr(torch.compiler, "disable"):
+    _blocks = torch.compiler.disable(_blocks)  # it reads numbers
+
+
+# ---- what Transformers calls
+
+
+def padding_free_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Optional[torch.Tensor] = None,
+    scaling: Optional[float] = None,
+    dropout: float = 0.0,
+    is_causal: Optional[bool] = None,
+    sliding_window: Optional[int] = None,
+    softcap: Optional[float] = None,
+    s_aux: Optional[torch.Tensor] = None,
+    position_bias: Optional[torch.Tensor] = None,
+    cu_seq_lens_q: Optional[torch.Tensor] = None,
+    cu_seq_lens_k: Optional[torch.Tensor] = None,
+    max_length_q: Optional[int] = None,
+    max_length_k: Optional[int] = None,
+    **others: Any,
+) -> Tuple[torch.Tensor, None]:
+    """query [B, N, T, A], key and value [B, K, T, A] -> context [B, T, N, A] and no weights.
+
+    Raises ValueError for an argument that it does not know, and where boundaries are of another row than this.
+    """
+    name = type(module).__name__
+    unknown = sorted(each for each, given in others.items() if given is not None and each not in _WITHOUT_EFFECT)
+    if unknown:
+        raise ValueError(
+            f'{name} gives its attention {", ".join(unknown)}, which attn_implementation="{NAME}" does not know; '
+            'use another, such as "sdpa"'
+        )
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    settings = Settings(scaling, dropout, causal, None, softcap, s_aux)
+    carried = is_carried(attention_mask)
+    if carried and cu_seq_lens_q is None:
+        cu_seq_lens_q = attention_mask
+    if cu_seq_lens_q is None:
+        return _without_boundaries(query, key, value, attention_mask, position_bias, settings), None
+    if attention_mask is not None and not carried:
+        raise ValueError(
+            f"{name} gets boundaries of examples and an attention_mask of shape {tuple(attention_mask.shape)}; give "
+            "no mask with cu_seq_lens_q, and call the model with use_cache=False"
+        )
+    same = cu_seq_lens_k is None or cu_seq_lens_k is cu_seq_lens_q or torch.equal(cu_seq_lens_k, cu_seq_lens_q)
+    if len(query) != 1 or query.shape[2] != key.shape[2] or not same:
+        raise ValueError(
+            f"{name} gets boundaries with queries of shape {tuple(query.shape)} and keys of {tuple(key.shape)}; "
+            "must be one row, with the same boundaries for both, and without a cache"
+        )
+    kind = layer_kind(module)
+    window, chunk = sliding_window, None
+    if kind is not None and "sliding" in kind and window is None:
+        window = getattr(module.config, "sliding_window", None)
+    if kind is not None and "chunk" in kind:
+        chunk = getattr(module.config, "attention_chunk_size", None)
+    if window is not None and not causal:
+        raise ValueError(f'{name} has a window on both sides, which attn_implementation="{NAME}" does not compute')
+    context = attend_row(
+        query,
+        key,
+        value,
+        cu_seq_lens_q,
+        settings._replace(window=window),
+        longest=max_length_q,
+        chunk=chunk,
+        bias=position_bias,
+    )
+    return context, None
+
+
+def layer_kind(module: torch.nn.Module) -> Optional[str]:
+    """What the configuration calls this layer, such as "sliding_attention"; None where it has no such list."""
+    kinds = getattr(getattr(module, "config", None), "layer_types", None)
+    number = getattr(module, "layer_idx", None)
+    return kinds[number] if kinds is not None and isinstance(number, int) and number < len(kinds) else None
+
+
+def _without_boundaries(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Optional[torch.Tensor],
+    bias: Optional[torch.Tensor],
+    settings: Settings,
+) -> torch.Tensor:
+    """A plain batch, with the mask that Transformers makes for "sdpa", which has the layer's window in it."""
+    tokens, keys = query.shape[2], key.shape[2]
+    if mask is not None:
+        mask = mask[..., :keys]
+    elif settings.causal and tokens == 1:
+        settings = settings._replace(causal=False)  # one new token sees all that are kept
+    elif settings.causal and keys > tokens:
+        key, value = key[:, :, :tokens], value[:, :, :tokens]  # a cache with room that is not in use yet
+    if bias is not None:
+        bias = bias[..., : key.shape[2]]
+        mask = bias.to(query.dtype) + mask if mask is not None and mask.dtype != torch.bool else mask
+        mask = _with_bias(mask, bias, query) if mask is not None and mask.dtype == torch.bool else mask
+    if mask is None:
+        mask = _causal(query, key, bias, settings)
+    return _attend(query, key, value, mask, settings).transpose(1, 2).contiguous()
+
+
+# ---- the mask that is none
+
+
+def padding_free_mask(*args: Any, **keywords: Any) -> Optional[torch.Tensor]:
+    """In place of the mask of a row of several examples: their boundaries, int32 [1, 1, 2, examples + 1], twice.
+
+    Code other than ours cannot take that for a mask: it fits no scores.  Any other batch gets the mask of "sdpa".
+    """
+    function = keywords.get("mask_function")
+    one_row = keywords.get("batch_size") == 1 and keywords.get("attention_mask") is None
+    if one_row and function is not None and not keywords.get("allow_is_causal_skip", True):
+        boundaries = _boundaries_of(function, keywords)
+        if boundaries is not None:
+            return boundaries.expand(1, 1, 2, -1)
+    return _library_mask()(*args, **keywords)
+
+
+def _boundaries_of(function: Any, keywords: Dict[str, Any]) -> Optional[torch.Tensor]:
+    """Where a token does not see the one before it; None where each does.  function: which query sees which key."""
+    tokens = _length_of(keywords, "q")
+    if tokens != _length_of(keywords, "kv") or tokens is None or keywords.get("q_offset", 0):
+        return None
+    positions = keywords.get("cache_position")
+    at = torch.arange(1, tokens, device=keywords.get("device") if positions is None else positions.device)
+    zero = torch.zeros_like(at)
+    seen = function(zero, zero, at, at - 1)
+    starts = at[~seen]
+    if not len(starts):
+        return None
+    return torch.cat([starts.new_zeros(1), starts, starts.new_full((1,), tokens)]).int()
+
+
+def _length_of(keywords: Dict[str, Any], which: str) -> Optional[int]:
+    """Newer versions of Transformers give lengths, older ones positions in a cache."""
+    length = keywords.get(f"{which}_length")
+    positions = keywords.get("cache_position")
+    if length is None and which == "q" and positions is not None:
+        return int(positions.shape[0])
+    return length
+
+
+def is_carried(mask: Any) -> bool:
+    """Whether this is no mask but boundaries, as `padding_free_mask` gives them."""
+    return torch.is_tensor(mask) and mask.dim() == 4 and mask.dtype == torch.int32 and mask.shape[2] == 2
+
+
+def _library_mask() -> Any:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+
+
+def _register() -> bool:
+    """Make the name known to Transformers.  Whether there is one that takes it."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError:
+        return False
+    AttentionInterface.register(NAME, padding_free_attention)
+    AttentionMaskInterface.register(NAME, padding_free_mask)
+    return True
+
+
+REGISTERED = _register()
