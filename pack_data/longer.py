@@ -15,7 +15,7 @@ The rules:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -98,6 +98,12 @@ class Fitted:
     # int64 [pieces]; None where piece i is the beginning of example i
     _example: Optional[np.ndarray] = None
     _start: Optional[np.ndarray] = None
+
+    def beginning(self, piece: int) -> Tuple[int, int]:
+        """The example that one piece is of, and the token at which it begins there."""
+        if self._example is None or self._start is None:
+            return piece, 0
+        return int(self._example[piece]), int(self._start[piece])
 
     @property
     def example(self) -> np.ndarray:

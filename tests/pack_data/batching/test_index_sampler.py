@@ -1,0 +1,154 @@
+"""Batches as lists of numbers: every token of every example once an epoch, on any ranks; stopped and continued."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pack_data.batching.pieces import PieceNumbers, PieceView
+from pack_data.batching.plans import BatchOptions
+from pack_data.batching.sampler import BatchSampler, IndexBatchSampler
+from pack_data.longer import Span
+from tests.batching_ways import MSL, drawn, every_way
+
+
+def tokens_of(lengths):
+    """A data set in which each token is its own number, so that every token of a batch says where it comes from."""
+    begins = np.cumsum(lengths) - lengths
+    return [{"input_ids": np.arange(begin, begin + length)} for begin, length in zip(begins, lengths)]
+
+
+def samplers(way, lengths, ranks, **options):
+    return [IndexBatchSampler(way, lengths, BatchOptions(2, MSL, ranks, 3), rank, **options) for rank in range(ranks)]
+
+
+@every_way
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_every_token_comes_once_an_epoch_and_ranks_have_equal_steps(way, ranks):
+    lengths = drawn(101)
+    dataset, every = tokens_of(lengths), Counter(range(int(lengths.sum())))
+    of_ranks = samplers(way.name, lengths, ranks)
+    dealt = IndexBatchSampler(way.name, lengths, BatchOptions(2, MSL, ranks, 3), rank=None)
+    orders = []
+    for _ in range(2):
+        steps, length = len(of_ranks[0]), len(dealt)
+        batches = [list(sampler) for sampler in of_ranks]
+        assert {len(found) for found in batches} == {steps} and length == steps * ranks
+        view = of_ranks[0].view(dataset)
+        items = [view.__getitems__(batch) for found in batches for batch in found]
+        assert Counter(int(token) for batch in items for item in batch for token in item["input_ids"]) == every
+        assert all(sum(len(item["input_ids"]) for item in batch) <= 2 * MSL for batch in items)
+        # What Accelerate deals out: batch number n goes to rank n % ranks.
+        in_turn = list(dealt)
+        assert [in_turn[rank::ranks] for rank in range(ranks)] == batches
+        orders.append(batches)
+    assert orders[0] != orders[1]
+
+
+@every_way
+def test_the_numbers_are_the_examples_where_none_is_broken(way):
+    """The plain data set is enough then; the batches are those of BatchSampler."""
+    lengths, options = drawn(60), BatchOptions(2, MSL, 2, 3)
+    rows = list(BatchSampler(way.name, lengths, options, rank=1))
+    found = list(IndexBatchSampler(way.name, lengths, options, rank=1))
+    assert all(type(number) is int for batch in found for number in batch)
+    if way.name.startswith("FixedLengthPacking"):
+        assert max(number for batch in found for number in batch) >= len(lengths)  # a plain list raises IndexError
+    else:
+        assert found == [[piece.example for row in batch for piece in row] for batch in rows]
+
+
+@every_way
+def test_stopping_anywhere_and_going_on_gives_the_same_batches(way):
+    lengths = drawn(40)
+
+    def fresh():
+        return samplers(way.name, lengths, 2)[1]
+
+    whole = fresh()
+    epochs = [list(whole), list(whole)]
+    for stop in range(len(epochs[0]) + 1):
+        first = fresh()
+        source = iter(first)
+        assert [next(source) for _ in range(stop)] == epochs[0][:stop]
+        second = fresh()
+        second.load_state_dict(first.state_dict())
+        assert second.state_dict() == first.state_dict() == fresh().state_at(0, stop)
+        second.set_epoch(0)  # as a loop over the epochs does
+        assert list(second) == epochs[0][stop:]
+        assert second.epoch == 1 and list(second) == epochs[1]
+
+
+def test_an_epoch_begins_anew_unless_a_state_was_loaded():
+    sampler = samplers("RandomPacking+PosID", drawn(40), 1)[0]
+    whole = list(samplers("RandomPacking+PosID", drawn(40), 1)[0])
+    source = iter(sampler)
+    next(source)
+    assert list(sampler) == whole and sampler.epoch == 1
+    sampler.set_epoch(0)
+    assert list(sampler) == whole
+    sampler.set_epoch(7)
+    assert sampler.epoch == 7 and len(sampler) == sampler.plan.steps
+
+
+def test_a_state_is_refused_where_its_batches_would_be_others():
+    lengths = drawn(40)
+    sampler = samplers("RandomPacking+PosID", lengths, 2)[0]
+    state = sampler.state_at(2, 3)
+    with pytest.raises(ValueError, match="taken with lengths_crc32"):
+        samplers("RandomPacking+PosID", lengths[::-1].copy(), 2)[0].load_state_dict(state)
+    with pytest.raises(ValueError, match="taken with longer raise, this sampler has drop"):
+        samplers("RandomPacking+PosID", lengths, 2, longer="drop")[0].load_state_dict(state)
+    for name, value in [("epoch", -1), ("step", 1.5), ("step", 10**6)]:
+        with pytest.raises(ValueError, match=name):
+            sampler.load_state_dict({**state, name: value})
+    sampler.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"set_epoch\(0\) after a state in epoch 2 was loaded"):
+        sampler.set_epoch(0)
+
+
+@every_way
+@pytest.mark.parametrize("longer", ["truncate", "split", "drop"])
+def test_longer_examples_are_truncated_split_or_dropped(way, longer):
+    lengths = drawn(50, longest=3 * MSL)
+    dataset, of_ranks = tokens_of(lengths), samplers(way.name, lengths, 2, longer=longer)
+    view = of_ranks[0].view(dataset)
+    items = [view[number]["input_ids"] for sampler in of_ranks for batch in sampler for number in batch]
+    found = Counter(int(token) for ids in items for token in ids)
+    kept = {"truncate": np.minimum(lengths, MSL), "split": lengths, "drop": np.where(lengths > MSL, 0, lengths)}[longer]
+    begins = np.cumsum(lengths) - lengths
+    assert found == Counter(int(begin) + at for begin, count in zip(begins, kept) for at in range(count))
+    assert max(map(len, items)) <= MSL
+    assert of_ranks[0].longer.longer == (lengths > MSL).sum() > 10
+    assert of_ranks[0].longer.lost_tokens == (lengths - kept).sum()
+
+
+def test_longer_examples_are_refused_unless_something_else_is_asked_for():
+    with pytest.raises(ValueError, match="sequence 1 has length 33"):
+        IndexBatchSampler("Multipack+PosID", [3, 33], BatchOptions(1, MSL))
+
+
+def test_a_number_is_its_piece():
+    numbers = PieceNumbers(examples=7, longest=50)
+    pieces = [
+        (example, Span(start, stop)) for example in (0, 6) for start, stop in [(0, 1), (0, 50), (13, 50), (49, 50)]
+    ]
+    pieces += [(example, None) for example in range(7)]
+    found = {numbers.number(*piece): piece for piece in pieces}
+    assert len(found) == len(pieces) and [numbers.number(example, None) for example in range(7)] == list(range(7))
+    assert all((numbers.example(number), numbers.span(number)) == piece for number, piece in found.items())
+
+
+def test_what_has_a_value_a_token_is_cut_and_the_rest_stays():
+    numbers = PieceNumbers(1, 4)
+    example = {"input_ids": [5, 6, 7, 8], "labels": np.arange(4), "text": "four", "name": [1]}
+    item = PieceView([example], numbers)[numbers.number(0, Span(1, 3))]
+    assert item["input_ids"] == [6, 7] and item["labels"].tolist() == [1, 2]
+    assert item["text"] == "four" and item["name"] == [1] and example["input_ids"] == [5, 6, 7, 8]
+
+
+def test_the_view_of_another_data_set_is_refused():
+    with pytest.raises(ValueError, match="has 2 examples, the batch sampler was made for 3"):
+        IndexBatchSampler("Multipack+PosID", [3, 4, 5], BatchOptions(1, MSL)).view([{}, {}])
