@@ -8,7 +8,7 @@ micro-batches on all ranks.  So the update does not depend on how it is cut into
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterable, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
 from torch import distributed
@@ -50,30 +50,37 @@ def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
 def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     """Add the gradients of one update to those of the model.  The result is the same on every rank.
 
-    model: plain, or in DistributedDataParallel, whose mean over ranks is undone here.
-    micro_batches: this rank's share, at least one.  With DistributedDataParallel all ranks have the same number.
+    model: plain, in DistributedDataParallel, or sharded by torch's `fully_shard` (FSDP2).  The mean over ranks that the
+    last two take is undone here.  Every process holds examples of its own.
+    micro_batches: this rank's share, at least one.  Unless the model is plain, all ranks must have the same number:
+    ValueError otherwise, on every rank.
     An update without any predicted token adds nothing: its loss is 0 over 0 tokens.
     """
-    parallel = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
     device = next(model.parameters()).device
+    averaged = _is_averaged(model)
     predicted = torch.stack([supervised(inputs["labels"]) for inputs in micro_batches]).sum()
-    count = predicted.to(device, torch.float64)
-    if parallel:
-        distributed.all_reduce(count)
-    tokens = int(count)
+    own = torch.tensor([0.0, len(micro_batches), len(micro_batches) ** 2], dtype=torch.float64, device=device)
+    own[0] = predicted
+    if ranks > 1:
+        distributed.all_reduce(own)
+    tokens, number, squares = (int(value) for value in own.tolist())
+    if averaged and ranks * squares != number**2:  # the numbers differ, and ranks would wait for each other for ever
+        raise ValueError(
+            f"this rank has {len(micro_batches)} micro-batches, all {ranks} ranks together {number}; give each rank as "
+            "many, empty ones where there is nothing left, as the plans of pack_data.batching do"
+        )
     if not tokens:
         return UpdateResult(0.0, 0)
-    averaged = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-    factor = (distributed.get_world_size() if averaged else 1) / float(tokens)
+    factor = (ranks if averaged else 1) / float(tokens)
     total = torch.zeros((), dtype=torch.float64, device=device)
     for number, inputs in enumerate(micro_batches, start=1):
         # The ranks exchange gradients once an update, in the backward pass of its last micro-batch.
-        waits = averaged and number < len(micro_batches)
-        with model.no_sync() if waits else contextlib.nullcontext():
+        with _without_exchange(model) if number < len(micro_batches) else contextlib.nullcontext():
             loss = loss_sum(model, inputs)
             (loss * factor).backward()
         total += loss.detach()
-    if parallel:
+    if ranks > 1:
         distributed.all_reduce(total)
         if not averaged:
             for parameter in model.parameters():
@@ -81,6 +88,47 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
                     parameter.grad = torch.zeros_like(parameter)
                 distributed.all_reduce(parameter.grad)
     return UpdateResult(float(total) / tokens, tokens)
+
+
+def _shards(model: Any) -> List[Any]:
+    """The modules that torch's `fully_shard` was applied to."""
+    return [module for module in model.modules() if hasattr(module, "set_requires_gradient_sync")]
+
+
+def _is_averaged(model: Any) -> bool:
+    """Whether the backward pass leaves the mean over the ranks in every gradient.
+
+    Raises ValueError for a model that is sharded in part, or in the older way.
+    """
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return True
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ValueError("accumulate does not know FullyShardedDataParallel (FSDP1); shard the model with fully_shard")
+    if not _shards(model):
+        return False
+    plain = [name for name, parameter in model.named_parameters() if not hasattr(parameter, "placements")]
+    if plain:
+        raise ValueError(
+            f"{plain[0]} is not sharded, though other parameters are; call fully_shard on the whole model too"
+        )
+    return True
+
+
+@contextlib.contextmanager
+def _without_exchange(model: Any) -> Iterator[None]:
+    """Backward passes in this block add to the gradients of this rank only."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        with model.no_sync():
+            yield
+        return
+    shards = _shards(model)
+    for shard in shards:
+        shard.set_requires_gradient_sync(False, recurse=False)
+    try:
+        yield
+    finally:
+        for shard in shards:
+            shard.set_requires_gradient_sync(True, recurse=False)
 
 
 def take_step(

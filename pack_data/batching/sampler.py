@@ -114,8 +114,8 @@ class IndexBatchSampler(_Epochs):
 
     lengths: tokens of every example of a map-style data set, integers [examples], the same on every rank.
     rank: None gives the batches of all ranks in turn, step by step.  Accelerate wants this, as it deals them out itself.
-    longer: what becomes of an example of more than max_sequence_length tokens: raise, truncate, split or drop, as in
-    `pack_data.longer`; `sampler.longer` counts and says it.
+    longer: what becomes of an example of more than max_sequence_length tokens, a rule of `pack_data.longer`: raise,
+    truncate, split or drop; `sampler.longer` counts and says it.
 
     A number below the number of examples is a whole example of the data set.  Where examples are cut, by `longer` or by
     a way that breaks them, only `sampler.view(dataset)` knows the numbers.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import pytest
 import torch
@@ -14,7 +13,13 @@ from ipu_packed_bert.padding_free.update import IGNORED, accumulate, loss_sum, m
 from tests.padding_free_models import a_model, alone, some_examples
 from tests.tolerances import assert_same, relative_error
 
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # torch 2.0
+    fully_shard = None
+
 LENGTHS = [9, 2, 12, 5, 3, 11]
+KINDS = ["ddp", "plain"] + ["fully_shard"] * (fully_shard is not None)
 
 
 def gradients(model):
@@ -94,20 +99,33 @@ def test_an_update_without_a_supervised_token_adds_nothing():
     assert all(gradient is None for gradient in gradients(model))
 
 
-def one_rank(rank, port, folder):
-    """Both ways to train on several devices, in one process group: its start is what takes time."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def on_several_devices(kind, model):
+    if kind == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(model)
+    if kind == "fully_shard":
+        for part in [*model.model.layers, model]:
+            fully_shard(part)
+    return model
+
+
+def one_rank(rank, folder):
+    """All ways to train on several devices, in one process group: its start is what takes time."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    for wrapped in (True, False):
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+    for kind in KINDS:
         model = a_model()
-        # 8, 1 + 11 + 4 and 2 + 10 tokens: unequal shares, and without DDP unequal numbers of them.
+        # 8, 1 + 11 + 4 and 2 + 10 tokens: unequal shares, and for the plain model unequal numbers of them.
         shares = micro_batches(model, [1, 4])
-        mine = [shares[:2], shares[2:] + [PaddingFreeCollator(model)([])]] if wrapped else [shares[:1], shares[1:]]
-        result = accumulate(torch.nn.parallel.DistributedDataParallel(model) if wrapped else model, mine[rank])
+        parallel = on_several_devices(kind, model)
+        unequal, empty = [shares[:1], shares[1:]], [PaddingFreeCollator(model)([])]
+        if kind != "plain":
+            with pytest.raises(ValueError, match="all 2 ranks together 3; give each rank as many"):
+                accumulate(parallel, unequal[rank])
+        result = accumulate(parallel, (unequal if kind == "plain" else [shares[:2], shares[2:] + empty])[rank])
+        found = [gradient.full_tensor() if kind == "fully_shard" else gradient for gradient in gradients(model)]
         torch.save(
-            {"loss": result.loss, "tokens": result.supervised_tokens, "gradients": gradients(model)},
-            folder / f"{rank}-{wrapped}.pt",
+            {"loss": result.loss, "tokens": result.supervised_tokens, "gradients": found}, folder / f"{rank}-{kind}.pt"
         )
     torch.distributed.destroy_process_group()
 
@@ -115,14 +133,24 @@ def one_rank(rank, port, folder):
 def test_two_ranks_make_the_update_of_one(tmp_path):
     single = a_model()
     expected = accumulate(single, micro_batches(single, []))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    multiprocessing.spawn(one_rank, (port, tmp_path), nprocs=2)
+    multiprocessing.spawn(one_rank, (tmp_path,), nprocs=2)
     files = sorted(tmp_path.glob("*.pt"))
-    assert len(files) == 4
+    assert len(files) == 2 * len(KINDS)
     for path in files:
         found = torch.load(path, weights_only=True)
         assert found["loss"] == pytest.approx(expected.loss, rel=1e-12)
         assert found["tokens"] == expected.supervised_tokens
         assert_same(found=found["gradients"], expected=gradients(single), dtype=torch.float64)
+
+
+def test_a_model_that_is_sharded_in_part_or_in_the_older_way_is_refused():
+    class FullyShardedDataParallel(torch.nn.Linear):
+        """By the name of torch's class."""
+
+    class Shard(torch.nn.Linear):
+        def set_requires_gradient_sync(self, on, *, recurse=True):
+            """As FSDP2 gives it to a module."""
+
+    for part, reason in [(FullyShardedDataParallel(2, 2), "shard the model with fully_shard"), (Shard(2, 2), "weight")]:
+        with pytest.raises(ValueError, match=reason):
+            accumulate(torch.nn.Sequential(part), [{"labels": torch.zeros(1, 2)}])
