@@ -227,15 +227,25 @@ class RunConfig:
     nonfinite_patience: int = setting(10, "skipped updates in a row that end the run", minimum=1)
 
 
-def training_stages(layers_per_ipu: Sequence[int]) -> int:
+def training_stages(layers_per_ipu: Sequence[int], *, heads_return: bool = True) -> int:
     """Stages of a training pipeline: 2 f - 1 with f forward stages.
 
-    A forward stage is a run of blocks on one IPU; the heads return to the first IPU, where the embedding table is, so
-    four IPUs have 5 forward stages and 9 in training.
+    A forward stage is a run of blocks on one IPU. heads_return: the heads are on the first IPU, where the embedding
+    table is, as in pre-training, so that four IPUs have 5 forward stages and 9 in training; otherwise 4 and 7.
     """
     later = sum(1 for layers in layers_per_ipu[1:] if layers)
-    forward = later + 2 if later else 1
+    forward = 1 + later + bool(later and heads_return)
     return 2 * forward - 1
+
+
+def mask_columns(model: ModelConfig, depth: int) -> int:
+    """Columns that the product mask adds to query and key, for packs of up to ``depth`` sequences and padding.
+
+    Two for each binary digit of a sequence's number (``model/products.py``), and as many more as make the inner
+    dimension of the score product a multiple of 16, the channels that a pass of the IPU's matrix unit takes.
+    """
+    head = model.hidden_size // model.num_heads
+    return -(-(head + 2 * depth.bit_length()) // 16) * 16 - head
 
 
 class Change(NamedTuple):
@@ -341,6 +351,21 @@ class Config:
         """Micro-batches of all replicas in one update."""
         return self.accumulation(packing_factor) * self.placement.replicas
 
+    def check_for_ipus(self, packing_factor: float) -> None:
+        """Raise ConfigError for what IPUs do not have, and for an update that does not fill their pipeline."""
+        check_on_ipus(self)
+        check_accumulation(self, packing_factor)
+        if self.batch.device_iterations != 1:
+            raise ConfigError(
+                f"{self.path}: batch.device_iterations is {self.batch.device_iterations}; must be 1 on IPUs, where a "
+                "step is one call and one weight update"
+            )
+
+    def on_replicas(self, replicas: int) -> str:
+        """The --set options for fewer replicas, with as many packs in an update."""
+        accumulation = -(-self.batch.gradient_accumulation * self.placement.replicas // replicas)
+        return replicas_options(replicas) + f" --set batch.gradient_accumulation={accumulation}"
+
     def packs_per_update(self, packing_factor: float) -> int:
         """Packs in one global batch, the rows of one ``Engine.step``."""
         return self.micro_batches_per_update(packing_factor) * self.batch.micro_batch
@@ -355,13 +380,8 @@ class Config:
         return self.optimizer.beta1**power, self.optimizer.beta2**power
 
     def mask_columns(self, depth: int) -> int:
-        """Columns that the product mask adds to query and key, for packs of up to ``depth`` sequences and padding.
-
-        Two for each binary digit of a sequence's number (``model/products.py``), and as many more as make the inner
-        dimension of the score product a multiple of 16, the channels that a pass of the IPU's matrix unit takes.
-        """
-        head = self.model.hidden_size // self.model.num_heads
-        return -(-(head + 2 * depth.bit_length()) // 16) * 16 - head
+        """As :func:`mask_columns`."""
+        return mask_columns(self.model, depth)
 
     @property
     def sections(self) -> Dict[str, Any]:
@@ -570,12 +590,6 @@ def _rules(config: Config) -> List[Tuple[str, Any, str]]:
     depth = "null (unlimited)" if data.max_sequences_per_pack is None else data.max_sequences_per_pack
     slots, predictions = data.max_sequence_length, config.predictions_per_sequence
     layers, stages = placement.layers_per_ipu, config.pipeline_stages
-    proportions = len(placement.available_memory_proportion)
-    each_ipu = f"must have one for each of the {placement.ipus_per_replica} IPUs of a replica"
-    ipus = (
-        f"placement.replicas x placement.ipus_per_replica is {placement.replicas} x {placement.ipus_per_replica}"
-        f" = {config.ipus}"
-    )
     return [
         (
             "data.packer data.max_sequences_per_pack",
@@ -609,10 +623,44 @@ def _rules(config: Config) -> List[Tuple[str, Any, str]]:
             f"placement.layers_per_ipu places {sum(layers)} layers, model.num_layers is {model.num_layers}; "
             "change one of them",
         ),
+        *engine_rules(engine, placement),
+        (
+            "placement.embedding_serialization_factor model.vocabulary_size",
+            model.vocabulary_size % placement.embedding_serialization_factor != 0,
+            f"placement.embedding_serialization_factor is {placement.embedding_serialization_factor}; must divide "
+            f"model.vocabulary_size, {model.vocabulary_size}",
+        ),
+        (
+            "batch.gradient_accumulation placement.layers_per_ipu",
+            batch.gradient_accumulation < stages,
+            f"batch.gradient_accumulation is {batch.gradient_accumulation}; must be at least the {stages} stages of "
+            "the training pipeline",
+        ),
+        (
+            "run.steps optimizer.schedule_steps",
+            config.run.steps > config.schedule_steps and config.optimizer.schedule != "constant",
+            schedule_too_short(f"run.steps is {config.run.steps}", config.run.steps, config.schedule_steps),
+        ),
+        (
+            "run.evaluate_every data.held_out data.evaluation_directory",
+            config.run.evaluate_every and config.evaluation_directory is None,
+            f"run.evaluate_every is {config.run.evaluate_every}; needs held-out data: set data.held_out above 0 and "
+            f"build with `{config.build_line()}`, or name a data set in data.evaluation_directory",
+        ),
+        *(rules_on_ipus(config) if engine.kind == "ipu" else ()),
+    ]
+
+
+def engine_rules(engine: EngineConfig, placement: PlacementConfig) -> List[Tuple[str, Any, str]]:
+    """As :func:`_rules`, of these two sections alone, whatever is trained."""
+    layers, proportions = len(placement.layers_per_ipu), len(placement.available_memory_proportion)
+    each_ipu = f"must have one for each of the {placement.ipus_per_replica} IPUs of a replica"
+    ipus = placement.replicas * placement.ipus_per_replica
+    return [
         (
             "placement.layers_per_ipu placement.ipus_per_replica",
-            len(layers) != placement.ipus_per_replica,
-            f"placement.layers_per_ipu has {len(layers)} values; {each_ipu}",
+            layers != placement.ipus_per_replica,
+            f"placement.layers_per_ipu has {layers} values; {each_ipu}",
         ),
         (
             "placement.available_memory_proportion placement.ipus_per_replica",
@@ -621,25 +669,14 @@ def _rules(config: Config) -> List[Tuple[str, Any, str]]:
         ),
         (
             "placement.replicas placement.ipus_per_replica",
-            config.ipus & (config.ipus - 1) != 0,
-            f"{ipus}; must be a power of two",
-        ),
-        (
-            "placement.embedding_serialization_factor model.vocabulary_size",
-            model.vocabulary_size % placement.embedding_serialization_factor != 0,
-            f"placement.embedding_serialization_factor is {placement.embedding_serialization_factor}; must divide "
-            f"model.vocabulary_size, {model.vocabulary_size}",
+            ipus & (ipus - 1) != 0,
+            f"placement.replicas x placement.ipus_per_replica is {placement.replicas} x {placement.ipus_per_replica}"
+            f" = {ipus}; must be a power of two",
         ),
         (
             "placement.replicated_tensor_sharding placement.replicas",
             placement.replicated_tensor_sharding and placement.replicas == 1,
             "placement.replicated_tensor_sharding is true; must be false with one replica",
-        ),
-        (
-            "batch.gradient_accumulation placement.layers_per_ipu",
-            batch.gradient_accumulation < stages,
-            f"batch.gradient_accumulation is {batch.gradient_accumulation}; must be at least the {stages} stages of "
-            "the training pipeline",
         ),
         (
             "engine.ipu_model engine.offline_export",
@@ -653,23 +690,11 @@ def _rules(config: Config) -> List[Tuple[str, Any, str]]:
             "engine.executable names a program compiled without a device; engine.offline_export must be null, "
             "engine.ipu_model false, and engine.log_cycles false: such a program runs on IPUs and counts no cycles",
         ),
-        (
-            "run.steps optimizer.schedule_steps",
-            config.run.steps > config.schedule_steps and config.optimizer.schedule != "constant",
-            schedule_too_short(f"run.steps is {config.run.steps}", config.run.steps, config.schedule_steps),
-        ),
-        (
-            "run.evaluate_every data.held_out data.evaluation_directory",
-            config.run.evaluate_every and config.evaluation_directory is None,
-            f"run.evaluate_every is {config.run.evaluate_every}; needs held-out data: set data.held_out above 0 and "
-            f"build with `{config.build_line()}`, or name a data set in data.evaluation_directory",
-        ),
-        *(_rules_on_ipus(config) if engine.kind == "ipu" else ()),
     ]
 
 
-def _rules_on_ipus(config: Config) -> List[Tuple[str, Any, str]]:
-    """As :func:`_rules`, where IPUs make the updates."""
+def rules_on_ipus(config: Any) -> List[Tuple[str, Any, str]]:
+    """As :func:`_rules`, where IPUs make the updates; ``config`` is that of any task."""
     bound = config.optimizer.max_gradient_norm
     return [
         (
@@ -686,11 +711,17 @@ def _rules_on_ipus(config: Config) -> List[Tuple[str, Any, str]]:
     ]
 
 
-def check_on_ipus(config: Config) -> None:
-    """Raise ConfigError, with every problem, for settings that IPUs do not have."""
-    problems = broken_rules(_rules_on_ipus(config))
+def check_on_ipus(config: Any) -> None:
+    """Raise ConfigError, with every problem, for settings of any task that IPUs do not have."""
+    problems = broken_rules(rules_on_ipus(config))
     if problems:
         raise ConfigError(problems_message(config.path, problems))
+
+
+def replicas_options(replicas: int) -> str:
+    """The --set options for so many replicas."""
+    alone = " --set placement.replicated_tensor_sharding=false" if replicas == 1 else ""
+    return f"--set placement.replicas={replicas}{alone}"
 
 
 def schedule_too_short(setting: str, steps: int, schedule_steps: int) -> str:

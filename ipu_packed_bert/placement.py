@@ -1,9 +1,10 @@
 """Which block of the network sits on which IPU of a replica, as data; an engine applies it from outside the model.
 
-Embeddings and heads share the first IPU, because the vocabulary projection uses the embedding table and tied weights
-must not be on two IPUs; the encoder's layers follow `placement.layers_per_ipu`.  A pipeline stage is a run of blocks
-on one IPU, so four IPUs make five forward stages (0, 1, 2, 3 and 0 again) and nine in training: every stage but the
-last also runs backwards.
+The embeddings are on the first IPU; the encoder's layers follow `placement.layers_per_ipu`.  Pre-training's heads are
+on the first IPU too, because the vocabulary projection uses the embedding table and tied weights must not be on two
+IPUs; the heads of other tasks are where the last layer is.  A pipeline stage is a run of blocks on one IPU, so four
+IPUs make five forward stages in pre-training (0, 1, 2, 3 and 0 again) and nine with the backward pass, in fine-tuning
+four and seven: every stage but the last also runs backwards.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Part(NamedTuple):
 
     name: str
     module: str  # path inside the network
+    with_table: bool = False  # on the first IPU, where the embedding table is; otherwise where the last layer is
 
 
 class Block(NamedTuple):
@@ -57,10 +59,10 @@ def place(placement: PlacementConfig, heads: Sequence[Part]) -> Placement:
     heads: the parts of the task's network after the encoder.
     """
     blocks = [Block("embeddings", "bert.embeddings", 0)]
-    layer = 0
+    layer = last = 0
     for ipu, layers in enumerate(placement.layers_per_ipu):
         for _ in range(layers):
             blocks.append(Block(f"layer {layer}", f"bert.encoder.layer.{layer}", ipu))
-            layer += 1
-    blocks += [Block(head.name, head.module, 0) for head in heads]
+            layer, last = layer + 1, ipu
+    blocks += [Block(head.name, head.module, 0 if head.with_table else last) for head in heads]
     return Placement(tuple(blocks), placement.ipus_per_replica)

@@ -10,13 +10,13 @@ import shutil
 import sys
 import zlib
 from pathlib import Path
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from ipu_packed_bert.checkpoint import Checkpoint, load_newest, vocabulary_of_run
 from ipu_packed_bert.config import ConfigError, schedule_too_short
-from ipu_packed_bert.engine import EngineChoice, build_engine
+from ipu_packed_bert.engine import EngineChoice, build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.engine.host import saved_by
 from ipu_packed_bert.hugging_face import merged, write_folder
@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
     start: Start
     task: ExampleTask
     engine: Engine
-    batches: GlobalBatches
+    batches: Any  # GlobalBatches, read in the way that suits the engine
     steps: int  # 0: no training
     fresh: Tuple[str, ...]  # weights that the checkpoint didn't have
 
@@ -58,17 +58,19 @@ def prepare(config: FinetuneConfig, *, former: Optional[FinetuneConfig] = None, 
             "run.export is true; that needs the package safetensors: pip install safetensors, or --set run.export=false"
         )
 
+    # A network of full size takes hours on the simulated device, so that this has to be asked for.
+    choice = choose_engine(config, simulated=False)
     start = find_start(config)
+    config = on_engine(config, choice).for_model(start.model, ipus=choice.kind != "host")
     task = task_class(config.task.name)(config, Tokenizer(start.vocabulary), start.model, start.labels)
     packs = task.packs
     factor = packs.packing.packing_factor
     config = config.with_micro_batch(factor)
-    share = processes.rank, processes.size
-    batches = GlobalBatches(packs, task.layout(config, factor), held_out=task.evaluation_packs, share=share)
     steps = 0
     if task.training_packs is not None:
-        steps = config.run.epochs * batches.updates_per_epoch
-        config = with_schedule(config, former, batches.updates_per_epoch)
+        updates_per_epoch = -(-len(packs) // config.packs_per_update(factor))
+        steps = config.run.epochs * updates_per_epoch
+        config = with_schedule(config, former, updates_per_epoch)
     processes.refuse_differences(
         {
             **flat(config.as_dict()),
@@ -77,7 +79,6 @@ def prepare(config: FinetuneConfig, *, former: Optional[FinetuneConfig] = None, 
             "torch": torch.__version__,
         }
     )
-    choice = EngineChoice("host", "fine-tuning runs on the host engine")
     engine = build_engine(config, task, choice, packing_factor=factor, processes=processes)
     state = engine.state()
     weights, loaded = merged(state["model"], start.weights)
@@ -88,7 +89,17 @@ def prepare(config: FinetuneConfig, *, former: Optional[FinetuneConfig] = None, 
         )
     engine.load_state({**state, "model": weights})
     refuse_other_weights(engine)
+    batches = engine.feed(
+        GlobalBatches(packs, task.layout(config, factor), held_out=task.evaluation_packs, share=engine.share)
+    )
     return Prepared(config, start, task, engine, batches, steps, loaded.fresh if start.weights else ())
+
+
+def on_engine(config: FinetuneConfig, choice: EngineChoice) -> FinetuneConfig:
+    """The configuration as it runs on this engine, which is written down: a resumed run goes on where it began."""
+    kind = "host" if choice.kind == "host" else "ipu"
+    engine = dataclasses.replace(config.engine, kind=kind, ipu_model=choice.kind == "ipu_model")
+    return dataclasses.replace(config, engine=engine)
 
 
 def refuse_other_weights(engine: Engine) -> None:
@@ -149,7 +160,6 @@ def fine_tune(
     `resumed` goes on in the folder `out`, where a finished run is evaluated again.
     """
     config, start, task, engine, batches, steps, _ = prepared
-    processes = engine.processes
     first_step = 0
     saved: Tuple[Tuple[str, int], ...] = ()
     changes = Changes()
@@ -175,7 +185,7 @@ def fine_tune(
                 log.evaluation(outcome.step, found)
         return outcome
 
-    if processes.rank:  # rank 0 writes for all
+    if engine.share[0]:  # the first process writes for all
         return trained(SilentLog(), None).status
     packing = task.packs.packing
     data = {

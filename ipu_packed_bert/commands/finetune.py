@@ -98,4 +98,8 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
     with contextlib.closing(prepared.engine), contextlib.closing(prepared.batches):
         if prepared.steps:
             prepared.engine.compile(prepared.batches.first())
+        if config.engine.offline_export:
+            file = config.engine.offline_export
+            print(f"compiled  {file}; where the IPUs are: --set engine.executable={file}, with {file}.json beside it")
+            return 0
         return fine_tune(prepared, args.resume or args.out, resumed=former_run, progress=args.progress)

@@ -5,9 +5,8 @@ The modules that need a device's software are imported only in the branch that u
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
-from ipu_packed_bert.config import Config
 from ipu_packed_bert.processes import ONE, Processes
 from ipu_packed_bert.tasks.task import Task
 
@@ -38,9 +37,10 @@ def _ipu_modules():
     return devices, engine
 
 
-def choose_engine(config: Config) -> EngineChoice:
+def choose_engine(config: Any, *, simulated: bool = True) -> EngineChoice:
     """What `engine.kind` means on this machine: IPU hardware, else the Poplar IPU Model, else CUDA, else the CPU.
 
+    config: of any task. simulated: whether `auto` may take an IPU Model that nobody asked for.
     Raises ValueError, in one line, where the configuration insists on IPUs and there are none, and where IPUs are
     attached but too few: a run that was meant for hardware is not simulated, which would take months.
     """
@@ -54,7 +54,7 @@ def choose_engine(config: Config) -> EngineChoice:
         # A package that is there but does not load (built for another torch, say) is not the same as none.
         missing = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "poptorch"
         return _host(config, "no Poplar SDK here" if missing else str(error.__cause__))
-    found = devices.find_device(config)
+    found = devices.find_device(config, simulated=simulated)
     if found is not None:
         return EngineChoice(found.kind, found.reason, found)
     if config.engine.kind == "ipu":
@@ -65,7 +65,7 @@ def choose_engine(config: Config) -> EngineChoice:
     return _host(config, "the Poplar SDK is here but no IPU is attached")
 
 
-def _host(config: Config, why: str) -> EngineChoice:
+def _host(config: Any, why: str) -> EngineChoice:
     from ipu_packed_bert.engine.host.devices import device_name, find_device
 
     device = find_device(config.engine)
@@ -73,7 +73,7 @@ def _host(config: Config, why: str) -> EngineChoice:
     return EngineChoice("host", f"host engine on {where}: {why}", cuda=device.type == "cuda")
 
 
-def build_engine(config, task: Task, choice: EngineChoice, *, packing_factor: float, processes: Processes = ONE):
+def build_engine(config: Any, task: Task, choice: EngineChoice, *, packing_factor: float, processes: Processes = ONE):
     """The engine that `choose_engine` picked, for batches of `task`.
 
     Raises ValueError where torchrun started several processes and the engine is that of IPUs.

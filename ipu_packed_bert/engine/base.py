@@ -42,12 +42,13 @@ class Gradients(NamedTuple):
     by_name: Dict[str, torch.Tensor]  # copies, by the names of the parameters
 
 
-def micro_batches(task: Task, batch: Batch, micro_batch: int) -> int:
+def micro_batches(task: Task, batch: Batch, micro_batch: int, fields: Optional[Tuple[str, ...]] = None) -> int:
     """Micro-batches of a global batch.
 
-    Raises ValueError where a field is missing or the packs do not divide into micro-batches.
+    Raises ValueError where one of `fields`, by default all of the task's, is missing or the packs do not divide into
+    micro-batches.
     """
-    task.check(batch)
+    task.check(batch, fields)
     packs = batch["input_ids"].shape[0]
     if packs == 0 or packs % micro_batch:
         raise ValueError(

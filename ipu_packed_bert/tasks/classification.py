@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -49,9 +49,7 @@ class PackedBertForSequenceClassification(PackedBert):
         self.classifier = nn.Linear(model.hidden_size, classes)
         initialise(self, model.initializer_range)
 
-    def predictions(
-        self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD, *_
-    ) -> torch.Tensor:
+    def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD) -> torch.Tensor:
         """[B, D, C]; of sequences that are not there finite, and without meaning.  At least float32."""
         hidden_BSH = self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         logits_BDC = self.classifier(self.dropout(self.bert.pooler(self.first_slots(hidden_BSH, cls_positions_BD))))
@@ -102,6 +100,7 @@ class ClassificationTask(ExampleTask):
         "labels",
         "scale",
     )
+    prediction_fields = (*ExampleTask.prediction_fields, "cls_positions")
     heads: Tuple[Part, ...] = (Part("pooler", "bert.pooler"), Part("classifier", "classifier"))
     of_slots = False
 
@@ -156,6 +155,10 @@ class ClassificationTask(ExampleTask):
         return PackedBertForSequenceClassification(
             self.model, classes=max(1, len(self.labels)), kind=self.kind, attention=attention
         )
+
+    @property
+    def program_facts(self) -> Mapping[str, Any]:
+        return {"task.name": self.kind, "labels": len(self.labels)}
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         logits, threshold = np.stack(outputs), self._columns.threshold

@@ -166,6 +166,7 @@ class ExampleTask(Task):
         Metric("accuracy", "correct", "sequences"),
     )
     losses = ("loss",)
+    prediction_fields: Tuple[str, ...] = ("input_ids", "input_mask", "segment_ids", "positions")
     of_slots: bool  # whether predictions are of slots [B, S, ...] or of sequences [B, D, ...]
 
     training: Optional[Inputs] = None

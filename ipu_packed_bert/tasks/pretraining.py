@@ -47,8 +47,10 @@ class Pretraining(Task):
 
     @property
     def heads(self) -> Tuple[Part, ...]:
-        next_sentence = (Part("pooler", "bert.pooler"), Part("NSP head", "cls.seq_relationship"))
-        return (Part("MLM head", "cls.predictions"),) + (next_sentence if self._loss.next_sentence else ())
+        parts = [("MLM head", "cls.predictions")]
+        if self._loss.next_sentence:
+            parts += [("pooler", "bert.pooler"), ("NSP head", "cls.seq_relationship")]
+        return tuple(Part(name, module, with_table=True) for name, module in parts)
 
     def network(self, attention: str) -> PackedBertForPreTraining:
         from ipu_packed_bert.model.packed import PackedBertForPreTraining

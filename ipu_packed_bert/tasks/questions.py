@@ -54,7 +54,7 @@ class PackedBertForQuestionAnswering(PackedBert):
         self.qa_outputs = nn.Linear(model.hidden_size, 2)
         initialise(self, model.initializer_range)
 
-    def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, *_) -> torch.Tensor:
+    def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS) -> torch.Tensor:
         """[B, S, 2]: of every slot to be the start and the end of its sequence's answer; at least float32."""
         logits_BS2 = self.qa_outputs(self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS))
         return logits_BS2 if logits_BS2.dtype == torch.float64 else logits_BS2.float()

@@ -1,6 +1,7 @@
 """The configuration of a fine-tuning run: sections, defaults, rules between settings, and batch arithmetic.
 
-The section `engine` and the reader are those of pre-training (`ipu_packed_bert.config`, `ipu_packed_bert.settings`).
+The sections `engine` and `placement` and the reader are those of pre-training (`ipu_packed_bert.config`,
+`ipu_packed_bert.settings`).
 Loads no torch.
 """
 
@@ -14,7 +15,18 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Ty
 
 import yaml
 
-from ipu_packed_bert.config import PRETRAINING, SCHEDULES, EngineConfig
+from ipu_packed_bert.config import (
+    PRETRAINING,
+    SCHEDULES,
+    EngineConfig,
+    ModelConfig,
+    PlacementConfig,
+    check_on_ipus,
+    engine_rules,
+    replicas_options,
+    rules_on_ipus,
+    training_stages,
+)
 from ipu_packed_bert.settings import FILE, ConfigError, SettingsReader, annotated, as_tree, load_yaml, peek, setting
 from pack_data.packers import PACKERS, packs_at_depth
 
@@ -140,7 +152,7 @@ class FinetuneBatch:
     """An update in sequences, on which learning depends; a forward pass in rows, on which memory depends."""
 
     sequences_per_update: int = setting(32, "about: whole packs", minimum=1)
-    micro_batch: int = setting(4, "rows in one forward pass, at most", minimum=1)
+    micro_batch: int = setting(4, "rows in one forward pass of one replica, at most", minimum=1)
 
 
 @dataclass(frozen=True)
@@ -169,6 +181,7 @@ _SECTIONS = {
     "optimizer": FinetuneOptimizer,
     "batch": FinetuneBatch,
     "engine": EngineConfig,
+    "placement": PlacementConfig,
     "run": FinetuneRun,
 }
 
@@ -187,6 +200,7 @@ class FinetuneConfig:
     optimizer: FinetuneOptimizer = FinetuneOptimizer()
     batch: FinetuneBatch = FinetuneBatch()
     engine: EngineConfig = EngineConfig()
+    placement: PlacementConfig = PlacementConfig()
     run: FinetuneRun = FinetuneRun()
     path: str = field(default="config", compare=False)  # where it came from, for messages
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
@@ -207,19 +221,72 @@ class FinetuneConfig:
         """Whether a pack may hold more than one sequence."""
         return self.data.packer != "none" and self.data.max_sequences_per_pack != 1
 
+    @property
+    def ipus(self) -> int:
+        """IPUs of all replicas."""
+        return self.placement.replicas * self.placement.ipus_per_replica
+
+    @property
+    def pipeline_stages(self) -> int:
+        """Stages of the training pipeline."""
+        return training_stages(self.placement.layers_per_ipu, heads_return=False)
+
+    def for_model(self, model: ModelConfig, *, ipus: bool) -> FinetuneConfig:
+        """The same for a network of these sizes, which the checkpoint decides: one IPU has all its layers.
+
+        ipus: they make the updates. Raises ConfigError where the placement is that of another number of layers.
+        """
+        placement = self.placement
+        if placement.ipus_per_replica == 1:
+            placement = dataclasses.replace(placement, layers_per_ipu=(model.num_layers,))
+        if ipus and sum(placement.layers_per_ipu) != model.num_layers:
+            raise ConfigError(
+                f"{self.path}: placement.layers_per_ipu places {sum(placement.layers_per_ipu)} layers, the network has "
+                f"{model.num_layers}; change placement.layers_per_ipu"
+            )
+        return dataclasses.replace(self, placement=placement)
+
+    def rows_of_replica(self, packing_factor: float) -> int:
+        """Packs that one replica has of an update."""
+        wanted = max(1, round(self.batch.sequences_per_update / packing_factor))
+        return math.ceil(wanted / self.placement.replicas)
+
     def with_micro_batch(self, packing_factor: float) -> FinetuneConfig:
         """The same with the micro-batch that divides an update evenly: as many rows as were given, or fewer.
 
         The packs that hold `batch.sequences_per_update` sequences on average are shared among as few micro-batches as
-        they need, so that an update holds hardly more packs than wanted.
+        they need, so that an update holds hardly more packs than wanted; in a pipeline there are as many micro-batches
+        as it has stages, or more.
         """
-        wanted = max(1, round(self.batch.sequences_per_update / packing_factor))
-        micro_batch = math.ceil(wanted / math.ceil(wanted / self.batch.micro_batch))
+        rows = self.rows_of_replica(packing_factor)
+        micro_batch = math.ceil(rows / math.ceil(rows / self.batch.micro_batch))
+        micro_batch = max(1, min(micro_batch, rows // self.pipeline_stages))
         return dataclasses.replace(self, batch=dataclasses.replace(self.batch, micro_batch=micro_batch))
 
+    def accumulation(self, packing_factor: float) -> int:
+        """Micro-batches of an update for each replica."""
+        return math.ceil(self.rows_of_replica(packing_factor) / self.batch.micro_batch)
+
     def micro_batches_per_update(self, packing_factor: float) -> int:
-        wanted = max(1, round(self.batch.sequences_per_update / packing_factor))
-        return math.ceil(wanted / self.batch.micro_batch)
+        """Micro-batches of all replicas in one update."""
+        return self.accumulation(packing_factor) * self.placement.replicas
+
+    def check_for_ipus(self, packing_factor: float) -> None:
+        """Raise ConfigError for what IPUs do not have, and for an update that does not fill their pipeline."""
+        check_on_ipus(self)
+        found, stages, replicas = self.accumulation(packing_factor), self.pipeline_stages, self.placement.replicas
+        if found < stages:
+            fewer = f", or fewer than {replicas} replicas" if replicas > 1 else ""
+            raise ConfigError(
+                f"{self.path}: batch.sequences_per_update is {self.batch.sequences_per_update}, which with a packing "
+                f"factor of {packing_factor:.3f} makes {self.rows_of_replica(packing_factor)} rows for each replica; "
+                f"the training pipeline needs a row for each of its {stages} stages: --set "
+                f"batch.sequences_per_update={math.ceil(stages * replicas * packing_factor)}{fewer}"
+            )
+
+    def on_replicas(self, replicas: int) -> str:
+        """The --set options for fewer replicas, with as many sequences in an update."""
+        return replicas_options(replicas)
 
     def packs_per_update(self, packing_factor: float) -> int:
         """Rows of one update, the same for all."""
@@ -321,9 +388,22 @@ def rules(config: FinetuneConfig) -> List[Tuple[str, Any, str]]:
             model.hidden_size % model.num_heads != 0,
             f"model.hidden_size is {model.hidden_size}; must be a multiple of model.num_heads, {model.num_heads}",
         ),
+        *engine_rules(config.engine, config.placement),
         (
-            "engine.kind",
-            config.engine.kind == "ipu",
-            "engine.kind is ipu; fine-tuning runs on the host engine so far: --engine host",
+            "placement.embedding_serialization_factor",
+            config.placement.embedding_serialization_factor > 1,
+            f"placement.embedding_serialization_factor is {config.placement.embedding_serialization_factor}; must be 1 "
+            "in fine-tuning, whose heads have no product with the vocabulary",
         ),
+        (
+            "engine.offline_export data.training",
+            config.engine.offline_export is not None and data.training is None,
+            "engine.offline_export compiles a training program; data.training must not be null",
+        ),
+        (
+            "engine.half_logits",
+            config.engine.half_logits,
+            "engine.half_logits is true; must be false in fine-tuning, which has no masked tokens",
+        ),
+        *(rules_on_ipus(config) if config.engine.kind == "ipu" else ()),
     ]

@@ -48,6 +48,7 @@ class Task(abc.ABC):
     name: str  # of the configuration's task
     architecture: str  # Hugging Face's class of the exported network
     fields: Tuple[str, ...]  # of a batch, in the order in which the network takes them
+    prediction_fields: Tuple[str, ...] = ()  # those that its `predictions` takes; () where it has none
     outputs: Tuple[str, ...]  # what the network returns, `loss` first
     counts: Mapping[str, str]  # name -> the field whose entries above 0 are counted, `sequences` among them
     scales: Mapping[
@@ -72,6 +73,11 @@ class Task(abc.ABC):
         that its mean over the micro-batches of an update is the mean over the update.
         """
 
+    @property
+    def program_facts(self) -> Mapping[str, Any]:
+        """Plain values that decide the network besides `model`; for programs that are compiled beforehand."""
+        return {}
+
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> Optional[Evaluation]:
         """The metrics of several batches, as if they were one; None where there are no batches, or not all of them.
 
@@ -93,11 +99,12 @@ class Task(abc.ABC):
 
     # ---- what follows from these -------------------------------------------------------------------------------------
 
-    def check(self, batch: Batch) -> None:
-        """Raises ValueError where the batch lacks a field."""
-        missing = [name for name in self.fields if name not in batch]
+    def check(self, batch: Batch, fields: Optional[Tuple[str, ...]] = None) -> None:
+        """Raises ValueError where the batch lacks one of `fields`, all of the task's where none are given."""
+        fields = self.fields if fields is None else fields
+        missing = [name for name in fields if name not in batch]
         if missing:
-            raise ValueError(f"the batch has no {', '.join(missing)}; it needs all of {', '.join(self.fields)}")
+            raise ValueError(f"the batch has no {', '.join(missing)}; it needs all of {', '.join(fields)}")
 
     def count(self, batch: Batch) -> Counts:
         """What a batch really holds: packs and tokens, and `counts`."""

@@ -7,7 +7,7 @@ Letters as in `model/bert.py`: B rows, S slots; C classes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class PackedBertForTokenClassification(PackedBert):
         self.classifier = nn.Linear(model.hidden_size, classes)
         initialise(self, model.initializer_range)
 
-    def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, *_) -> torch.Tensor:
+    def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS) -> torch.Tensor:
         """[B, S, C], at least float32."""
         logits_BSC = self.classifier(
             self.dropout(self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS))
@@ -148,6 +148,10 @@ class TokensTask(ExampleTask):
 
     def network(self, attention: str) -> PackedBert:
         return PackedBertForTokenClassification(self.model, classes=len(self.labels), attention=attention)
+
+    @property
+    def program_facts(self) -> Mapping[str, Any]:
+        return {"task.name": self.name, "labels": len(self.labels)}
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         found = [

@@ -17,6 +17,7 @@ class Machine:
 
     def reset(self, ipus=16):
         self.ipus = ipus  # 0: no hardware
+        self.float64 = False  # as if IPUs had it, and kept gradients and moments in it: for equalities without rounding
         self.attached = 0  # IPUs in use
         self.programs: List[CompiledProgram] = []
 

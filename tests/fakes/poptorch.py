@@ -592,7 +592,14 @@ _NARROWED = {_torch.int64: _torch.int32, _torch.float64: _torch.float32}
 
 def _narrow(tensor):
     """int64 and float64 do not exist on the device."""
+    if _machine.float64 and tensor.is_floating_point():
+        return tensor
     return tensor.to(_NARROWED.get(tensor.dtype, tensor.dtype))
+
+
+def _precise(dtype=_torch.float32):
+    """The type in which the device keeps what is asked for in this one."""
+    return _torch.float64 if _machine.float64 else dtype
 
 
 def _scalars(outputs):
@@ -792,8 +799,12 @@ class PoplarExecutor:
                         raise Error(f"{name} is in two parameter groups")
                     self._groups[name] = number
                     self._moments[name] = {
-                        "first": _torch.zeros(parameter.shape, dtype=shared["first_order_momentum_accum_type"]),
-                        "second": _torch.zeros(parameter.shape, dtype=shared["second_order_momentum_accum_type"]),
+                        "first": _torch.zeros(
+                            parameter.shape, dtype=_precise(shared["first_order_momentum_accum_type"])
+                        ),
+                        "second": _torch.zeros(
+                            parameter.shape, dtype=_precise(shared["second_order_momentum_accum_type"])
+                        ),
                         "step": 0,
                     }
         if _loaded_from is None:
@@ -999,7 +1010,8 @@ class PoplarExecutor:
         weights = {name: tensor.detach().requires_grad_(name in self._moments) for name, tensor in self._device.items()}
         reduced = dict.fromkeys(self._moments, 0.0)
         for replica, times in enumerate(rows):
-            sums = {name: _torch.zeros(weights[name].shape, dtype=shared["accum_type"]) for name in self._moments}
+            kind = _precise(shared["accum_type"])
+            sums = {name: _torch.zeros(weights[name].shape, dtype=kind) for name in self._moments}
             for time, micro_batch in enumerate(times):
                 graph = _Graph()
                 result = self._run(micro_batch, graph, weights=weights)
@@ -1010,9 +1022,9 @@ class PoplarExecutor:
                 )
                 for name, gradient in zip(wanted, gradients):
                     if gradient is not None:
-                        sums[name] += gradient.to(shared["accum_type"])
+                        sums[name] += gradient.to(kind)
             for name in self._moments:
-                reduced[name] = reduced[name] + sums[name].to(_torch.float32)
+                reduced[name] = reduced[name] + sums[name].to(_precise())
         divisor = shared["loss_scaling"]
         if values["reduction"] == ReductionType.Mean:
             divisor *= values["accumulation"] * values["replication_factor"]
@@ -1030,13 +1042,13 @@ class PoplarExecutor:
         moments, weight = self._moments[name], self._device[name]
         moments["step"] += 1
         beta1, beta2 = group["betas"]
-        first = moments["first"].float().mul(beta1).add(gradient, alpha=1.0 - beta1)
-        second = moments["second"].float().mul(beta2).addcmul(gradient, gradient, value=1.0 - beta2)
+        first = moments["first"].to(_precise()).mul(beta1).add(gradient, alpha=1.0 - beta1)
+        second = moments["second"].to(_precise()).mul(beta2).addcmul(gradient, gradient, value=1.0 - beta2)
         moments["first"], moments["second"] = first.to(moments["first"].dtype), second.to(moments["second"].dtype)
         corrected = self._device_optimizer["shared"]["bias_correction"]
         c1 = 1.0 - beta1 ** moments["step"] if corrected else 1.0
         c2 = 1.0 - beta2 ** moments["step"] if corrected else 1.0
-        precise = weight.float()
+        precise = weight.to(_precise())
         update = (first / c1) / (second.sqrt() / _math.sqrt(c2) + group["eps"]) + group["weight_decay"] * precise
         trust = 1.0
         if issubclass(self._device_optimizer["type"], optim.LAMB):

@@ -278,7 +278,7 @@ class HostEngine(Engine):
         self.model.eval()
         found = []
         with torch.no_grad(), self._numerics():
-            for fields in self._micro_batches(batch):
+            for fields in self._micro_batches(batch, self.task.prediction_fields):
                 with self._arithmetic():
                     found.append(self._programs["prediction"](fields))
         self.processes.summed(())  # whether to stop
@@ -288,10 +288,11 @@ class HostEngine(Engine):
         """Where the outputs of the micro-batches are summed up, in float64: there may be thousands."""
         return torch.zeros(len(self.task.outputs), dtype=torch.float64, device=self._device)
 
-    def _micro_batches(self, batch: Batch) -> Iterator[List[torch.Tensor]]:
+    def _micro_batches(self, batch: Batch, fields: Optional[Tuple[str, ...]] = None) -> Iterator[List[torch.Tensor]]:
         size = self._config.batch.micro_batch
-        micro_batches(self.task, batch, size)
-        return self._feed(cut([torch.from_numpy(batch[name]) for name in self.task.fields], size))
+        micro_batches(self.task, batch, size, fields)
+        names = self.task.fields if fields is None else fields
+        return self._feed(cut([torch.from_numpy(batch[name]) for name in names], size))
 
     def _result(self, totals: List[float], batch: Batch, start: float) -> StepResult:
         own = self.task.count(batch)

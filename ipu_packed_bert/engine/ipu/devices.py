@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
-from ipu_packed_bert.config import Config, load_config
+from ipu_packed_bert.config import PRETRAINING, Config, load_config
 from ipu_packed_bert.configurations import FOLDER
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 
@@ -17,12 +17,12 @@ class Device(NamedTuple):
     offline: bool = False
 
 
-def find_device(config: Config) -> Optional[Device]:
-    """The device that `config` can have on this machine, None without one.
+def find_device(config: Any, *, simulated: bool = True) -> Optional[Device]:
+    """The device that `config`, of any task, can have on this machine, None without one.
 
     A simulated device that was asked for, by `engine.ipu_model` or PopTorch's environment variables, wins over
-    hardware; one that nobody asked for is taken only where `engine.kind` is auto and no IPU at all is attached. Raises
-    ValueError, in one line, where IPUs are attached but fewer than the configuration wants.
+    hardware; one that nobody asked for is taken only where `engine.kind` is auto, no IPU at all is attached and
+    `simulated`. Raises ValueError, in one line, where IPUs are attached but fewer than the configuration wants.
     """
     if config.engine.offline_export is not None:
         return Device(
@@ -38,12 +38,12 @@ def find_device(config: Config) -> Optional[Device]:
     attached = fewer_attached(config.ipus)
     if attached:
         raise ValueError(too_few(config, attached))
-    if config.engine.kind == "auto":
+    if config.engine.kind == "auto" and simulated:
         return Device("ipu_model", f"Poplar IPU Model, for want of {ipus_of(config)}")
     return None
 
 
-def model_asked_by(config: Config) -> Optional[str]:
+def model_asked_by(config: Any) -> Optional[str]:
     """What asks for a simulated device, None if nothing does."""
     if _switched_on("POPTORCH_IPU_MODEL"):  # wins over the small one in PopTorch
         return "POPTORCH_IPU_MODEL"
@@ -68,23 +68,17 @@ def fewer_attached(wanted: int) -> int:
     return number
 
 
-def too_few(config: Config, attached: int) -> str:
+def too_few(config: Any, attached: int) -> str:
     """What is wrong where fewer IPUs are attached than a configuration wants, and the way out."""
     are = "1 IPU is" if attached == 1 else f"{attached} IPUs are"
     found = f"{config.path}: {are} attached, wanted are {ipus_of(config)}"
-    fitting = configuration_for(config, attached)
+    fitting = configuration_for(config, attached) if config.task.name == PRETRAINING else None
     placement = config.placement
     replicas = attached // placement.ipus_per_replica
     if fitting is not None:
         return f"{found}; --config {fitting} fits them, --engine host leaves them alone"
     if replicas:
-        # The same packs in an update, from fewer replicas.
-        accumulation = -(-config.batch.gradient_accumulation * placement.replicas // replicas)
-        alone = " --set placement.replicated_tensor_sharding=false" if replicas == 1 else ""
-        return (
-            f"{found}; --set placement.replicas={replicas} --set batch.gradient_accumulation={accumulation}{alone} fits"
-            " them, with updates as large as before"
-        )
+        return f"{found}; {config.on_replicas(replicas)} fits them, with updates as large as before"
     return (
         f"{found}; one replica alone is too large for them: attach more (see gc-info -l), take fewer"
         " placement.ipus_per_replica, or --engine host"
@@ -113,7 +107,7 @@ def configuration_for(config: Config, ipus: int) -> Optional[str]:
     return None if best is None else best.name
 
 
-def ipus_of(config: Config) -> str:
+def ipus_of(config: Any) -> str:
     """ "16 IPUs (4 x 4)": all replicas' IPUs, in words."""
     placement = config.placement
     plural = "" if config.ipus == 1 else "s"
@@ -123,7 +117,7 @@ def ipus_of(config: Config) -> str:
 IPUS_OF_A_PROGRAM = 64
 
 
-def refuse_too_many(config: Config, replicas: int) -> None:
+def refuse_too_many(config: Any, replicas: int) -> None:
     """Raise ValueError where the program of this process, with `replicas` of the run's, has more IPUs than it can."""
     ipus = replicas * config.placement.ipus_per_replica
     if ipus > IPUS_OF_A_PROGRAM:
@@ -143,7 +137,7 @@ class Instance(NamedTuple):
     distributed: bool
 
 
-def find_instance(config: Config) -> Instance:
+def find_instance(config: Any) -> Instance:
     """Raises ValueError where poprun was asked for another number of replicas than the configuration."""
     replicas = config.placement.replicas
     try:

@@ -1,4 +1,4 @@
-"""The IPU engine: one PopTorch program for training and at most one for evaluation."""
+"""The IPU engine: one PopTorch program for training, and at most one for evaluation and one for prediction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 import torch
 
-from ipu_packed_bert.config import Config, check_accumulation, check_on_ipus
 from ipu_packed_bert.engine.base import Engine, StepResult, micro_batches
 from ipu_packed_bert.engine.ipu.devices import Device, find_instance, refuse_too_many
 from ipu_packed_bert.engine.ipu.executable import (
@@ -23,7 +22,7 @@ from ipu_packed_bert.engine.ipu.executable import (
 )
 from ipu_packed_bert.engine.ipu.feed import BatchesAhead, Reader
 from ipu_packed_bert.engine.ipu.options import build_optimizer, evaluation_options, training_options
-from ipu_packed_bert.engine.ipu.program import build_program
+from ipu_packed_bert.engine.ipu.program import Predictions, build_program
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.engine.ipu.state import fill, moments, plain, same_shapes
 from ipu_packed_bert.loader import Batch, GlobalBatches
@@ -31,11 +30,28 @@ from ipu_packed_bert.placement import place
 from ipu_packed_bert.tasks.task import Task
 
 
-class IpuEngine(Engine):
-    """PopTorch programs for training and evaluation, one of each at most."""
+class _Inference:
+    """A program without updates, which shares the IPUs with the training program: only one is on them at a time."""
 
-    def __init__(self, config: Config, task: Task, device: Device, *, packing_factor: float):
-        check(config, packing_factor=packing_factor)
+    def __init__(self, model: torch.nn.Module, options: poptorch.Options, iterations: int):
+        self.model, self.iterations = model, iterations
+        self.executor = poptorch.inferenceModel(model, options=options)
+
+    def __call__(self, tensors: Tuple[torch.Tensor, ...]) -> Any:
+        if self.executor.isAttachedToDevice():
+            self.executor.copyWeightsToDevice()
+        return self.executor(*tensors)
+
+
+class IpuEngine(Engine):
+    """PopTorch programs for training, evaluation and prediction, one of each at most.
+
+    config: of any task; what is read of it are the sections `engine`, `placement`, `batch`, `optimizer` and `run`, and
+    its betas.
+    """
+
+    def __init__(self, config: Any, task: Task, device: Device, *, packing_factor: float):
+        config.check_for_ipus(packing_factor)
         if device.kind == "ipu_model" and config.placement.replicas > 1:
             raise ValueError(
                 f"the Poplar IPU Model runs one replica, placement.replicas is {config.placement.replicas}; use"
@@ -51,6 +67,7 @@ class IpuEngine(Engine):
         betas = config.betas(packing_factor)
         self._facts: Facts = program_facts(
             config,
+            task,
             accumulation=self.accumulation,
             betas=betas,
             replicas=self.instance.replicas,
@@ -66,8 +83,7 @@ class IpuEngine(Engine):
             options=training_options(config, device, self.instance, accumulation=self.accumulation),
             optimizer=self._optimizer,
         )
-        self._evaluation: Any = None  # a PopTorch executor, once something was evaluated
-        self._evaluation_iterations: Optional[int] = None
+        self._inference: Dict[str, _Inference] = {}  # by "evaluation" and "prediction", once they were asked for
         self._updates = 0
         self._cycles: Optional[int] = None
         self._waiting: Optional[Dict[str, Any]] = None  # optimiser state for a program not yet compiled
@@ -84,7 +100,7 @@ class IpuEngine(Engine):
     def compilations(self) -> Dict[str, int]:
         return {
             "training": int(self._training.isCompiled() and self.config.engine.executable is None),
-            "evaluation": int(self._evaluation is not None and self._evaluation.isCompiled()),
+            "evaluation": sum(program.executor.isCompiled() for program in self._inference.values()),
         }
 
     def compile(self, batch: Batch) -> None:
@@ -140,8 +156,19 @@ class IpuEngine(Engine):
         return self._result(outputs, batch, seconds, self._cycles)
 
     def evaluate(self, batch: Batch) -> StepResult:
-        iterations = self._iterations(batch)
-        tensors = self._tensors(batch, iterations)
+        outputs, seconds = self._infer("evaluation", batch)
+        return self._result(outputs, batch, seconds, None)
+
+    def predict(self, batch: Batch) -> np.ndarray:
+        if not self.task.prediction_fields:
+            return super().predict(batch)
+        outputs, _ = self._infer("prediction", batch, self.task.prediction_fields)
+        return outputs.numpy()
+
+    def _infer(self, name: str, batch: Batch, fields: Optional[Tuple[str, ...]] = None) -> Tuple[Any, float]:
+        """Outputs of the inference program of this name, without dropout, and the seconds of its call."""
+        iterations = self._iterations(name, batch, fields)
+        tensors = self._tensors(batch, iterations, fields)
         hardware = self.device.kind == "ipu"
         if self._training.isCompiled() and self._training.isAttachedToDevice():
             self._training.copyWeightsToHost()
@@ -151,27 +178,26 @@ class IpuEngine(Engine):
                 self._training.detachFromDevice()
         self._program.eval()
         try:
-            if self._evaluation is None:
-                options = evaluation_options(self.config, self.device, self.instance, iterations=iterations)
-                self._evaluation = poptorch.inferenceModel(self._program, options=options)
-                self._evaluation_iterations = iterations
-            elif self._evaluation.isAttachedToDevice():
-                self._evaluation.copyWeightsToDevice()
+            program = self._inference.get(name)
+            if program is None:
+                options = evaluation_options(self.config, self.device, self.instance, iterations=iterations, name=name)
+                model = self._program if name == "evaluation" else Predictions(self._network).eval()
+                program = self._inference[name] = _Inference(model, options, iterations)
             started = time.perf_counter()
-            outputs = self._evaluation(*tensors)
+            outputs = program(tensors)
             seconds = time.perf_counter() - started
             if hardware:
-                self._evaluation.detachFromDevice()
+                program.executor.detachFromDevice()
         finally:
             self._program.train()
-        return self._result(outputs, batch, seconds, None)
+        return outputs, seconds
 
     def cycles(self) -> Optional[int]:
         return self._cycles
 
     def close(self) -> None:
-        for executor in (self._evaluation, self._training):
-            if executor is not None and executor.isCompiled():
+        for executor in (*(program.executor for program in self._inference.values()), self._training):
+            if executor.isCompiled():
                 executor.destroy()
 
     # -- batches ------------------------------------------------------------------------------------------------------
@@ -186,24 +212,27 @@ class IpuEngine(Engine):
             return batches
         return BatchesAhead(batches, read_ahead=read_ahead)
 
-    def _tensors(self, batch: Batch, micro_batches_per_replica: int) -> Tuple[torch.Tensor, ...]:
+    def _tensors(
+        self, batch: Batch, micro_batches_per_replica: int, fields: Optional[Tuple[str, ...]] = None
+    ) -> Tuple[torch.Tensor, ...]:
         """This process's rows of a global batch, as PopTorch takes them: replica first, then time.
 
         Replica r finds at time t the micro-batch r x accumulation + t, so the batch is passed on as it is. An update
         sums over all its rows: their order decides nothing.
         """
-        found = micro_batches(self.task, batch, self.config.batch.micro_batch)
+        fields = self.task.fields if fields is None else fields
+        found = micro_batches(self.task, batch, self.config.batch.micro_batch, fields)
         wanted = micro_batches_per_replica * self.instance.replicas
         if found != wanted:
             raise ValueError(
                 f"the batch holds {found} micro-batches, the program takes {wanted}"
                 f" ({micro_batches_per_replica} x {self.instance.replicas} replicas); fill it with empty packs"
             )
-        return tuple(torch.from_numpy(np.ascontiguousarray(batch[name])) for name in self.task.fields)
+        return tuple(torch.from_numpy(np.ascontiguousarray(batch[name])) for name in fields)
 
-    def _iterations(self, batch: Batch) -> int:
-        """Micro-batches of an evaluation batch for each replica. Raises ValueError if they cannot be the program's."""
-        found = micro_batches(self.task, batch, self.config.batch.micro_batch)
+    def _iterations(self, name: str, batch: Batch, fields: Optional[Tuple[str, ...]] = None) -> int:
+        """Micro-batches of a batch for each replica. Raises ValueError if they cannot be those of this program."""
+        found = micro_batches(self.task, batch, self.config.batch.micro_batch, fields)
         iterations, rest = divmod(found, self.instance.replicas)
         stages = len(self.placement.stages)
         if rest or iterations < stages:
@@ -213,10 +242,11 @@ class IpuEngine(Engine):
                 f"with"
                 " empty packs"
             )
-        if self._evaluation_iterations not in (None, iterations):
+        program = self._inference.get(name)
+        if program is not None and program.iterations != iterations:
             raise ValueError(
                 f"the evaluation batch holds {found} micro-batches, the compiled program takes"
-                f" {self._evaluation_iterations * self.instance.replicas}; fill it with empty packs"
+                f" {program.iterations * self.instance.replicas}; fill it with empty packs"
             )
         return iterations
 
@@ -280,18 +310,6 @@ class IpuEngine(Engine):
         if self._waiting_rng is not None:
             self._training.rng_state = self._waiting_rng
             self._waiting_rng = None
-
-
-def check(config: Config, *, packing_factor: float) -> None:
-    """What only the engine can know before it compiles. Raises ValueError, in one line each."""
-    check_on_ipus(config)
-    check_accumulation(config, packing_factor)
-    if config.batch.device_iterations != 1:
-        raise ValueError(
-            f"{config.path}: batch.device_iterations is {config.batch.device_iterations}; must be 1 on IPUs, where a "
-            f"step"
-            " is one call and one weight update"
-        )
 
 
 def read_ahead(reader: Reader) -> Iterator[Tuple[torch.Tensor, ...]]:

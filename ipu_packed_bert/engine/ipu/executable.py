@@ -8,9 +8,9 @@ from typing import Any, Dict, Tuple
 
 import torch
 
-from ipu_packed_bert.config import Config
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.settings import plain, shown
+from ipu_packed_bert.tasks.task import Task
 from pack_data.decoding import Fields, read_object
 from pack_data.files import write_atomically
 
@@ -22,7 +22,7 @@ NOT_COMPILED = frozenset(
     model.initializer_range
     optimizer.learning_rate optimizer.warmup_fraction optimizer.schedule optimizer.schedule_power
     optimizer.schedule_steps optimizer.packing_adjustment optimizer.beta1 optimizer.beta2
-    batch.gradient_accumulation
+    batch.gradient_accumulation batch.sequences_per_update
     engine.kind engine.device engine.precision engine.attention engine.compile engine.deterministic engine.threads
     engine.executable_cache engine.executable engine.offline_export engine.ipu_model engine.asynchronous_loading
     engine.log_cycles placement.machine
@@ -33,15 +33,25 @@ Facts = Dict[str, Any]  # name -> plain value
 
 
 def program_facts(
-    config: Config, *, accumulation: int, betas: Tuple[float, float], replicas: int, versions: Dict[str, str]
+    config: Any,
+    task: Task,
+    *,
+    accumulation: int,
+    betas: Tuple[float, float],
+    replicas: int,
+    versions: Dict[str, str],
 ) -> Facts:
-    """What decides a training program, but for the shapes of its inputs.
+    """What decides a training program of `task`, but for the shapes of its inputs.
 
     `replicas`: of this process; `accumulation` and `betas`: as the packing factor leaves them.
     """
     facts: Facts = dict(versions)
-    for section in ("model", "loss", "optimizer", "batch", "engine", "placement"):
-        facts.update((f"{section}.{name}", plain(value)) for name, value in vars(getattr(config, section)).items())
+    sections = {name: getattr(config, name, None) for name in ("loss", "optimizer", "batch", "engine", "placement")}
+    sections["model"] = task.model
+    for section, settings in sections.items():
+        if settings is not None:  # fine-tuning has no section `loss`
+            facts.update((f"{section}.{name}", plain(value)) for name, value in vars(settings).items())
+    facts.update(task.program_facts)
     facts = {name: value for name, value in facts.items() if name not in NOT_COMPILED}
     facts["engine.recompute_layers"] = config.engine.recomputes(ipus=True)
     facts["engine.profile_directory"] = config.engine.profile_directory is not None  # wherever it is

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 
-from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.ipu.devices import Device, Instance
 from ipu_packed_bert.engine.ipu.program import Program
 from ipu_packed_bert.engine.ipu.sdk import poptorch
@@ -15,7 +14,7 @@ from ipu_packed_bert.optim import parameter_groups
 TYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
-def common_options(config: Config, device: Device, instance: Instance, *, name: str) -> poptorch.Options:
+def common_options(config: Any, device: Device, instance: Instance, *, name: str) -> poptorch.Options:
     """What training and evaluation share."""
     engine, placement = config.engine, config.placement
     if instance.distributed:
@@ -51,11 +50,11 @@ def common_options(config: Config, device: Device, instance: Instance, *, name: 
     return options
 
 
-def training_options(config: Config, device: Device, instance: Instance, *, accumulation: int) -> poptorch.Options:
+def training_options(config: Any, device: Device, instance: Instance, *, accumulation: int) -> poptorch.Options:
     """Options of the training program: one update a call."""
     engine, placement = config.engine, config.placement
     options = common_options(config, device, instance, name="training")
-    options.deviceIterations(config.batch.device_iterations)
+    options.deviceIterations(1)
     options.Training.gradientAccumulation(accumulation)
     options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)
     options.Training.setAutomaticLossScaling(engine.automatic_loss_scaling)
@@ -87,16 +86,23 @@ def _tune_backend(options: poptorch.Options) -> None:
     )
 
 
-def evaluation_options(config: Config, device: Device, instance: Instance, *, iterations: int) -> poptorch.Options:
-    """Options of the evaluation program; the micro-batches of a call are device iterations, since nothing
-    accumulates."""
-    options = common_options(config, device, instance, name="evaluation")
+def evaluation_options(
+    config: Any, device: Device, instance: Instance, *, iterations: int, name: str = "evaluation"
+) -> poptorch.Options:
+    """Options of an inference program; the micro-batches of a call are device iterations, since nothing
+    accumulates.
+
+    name: evaluation, whose outputs are sums, or prediction, whose outputs are those of every row, in their order.
+    """
+    options = common_options(config, device, instance, name=name)
+    if name == "prediction":
+        options.outputMode(poptorch.OutputMode.All)
     options.deviceIterations(iterations)
     options.Precision.enableStochasticRounding(False)
     return options
 
 
-def build_optimizer(program: Program, config: Config, *, betas: Tuple[float, float]) -> torch.optim.Optimizer:
+def build_optimizer(program: Program, config: Any, *, betas: Tuple[float, float]) -> torch.optim.Optimizer:
     """PopTorch's LAMB or AdamW with the parameter groups of every engine; constants are compiled in, the rate is
     not."""
     settings, engine = config.optimizer, config.engine

@@ -7,7 +7,7 @@ from typing import Any, Tuple
 import torch
 from torch import nn
 
-from ipu_packed_bert.config import Config
+from ipu_packed_bert.config import mask_columns
 from ipu_packed_bert.engine.base import build_network
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.model.bert import VocabularyProduct
@@ -42,12 +42,12 @@ def checkpoint(module: nn.Module, inputs: Tuple, output: torch.Tensor) -> torch.
     return poptorch.recomputationCheckpoint(output)
 
 
-def adapt(network: PackedBert, config: Config, task: Task) -> None:
+def adapt(network: PackedBert, config: Any, task: Task) -> None:
     """Put into a network what the device needs differently, in place; names, shapes and values of its weights stay."""
     if config.engine.mask == "product":
         depth = task.max_sequences_per_pack
         assert depth is not None  # the data set is there
-        mask_in_product(network, sequences=depth, columns=config.mask_columns(depth))
+        mask_in_product(network, sequences=depth, columns=mask_columns(task.model, depth))
     for module in network.modules():
         if isinstance(module, PretrainingLoss):
             module.widen_logits = not config.engine.half_logits
@@ -84,7 +84,20 @@ class Program(nn.Module):
         return (poptorch.identity_loss(loss, reduction="none"), *sums)
 
 
-def build_program(config: Config, task: Task, placement: Placement) -> Program:
+class Predictions(nn.Module):
+    """What PopTorch compiles to predict: the network of a task without its loss."""
+
+    def __init__(self, network: PackedBert):
+        super().__init__()
+        self.network = network
+
+    def forward(self, *fields) -> torch.Tensor:
+        """The task's `prediction_fields` of a micro-batch, in their order -> what is predicted for each row."""
+        network: Any = self.network
+        return network.predictions(*fields)
+
+
+def build_program(config: Any, task: Task, placement: Placement) -> Program:
     """The network as PopTorch gets it, with its initial weights."""
     network = build_network(task, config.run.seed, attention="eager")
     adapt(network, config, task)

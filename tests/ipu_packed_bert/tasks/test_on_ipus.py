@@ -1,0 +1,326 @@
+"""Every task on the IPU engine: updates and predictions are the host's, and those of each sequence alone.
+
+On the stand-in for PopTorch, which is told to have float64, so that what is equal is equal to 1e-12.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from ipu_packed_bert import finetune
+from ipu_packed_bert.checkpoint import checkpoint_path, load_newest
+from ipu_packed_bert.commands.export import import_folder
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.optim import build_optimizer
+from ipu_packed_bert.runlog import read_log
+from ipu_packed_bert.runs import prepare
+from ipu_packed_bert.tasks.settings import load_config
+from pack_data.command import run_main
+from tests.fakes.machine import machine
+from tests.fakes.sdk import installed
+from tests.fine_tuning_files import KINDS, tiny_checkpoint, tiny_config, training_file
+from tests.tolerances import relative_error
+
+pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
+
+ON_IPUS = {"kind": "ipu", "half_weights": False, "stochastic_rounding": False, "loss_scaling": 16.0}
+# The tiny network has two layers.
+LAYOUTS = {
+    "one IPU": {},
+    "pipeline of 2, 2 replicas": {
+        "replicas": 2,
+        "ipus_per_replica": 2,
+        "layers_per_ipu": [1, 1],
+        "available_memory_proportion": [0.2, 0.2],
+        "replicated_tensor_sharding": True,
+    },
+    "pipeline of 4, embeddings alone": {
+        "ipus_per_replica": 4,
+        "layers_per_ipu": [0, 1, 0, 1],
+        "available_memory_proportion": [0.2] * 4,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny_checkpoint(tmp_path_factory.mktemp("weights") / "bert")
+
+
+@pytest.fixture
+def sdk():
+    with installed(ipus=16) as modules:
+        machine.float64 = True
+        yield modules
+    machine.reset()
+
+
+def prepared(checkpoint, folder, kind, placement, **sections):
+    """A task on a tiny file with an IPU engine in float64."""
+    sections.setdefault("engine", {}).update(ON_IPUS)
+    sections.setdefault("batch", {"sequences_per_update": 24, "micro_batch": 3})
+    # The host adds 1e-6 to the norm that an update is clipped by, as torch does; PopTorch does not.
+    sections.setdefault("optimizer", {"max_gradient_norm": None})
+    if kind == "squad":
+        sections.setdefault("of_task", {"null_answers": True})
+    training = training_file(folder, kind, **({"without_answer": 4} if kind == "squad" else {}))
+    made = prepare(tiny_config(checkpoint, training, task=kind, placement=placement, **sections))
+    made.engine._program.double()
+    return made
+
+
+def host_of(made):
+    """The host engine of the same run, in float64 and with the same weights."""
+    host = HostEngine(made.config, made.task, packing_factor=made.task.packs.packing.packing_factor)
+    host.load_state({**host.state(), "model": made.engine.state()["model"]})
+    host.model.double()
+    host.optimizer = build_optimizer(host.model, made.config.optimizer, betas=(0.9, 0.999))
+    return host
+
+
+def exact(batch, layout):
+    """The batch with its scales in float64."""
+    counts = {name: np.count_nonzero(batch[counted]) for name, counted in layout.scales.items()}
+    rows, number = layout.packs_per_update, layout.micro_batches_per_update
+    return {**batch, **{name: np.full(rows, number / count) for name, count in counts.items()}}
+
+
+def weights(engine):
+    """Without the key's bias, whose gradient is zero but for rounding."""
+    if isinstance(engine, HostEngine):
+        network = engine.model
+    else:
+        engine._training.copyWeightsToHost()
+        network = engine._network
+    return [each.detach().clone() for name, each in network.named_parameters() if not name.endswith("key.bias")]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_updates_equal_the_hosts(sdk, checkpoint, tmp_path, kind, layout):
+    made = prepared(checkpoint, tmp_path, kind, layout)
+    engine, host = made.engine, host_of(made)
+    before, whole = weights(host), 0
+    for _ in range(made.batches.updates_per_epoch):
+        batch = exact(next(made.batches), made.batches.layout)
+        found, expected = engine.step(batch, 1e-3), host.step(batch, 1e-3)
+        assert found.metrics == pytest.approx(expected.metrics, rel=1e-12, abs=1e-12)
+        whole += bool(batch["input_mask"].any(axis=1).all())
+    # The last update has rows without a sequence, and the same program makes it.
+    assert not batch["input_mask"].any(axis=1).all() and whole
+    assert relative_error(weights(engine), weights(host)) <= 1e-12 < 1e-4 < relative_error(weights(host), before)
+    assert engine.compilations == {"training": 1, "evaluation": 0} and machine.compilations == ["training"]
+
+
+@pytest.mark.parametrize("mask", ["product", "additive"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_update_is_the_unpacked_one(sdk, checkpoint, tmp_path, kind, mask):
+    """The same sequences in packs and each alone in its row, by two programs on IPUs."""
+    made = prepared(checkpoint, tmp_path, kind, {}, engine={"mask": mask})
+    packs, layout = made.task.training_packs, made.batches.layout
+    numbers = packs.order(0)[: layout.packs_per_update]
+    packed, alone = packs.batch(numbers, 0), packs.alone(numbers, 0)
+    rows = len(alone["input_ids"])
+    assert rows > 1.2 * len(numbers)
+    config = dataclasses.replace(
+        made.config, batch=dataclasses.replace(made.config.batch, sequences_per_update=rows, micro_batch=1)
+    )
+    engine = sdk[0].engine.IpuEngine(config, made.task, made.engine.device, packing_factor=1.0)
+    engine.load_state(made.engine.state())
+    engine._program.double()
+    single = layout._replace(micro_batches_per_update=rows, packs_per_update=rows)
+    before = weights(host_of(made))
+    losses = []
+    for each, its, filled in ((made.engine, layout, layout.filled(packed)), (engine, single, single.filled(alone))):
+        losses.append(each.step(exact(filled, its), 1e-3).metrics)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12, abs=1e-12)
+    assert relative_error(weights(made.engine), weights(engine)) <= 1e-12
+    assert relative_error(weights(engine), before) > 1e-4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_predictions_are_the_hosts(sdk, checkpoint, tmp_path, kind, layout):
+    """Before training and after it: one program for all batches, rows in their order, weights as they are now."""
+    made = prepared(checkpoint, tmp_path, kind, layout)
+    engine, host, task = made.engine, host_of(made), made.task
+    answers = []
+    for _ in range(2):
+        found, expected = (task.predict(each, made.batches.held_out()).outputs for each in (engine, host))
+        assert len(found) == len(task.evaluation)
+        assert max(np.abs(one - other).max() for one, other in zip(found, expected)) <= 1e-12
+        answers.append(np.concatenate([each.ravel() for each in found]))
+        batch = exact(next(made.batches), made.batches.layout)
+        engine.step(batch, 1e-2), host.step(batch, 1e-2)
+    assert np.abs(answers[0] - answers[1]).max() > 1e-3
+    assert engine.compilations == {"training": 1, "evaluation": 1}
+    assert machine.compilations == ["inference", "training"]
+    # A batch that is evaluated needs its labels, one that is only predicted does not.
+    fields = {name: batch[name] for name in task.prediction_fields}
+    assert np.array_equal(engine.predict(fields), engine.predict(batch))
+    with pytest.raises(ValueError, match="the batch has no"):
+        engine.evaluate(fields)
+    assert engine.evaluate(batch).metrics == pytest.approx(host.evaluate(batch).metrics, rel=1e-12, abs=1e-12)
+
+
+def _half_on_the_cpu():
+    try:
+        torch.nn.functional.layer_norm(torch.ones(2, 2).half() @ torch.ones(2, 2).half(), (2,))
+        return True
+    except RuntimeError:
+        return False
+
+
+@pytest.mark.skipif(not _half_on_the_cpu(), reason="this torch has no float16 products on a CPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_weights_learn_and_predict(checkpoint, tmp_path, kind):
+    """The engine as it is by default: half weights and gradients, a scaled loss in float32, predictions in float32."""
+    training = training_file(tmp_path, kind)
+    sections = {"batch": {"sequences_per_update": 24}, "placement": LAYOUTS["pipeline of 2, 2 replicas"]}
+    with installed(ipus=16):
+        on_ipus = {"kind": "ipu", "loss_scaling": 16.0}
+        made = prepare(tiny_config(checkpoint, training, task=kind, engine=on_ipus, **sections))
+        host = prepare(tiny_config(checkpoint, training, task=kind, engine={"kind": "host"}, **sections))
+        batch = next(made.batches)
+        for _ in range(2):
+            assert made.engine.step(batch, 1e-3).loss == pytest.approx(host.engine.step(batch, 1e-3).loss, rel=0.03)
+        found, expected = (each.engine.predict(batch) for each in (made, host))
+    assert next(made.engine._network.parameters()).dtype == torch.float16
+    assert found.dtype == expected.dtype == np.float32
+    real = batch["input_mask" if made.task.of_slots else "sequence_numbers"] > 0
+    assert 0 < np.abs(found - expected)[real].max() < 0.1
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def command(*arguments):
+    return run_main(finetune.main, [str(argument) for argument in arguments])
+
+
+def written(folder, checkpoint, kind, **sections):
+    """A configuration file for data in the folder, with an update that is clipped."""
+    training = training_file(folder, kind)
+    sections.setdefault("engine", {}).update(half_weights=False, loss_scaling=16.0)
+    sections.setdefault("batch", {"sequences_per_update": 24, "micro_batch": 2})
+    sections.setdefault("placement", LAYOUTS["pipeline of 2, 2 replicas"])
+    (folder / "tiny.yml").write_text(tiny_config(checkpoint, training, task=kind, **sections).to_yaml())
+    return folder / "tiny.yml"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_from_a_hugging_face_folder_to_another(checkpoint, tmp_path, kind, capsys):
+    """One command: trained, evaluated on the way and at the end with one more program, exported; resumed."""
+    config = written(tmp_path, checkpoint, kind, run={"evaluate_every": 2, "epochs": 2})
+    with installed(ipus=16):
+        assert command("--config", config, "--engine", "ipu", "--out", tmp_path / "run") == 0
+        assert machine.compilations == ["training", "inference"]
+        made = machine.programs
+        assert all(program.stages == [0, 1] for program in made)
+    out = capsys.readouterr().out
+    assert "engine    IPU hardware: 4 IPUs (2 x 2); float32 weights, 2 forward stages" in out
+    records = read_log(tmp_path / "run" / "log.jsonl")
+    assert len(records) >= 4 and all(np.isfinite(record["loss"]) for record in records)
+    assert len(read_log(tmp_path / "run" / "evaluation.jsonl")) == len(records) // 2 + len(records) % 2
+    assert (tmp_path / "run" / "predictions.json").is_file() and (tmp_path / "run" / "model" / "config.json").is_file()
+    # The run's own folder says where it ran; on another machine it goes on where there are no IPUs.
+    assert load_config(tmp_path / "run" / "config.yml").engine.kind == "ipu"
+    longer = f"optimizer.schedule_steps={2 * len(records)}"
+    again = ("--resume", tmp_path / "run", "--set", "run.epochs=4", "--set", longer)
+    assert command(*again) == 2
+    assert "the Poplar SDK is missing" in capsys.readouterr().err
+    assert command(*again, "--engine", "host") == 0
+    assert len(read_log(tmp_path / "run" / "log.jsonl")) == 2 * len(records)
+
+
+def test_a_run_from_our_own_pretraining(checkpoint, tmp_path, capsys):
+    """From the folder of a run, stopped and resumed on IPUs: the weights of the run that was not stopped."""
+    import_folder(checkpoint, tmp_path / "pretrained")
+    config = written(
+        tmp_path,
+        tmp_path / "pretrained",
+        "single_label",
+        model={"hidden_dropout": 0.2},
+        run={"epochs": 4, "export": False, "checkpoint_every": 1, "keep_checkpoints": 9},
+    )
+    with installed(ipus=16):
+        assert command("--config", config, "--engine", "ipu", "--out", tmp_path / "whole") == 0
+    whole = load_newest(tmp_path / "whole" / "checkpoints")
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    for step in range(3, whole.step + 1):
+        shutil.rmtree(checkpoint_path(tmp_path / "stopped" / "checkpoints", step))
+    capsys.readouterr()
+    with installed(ipus=16):
+        assert command("--resume", tmp_path / "stopped") == 0
+    assert "from update 2" in capsys.readouterr().out
+    again = load_newest(tmp_path / "stopped" / "checkpoints")
+    assert again.step == whole.step > 3
+    assert all(torch.equal(again.engine["model"][name], each) for name, each in whole.engine["model"].items())
+
+
+def test_a_program_compiled_elsewhere(checkpoint, tmp_path, capsys):
+    config, file = written(tmp_path, checkpoint, "tokens"), tmp_path / "programs" / "tokens.poptorch"
+    run = ("--config", config, "--engine", "ipu", "--out", tmp_path / "run")
+    with installed(ipus=0):
+        assert command(*run, "--set", f"engine.offline_export={file}") == 0
+        assert not (tmp_path / "run").exists() and file.is_file()
+    with installed(ipus=16):
+        assert command(*run, "--set", f"engine.executable={file}") == 0
+        assert machine.compilations == ["inference"]
+    # Of another number of labels it is another program.
+    (tmp_path / "train.txt").write_text((tmp_path / "train.txt").read_text().replace("B-THING", "O"))
+    capsys.readouterr()
+    with installed(ipus=16):
+        other = ("--config", config, "--engine", "ipu", "--out", tmp_path / "other")
+        assert command(*other, "--set", f"engine.executable={file}") == 2
+    assert "compiled for labels 4, this run has 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ("placement.layers_per_ipu=[1,2]", "placement.layers_per_ipu places 3 layers, the network has 2; change"),
+        ("placement.replicas=3", "placement.replicas x placement.ipus_per_replica is 3 x 2 = 6; must be a power of"),
+        ("placement.layers_per_ipu=[1]", "placement.layers_per_ipu has 1 values; must have one for each of the 2 IPUs"),
+        ("batch.sequences_per_update=5", "needs a row for each of its 3 stages: --set batch.sequences_per_update="),
+        ("placement.embedding_serialization_factor=2", "must be 1 in fine-tuning, whose heads have no product with"),
+        ("engine.half_logits=true", "engine.half_logits is true; must be false in fine-tuning"),
+        ("run.on_nonfinite=skip", "run.on_nonfinite is skip; must be stop on IPUs"),
+        ("optimizer.name=lamb", "optimizer.max_gradient_norm is 1.0; must be null on IPUs with optimizer.name lamb"),
+        ("placement.replicas=8", "4 IPUs are attached, wanted are 16 IPUs (8 x 2); --set placement.replicas=2 fits"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(checkpoint, tmp_path, capsys, settings, message):
+    config = written(tmp_path, checkpoint, "single_label")
+    with installed(ipus=4):
+        assert command("--config", config, "--engine", "ipu", "--out", tmp_path / "run", "--set", settings) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and len(error.strip().split("\n")) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_sequences_of_an_update_that_are_too_few_are_enough_as_the_message_says(checkpoint, tmp_path, capsys):
+    config = written(tmp_path, checkpoint, "single_label", run={"export": False, "epochs": 1})
+    run = ("--config", config, "--engine", "ipu", "--out", tmp_path / "run", "--set")
+    with installed(ipus=4):
+        assert command(*run, "batch.sequences_per_update=5") == 2
+        said = re.search(r"--set (batch.sequences_per_update=\d+)", capsys.readouterr().err).group(1)
+        assert command(*run, said) == 0
+
+
+def test_a_network_is_simulated_only_where_that_is_asked_for(checkpoint, tmp_path, capsys):
+    """Without IPUs `auto` runs on the host, though the SDK is there."""
+    config = written(tmp_path, checkpoint, "single_label", placement={}, run={"export": False, "epochs": 1})
+    with installed(ipus=0):
+        assert command("--config", config, "--out", tmp_path / "host") == 0
+        assert "engine    host engine" in capsys.readouterr().out
+        asked = ("--set", "engine.ipu_model=true")
+        assert command("--config", config, "--out", tmp_path / "model", *asked) == 0
+        assert "engine    Poplar IPU Model, as asked for by engine.ipu_model" in capsys.readouterr().out
+    assert load_config(tmp_path / "host" / "config.yml").engine.kind == "host"
