@@ -18,6 +18,8 @@ class Assignment(NamedTuple):
     slot: np.ndarray
 
 
+# More sequences than this are assigned on disk (assignment_on_disk.py): so many need 320 MiB.
+IN_MEMORY = 1 << 24
 # Sequences handled at a time. So many fit the processor's cache, where a random access takes a tenth of the time.
 _BLOCK = 1 << 16
 

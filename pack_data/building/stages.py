@@ -10,7 +10,7 @@ import shutil
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from pack_data.building import sides
 from pack_data.building.assignment import assign
+from pack_data.building.assignment_on_disk import assign_on_disk, parts_groups, places_of_parts
 from pack_data.building.former import fitted_schema, is_built, merged, split_overfull
 from pack_data.building.inputs import Files, VocabularyFile, one_sided, open_input
 from pack_data.building.options import BuildOptions
@@ -30,6 +31,7 @@ from pack_data.building.tasks import (
     SortTask,
     examples_name,
     make_shard,
+    places_names,
     read_notes,
     remove_and_build_again,
     save_array,
@@ -43,7 +45,7 @@ from pack_data.command import progress_bar
 from pack_data.decoding import Fields, read_object
 from pack_data.files import sha256_of, write_atomically
 from pack_data.histogram import LengthHistogram
-from pack_data.npy import read_array
+from pack_data.npy import map_array, read_array, read_header
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
 from pack_data.packs import PREDICTION, PackSchema, predictions_per_pack
@@ -61,6 +63,8 @@ from pack_data.text.wordpiece import load_vocabulary
 
 # Token positions in one shard, so that a worker's memory does not depend on S.
 SLOTS_PER_SHARD = 1 << 22
+# Rows of the parts' indices in memory at a time; one has 24 bytes, and becomes a tuple of three numbers.
+_INDEX_ROWS = 1 << 18
 # For the check of the disk: a token takes 2.6 bytes sorted and about as many in its pack.
 BYTES_PER_TOKEN = 5.5
 
@@ -293,19 +297,28 @@ class Stages:
         return packing
 
     def _assignment(self, side: Side, parts_schema: PackSchema, packing: Packing) -> None:
-        done = side.work / "slot.npy"
-        if done.exists():
+        work, totals = side.work, _totals(side)
+        seed = self.options.seed, self.options.epoch
+        if len(parts_groups(totals)) > 1:
+            assign_on_disk(
+                work,
+                work / "recipe.json",
+                parts_schema,
+                totals,
+                lambda part: _counts(side.notes[part], packing.max_sequence_length),
+                seed,
+                self.runner,
+                progress=self.progress,
+            )
+            return
+        pack_file, slot_file = (work / name for name in places_names(0))
+        if slot_file.exists():
             return
         spill = SpillFormat.of(parts_schema)
-        lengths = np.concatenate(
-            [
-                spill.read_lengths(side.work / f"{examples_name(note['part'])}.bin", RunningTotals(*note["totals"]))
-                for note in side.notes
-            ]
-        )
-        assignment = assign(lengths, packing, (self.options.seed, self.options.epoch))
-        save_array(side.work / "pack.npy", assignment.pack)
-        save_array(done, assignment.slot)
+        lengths = [spill.read_lengths(work / f"{examples_name(part)}.bin", total) for part, total in enumerate(totals)]
+        assignment = assign(np.concatenate(lengths), packing, seed)
+        save_array(pack_file, assignment.pack)
+        save_array(slot_file, assignment.slot)
 
     # ---- sequences to packs -----------------------------------------------------------------------------------------
 
@@ -313,45 +326,51 @@ class Stages:
         """Sorts the parts by shard and gathers the shards; returns their notes."""
         work, notes, per_shard = side.work, side.notes, max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
         count, first_shard = -(-packing.packs // per_shard), len(side.former.shards) if side.former else 0
-        totals = [RunningTotals(*note["totals"]) for note in notes]
-        firsts = np.cumsum([0] + [total.sequences for total in totals])
+        totals = _totals(side)
         sort_tasks = [
-            SortTask(str(work.resolve()), part, totals[part], int(firsts[part]), parts_schema, per_shard, count)
-            for part in range(len(notes))
+            SortTask(str(work.resolve()), part, totals[part], group, first, parts_schema, per_shard, count)
+            for part, (group, first) in enumerate(places_of_parts(totals))
             if not (work / f"{sorted_name(part)}.npy").exists()
         ]
         with self._timed("sorting"), progress_bar(len(notes), "sorting", shown=self.progress, unit=" parts") as bar:
             bar.update(len(notes) - len(sort_tasks))
             for _ in self.runner.map(sort_part, sort_tasks):
                 bar.update(1)
-        runs = np.stack([self._run_ends(work, part, totals[part], count) for part in range(len(notes))])
 
         def packs_of(number: int) -> int:
             return min(per_shard, packing.packs - number * per_shard)
 
-        def shard_task(number: int) -> ShardTask:
-            between = tuple(
-                (totals[part], RunningTotals(*begin), RunningTotals(*end))
-                for part, (begin, end) in enumerate(runs[:, number : number + 2].tolist())
-            )
-            return ShardTask(
-                str(work.resolve()),
-                str(side.ready.resolve()),
-                number,
-                first_shard + number,
-                packs_of(number),
-                between,
-                parts_schema,
-                schema,
-                per_shard,
-            )
+        def shard_tasks(missing: Sequence[int]) -> Iterator[ShardTask]:
+            # The indices of all parts together grow with the square of the sequences: some shards at a time.
+            some = max(1, _INDEX_ROWS // len(notes))
+            for first, group in groupby(missing, lambda number: number // some * some):
+                last = min(first + some, count)
+                runs = [
+                    self._run_ends(work, part, total, count, first, last).tolist() for part, total in enumerate(totals)
+                ]
+                for number in group:
+                    between = tuple(
+                        (total, RunningTotals(*rows[number - first]), RunningTotals(*rows[number + 1 - first]))
+                        for total, rows in zip(totals, runs)
+                    )
+                    yield ShardTask(
+                        str(work.resolve()),
+                        str(side.ready.resolve()),
+                        number,
+                        first_shard + number,
+                        packs_of(number),
+                        between,
+                        parts_schema,
+                        schema,
+                        per_shard,
+                    )
 
         with self._timed("writing"), progress_bar(packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
             finished = read_notes(work, "shard-*.json")
             done = {note["number"] for note in finished if (side.ready / note["file"]).exists()}
             bar.update(sum(packs_of(number) for number in done))
-            missing = (shard_task(number) for number in range(count) if number not in done)
-            for note in self.runner.map(make_shard, missing):
+            missing = [number for number in range(count) if number not in done]
+            for note in self.runner.map(make_shard, shard_tasks(missing)):
                 bar.update(note["packs"])
         shards = read_notes(work, "shard-*.json")
         if (sum(note["digest"] for note in shards) - sum(note["digest"] for note in notes)) % (1 << 64):
@@ -361,18 +380,19 @@ class Stages:
             )
         return shards
 
-    def _run_ends(self, work: Path, part: int, totals: RunningTotals, shards: int) -> np.ndarray:
-        """The running totals of a sorted part where each shard begins, int64 [shards + 1, 3]."""
-        path = work / f"{sorted_name(part)}.npy"
-        ends = read_array(path, dtype=np.int64, dimensions=2, way_out=remove_and_build_again(self.work))
-        if (
-            ends.shape != (shards + 1, 3)
-            or ends[0].any()
-            or (np.diff(ends, axis=0) < 0).any()
-            or tuple(ends[-1]) != totals
-        ):
-            raise ValueError(f"{path}: is not the index of its part; {remove_and_build_again(self.work)}")
-        return ends
+    def _run_ends(self, work: Path, part: int, totals: RunningTotals, shards: int, first: int, last: int) -> np.ndarray:
+        """The running totals of a sorted part where shards `first` to `last` begin, int64 [last - first + 1, 3]."""
+        path, way_out = work / f"{sorted_name(part)}.npy", remove_and_build_again(self.work)
+        header = read_header(path, way_out=way_out)
+        if header.dtype == np.int64 and header.shape == (shards + 1, 3):
+            ends: np.ndarray = np.array(map_array(path, header)[first : last + 1])
+            if (
+                (np.diff(ends, axis=0) >= 0).all()
+                and (first or not ends[0].any())
+                and (last < shards or tuple(ends[-1]) == totals)
+            ):
+                return ends
+        raise ValueError(f"{path}: is not the index of its part; {way_out}")
 
     def _make_ready(
         self,
@@ -433,6 +453,18 @@ class Stages:
         """What is appended has nothing for this side: only the manifest changes, which says what went in."""
         write_manifest(side.ready, replace(former, made_with=self._made_with(side, sources)))
         return Packing.load(side.out / "recipe.json")
+
+
+def _totals(side: Side) -> List[RunningTotals]:
+    return [RunningTotals(*note["totals"]) for note in side.notes]
+
+
+def _counts(note: Note, max_sequence_length: int) -> np.ndarray:
+    """Sequences of each length in a part, int64 [S + 1]."""
+    counts = np.zeros(max_sequence_length + 1, dtype=np.int64)
+    lengths, sequences, _ = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T
+    counts[lengths] = sequences
+    return counts
 
 
 def free_bytes(folder: Path) -> int:

@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -48,6 +48,18 @@ def read_text(work: Path, part: int) -> Iterator[Document]:
 
 def examples_name(part: int) -> str:
     return f"examples-{part:05d}"
+
+
+def places_names(group: int) -> Tuple[str, str]:
+    """Files of the packs and of the slots of the sequences of a group of parts."""
+    return f"pack-{group:05d}.npy", f"slot-{group:05d}.npy"
+
+
+class PartsGroup(NamedTuple):
+    """Parts, one after another, whose sequences get their places together."""
+
+    number: int
+    parts: range
 
 
 def sorted_name(part: int) -> str:
@@ -169,7 +181,8 @@ class SortTask:
     work: str
     part: int
     totals: RunningTotals
-    first: int  # number of the part's first sequence among all
+    group: int  # of parts, whose files hold the places
+    first: int  # number of the part's first sequence in that group
     schema: PackSchema
     packs_per_shard: int
     shards: int
@@ -192,9 +205,10 @@ def sort_part(task: SortTask) -> int:
         return task.part
     sequences = SpillFormat.of(task.schema).read_all(source, task.totals)
     own = slice(task.first, task.first + task.totals.sequences)
-    pack, slots = (_places(work, name)[own].astype(np.int64) for name in ("pack.npy", "slot.npy"))
+    names = places_names(task.group)
+    pack, slots = (_places(work, name)[own].astype(np.int64) for name in names)
     most = task.packs_per_shard * task.shards, task.schema.max_sequence_length
-    for name, values, end in zip(("pack.npy", "slot.npy"), (pack, slots), most):
+    for name, values, end in zip(names, (pack, slots), most):
         if len(values) != len(sequences) or (len(values) and not 0 <= int(values.min()) <= int(values.max()) < end):
             raise ValueError(f"{work / name}: holds places that there are not; {remove_and_build_again(work)}")
     shard = pack // task.packs_per_shard
@@ -217,7 +231,7 @@ def sort_part(task: SortTask) -> int:
 
 
 def _places(work: Path, name: str) -> np.ndarray:
-    """The packs, or the slots, of all sequences, mapped."""
+    """The packs, or the slots, of the sequences of a group, mapped."""
     header = read_header(work / name, way_out=remove_and_build_again(work))
     if header.dtype.kind not in "iu" or len(header.shape) != 1:
         raise ValueError(f"{work / name}: holds no row of whole numbers; {remove_and_build_again(work)}")

@@ -17,7 +17,8 @@ PLAN, LOCK = "plan.json", "lock"
 HELD_OUT_WORK = "held-out"
 # The names of files that a build makes in its work folder; it removes no others.
 _OWN = re.compile(
-    r"lock|vocab\.txt|(plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|(pack|slot)\.npy|"
+    r"lock|vocab\.txt|(plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|(pack|slot)(-\d{5,})?\.npy|"
+    r"(scattered|shuffled)-\d{5,}-\d{5,}\.(bin|npy)|"
     r"(text|examples|sorted|shard)-\d{5,}\.(jsonl|json|bin|npy)|packs-\d{5,}-[0-9a-f]{8}\.npy|lengths-[0-9a-f]{8}\.npy|"
     r"[\w.-]+\.\d+\.tmp"
 )

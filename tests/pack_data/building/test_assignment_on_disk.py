@@ -1,0 +1,186 @@
+"""Sequences that are too many for memory: the same laws as `assign`, whatever the runs, and after any kill."""
+
+import hashlib
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pack_data.build import BuildOptions, build
+from pack_data.building import assignment_on_disk as on_disk
+from pack_data.building import stages
+from pack_data.building.runner import SerialRunner
+from pack_data.building.spill import RunningTotals, SpillFormat
+from pack_data.building.tasks import examples_name, places_names
+from pack_data.histogram import LengthHistogram
+from pack_data.packers import get_packer
+from pack_data.packs import SLOT, PackSchema, StoredColumn
+from pack_data.verify import verify
+
+
+class Job:
+    """Parts of lengths in a work folder, as a build leaves them, and their assignment on disk."""
+
+    def __init__(self, folder, lengths, S, *, depth=3, part=64, seed=(0, 0)):
+        self.folder, self.seed = folder, seed
+        folder.mkdir(parents=True)
+        self.lengths = np.array(lengths, int)
+        histogram = LengthHistogram.from_lengths(self.lengths, S)
+        self.packing = get_packer("spfhp")(histogram, max_sequences_per_pack=depth)
+        self.packing.save(folder / "recipe.json")
+        self.schema = PackSchema.of_tokens(S, 1, [StoredColumn("input_ids", SLOT, "|u1")])
+        self.parts = np.split(self.lengths, range(part, len(self.lengths), part))
+        for number, each in enumerate(self.parts):
+            dtype = SpillFormat.of(self.schema).lengths_type
+            each.astype(dtype).tofile(folder / f"{examples_name(number)}.bin")
+        self.totals = [RunningTotals(len(each), int(each.sum()), 0) for each in self.parts]
+
+    def counts(self, part):
+        return np.bincount(self.parts[part], minlength=self.packing.max_sequence_length + 1)
+
+    def run(self, runner=None):
+        on_disk.assign_on_disk(
+            self.folder,
+            self.folder / "recipe.json",
+            self.schema,
+            self.totals,
+            self.counts,
+            self.seed,
+            runner or SerialRunner(),
+        )
+        return self.places()
+
+    def places(self):
+        groups = on_disk.parts_groups(self.totals)
+        columns = zip(*(places_names(group.number) for group in groups))
+        return [np.concatenate([np.load(self.folder / name) for name in names]) for names in columns]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(on_disk, "IN_MEMORY", 0)
+    monkeypatch.setattr(on_disk, "NUMBERS", 16)
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # thousands of small files; no test here takes the power away
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=200),
+    st.sampled_from([1, 2, 3, None]),
+    st.sampled_from([1, 7, 64]),
+    st.sampled_from([3, 16, 500]),
+)
+def test_every_sequence_gets_its_own_place_in_a_pack_of_the_recipe(tmp_path_factory, lengths, depth, part, numbers):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(on_disk, "NUMBERS", numbers)
+        job = Job(tmp_path_factory.mktemp("job") / "work", lengths, 30, depth=depth, part=part)
+        pack, slot = job.run()
+    members = {}
+    for length, p, s in zip(lengths, pack.tolist(), slot.tolist()):
+        assert s not in members.setdefault(p, {})
+        members[p][s] = length
+    assert sorted(members) == list(range(job.packing.packs))
+    made = sorted(tuple(pack[s] for s in range(len(pack))) for pack in members.values())
+    assert made == sorted(
+        strategy for strategy, repeat in zip(job.packing.strategies, job.packing.repeats) for _ in range(repeat)
+    )
+    left = {path.name for path in job.folder.iterdir()}
+    assert not any(name.startswith(("scattered", "shuffled")) for name in left)
+
+
+def test_within_a_length_every_order_is_equally_likely(tmp_path, monkeypatch):
+    """Which of three sequences of 2 tokens meets which of three of 1 is one of 3! = 6 pairings, also where each list is
+    scattered over several buckets."""
+    monkeypatch.setattr(on_disk, "NUMBERS", 2)
+    lengths, seen = [2, 2, 2, 1, 1, 1], {}
+    job = Job(tmp_path / "work", lengths, 3, depth=2, part=4)
+    for seed in range(150):
+        for path in job.folder.glob("slot-*"):
+            path.unlink()
+        job.seed = (seed, 0)
+        pack = job.run()[0]
+        pairing = tuple(int(np.flatnonzero(pack[3:] == p)[0]) for p in pack[:3])
+        seen[pairing] = seen.get(pairing, 0) + 1
+    assert len(seen) == 6 and min(seen.values()) > 8  # 25 expected, standard deviation 4.6
+
+
+def test_neighbours_are_spread(tmp_path, monkeypatch):
+    """As far apart as two random packs, and the partners of a pack come from everywhere."""
+    monkeypatch.setattr(on_disk, "NUMBERS", 1000)
+    lengths = np.random.default_rng(0).integers(1, 20, 50_000)
+    job = Job(tmp_path / "work", lengths, 32, part=1 << 12)
+    pack, slot = job.run()
+    pack = pack.astype(np.int64)
+    assert abs((np.abs(np.diff(pack)) / job.packing.packs).mean() - 1 / 3) < 0.01
+    order = np.lexsort((slot, pack))
+    partner = pack[order][1:] == pack[order][:-1]
+    assert abs((np.abs(np.diff(order))[partner] / len(lengths)).mean() - 1 / 3) < 0.01
+
+
+class Killed(Exception):
+    pass
+
+
+class Stops(SerialRunner):
+    """Runs some tasks, and some of those a second time, then is killed."""
+
+    def __init__(self, tasks):
+        self.left = tasks
+
+    def map(self, function, tasks):
+        for task in tasks:
+            if not self.left:
+                raise Killed
+            self.left -= 1
+            yield function(task)
+            function(task)
+
+
+def test_after_any_kill_it_goes_on_to_the_same_places(tmp_path):
+    lengths = np.random.default_rng(1).choice([3, 9, 20, 29, 30], 300, p=[0.5, 0.2, 0.1, 0.1, 0.1])
+    calm = Job(tmp_path / "calm", lengths, 30).run()
+    tasks = 0
+    while True:  # every seventh task: scattered, shuffled and dealt
+        job = Job(tmp_path / f"killed-{tasks}", lengths, 30)
+        try:
+            job.run(Stops(tasks))
+            break
+        except Killed:
+            found = job.run()
+            assert all(np.array_equal(one, other) for one, other in zip(found, calm)), tasks
+        tasks += 7
+    assert tasks > 40
+
+
+def test_numbers_that_are_missing_are_one_line(tmp_path):
+    job = Job(tmp_path / "work", np.random.default_rng(0).integers(1, 20, 300), 32)
+    with pytest.raises(Killed):
+        job.run(Stops(60))
+    victim = sorted(job.folder.glob("shuffled-00001-*.bin"))[0]
+    victim.write_bytes(victim.read_bytes()[:-4])
+    with pytest.raises(ValueError, match="remove the folder .* and build again"):
+        job.run()
+
+
+def test_a_build_on_disk_is_whole_and_the_same_in_processes(tmp_path, monkeypatch):
+    # A task carries the size of its runs: worker processes do not see what a test patches.
+    monkeypatch.setattr(on_disk, "NUMBERS", 5000)
+    monkeypatch.setattr(stages, "_INDEX_ROWS", 2)
+    built = []
+    for workers in (1, 2):
+        out = tmp_path / str(workers)
+        build(BuildOptions(out, synthetic="squad_1_1_384", sequences=40_000, max_sequence_length=384, workers=workers))
+        assert verify(out).manifest.sequences == 40_000
+        built.append({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())})
+    assert built[0] == built[1]
+
+
+def test_few_sequences_are_assigned_in_memory(monkeypatch):
+    monkeypatch.setattr(on_disk, "IN_MEMORY", 100)
+    parts = [RunningTotals(50, 50, 0), RunningTotals(50, 50, 0)]
+    assert [list(group.parts) for group in on_disk.parts_groups(parts)] == [[0, 1]]
+    assert on_disk.places_of_parts(parts) == [(0, 0), (0, 50)]
+    parts.append(RunningTotals(1, 1, 0))
+    assert [list(group.parts) for group in on_disk.parts_groups(parts)] == [[0], [1], [2]]
+    assert on_disk.places_of_parts(parts) == [(0, 0), (1, 0), (2, 0)]
