@@ -11,7 +11,7 @@ TESTS ?= tests
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo $$n)
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
-.PHONY: help pretrain bench test gpu check coverage mutants test-sdk test-wheel weights print-python38 clean
+.PHONY: help pretrain bench test gpu check coverage mutants test-sdk test-ipu test-wheel weights print-python38 clean
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make bench      what packing brings on this machine: speed-up beside the packing factor, 1 and 2 processes"
@@ -21,6 +21,7 @@ help:
 	@echo "make coverage   the tests, and the lines that none of them runs"
 	@echo "make mutants    small random mistakes in the core modules: do the tests notice? (an hour; goes on where it was stopped)"
 	@echo "make test-sdk   run them in the IPU machines' world (Python 3.8, torch 2.0.1)"
+	@echo "make test-ipu   the IPU suite where the Poplar SDK is, on IPUs or on the IPU Model; PYTHON=the SDK's environment"
 	@echo "make test-wheel build the wheel, install it into an empty environment, and use it there"
 	@echo "make weights    fetch a small trained BERT (84 MB) for fine-tuning, experiments and one test"
 	@echo "make clean      remove the virtual environments; runs/ and data/ stay"
@@ -89,6 +90,10 @@ test-sdk: .venv-sdk/ready
 	.venv-sdk/bin/pip install --quiet --only-binary :all: -r requirements-sdk.txt
 	.venv-sdk/bin/pip install --quiet --no-deps -e .
 	@touch $@
+
+# Builds no environment: PYTHON has the SDK's PopTorch and, beside it, what requirements-sdk.txt names.
+test-ipu:
+	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PYTHON) tests/on_ipus.py $(TEST_IPU)
 
 # What `pip install .[train]` gives on a machine that has nothing else.
 test-wheel: .venv/ready

@@ -9,6 +9,7 @@ What it cannot show: memory, speed, the compiler's own limits, half precision as
 IPU computes by the tanh form.  Where it and PopTorch differ, PopTorch is right.
 """
 
+import contextlib as _contextlib
 import copy as _copy
 import enum as _enum
 import inspect as _inspect
@@ -26,6 +27,7 @@ import torch as _torch
 from torch.func import functional_call as _functional_call
 
 from tests.fakes import poptorch_optim as optim
+from tests.fakes.half import HalfOnTheCpu as _HalfOnTheCpu
 from tests.fakes.lowering import API as _API
 from tests.fakes.lowering import Recorder as _Recorder
 from tests.fakes.machine import CompiledProgram as _CompiledProgram
@@ -852,9 +854,7 @@ class PoplarExecutor:
         held = dict(weights or self._device)  # functional_call writes what the model reassigns into it
         try:
             self._set_modes(self._mode)
-            if recorder is None:
-                return _functional_call(self._model, held, tuple(micro_batch))
-            with recorder:
+            with _HalfOnTheCpu(), recorder or _contextlib.nullcontext():
                 return _functional_call(self._model, held, tuple(micro_batch))
         finally:
             _graph = previous
@@ -1017,9 +1017,10 @@ class PoplarExecutor:
                 result = self._run(micro_batch, graph, weights=weights)
                 outputs[replica][time] = self._keep(result)
                 wanted = list(self._moments)
-                gradients = _torch.autograd.grad(
-                    graph.losses[0] * shared["loss_scaling"], [weights[name] for name in wanted], allow_unused=True
-                )
+                with _HalfOnTheCpu():
+                    gradients = _torch.autograd.grad(
+                        graph.losses[0] * shared["loss_scaling"], [weights[name] for name in wanted], allow_unused=True
+                    )
                 for name, gradient in zip(wanted, gradients):
                     if gradient is not None:
                         sums[name] += gradient.to(kind)

@@ -1,9 +1,8 @@
 """The IPU engine on the stand-in for PopTorch: the same updates as the host engine, one compilation, portable state.
 
-Tests marked `ipu`, at the end, run on what the stand-in stands for.
+test_ipu_tier.py has what also runs on what the stand-in stands for.
 """
 
-import dataclasses
 import json
 import os
 import pickle
@@ -15,13 +14,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.config import (
-    BatchConfig,
-    Config,
     ConfigError,
-    DataConfig,
-    EngineConfig,
-    OptimizerConfig,
-    PlacementConfig,
     cross_check,
     load_config,
 )
@@ -33,67 +26,12 @@ from pack_data.packs import PackSchema
 from pack_data.store import PackStore
 from tests.fakes.machine import machine
 from tests.fakes.sdk import fake_popdist, installed
-from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
+from tests.ipu_runs import SLOTS, change, make_batch, make_config, schema, weights_of
 from tests.pretraining import count, global_batches, host_engine, initial_network, ipu_engine, placed
-from tests.tiny_runs import TINY, held_out_of, tiny_config, tiny_data
+from tests.tiny_runs import held_out_of, tiny_config, tiny_data
 from tests.tolerances import relative_error
 
-SLOTS, VOCABULARY = 24, 62
 RATES = (0.01, 0.02, 0.005)
-
-
-def make_config(*, layers_per_ipu=(2,), replicas=1, accumulation=4, micro_batch=2, **sections):
-    """A two-layer BERT in float32 with nothing random, on IPUs of which each has its share of the layers."""
-    config = Config(
-        data=DataConfig(max_sequence_length=SLOTS, max_predictions_per_sequence=5, max_sequences_per_pack=3),
-        model=dataclasses.replace(
-            TINY, vocabulary_size=VOCABULARY, num_layers=sum(layers_per_ipu), initializer_range=0.2
-        ),
-        optimizer=OptimizerConfig(),
-        batch=BatchConfig(micro_batch=micro_batch, gradient_accumulation=accumulation),
-        engine=EngineConfig(
-            kind="ipu",
-            half_weights=False,
-            loss_scaling=128.0,
-            gradient_accumulator_type="float32",
-            stochastic_rounding=False,
-            log_cycles=True,
-        ),
-        placement=PlacementConfig(
-            replicas=replicas,
-            ipus_per_replica=len(layers_per_ipu),
-            layers_per_ipu=tuple(layers_per_ipu),
-            available_memory_proportion=(0.2,) * len(layers_per_ipu),
-            embedding_serialization_factor=2,
-            replicated_tensor_sharding=replicas > 1,
-        ),
-    )
-    return change(config, **sections)
-
-
-def change(config, **sections):
-    return dataclasses.replace(
-        config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
-    )
-
-
-def make_batch(config, *, depth=3, seed=0, shortest=3, longest=15):
-    """A global batch that the configuration asks for, with mixed packs, the last of them empty."""
-    rng = np.random.default_rng([seed, depth])
-    rows = config.packs_per_update(1.0)
-    number = rows + rows // 2 if depth <= 3 else rows * depth
-    lengths = [int(length) for length in rng.integers(shortest, longest + 1, number)]
-    examples = random_sequences(rng, lengths=lengths, vocabulary=VOCABULARY)
-    packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)[: rows - 1]
-    packs += [[]] * (rows - len(packs))
-    batch = lay_out(packs, examples, slots=SLOTS, depth=depth, predictions=5 + depth)
-    return with_scales(
-        batch, micro_batches=config.micro_batches_per_update(1.0), normalisation=config.loss.normalisation
-    )
-
-
-def schema(depth=3):
-    return PackSchema(SLOTS, depth, 5 + depth)
 
 
 @pytest.fixture
@@ -104,11 +42,6 @@ def sdk():
 
 def make_engine(sdk, config, *, depth=3):
     return ipu_engine(sdk[0], config, schema(depth))
-
-
-def weights_of(state):
-    """(names, tensors) without the attention's key bias: its gradient is zero but for rounding, which LAMB blows up."""
-    return [state["model"][name] for name in sorted(state["model"]) if not name.endswith("key.bias")]
 
 
 def assert_same_weights(found, expected, tolerance=1e-6):
@@ -551,15 +484,6 @@ def test_half_first_moments_travel_as_float32(sdk):
     )
 
 
-def _half_on_the_cpu():
-    try:
-        torch.nn.functional.layer_norm(torch.ones(2, 2).half() @ torch.ones(2, 2).half(), (2,))
-    except RuntimeError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not _half_on_the_cpu(), reason="this torch has no float16 products on a CPU")
 def test_half_weights_train_with_a_float_loss(sdk):
     config = make_config(engine={"half_weights": True, "gradient_accumulator_type": "float16"})
     engine, host = make_engine(sdk, config), host_engine(config, packing_factor=1.0)
@@ -1135,79 +1059,3 @@ def test_auto_runs_on_the_ipu_model_where_there_is_no_hardware(tmp_path, capsys)
         )
     assert "IPU Model" in capsys.readouterr().out
     assert len(losses(tmp_path / "model")) == 2
-
-
-# ------------------------------------------------------------------------------------- on the SDK itself, where there
-# is one
-
-
-@pytest.fixture(scope="module")
-def real_ipu():
-    """The engine module on a real PopTorch, and the kind of device: hardware, else the Poplar IPU Model."""
-    try:
-        import poptorch
-    except (ImportError, AssertionError) as error:  # PopTorch asserts that torch is the version it wants
-        pytest.skip(f"no Poplar SDK: {error}")
-    from ipu_packed_bert.engine import ipu
-    from ipu_packed_bert.engine.ipu import engine  # noqa: F401 (an attribute of ipu)
-
-    return ipu, not poptorch.ipuHardwareIsAvailable(1)
-
-
-def real_config(simulated, **settings):
-    return make_config(
-        layers_per_ipu=(2,),
-        **{**settings, "engine": {"ipu_model": simulated, "log_cycles": not simulated, **settings.get("engine", {})}},
-    )
-
-
-@pytest.mark.ipu
-@pytest.mark.parametrize("depth", [1, 3], ids=["unpacked", "packed"])
-def test_device_updates_equal_the_hosts(real_ipu, depth):
-    """gelu is the tanh form on the device, which differs by up to 5e-4: hence the width of the tolerance."""
-    ipu, simulated = real_ipu
-    config = real_config(simulated, data={"max_sequences_per_pack": depth})
-    engine, host = ipu_engine(ipu, config, schema(depth)), host_engine(config, packing_factor=1.0)
-    for update, rate in enumerate(RATES):
-        batch = make_batch(config, depth=depth, seed=update)
-        assert engine.step(batch, rate).loss == pytest.approx(host.step(batch, rate).loss, rel=1e-2)
-    assert relative_error(weights_of(engine.state()), weights_of(host.state())) < 2e-2
-    assert engine.compilations == {"training": 1, "evaluation": 0}
-    engine.close()
-
-
-@pytest.mark.ipu
-def test_device_checkpoints_move_both_ways(real_ipu):
-    ipu, simulated = real_ipu
-    config = real_config(simulated)
-    host = host_engine(config, packing_factor=1.0)
-    engine = ipu_engine(ipu, config, schema())
-    host.step(make_batch(config, seed=0), 0.01)
-    engine.load_state(host.state())
-    engine.step(make_batch(config, seed=1), 0.01)
-    state = engine.state()
-    assert state["optimizer"]["step"] == 2
-    host.load_state(state)
-    batch = make_batch(config, seed=2)
-    assert engine.evaluate(batch).loss == pytest.approx(host.evaluate(batch).loss, rel=1e-2)
-    assert engine.step(batch, 0.01).loss == pytest.approx(host.step(batch, 0.01).loss, rel=1e-2)
-    engine.close()
-
-
-@pytest.mark.ipu
-def test_device_has_poptorchs_interface(real_ipu):
-    """The published interface against which the stand-in is checked is that of the PopTorch here."""
-    import inspect
-
-    import poptorch
-
-    from tests.fakes.lowering import API
-
-    assert poptorch.__version__.startswith(API["poptorch_version"].rsplit(".", 1)[0])
-    for name, entry in API["modules"]["poptorch"].items():
-        assert hasattr(poptorch, name), name
-        if entry["kind"] == "function":
-            wanted = [p["name"] for p in entry["params"]]
-            assert list(inspect.signature(getattr(poptorch, name)).parameters) == wanted, name
-    for name in API["modules"]["poptorch"]["Options"]["methods"]:
-        assert hasattr(poptorch.Options, name), name

@@ -1,0 +1,62 @@
+"""What `make test-ipu` runs, in an environment that has the Poplar SDK: python tests/on_ipus.py [pytest options]
+
+First the IPU suite as everywhere, on the stand-in, then the tests marked `ipu` on the PopTorch that is installed: on
+IPUs where they are attached, else on the Poplar IPU Model with 4 tiles an IPU (POPTORCH_IPU_MODEL=1: with all 1,472).
+
+Exit status: 0 all pass; 1 a test fails; 2 there is no SDK, or no pytest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import List, Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+SUITE = ("test_fake_poptorch", "test_ipu_signatures", "test_ipu_lowering", "test_ipu_engine", "test_ipu_tier")
+ON_THE_SDK = ("test_ipu_tier",)
+
+
+def main(argv: Sequence[str]) -> int:
+    missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
+    try:
+        import poptorch
+    except (ImportError, AssertionError) as error:  # PopTorch asserts that torch is the version it was built with
+        why = " ".join(str(error).split())
+        return complain(f"no Poplar SDK for {sys.executable} ({why}); enable SDK 3.4: make test-ipu PYTHON=python")
+    if missing:
+        return complain(f"{sys.executable} lacks {' and '.join(missing)}: pip install {' '.join(missing)}")
+    attached = max((number for number in (1, 2, 4, 8, 16) if poptorch.ipuHardwareIsAvailable(number)), default=0)
+    if attached < 4 and not asked_for("POPTORCH_IPU_MODEL"):
+        # Read by PopTorch in the tests' process; a test that finds as many IPUs as it wants does not need it.
+        model = "the Poplar IPU Model, 4 tiles an IPU" if not attached else f"{attached} IPUs, else the IPU Model"
+        if not attached:
+            os.environ["POPTORCH_SMALL_IPU_MODEL"] = "1"
+    else:
+        model = f"{attached} IPUs" if attached else "the Poplar IPU Model"
+    print(f"PopTorch {poptorch.__version__} on {model}", flush=True)
+    first = run(SUITE, ["-m", "not ipu", *argv])
+    return run(ON_THE_SDK, ["-m", "ipu", "--durations=5", *argv]) or first
+
+
+def asked_for(variable: str) -> bool:
+    return os.environ.get(variable, "").strip() not in ("", "0")
+
+
+def complain(problem: str) -> int:
+    print(f"error: {problem}", file=sys.stderr)
+    return 2
+
+
+def run(modules: Sequence[str], options: List[str]) -> int:
+    files = [str(ROOT / "tests" / "ipu_packed_bert" / f"{name}.py") for name in modules]
+    alone = ["-n", "0"] if importlib.util.find_spec("xdist") is not None else []
+    finished = subprocess.run([sys.executable, "-m", "pytest", "-q", *alone, *options, *files], cwd=ROOT)
+    return 1 if finished.returncode else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
