@@ -62,7 +62,9 @@ PUBLIC = {
         "check_no_leak",
         "inputs_for",
         "mean_loss",
+        "pack_into",
         "take_step",
+        "use_padding_free",
     ],
 }
 

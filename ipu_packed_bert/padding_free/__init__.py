@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.padding_free.choice import use_padding_free
     from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator, PaddingFreeCollator, inputs_for
     from ipu_packed_bert.padding_free.probe import check_no_leak
+    from ipu_packed_bert.padding_free.trainers import pack_into
     from ipu_packed_bert.padding_free.update import UpdateResult, accumulate, mean_loss, take_step
 
 _PLACES = {
@@ -27,6 +28,7 @@ _PLACES = {
     "check_no_leak": "probe",
     "inputs_for": "collators",
     "mean_loss": "update",
+    "pack_into": "trainers",
     "take_step": "update",
     "use_padding_free": "choice",
 }
@@ -40,6 +42,7 @@ __all__ = [
     "check_no_leak",
     "inputs_for",
     "mean_loss",
+    "pack_into",
     "take_step",
     "use_padding_free",
 ]

@@ -270,7 +270,8 @@ def padding_free_attention(
         cu_seq_lens_q = attention_mask
     if cu_seq_lens_q is None:
         return _without_boundaries(query, key, value, attention_mask, position_bias, settings), None
-    if attention_mask is not None and not carried:
+    # Older versions of Transformers make a mask for a row of one example too; it says what the boundaries say.
+    if attention_mask is not None and not carried and cu_seq_lens_q.numel() > 2:
         raise ValueError(
             f"{name} gets boundaries of examples and an attention_mask of shape {tuple(attention_mask.shape)}; give "
             "no mask with cu_seq_lens_q, and call the model with use_cache=False"

@@ -13,7 +13,7 @@ examples of a batch, and the collator joins them into one row.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, Iterator, Mapping, Sequence
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -78,13 +78,20 @@ class PaddingFreeCollator:
     """Examples -> the inputs of one padding-free batch of `model`.
 
     An example is a mapping with input_ids and, where they differ from them, labels.
+    slots: the row is padded to so many tokens, so that all batches have one shape.  Accelerate needs that where it
+    dispatches batches.  There are no boundaries among the inputs then: the model finds them in position_ids, so call it
+    with use_cache=False.
     """
 
-    def __init__(self, model: Any, *, pad_id: int = 0, ignore_index: int = -100) -> None:
-        self._model, self._collate = model, partial(padding_free_batch, pad_id=pad_id, ignore_index=ignore_index)
+    def __init__(self, model: Any, *, pad_id: int = 0, ignore_index: int = -100, slots: Optional[int] = None) -> None:
+        self._model, self._slots = model, slots
+        self._collate = partial(padding_free_batch, pad_id=pad_id, ignore_index=ignore_index, slots=slots)
 
     def __call__(self, examples: Sequence[Example]) -> Inputs:
-        return inputs_for(self._model, self._collate(examples))
+        inputs = inputs_for(self._model, self._collate(examples))
+        if self._slots is None:
+            return inputs
+        return {name: value for name, value in inputs.items() if torch.is_tensor(value) and value.dim() > 1}
 
 
 class PaddingCollator:

@@ -7,7 +7,7 @@ attention kernels take as int32.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Sequence, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
@@ -35,15 +35,22 @@ def _columns(examples: Sequence[Example], pad_id: int, ignore_index: int) -> Lis
 
 
 def padding_free_batch(
-    examples: Sequence[Example], *, pad_id: int = 0, ignore_index: int = -100
+    examples: Sequence[Example], *, pad_id: int = 0, ignore_index: int = -100, slots: Optional[int] = None
 ) -> Dict[str, np.ndarray]:
     """All examples in one row, without padding.  ("Enhancing Training Efficiency Using Packing ...", section 3.4.)
 
     input_ids, labels, position_ids [1, tokens]; cumulative_lengths int32 [examples + 1], from 0 to tokens; max_length,
     tokens of the longest example.  position_ids begin at 0 in each example.  The first label of each example is
     `ignore_index`, because the token before it belongs to another example.
+    slots: tokens of every row, where all rows must have one shape.  Each padding token is an example of its own.
+    Raises ValueError where the examples have more tokens.
     """
     columns = _columns(examples, pad_id, ignore_index)
+    if slots is not None:
+        missing = slots - sum(len(column["input_ids"]) for column in columns)
+        if missing < 0:
+            raise ValueError(f"the examples of a row have {slots - missing} tokens, slots is {slots}; make it larger")
+        columns += _columns([], pad_id, ignore_index) * missing
     lengths = np.array([len(column["input_ids"]) for column in columns])
     ends = np.cumsum(lengths)
     labels = np.concatenate([column["labels"] for column in columns])

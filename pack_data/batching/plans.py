@@ -113,17 +113,19 @@ def _bins_to_plan(lengths: np.ndarray, bins: List[List[int]], options: BatchOpti
     """One bin a batch.  If the last step has fewer bins than ranks, its examples are shared out over all ranks."""
     last = len(bins) % options.ranks
     if last:
-        left = sorted(
-            (number for numbers in bins[-last:] for number in numbers), key=lambda number: (-lengths[number], number)
-        )
-        shares: List[List[int]] = [[] for _ in range(options.ranks)]
-        load = [0] * options.ranks
-        for number in left:
-            rank = load.index(min(load))
-            shares[rank].append(number)
-            load[rank] += int(lengths[number])
-        bins = bins[:-last] + shares
+        bins = bins[:-last] + _shared_out(lengths, bins[-last:], options.ranks)
     return _whole(lengths, [[numbers] if numbers else [] for numbers in bins], options.ranks)
+
+
+def _shared_out(lengths: np.ndarray, bins: Sequence[List[int]], ranks: int) -> List[List[int]]:
+    """The examples of fewer bins than ranks in one bin a rank: the longest first, to the rank that has least."""
+    shares: List[List[int]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for number in sorted((number for numbers in bins for number in numbers), key=lambda n: (-lengths[n], n)):
+        rank = load.index(min(load))
+        shares[rank].append(number)
+        load[rank] += int(lengths[number])
+    return shares
 
 
 # ---- the ways: lengths int64 [examples], options, generator -> EpochPlan
@@ -252,6 +254,15 @@ def optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.G
     fewest = min(range(count), key=lambda step: len(steps[step]))
     steps[fewest], steps[-1] = steps[-1], steps[fewest]
 
+    # Its examples are shared out, one row a rank, where that is possible, so that no rank is idle.
+    tail: List[List[List[int]]] = []
+    if len(steps[-1]) < options.ranks:
+        _give_enough_examples(steps, [len(row) for row in rows], work, options.ranks)
+        spread = _shared_out(lengths, [rows[row] for row in steps[-1]], options.ranks)
+        if max(int(lengths[numbers].sum()) for numbers in spread) <= options.max_sequence_length:
+            steps.pop()
+            tail = [[numbers] if numbers else [] for numbers in spread]
+
     batches: List[List[List[int]]] = []
     for chosen in steps:
         shares: List[List[int]] = [[] for _ in range(options.ranks)]
@@ -263,7 +274,28 @@ def optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.G
             shares[rank].append(row)
             load[rank] += int(work[row])
         batches += [[rows[row] for row in share] for share in shares]
-    return _whole(lengths, batches, options.ranks)
+    return _whole(lengths, batches + tail, options.ranks)
+
+
+def _give_enough_examples(steps: List[List[int]], examples: List[int], work: np.ndarray, ranks: int) -> None:
+    """If the rows of the last step have fewer examples than there are ranks, exchange one for a row that has more.
+
+    examples, work: of each row.  Of the rows that have enough, the one of nearest work is taken.
+    """
+    missing = ranks - sum(examples[row] for row in steps[-1])
+    if missing <= 0:
+        return
+    at = min(range(len(steps[-1])), key=lambda at: examples[steps[-1][at]])
+    given = steps[-1][at]
+    enough = [
+        (abs(int(work[row] - work[given])), step, place)
+        for step, rows in enumerate(steps[:-1])
+        for place, row in enumerate(rows)
+        if examples[row] >= examples[given] + missing
+    ]
+    if enough:
+        _, step, place = min(enough)
+        steps[-1][at], steps[step][place] = steps[step][place], given
 
 
 _RECIPES: Dict[Tuple[bytes, int], Packing] = {}

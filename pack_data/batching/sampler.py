@@ -113,7 +113,7 @@ class IndexBatchSampler(_Epochs):
             for inputs in loader: ...
 
     lengths: tokens of every example of a map-style data set, integers [examples], the same on every rank.
-    rank: None gives the batches of all ranks in turn, step by step.  Accelerate wants this, as it deals them out itself.
+    rank: None gives the batches of all ranks in turn, step by step, for Accelerate, which deals them out itself.
     longer: what becomes of an example of more than max_sequence_length tokens, a rule of `pack_data.longer`: raise,
     truncate, split or drop; `sampler.longer` counts and says it.
 
@@ -159,14 +159,15 @@ class IndexBatchSampler(_Epochs):
 
         A last batch is empty where fewer examples than ranks are left.
         """
-        first = self._step if self._pending else 0
+        if not self._pending:  # from the beginning, of the next epoch if all batches of this one were taken
+            self._go_to(self._epoch + (self._step == self._plan.steps), 0)
         self._pending = False
-        epoch, plan = self._epoch, self._plan
-        self._go_to(epoch, first)
+        epoch, first, plan = self._epoch, self._step, self._plan
+        ranks = range(self.options.ranks) if self.rank is None else (self.rank,)
         for step in range(first, plan.steps):
-            # Counted before the batch is used: a state taken while it is in use continues with the next one.
-            self._step = step + 1
-            for rank in range(self.options.ranks) if self.rank is None else (self.rank,):
+            for rank in ranks:
+                # Counted before the batch is used: a state taken while it is in use continues with the next one.
+                self._step = step + (rank == ranks[-1])
                 yield [self._number(*piece) for row in plan.batch(step, rank) for piece in row]
         self._go_to(epoch + 1, 0)
 

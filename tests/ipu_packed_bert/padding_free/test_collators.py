@@ -76,6 +76,23 @@ def test_flash_kernels_get_the_boundaries_and_no_mask():
     assert inputs["max_length_q"] == inputs["max_length_k"] == 4
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "padding_free"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_rows_of_one_shape_have_the_same_losses(kind, attention):
+    """Padded to 40 slots, with tensors of one row only, as Accelerate can join and cut them."""
+    model = a_model(kind, attention)
+    for lengths in ([9, 2, 12, 5], [30, 10], [1]):
+        examples = some_examples(4, lengths)
+        inputs = PaddingFreeCollator(model, slots=40)(examples)
+        assert all(value.shape[0] == 1 and value.shape[-1] == 40 for value in inputs.values())
+        with torch.no_grad():
+            found, padded = token_losses(model, inputs), token_losses(model, PaddingCollator()(examples))
+        assert len(found) == len(padded) == sum(lengths) - len(lengths)
+        assert torch.allclose(found, padded, rtol=0, atol=1e-9 * float(padded.abs().max()) if len(padded) else 0)
+    with pytest.raises(ValueError, match="have 41 tokens, slots is 40"):
+        PaddingFreeCollator(model, slots=40)(some_examples(4, [30, 11]))
+
+
 def test_the_mask_by_hand():
     """Examples of two, one and two tokens."""
     mask = same_example(torch.tensor([[0, 1, 0, 0, 1]]))

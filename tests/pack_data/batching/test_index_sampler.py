@@ -87,6 +87,9 @@ def test_an_epoch_begins_anew_unless_a_state_was_loaded():
     source = iter(sampler)
     next(source)
     assert list(sampler) == whole and sampler.epoch == 1
+    source = iter(sampler)
+    second = [next(source) for _ in range(len(sampler))]
+    assert second != whole and list(sampler) not in (whole, second)  # no caller must ask for a batch too many
     sampler.set_epoch(0)
     assert list(sampler) == whole
     sampler.set_epoch(7)

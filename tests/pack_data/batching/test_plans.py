@@ -45,7 +45,7 @@ def test_ranks_have_equal_steps_and_no_rank_is_idle_without_need(way, ranks):
     assert all(any(plan.batch(step, rank) for rank in range(ranks)) for step in range(plan.steps))
     full = [all(plan.batch(step, rank) for rank in range(ranks)) for step in range(plan.steps)]
     assert all(full[:-1])
-    if way.group.__name__ in ("multipack", "random_packing"):
+    if way.group.__name__ in ("multipack", "random_packing", "optimal_packing"):
         assert full[-1]  # 101 examples in a handful of bins: the last ones are shared out
 
 
@@ -147,3 +147,18 @@ def test_optimal_packing_gives_ranks_equally_many_rows_whatever_their_work():
     plan = get_way("OptimalPacking+PosID").plan([MSL] + [1] * 5 * MSL, BatchOptions(3, MSL, ranks=2))
     assert plan.steps == 1
     assert [len(batch) for batch in batches(plan)] == [3, 3]
+
+
+def test_optimal_packing_shares_out_a_last_step_with_fewer_rows_than_ranks():
+    """Three rows of 10 for two ranks: the last step has one row, and its two examples go to a rank each."""
+    plan = get_way("OptimalPacking+PosID").plan([5] * 6, BatchOptions(1, 10, ranks=2))
+    found = [[[piece.stop for piece in row] for row in batch] for batch in batches(plan)]
+    assert found == [[[5, 5]], [[5, 5]], [[5]], [[5]]]
+
+
+def test_optimal_packing_leaves_no_rank_idle_for_a_row_of_one_example():
+    """Rows 7, 6 + 4 and 5 + 5 for two ranks: the row of one example, which has the least work, cannot be shared."""
+    for seed in range(5):
+        plan = get_way("OptimalPacking+PosID").plan([7, 6, 4, 5, 5], BatchOptions(1, 10, ranks=2, seed=seed))
+        assert plan.steps == 2 and all(len(batch) == 1 for batch in batches(plan))
+        assert sorted(piece.stop for batch in batches(plan) for row in batch for piece in row) == [4, 5, 5, 6, 7]

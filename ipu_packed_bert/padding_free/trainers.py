@@ -1,0 +1,218 @@
+"""Optimal packs in the trainers of Hugging Face: Trainer, and SFTTrainer of TRL.
+
+    trainer = SFTTrainer(model, args=SFTConfig(max_length=4096, ...), train_dataset=dataset)
+    pack_into(trainer)
+    trainer.train()
+
+The trainer keeps its data set, its data collator, its loss and its accumulation.  What changes is which examples share
+a batch, and that a batch is one row without padding.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from ipu_packed_bert.padding_free.attention import NAME
+from ipu_packed_bert.padding_free.choice import use_padding_free
+from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
+from ipu_packed_bert.padding_free.update import IGNORED
+from pack_data.batching.collators import padding_free_batch
+from pack_data.batching.plans import BatchOptions, get_way
+from pack_data.batching.sampler import IndexBatchSampler
+
+logger = logging.getLogger(__name__)
+
+# What collators give for one example besides its tokens; a row of several examples gets its own.
+_OF_A_ROW = {
+    "attention_mask",
+    "position_ids",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "seq_idx",
+}
+
+
+def pack_into(
+    trainer: Any,
+    *,
+    max_sequence_length: Optional[int] = None,
+    way: str = "OptimalPacking+PosID",
+    longer: str = "raise",
+    check: bool = True,
+) -> IndexBatchSampler:
+    """Let a Hugging Face Trainer, or TRL's SFTTrainer, train on packs.  Call it before `trainer.train()`.
+
+    A batch has per_device_train_batch_size rows of max_sequence_length tokens, joined to one row; by default
+    max_sequence_length is the trainer's `max_length`.  Every rank gets as many batches, every example comes once an
+    epoch, and a run that is resumed inside an epoch goes on with the next batch.
+    Labels are those of the trainer's own data collator, so masks of prompts and of other turns stay what they are.  The
+    loss is the mean over the predicted tokens of a whole update, over accumulation and ranks.
+    Evaluation stays as it was.
+
+    way: one of those of `pack_data.batching` that pad nothing and cut nothing.  longer: a rule of `pack_data.longer`
+    for examples of more than max_sequence_length tokens.  check: try out that the model keeps examples apart, and
+    switch it to an attention that does (`use_padding_free`); without it the model must be switched already.
+    Returns the sampler of this rank; its `longer` counts the examples that were cut or left out.
+    Raises ValueError, one line, for what cannot be packed.
+    """
+    args, accelerator = trainer.args, trainer.accelerator
+    _check_trainer(trainer, way)
+    row = max_sequence_length if max_sequence_length is not None else getattr(args, "max_length", None)
+    if row is None:
+        raise ValueError(
+            "max_sequence_length is not given, and the trainer has no max_length; give the tokens of a row"
+        )
+    attention = use_padding_free(trainer.model, longest=row) if check else None
+    if attention not in (None, NAME) and "flash" not in attention and hasattr(trainer, "_total_train_tokens"):
+        raise ValueError(
+            f'{type(trainer.model).__name__} keeps examples apart with attn_implementation="{attention}" and a mask of '
+            "all tokens by all tokens, which SFTTrainer would count as its tokens; use Trainer for it"
+        )
+    if args.world_size > 1:
+        args.average_tokens_across_devices = True
+    if not trainer.model_accepts_loss_kwargs and trainer.compute_loss_func is None:
+        # Otherwise the trainer takes the mean of the micro-batches' means.
+        trainer.compute_loss_func = _token_loss
+    theirs = trainer.get_train_dataloader
+    lengths = _lengths_of(theirs().dataset)
+
+    def sampler() -> IndexBatchSampler:
+        options = BatchOptions(trainer._train_batch_size, row, args.world_size, _seed(args))
+        return IndexBatchSampler(way, lengths, options, args.process_index, longer=longer)
+
+    def get_train_dataloader() -> DataLoader:
+        return _loader(theirs(), sampler(), trainer.model)
+
+    made = sampler()
+    if made.longer.longer and accelerator.is_main_process:
+        logger.warning("%s", made.longer)
+    trainer.get_train_dataloader = get_train_dataloader
+    return made
+
+
+def _check_trainer(trainer: Any, way: str) -> None:
+    """Raise ValueError for a trainer whose batches cannot be replaced."""
+    args = trainer.args
+    dataset = trainer.train_dataset
+    reasons = {
+        "the trainer has no train_dataset; give it one before": dataset is None,
+        "the train_dataset has no length, and packs are planned over all examples; use a map-style data set": (
+            dataset is not None and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"))
+        ),
+        "packing=True packs already; set packing=False": getattr(args, "packing", False),
+        f"one process drives {args.n_gpu} GPUs, which would cut the row; start it with torchrun or accelerate launch": (
+            args.n_gpu > 1
+        ),
+        f"{way} pads its rows or cuts examples; choose a way that does neither": (
+            not get_way(way).padding_free or way.startswith("FixedLength")
+        ),
+        "pack_into was called for this trainer already": "get_train_dataloader" in vars(trainer),
+        "label_smoothing_factor is a mean of each micro-batch in this Transformers; set it to 0 or use 5.15 or newer": (
+            trainer.label_smoother is not None
+            and "num_items_in_batch" not in inspect.signature(type(trainer.label_smoother).__call__).parameters
+        ),
+        "ranks that share one example (tensor, context or sequence parallelism) are not supported": _shares(trainer),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ValueError(reason)
+
+
+def _shares(trainer: Any) -> bool:
+    """Whether some ranks get the same examples."""
+    layout = getattr(trainer.accelerator, "parallelism_config", None)
+    sizes = [getattr(layout, name, 1) for name in ("tp_size", "cp_size", "sp_size")]
+    return any((size or 1) > 1 for size in [*sizes, getattr(trainer.model, "_tp_size", 1)])
+
+
+def _seed(args: Any) -> int:
+    return args.seed if args.data_seed is None else args.data_seed
+
+
+def _lengths_of(dataset: Any) -> np.ndarray:
+    """Tokens of each example: int64 [examples].  From a table of `datasets` without reading the tokens."""
+    if hasattr(dataset, "with_format") and (getattr(dataset, "format", None) or {}).get("type") != "custom":
+        import pyarrow.compute
+
+        tables = dataset.select_columns(["input_ids"]).with_format("arrow").iter(batch_size=10_000)
+        counts = [np.asarray(pyarrow.compute.list_value_length(table["input_ids"])) for table in tables]
+        return np.concatenate([np.zeros(0, np.int64), *counts]).astype(np.int64)
+    return np.array([len(dataset[number]["input_ids"]) for number in range(len(dataset))], np.int64)
+
+
+class _Loader(DataLoader):
+    """As Accelerate's: a trainer hands it the number of the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        sampler: Any = self.batch_sampler
+        sampler.set_epoch(epoch)
+
+
+def _loader(theirs: Any, sampler: IndexBatchSampler, model: Any) -> DataLoader:
+    """The loader that the trainer would have, with other batches.
+
+    theirs: the trainer's own.  Its data set and its collator have lost the columns that the model does not take.
+    """
+    names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "worker_init_fn")
+    same = {name: getattr(theirs, name) for name in (*names, "multiprocessing_context")}
+    view: Any = sampler.view(theirs.dataset)
+    return _Loader(
+        view,
+        batch_sampler=sampler,
+        collate_fn=JoiningCollator(theirs.collate_fn, model, sampler.options.capacity),
+        **same,
+    )
+
+
+class JoiningCollator:
+    """Examples -> one padding-free row of the model's inputs, with the labels that another collator gives each example.
+
+    The other collator gets one example at a time, so whatever it does to the labels is done here too.
+    """
+
+    def __init__(self, collator: Callable[[List[Any]], Mapping[str, Any]], model: Any, most_tokens: int) -> None:
+        self._collator, self._model, self._most_tokens = collator, model, most_tokens
+
+    def __call__(self, examples: Sequence[Any]) -> Inputs:
+        made = [self._one(example) for example in examples]
+        inputs = inputs_for(self._model, padding_free_batch(made))
+        if inputs["input_ids"].numel() > max(self._most_tokens, 1):
+            raise ValueError(
+                f"the examples of a batch have {inputs['input_ids'].numel()} tokens behind the data collator, and "
+                f"{self._most_tokens} are planned; let the collator add no tokens"
+            )
+        return inputs
+
+    def _one(self, example: Any) -> Dict[str, np.ndarray]:
+        """input_ids and labels of one example, without padding."""
+        batch = self._collator([example])
+        if batch.get("labels") is None:
+            raise ValueError(
+                "the trainer's data collator gives no labels; use "
+                "DataCollatorForLanguageModeling(tokenizer, mlm=False), or give the examples labels"
+            )
+        others = sorted(set(batch) - _OF_A_ROW - {"input_ids", "labels"})
+        if others:
+            raise ValueError(
+                f"the trainer's data collator gives {', '.join(others)}, which a row of several examples cannot have; "
+                "remove them from the data set"
+            )
+        ids, labels = (torch.as_tensor(batch[name])[0] for name in ("input_ids", "labels"))
+        real = torch.as_tensor(batch.get("attention_mask", torch.ones(1, len(ids))))[0].bool()
+        return {"input_ids": ids[real].numpy(), "labels": labels[real].numpy()}
+
+
+def _token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    """The sum of the cross-entropies over the predicted tokens of the whole update, for models that cannot count."""
+    logits = outputs["logits"][:, :-1].float().flatten(0, 1)
+    total = F.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum")
+    return total / ((labels[:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)

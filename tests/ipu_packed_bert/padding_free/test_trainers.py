@@ -1,0 +1,216 @@
+"""`pack_into`: Trainer and SFTTrainer on packs make the updates of a padded run, on any accumulation and ranks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+runs = pytest.importorskip("tests.trainer_runs", reason="make test-trainers installs TRL", exc_type=ImportError)
+
+from ipu_packed_bert.padding_free import pack_into
+from tests.tolerances import relative_error
+from tests.trainer_runs import ROW, a_model, a_trainer, datasets, losses, packed_run, padded_run, tokens_seen, weights
+
+KINDS = ["trainer", "completion", "assistant"]
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("rows, accumulation", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_run_is_the_padded_run(kind, rows, accumulation, tmp_path):
+    """Two epochs of plain gradient descent: the weights tell of every loss and its normalisation."""
+    packed, _ = packed_run(kind, tmp_path, per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation)
+    packed.train()
+    padded = padded_run(kind, tmp_path, 1, rows, accumulation)
+    assert relative_error(weights(packed), weights(padded)) <= 1e-6
+    assert relative_error(weights(padded), [weight.detach() for weight in a_model().parameters()]) > 1e-3
+    assert losses(packed) == pytest.approx(losses(padded), rel=1e-6, abs=1e-4) and len(losses(packed)) >= 4
+    if kind != "trainer":
+        tokens = sum(len(example["input_ids"]) for example in packed.train_dataset)
+        assert tokens_seen(packed) == tokens_seen(padded) == 2 * tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_are_those_of_the_masks(kind, tmp_path):
+    """Of every example: what a mask leaves out is not predicted, and everything else but its first token is."""
+    trainer, _ = packed_run(kind, tmp_path)
+    found = {}
+    for inputs in trainer.get_train_dataloader():
+        ends = inputs["cu_seq_lens_q"].tolist()
+        for begin, end in zip(ends, ends[1:]):
+            found[tuple(inputs["input_ids"][0, begin:end].tolist())] = inputs["labels"][0, begin:end].tolist()
+    original = trainer.train_dataset
+    masks = {"completion": "completion_mask", "assistant": "assistant_masks", "trainer": None}[kind]
+    assert len(found) == len(original)
+    for row in original:
+        ids, labels = row["input_ids"], row.get("labels")
+        if labels is None:  # TRL before 1 leaves the masks to the collator
+            labels = [token if kept else -100 for token, kept in zip(ids, row[masks])]
+        assert found[tuple(ids)] == [-100, *labels[1:]]
+    ignored = sum(label == -100 for labels in found.values() for label in labels)
+    assert len(found) < ignored < sum(map(len, found))
+
+
+def test_a_run_goes_on_inside_an_epoch(tmp_path):
+    """Stopped after an update in the second epoch, it ends with the weights of a run that was not."""
+    settings = {"save_strategy": "steps", "save_steps": 20, "per_device_train_batch_size": 1}
+    whole, sampler = packed_run("trainer", tmp_path / "whole", **settings)
+    assert len(sampler) < 20 < 2 * len(sampler) - 1
+    whole.train()
+    again, _ = packed_run("trainer", tmp_path / "again", **settings)
+    again.train(resume_from_checkpoint=os.fspath(tmp_path / "whole" / "checkpoint-20"))
+    assert again.state.global_step == whole.state.global_step == 2 * len(sampler)
+    assert relative_error(weights(again), weights(whole)) <= 1e-12
+    assert losses(again) == losses(whole)
+
+
+def test_workers_change_nothing(tmp_path):
+    plain, _ = packed_run("trainer", tmp_path, num_train_epochs=1)
+    workers, _ = packed_run("trainer", tmp_path, num_train_epochs=1, dataloader_num_workers=2)
+    expected, found = (list(trainer.get_train_dataloader()) for trainer in (plain, workers))
+    assert len(expected) == len(found) > 0
+    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(expected, found))
+
+
+def test_longer_examples_are_cut_or_left_out_and_it_is_said(tmp_path, caplog):
+    lengths = [5, 70, 12, 33]
+    rows = [{"input_ids": (list(range(3, 50)) * 2)[:n], "labels": (list(range(3, 50)) * 2)[:n]} for n in lengths]
+    for longer, tokens in [("truncate", 81), ("split", 120), ("drop", 17)]:
+        trainer = a_trainer("trainer", tmp_path)
+        trainer.train_dataset = datasets.Dataset.from_list(rows)
+        with caplog.at_level(logging.WARNING, logger="ipu_packed_bert"):
+            sampler = pack_into(trainer, max_sequence_length=ROW, longer=longer)
+        assert sampler.longer.longer == 2 and str(sampler.longer) in caplog.text
+        assert sum(inputs["input_ids"].numel() for inputs in trainer.get_train_dataloader()) == tokens
+        trainer.train()
+    with pytest.raises(ValueError, match="sequence 1 has length 70"):
+        trainer = a_trainer("trainer", tmp_path)
+        trainer.train_dataset = datasets.Dataset.from_list(rows)
+        pack_into(trainer, max_sequence_length=ROW)
+
+
+def test_a_model_that_cannot_count_gets_a_loss_that_can(tmp_path):
+    """Otherwise the trainer would take the mean of the micro-batches' means."""
+    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3}
+    packed = a_trainer("trainer", tmp_path, **settings)
+    packed.model_accepts_loss_kwargs = False
+    pack_into(packed, max_sequence_length=ROW)
+    packed.train()
+    assert relative_error(weights(packed), weights(padded_run("trainer", tmp_path, 1, 1, 3))) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "prepare, reason",
+    [
+        (lambda trainer: setattr(trainer, "train_dataset", None), "no train_dataset"),
+        (lambda trainer: setattr(trainer, "train_dataset", iter([])), "no length"),
+        (lambda trainer: setattr(trainer.args, "_n_gpu", 2), "torchrun"),
+        (lambda trainer: pack_into(trainer, max_sequence_length=ROW), "already"),
+        (lambda trainer: setattr(trainer.args, "packing", True), "packs already"),
+    ],
+)
+def test_trainers_that_cannot_be_packed_are_refused(prepare, reason, tmp_path):
+    trainer = a_trainer("trainer", tmp_path)
+    prepare(trainer)
+    with pytest.raises(ValueError, match=reason):
+        pack_into(trainer, max_sequence_length=ROW)
+
+
+def test_a_row_and_a_way_must_be_given_that_can_be(tmp_path):
+    trainer = a_trainer("trainer", tmp_path)
+    with pytest.raises(ValueError, match="max_sequence_length is not given"):
+        pack_into(trainer)
+    with pytest.raises(ValueError, match="pads its rows or cuts examples"):
+        pack_into(trainer, max_sequence_length=ROW, way="FixedLengthPacking+PosID")
+
+
+def test_what_a_row_cannot_have_is_refused(tmp_path):
+    trainer = a_trainer("trainer", tmp_path)
+    trainer.data_collator = lambda examples: {**runs.Collator()(examples), "pixel_values": torch.zeros(1, 3)}
+    pack_into(trainer, max_sequence_length=ROW)
+    with pytest.raises(ValueError, match="gives pixel_values"):
+        next(iter(trainer.get_train_dataloader()))
+
+
+TWO_RANKS = """
+import json, sys
+from pathlib import Path
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from ipu_packed_bert.padding_free import PaddingFreeCollator
+from pack_data.batching.plans import BatchOptions
+from pack_data.batching.sampler import IndexBatchSampler
+from tests.trainer_runs import ROW, a_model, losses, packed_run, tokens_seen, tokens_with_labels, weights
+
+folder = Path(sys.argv[1])
+for kind in ("trainer", "completion"):
+    trainer, sampler = packed_run(
+        kind, folder, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo"
+    )
+    trainer.train()
+    rank = trainer.args.process_index
+    torch.save(weights(trainer), folder / f"{kind}-{rank}.pt")
+    said = [losses(trainer), len(sampler), kind != "trainer" and tokens_seen(trainer)]
+    (folder / f"{kind}-{rank}.json").write_text(json.dumps(said))
+
+# Accelerate: every example of two epochs, with each process reading its own batches and with one reading for all.
+dataset = [{"input_ids": [3 + number] * (5 + number % 17)} for number in range(41)]
+for dispatch in (False, True):
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch, even_batches=False)
+    )
+    sampler = IndexBatchSampler(
+        "OptimalPacking+PosID", [len(example["input_ids"]) for example in dataset],
+        BatchOptions(2, ROW, accelerator.num_processes), rank=None,
+    )
+    collator = PaddingFreeCollator(a_model(), slots=2 * ROW)
+    loader = accelerator.prepare(
+        torch.utils.data.DataLoader(sampler.view(dataset), batch_sampler=sampler, collate_fn=collator)
+    )
+    epochs = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        epochs.append([inputs["input_ids"].flatten().tolist() for inputs in loader])
+    (folder / f"dispatch-{dispatch}-{accelerator.process_index}.json").write_text(json.dumps(epochs))
+"""
+
+
+def test_two_ranks_make_the_updates_of_one_and_accelerate_deals_every_example_once(tmp_path):
+    """One start of two processes for all of it, which is what takes time."""
+    script = tmp_path / "two_ranks.py"
+    script.write_text(TWO_RANKS)
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    finished = subprocess.run(
+        [*command, os.fspath(script), os.fspath(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    for kind in ("trainer", "completion"):
+        padded = padded_run(kind, tmp_path / kind, 2, 1, 2)
+        for rank in range(2):
+            found = torch.load(tmp_path / f"{kind}-{rank}.pt", weights_only=True)
+            assert relative_error(found, weights(padded)) <= 1e-6
+        logged, steps, tokens = json.loads((tmp_path / f"{kind}-0.json").read_text())
+        assert logged == pytest.approx(losses(padded), rel=1e-6, abs=1e-4)
+        assert json.loads((tmp_path / f"{kind}-1.json").read_text())[1] == steps
+        assert tokens == (kind != "trainer" and tokens_seen(padded))
+    expected = np.repeat(np.arange(3, 44), [5 + number % 17 for number in range(41)]).tolist()
+    orders = []
+    for dispatch in (False, True):
+        of_ranks = [json.loads((tmp_path / f"dispatch-{dispatch}-{rank}.json").read_text()) for rank in range(2)]
+        for epoch in range(2):
+            batches = [ranks[epoch] for ranks in of_ranks]
+            assert len(batches[0]) == len(batches[1]) > 3
+            assert sorted(token for ids in sum(batches, []) for token in ids if token) == expected
+            assert all(len(ids) == 2 * ROW for ids in sum(batches, []))
+        orders.append(of_ranks)
+    assert orders[0] == orders[1] and orders[0][0][0] != orders[0][0][1]

@@ -1,0 +1,175 @@
+"""Tiny runs of Hugging Face's Trainer and TRL's SFTTrainer: packed, and padded on the same examples in each update."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import numpy as np
+import pytest
+import torch
+
+trl = pytest.importorskip("trl", reason="make test-trainers installs it")
+transformers = pytest.importorskip("transformers")
+datasets = pytest.importorskip("datasets")
+
+from ipu_packed_bert.padding_free import pack_into
+from pack_data.batching.plans import BatchOptions
+from pack_data.batching.sampler import IndexBatchSampler
+
+ROW = 32
+WORDS = 47
+EXAMPLES = 24  # 15 rows of tokens, or 12 of prompts and completions: the last step or update is short for two ranks
+
+
+def a_model():
+    """float64 weights so large that what a token attends to matters."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=32,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    model = transformers.LlamaForCausalLM(config).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, dtype=torch.float64) * 0.2)
+    return model
+
+
+@functools.lru_cache(None)
+def a_tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(WORDS))]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+
+
+def _lengths():
+    return np.random.default_rng(0).integers(3, ROW - 3, EXAMPLES)
+
+
+def tokens_with_labels():
+    """For Trainer: input_ids and labels, of which the first of each example is not predicted.
+
+    Transformers before 5 counts it among the predicted ones.
+    """
+    rng = np.random.default_rng(1)
+    rows = []
+    for length in _lengths().tolist():
+        ids = rng.integers(3, 50, length).tolist()
+        labels = [-100, *(token if kept else -100 for token, kept in zip(ids[1:], rng.random(length) < 0.7))]
+        rows.append({"input_ids": ids, "labels": labels})
+    return datasets.Dataset.from_list(rows)
+
+
+def prompts_and_completions():
+    rng = np.random.default_rng(2)
+
+    def text(count):
+        return " ".join(f"w{number}" for number in rng.integers(0, WORDS, count))
+
+    return datasets.Dataset.from_list(
+        [{"prompt": text(1 + length // 3), "completion": " " + text(length // 2)} for length in _lengths().tolist()]
+    )
+
+
+def tokens_with_assistant_masks():
+    rng = np.random.default_rng(3)
+    return datasets.Dataset.from_list(
+        [
+            {
+                "input_ids": rng.integers(3, 50, length).tolist(),
+                "assistant_masks": [0, 1, *(rng.random(length - 2) < 0.5).astype(int).tolist()],
+            }
+            for length in _lengths().tolist()
+        ]
+    )
+
+
+SETTINGS = {
+    "num_train_epochs": 2,
+    "logging_steps": 1,
+    "report_to": [],
+    "use_cpu": True,
+    "bf16": False,
+    "disable_tqdm": True,
+    "optim": "sgd",
+    "learning_rate": 0.5,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "save_strategy": "no",
+}
+
+
+class Collator:
+    """Pads as Trainer's own collators for labels do, in a handful of lines."""
+
+    def __call__(self, examples):
+        longest = max(len(example["input_ids"]) for example in examples)
+
+        def padded(name, fill):
+            return torch.tensor([[*e[name], *[fill] * (longest - len(e["input_ids"]))] for e in examples])
+
+        mask = [[1] * len(e["input_ids"]) + [0] * (longest - len(e["input_ids"])) for e in examples]
+        return {
+            "input_ids": padded("input_ids", 0),
+            "labels": padded("labels", -100),
+            "attention_mask": torch.tensor(mask),
+        }
+
+
+def a_trainer(kind, folder, **changes):
+    """kind: "trainer", or for SFTTrainer the masks of its data set, "completion" or "assistant"."""
+    settings = {**SETTINGS, "output_dir": os.fspath(folder), **changes}
+    if kind == "trainer":
+        args = transformers.TrainingArguments(**settings)
+        return transformers.Trainer(a_model(), args=args, train_dataset=tokens_with_labels(), data_collator=Collator())
+    args = trl.SFTConfig(**settings, max_length=ROW, gradient_checkpointing=False)
+    dataset = prompts_and_completions() if kind == "completion" else tokens_with_assistant_masks()
+    return trl.SFTTrainer(a_model(), args=args, train_dataset=dataset, processing_class=a_tokenizer())
+
+
+def packed_run(kind, folder, **changes):
+    trainer = a_trainer(kind, folder, **changes)
+    sampler = pack_into(trainer, max_sequence_length=ROW)
+    return trainer, sampler
+
+
+def padded_run(kind, folder, ranks, rows, accumulation, **changes):
+    """One process; each update has the examples that the update of all ranks of the packed run has."""
+    trainer = a_trainer(
+        kind, folder, per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation * ranks, **changes
+    )
+    loader = trainer.get_train_dataloader()
+    lengths = [len(example["input_ids"]) for example in trainer.train_dataset]
+    sampler = IndexBatchSampler("OptimalPacking+PosID", lengths, BatchOptions(rows, ROW, ranks, seed=42), rank=None)
+    padded = torch.utils.data.DataLoader(loader.dataset, batch_sampler=sampler, collate_fn=loader.collate_fn)
+    trainer.get_train_dataloader = lambda: padded
+    trainer.train()
+    return trainer
+
+
+def weights(trainer):
+    return [parameter.detach() for parameter in trainer.model.parameters()]
+
+
+def losses(trainer):
+    """Of each update, as logged."""
+    return [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
+
+
+def tokens_seen(trainer):
+    """num_tokens as SFTTrainer logs it after the last update."""
+    return [float(line["num_tokens"]) for line in trainer.state.log_history if "num_tokens" in line][-1]
