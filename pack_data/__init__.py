@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pack_data.proof import prove
     from pack_data.sequences import Example, Sequences
     from pack_data.store import Manifest, PackStore
+    from pack_data.stream.pack_stream import PackStream
     from pack_data.verify import Verified, verify
 
 # Public name -> its module in this package.
@@ -39,6 +40,7 @@ _PLACES = {
     "PACKERS": "packers",
     "PackSchema": "packs",
     "PackStore": "store",
+    "PackStream": "stream.pack_stream",
     "PackedLengths": "bins",
     "Packing": "packing",
     "Proof": "certificate",
@@ -62,6 +64,7 @@ __all__ = [
     "PACKERS",
     "PackSchema",
     "PackStore",
+    "PackStream",
     "PackedLengths",
     "Packing",
     "Proof",

@@ -20,6 +20,7 @@ COMMANDS = {
     "none": "packer: the baseline, one sequence in each pack",
     "certificate": "proves again the lower bound in the optimal packer's recipe",
     "sort": "sorted batching: batches of sequences of similar length",
+    "stream": "packs a stream with a bounded buffer: gap, waiting times and speed",
     "batching": "nine ways to make batches of examples, with their properties and costs",
     "benchmark": "builds a large data set and measures time and memory",
 }

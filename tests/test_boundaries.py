@@ -37,7 +37,7 @@ pack_data.none pack_data.greedy pack_data.first_fit pack_data.best_fit pack_data
 pack_data.optimal
 pack_data.lengths.factors
 pack_data.building
-pack_data.bins pack_data.batching pack_data.measuring
+pack_data.bins pack_data.stream pack_data.batching pack_data.measuring
 pack_data.build pack_data.verify pack_data.convert pack_data.compare
 pack_data.benchmark pack_data.__main__ pack_data
 

@@ -20,6 +20,7 @@ PUBLIC = {
         "PACKERS",
         "PackSchema",
         "PackStore",
+        "PackStream",
         "PackedLengths",
         "Packing",
         "Proof",

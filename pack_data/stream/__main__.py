@@ -1,0 +1,268 @@
+"""`python -m pack_data.stream`: packs streams, beside windows and open rows, and prints gap, waiting and speed."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from pack_data import optimal
+from pack_data.command import ArgumentParser, depth_text, parse_depth, positive_int, progress_bar, run_main
+from pack_data.histogram import LengthHistogram
+from pack_data.lengths.options import add_histogram_arguments, histogram_from
+from pack_data.lengths.synthetic import synthetic_histogram
+from pack_data.plotting import new_figure, save
+from pack_data.proof import prove
+from pack_data.stream.others import WINDOW, open_rows, windows
+from pack_data.stream.pack_stream import PackStream
+from pack_data.tables import text_table
+
+GRID_DEPTHS = (3, 4, 8, 16, None)
+
+
+class Case(NamedTuple):
+    """A stream to be packed."""
+
+    name: str
+    lengths: np.ndarray  # int64, in order of arrival
+    max_sequence_length: int
+
+
+class Measured(NamedTuple):
+    """One way to pack a stream at one depth.  Displacement: sequences; place in the packs - place in the stream."""
+
+    stream: str
+    depth: Optional[int]
+    way: str
+    buffer: int
+    packs: int
+    bound: int  # proven, for a packer that sees all lengths at once
+    cpu_seconds: float
+    longest_wait: Optional[int] = None  # packs
+    mean_wait: Optional[float] = None
+    forced: Optional[int] = None
+    short_displacement: Optional[float] = None  # mean, of the shortest quarter
+    long_displacement: Optional[float] = None  # mean, of the longest quarter
+
+    @property
+    def gap(self) -> float:
+        return self.packs / self.bound - 1
+
+
+def in_random_order(histogram: LengthHistogram, seed: int) -> np.ndarray:
+    lengths = np.repeat(histogram.lengths, histogram.counts[histogram.lengths])
+    np.random.default_rng(seed).shuffle(lengths)
+    return lengths
+
+
+def grid_cases(sequences: int, seed: int) -> Iterator[Case]:
+    """Wikipedia at 512, lengths as in instruction data at 4,096 and 8,192, and a stream that changes half-way."""
+    whole, first = f"n={sequences},seed={seed}", sequences // 2
+    for name, specification in (
+        ("Wikipedia 512", f"sample:wikipedia_512,{whole}"),
+        ("instructions 4,096", f"lognormal:mean=480,sigma=1.02,max=4096,{whole}"),
+        ("instructions 8,192", f"lognormal:median=424.6,sigma=1.2,max=8192,{whole}"),
+    ):
+        histogram = synthetic_histogram(specification)
+        yield Case(name, in_random_order(histogram, seed), histogram.max_sequence_length)
+    wikipedia = in_random_order(synthetic_histogram(f"sample:wikipedia_512,n={max(1, first)},seed={seed}"), seed)
+    squad = LengthHistogram.published("squad_1_1_384")
+    rest = np.random.default_rng(seed).choice(
+        len(squad.counts), sequences - len(wikipedia), p=squad.counts / squad.sequences
+    )
+    yield Case("Wikipedia, then SQuAD", np.concatenate([wikipedia, rest]), 512)
+
+
+def lower_bound(case: Case, depth: Optional[int]) -> int:
+    """Packs that no packer of all these lengths can go below, proved."""
+    histogram = LengthHistogram.from_lengths(case.lengths, case.max_sequence_length)
+    return prove(optimal.pack(histogram, max_sequences_per_pack=depth, progress=False)).lower_bound
+
+
+def measure(case: Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]) -> Measured:
+    """Packs the stream; the packs at its end count as well."""
+    lengths = case.lengths.tolist()
+    start = time.process_time()
+    stream = PackStream(
+        case.max_sequence_length,
+        max_sequences_per_pack=depth,
+        buffer_sequences=buffer,
+        longest_wait=longest_wait,
+    )
+    order: List[int] = []
+    for pack in stream.packs(enumerate(lengths)):
+        order += pack.examples
+    seconds = time.process_time() - start
+    moved = np.empty(len(order), np.int64)
+    moved[order] = np.arange(len(order))
+    moved -= np.arange(len(order))
+    short, long = np.quantile(case.lengths, [0.25, 0.75])
+    waits = stream.waits
+    return Measured(
+        case.name,
+        depth,
+        "by price",
+        buffer,
+        waits.packs,
+        bound,
+        seconds,
+        waits.longest,
+        waits.mean,
+        waits.forced,
+        float(moved[case.lengths <= short].mean()),
+        float(moved[case.lengths >= long].mean()),
+    )
+
+
+def timed(case: Case, depth: Optional[int], bound: int, way: str, buffer: int, packs: Callable[..., int]) -> Measured:
+    lengths, S = case.lengths.tolist(), case.max_sequence_length
+    start = time.process_time()
+    made = packs(lengths, S, depth, buffer)
+    return Measured(case.name, depth, way, buffer, made, bound, time.process_time() - start)
+
+
+def line(made: Measured, sequences: int) -> List[str]:
+    def number(value: Optional[float]) -> str:
+        return "" if value is None else f"{value:,.0f}"
+
+    return [
+        made.stream,
+        depth_text(made.depth),
+        made.way,
+        f"{made.buffer:,}",
+        f"{made.packs:,}",
+        f"{made.packs - made.bound:,}",
+        f"{made.gap:.3%}",
+        f"{sequences / max(made.cpu_seconds, 1e-9):,.0f}",
+        number(made.longest_wait),
+        number(made.mean_wait),
+        number(made.forced),
+        number(made.short_displacement),
+        number(made.long_displacement),
+    ]
+
+
+HEADING = [
+    "stream",
+    "depth",
+    "way",
+    "buffer",
+    "packs",
+    "above bound",
+    "gap",
+    "sequences/s",
+    "longest wait",
+    "mean wait",
+    "forced",
+    "short moved",
+    "long moved",
+]
+WIDTHS = (21, 9, 9, 6, 9, 11, 8, 11, 12, 9, 6, 11, 10)
+LEGEND = """
+gap: packs above the proven bound for all lengths at once, the packs at the end of the stream counted. sequences/s: of
+processor time, of one core. longest wait, mean wait: packs that were closed while a sequence waited. forced: packs
+begun with the oldest sequence because it had waited so long. short moved, long moved: mean place in the packs minus
+place in the stream, in sequences, of the shortest and of the longest quarter."""
+
+
+def picture(path: str, measured: Sequence[Measured]) -> None:
+    """The gap against the buffer, a line for each stream and depth."""
+    figure, (axes,) = new_figure()
+    for stream, depth in dict.fromkeys((made.stream, made.depth) for made in measured):
+        points = sorted(
+            (made.buffer, 100 * made.gap)
+            for made in measured
+            if (made.stream, made.depth, made.way) == (stream, depth, "by price")
+        )
+        axes.plot(*zip(*points), marker="o", label=f"{stream}, depth {depth_text(depth)}")
+    axes.set(xscale="log", xlabel="sequences in the buffer", ylabel="packs above the bound, %")
+    axes.set_yscale("symlog", linthresh=0.01)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
+    save(figure, path)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(
+        prog="python -m pack_data.stream",
+        description="Packs a stream of lengths in random order, beside best fit in windows and first fit in open rows.",
+    )
+    add_histogram_arguments(parser)
+    parser.add_argument(
+        "--grid",
+        action="store_true",
+        help="instead of one histogram: Wikipedia at 512, lengths as in instruction data at 4,096 and 8,192, and "
+        "Wikipedia followed by SQuAD, each at depths 3, 4, 8, 16 and unlimited",
+    )
+    parser.add_argument(
+        "--sequences", type=positive_int, metavar="N", help="of the stream (default: those of the histogram; grid: 1M)"
+    )
+    parser.add_argument(
+        "--max-sequences-per-pack", type=parse_depth, metavar="D", help="packing depth, a number or 'unlimited'"
+    )
+    parser.add_argument(
+        "--buffer",
+        type=lambda text: [positive_int(part) for part in text.split(",")],
+        default=[1024],
+        metavar="B[,B...]",
+        help="sequences that may wait (default 1024)",
+    )
+    parser.add_argument(
+        "--longest-wait", type=positive_int, metavar="W", help="packs a sequence may wait (default 4 B; at least B)"
+    )
+    parser.add_argument("--alone", action="store_true", help="leave out windows and open rows")
+    parser.add_argument("--seed", type=int, default=0, help="of the order (default 0)")
+    parser.add_argument("--plot", metavar="FILE", help="a picture of gap against buffer (needs matplotlib)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
+    args = parser.parse_args(argv)
+
+    if args.grid:
+        cases = list(grid_cases(args.sequences or 1_000_000, args.seed))
+        chosen = args.max_sequences_per_pack
+        depths: Sequence[Optional[int]] = GRID_DEPTHS if chosen is None else (chosen,)
+    else:
+        histogram = histogram_from(args)
+        lengths = in_random_order(histogram, args.seed)[: args.sequences]
+        cases = [Case(histogram.name, lengths, histogram.max_sequence_length)]
+        depths = (args.max_sequences_per_pack,)
+    measured: List[Measured] = []
+    if not args.json:
+        print("\n".join(text_table([HEADING], left=(0, 2), widths=WIDTHS)), flush=True)
+    with progress_bar(len(cases) * len(depths), "streams") as bar:
+        for case in cases:
+            for depth in depths:
+                bound = lower_bound(case, depth)
+                for way in _ways(case, depth, bound, args):
+                    made = way()
+                    measured.append(made)
+                    if args.json:
+                        print(json.dumps(_as_json(made, len(case.lengths))), flush=True)
+                    else:
+                        row = line(made, len(case.lengths))
+                        print("\n".join(text_table([row], left=(0, 2), widths=WIDTHS)), flush=True)
+                bar.update(1)
+    if args.plot:
+        picture(args.plot, measured)
+    if not args.json:
+        print(LEGEND)
+    return 0
+
+
+def _ways(case: Case, depth: Optional[int], bound: int, args: Any) -> Iterator[Callable[[], Measured]]:
+    for buffer in args.buffer:
+        yield partial(measure, case, depth, bound, buffer, args.longest_wait)
+    if not args.alone:
+        yield partial(timed, case, depth, bound, "windows", WINDOW, windows)
+        for buffer in args.buffer:
+            yield partial(timed, case, depth, bound, "open rows", buffer, open_rows)
+
+
+def _as_json(made: Measured, sequences: int) -> Dict[str, Any]:
+    return {**made._asdict(), "sequences": sequences, "gap": made.gap}
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

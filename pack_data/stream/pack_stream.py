@@ -1,0 +1,385 @@
+"""A stream of sequences in, packs out, near the fewest possible, with a bounded buffer: `PackStream`."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from pack_data import optimal
+from pack_data.decoding import Fields, packing_depth, shown, whole_number
+from pack_data.free_slots import longest_first
+from pack_data.histogram import LengthHistogram, whole_slots
+from pack_data.solver.filling import fill_exactly
+from pack_data.stream.buffer import Buffer, Round, Waiting
+from pack_data.stream.prices import Prices, on_grid, prices, solve, steps_of
+
+_FORMAT = "pack_data stream 1"
+SHARES = ("sequences", "packs")
+_LEARNT = 1 << 17, 128  # sequences between two solutions, and as many buffers: the larger of the two
+_MORE = 4  # until then a solution comes after so many times the sequences of the one before
+_LATER = 1 << 14  # sequences from the one at which a solution is begun to the one at which it is taken up
+_QUICK = 2048  # slots up to which the optimal packer packs what waits at the end in about a second
+
+
+class Pack(NamedTuple):
+    """The sequences of one row."""
+
+    examples: List[Any]
+    lengths: List[int]  # tokens of each
+
+
+class Waits(NamedTuple):
+    """How long the sequences of the packs closed so far have waited, in packs."""
+
+    packs: int
+    sequences: int
+    tokens: int
+    longest: int
+    total: int
+    forced: int  # packs begun with the oldest sequence because it had waited long enough
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.sequences if self.sequences else 0.0
+
+
+class _Solving(NamedTuple):
+    """A programme that is being solved."""
+
+    counts: np.ndarray
+    due: int  # sequences that have arrived when its prices are taken up
+    worth: Future
+
+
+class PackStream:
+    """Packs sequences as they come.
+
+    At most `buffer_sequences` sequences (and `buffer_tokens` tokens) wait.  When they are so many, the packs of highest
+    value are closed, a thirty-second of the buffer at a time.  Values are prices of the packing programme over the
+    lengths seen so far; `histogram` gives lengths seen before.  The programme is solved again at fixed numbers of
+    sequences, beside the packing, and its prices are taken up at a fixed later number.
+
+    No sequence waits while more than `longest_wait` packs are closed (default 4 * buffer_sequences; at least
+    buffer_sequences, so that it can be kept).
+
+    ranks: processes that read the same stream; this one is number `rank`.  share "sequences": each packs its share of
+    the sequences (number i goes to rank i modulo ranks).  "packs": all make the same packs and take turns; at the end
+    some packs are split so that each rank gets equally many.
+
+    Nothing is random and nothing depends on time: the same sequences give the same packs, also after `load_state_dict`.
+    """
+
+    def __init__(
+        self,
+        max_sequence_length: int,
+        *,
+        max_sequences_per_pack: Optional[int] = None,
+        buffer_sequences: int = 1024,
+        buffer_tokens: Optional[int] = None,
+        longest_wait: Optional[int] = None,
+        histogram: Optional[LengthHistogram] = None,
+        rank: int = 0,
+        ranks: int = 1,
+        share: str = "sequences",
+    ) -> None:
+        S = self.max_sequence_length = whole_slots(max_sequence_length)
+        self.max_sequences_per_pack = packing_depth(max_sequences_per_pack)
+        self.buffer_sequences = whole_number("buffer_sequences", buffer_sequences, least=1)
+        self.buffer_tokens = (
+            None if buffer_tokens is None else whole_number("buffer_tokens", buffer_tokens, least=max_sequence_length)
+        )
+        self.longest_wait = (
+            4 * self.buffer_sequences
+            if longest_wait is None
+            else whole_number("longest_wait", longest_wait, least=self.buffer_sequences)
+        )
+        self.ranks = whole_number("ranks", ranks, least=1)
+        self.rank = whole_number("rank", rank, least=0, most=self.ranks - 1)
+        if share not in SHARES:
+            raise ValueError(f"share {shown(share)}: there are {' and '.join(SHARES)}")
+        self.share = share
+        self._most_tokens = 2**62 if self.buffer_tokens is None else self.buffer_tokens
+        self._room = max(1, self.buffer_sequences // 32), min(S, self._most_tokens // 32)
+        self._buffer = Buffer(S, self.max_sequences_per_pack)
+        self._steps = steps_of(S)
+        self._learnt = np.zeros(int(self._steps[-1]) + 1)
+        self._prices: Optional[Prices] = None
+        self._from: Optional[Tuple[np.ndarray, np.ndarray]] = None  # counts and worth that the prices come from
+        self._solving: Optional[_Solving] = None
+        self._next = 0  # sequences that have arrived when the programme is solved next
+        self._ready: Deque[Pack] = deque()  # packs of this rank that are closed but not handed out
+        self._taken = self._arrived = 0
+        self._waits = Waits(0, 0, 0, 0, 0, 0)
+        if histogram is not None:
+            if histogram.max_sequence_length != S:
+                histogram = histogram.with_max_sequence_length(S)
+            if not histogram.sequences:
+                raise ValueError("histogram: it holds no sequence; leave it out, the lengths are learnt")
+            self._learnt = on_grid(histogram.counts)
+            self._learnt *= min(1.0, self._period / histogram.sequences)
+            self._take_up(self._learnt.copy(), solve(self._learnt, S, self.max_sequences_per_pack))
+            self._next = self._period
+
+    # ---- sequences in, packs out -------------------------------------------------------------------------------------
+
+    @property
+    def taken(self) -> int:
+        """Sequences of the stream that this object has seen, those of other ranks included."""
+        return self._taken
+
+    @property
+    def waits(self) -> Waits:
+        return self._waits
+
+    def packs(self, source: Iterable[Tuple[Any, int]]) -> Iterator[Pack]:
+        """All packs of a source of (example, length), the last ones included.
+
+        After `load_state_dict` the source begins at sequence `taken`.
+        """
+        yield from self._handed_out()
+        for example, length in source:
+            if self._put(example, length):
+                yield from self._handed_out()
+        self._finish()
+        yield from self._handed_out()
+
+    def push(self, example: Any, length: int) -> List[Pack]:
+        """Adds a sequence of `length` tokens; the packs that are closed because of it, mostly none."""
+        self._put(example, length)
+        return list(self._handed_out()) if self._ready else []
+
+    def flush(self) -> List[Pack]:
+        """Packs of all that waits: the end of the stream."""
+        self._finish()
+        return list(self._handed_out())
+
+    def _handed_out(self) -> Iterator[Pack]:
+        while self._ready:
+            yield self._ready.popleft()
+
+    def _put(self, example: Any, length: int) -> bool:
+        """Adds a sequence; whether packs are ready."""
+        number = self._taken
+        if not 1 <= length <= self.max_sequence_length:
+            raise ValueError(
+                f"sequence {number} of the stream has length {shown(length)}; a row has {self.max_sequence_length} "
+                "slots: cut, split or drop longer sequences first, and drop empty ones"
+            )
+        self._taken += 1
+        if self.share == "sequences" and number % self.ranks != self.rank:
+            return False
+        buffer = self._buffer
+        if buffer.tokens + length > self._most_tokens:
+            self._close(length)
+        buffer.add(length, Waiting(self._arrived, self._waits.packs, example))
+        self._arrived += 1
+        if buffer.sequences >= self.buffer_sequences:
+            self._close(0)
+        return bool(self._ready)
+
+    def _close(self, coming: int) -> None:
+        """Closes packs until there is room; coming: tokens of the next sequence."""
+        buffer = self._buffer
+        self._learn()
+        assert self._prices is not None
+        round_ = Round(buffer, self._prices, self.buffer_sequences, self._arrived)
+        most = self.buffer_sequences - self._room[0]
+        most_tokens = self._most_tokens - max(coming, self._room[1])
+        while buffer.sequences > most or buffer.tokens > max(0, most_tokens):
+            # A sequence waits longest_wait packs at most: the oldest are due one by one, and there are at most
+            # buffer_sequences of them.
+            length, oldest = buffer.oldest()
+            due = self._waits.packs - oldest.since >= self.longest_wait - self.buffer_sequences
+            self._close_pack(round_.pack(length if due else None), due)
+        round_.end()
+
+    def _close_pack(self, lengths: List[int], forced: bool = False) -> None:
+        self._hand_over(lengths, self._buffer.remove(lengths), forced)
+
+    def _hand_over(self, lengths: List[int], sequences: List[Waiting], forced: bool = False) -> None:
+        waits = self._waits
+        ages = [waits.packs - each.since for each in sequences]
+        if self.share == "sequences" or waits.packs % self.ranks == self.rank:
+            self._ready.append(Pack([each.example for each in sequences], lengths))
+        self._waits = Waits(
+            waits.packs + 1,
+            waits.sequences + len(lengths),
+            waits.tokens + sum(lengths),
+            max(waits.longest, max(ages)),
+            waits.total + sum(ages),
+            waits.forced + forced,
+        )
+
+    def _finish(self) -> None:
+        """Closes packs of all that waits, those with the oldest sequences first."""
+        buffer = self._buffer
+        if not buffer.sequences:
+            return
+        self._note_arrived()
+        S, depth = self.max_sequence_length, self.max_sequences_per_pack
+        histogram = LengthHistogram(buffer.counts)
+        most = min(buffer.depth, max(1, S // histogram.shortest))
+        if S <= _QUICK:
+            plan = optimal.pack(histogram, max_sequences_per_pack=depth, progress=False)
+            found = list(zip(plan.strategies, plan.repeats))
+        else:
+            choices = longest_first(histogram, most), fill_exactly(histogram.counts, most, 0), self._by_price()
+            found = min(choices, key=lambda packs: sum(count for _, count in packs))
+        rows = []
+        for strategy, repeats in found:
+            for _ in range(repeats):
+                rows.append(sorted(zip(buffer.remove(list(strategy)), strategy)))
+        buffer.counts[:] = 0
+        if self.share == "packs":
+            _split(rows, -(self._waits.packs + len(rows)) % self.ranks)
+        for row in sorted(rows, key=lambda row: row[0][0].number):
+            self._hand_over([length for _, length in row], [sequence for sequence, _ in row])
+
+    def _by_price(self) -> List[Tuple[Tuple[int, ...], int]]:
+        """What waits as packs by price; it stays where it is."""
+        if self._prices is None:
+            self._learn()
+        assert self._prices is not None
+        left, counts = self._buffer.sequences, self._buffer.counts.copy()
+        rests = self._buffer.rests_until.copy()
+        round_ = Round(self._buffer, self._prices, self.buffer_sequences, self._arrived)
+        found = []
+        while left:
+            lengths = round_.pack()
+            left -= len(lengths)
+            found.append((tuple(lengths), 1))
+        self._buffer.counts[:], self._buffer.rests_until[:] = counts, rests
+        return found
+
+    # ---- prices ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _period(self) -> int:
+        """Sequences between two solutions, after the first few."""
+        return max(_LEARNT[0], _LEARNT[1] * self.buffer_sequences)
+
+    def _note_arrived(self) -> None:
+        arrived = self._buffer.settle()
+        if len(arrived):
+            np.add.at(self._learnt, self._steps[arrived], 1.0)
+
+    def _learn(self) -> None:
+        """Counts what has arrived; takes up new prices, and begins to solve for others, when it is time."""
+        self._note_arrived()
+        if self._solving is not None and self._arrived >= self._solving.due:
+            self._take_up(self._solving.counts, self._solving.worth.result())
+            self._solving = None
+        if self._prices is None:
+            self._take_up(self._learnt.copy(), solve(self._learnt, *self._limits))
+            self._next = _MORE * self._arrived
+        elif self._arrived >= self._next and self._solving is None:
+            self._solve(self._learnt.copy(), self._arrived + min(_LATER, self._arrived))
+            if self._arrived < self._period:
+                self._next = min(_MORE * self._arrived, self._arrived + self._period)
+            else:
+                self._learnt *= 0.5  # what was seen long ago counts less and less
+                self._next = self._arrived + self._period
+
+    @property
+    def _limits(self) -> Tuple[int, Optional[int]]:
+        return self.max_sequence_length, self.max_sequences_per_pack
+
+    def _solve(self, counts: np.ndarray, due: int) -> None:
+        worker = ThreadPoolExecutor(1)
+        self._solving = _Solving(counts, due, worker.submit(solve, counts, *self._limits))
+        worker.shutdown(wait=False)
+
+    def _take_up(self, counts: np.ndarray, worth: np.ndarray) -> None:
+        self._from = counts, worth
+        self._prices = prices(counts, worth, *self._limits, self.buffer_sequences)
+
+    # ---- state -------------------------------------------------------------------------------------------------------
+
+    def _options(self) -> Dict[str, Any]:
+        names = (
+            "max_sequence_length",
+            "max_sequences_per_pack",
+            "buffer_sequences",
+            "buffer_tokens",
+            "longest_wait",
+            "rank",
+            "ranks",
+            "share",
+        )
+        return {name: getattr(self, name) for name in names}
+
+    def state_dict(self) -> Dict[str, Any]:
+        """All that later packs follow from, as values for JSON if the examples are such.
+
+        It may be taken at any time, also between two packs of `packs`.
+        """
+        self._note_arrived()
+        buffer = self._buffer
+        resting = np.flatnonzero(buffer.rests_until > self._arrived)
+        return {
+            "format": _FORMAT,
+            "options": self._options(),
+            "taken": self._taken,
+            "arrived": self._arrived,
+            "waits": self._waits._asdict(),
+            "waiting": [[each.number, each.since, length, each.example] for length, each in buffer.in_order()],
+            "resting": [[length, int(buffer.rests_until[length])] for length in resting.tolist()],
+            "ready": [[pack.examples, pack.lengths] for pack in self._ready],
+            "learnt": self._learnt.tolist(),
+            "prices": None if self._from is None else [values.tolist() for values in self._from],
+            "solving": None if self._solving is None else [self._solving.counts.tolist(), self._solving.due],
+            "next": self._next,
+        }
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Goes on from what `state_dict` gave; the options have to be the same.  ValueError for anything else."""
+        fields = Fields.of(state, "state of the stream", "take one that state_dict gave")
+        fields.one_of("format", (_FORMAT,))
+        options = fields.object("options").tree
+        for name, value in self._options().items():
+            if options.get(name) != value:
+                raise ValueError(
+                    f"state of the stream: {name} was {shown(options.get(name))}, it is {shown(value)} here; make the "
+                    "stream with the same options, or begin anew"
+                )
+        size, S = len(self._learnt), self.max_sequence_length
+
+        def values(value: Any, key: Any = "learnt") -> np.ndarray:
+            whole = Fields.of({key: value}, "state of the stream", fields.way_out)
+            return np.array(whole.list_of(key, Fields.number, length=size, least=0), np.float64)
+
+        taken, arrived = fields.integer("taken", least=0), fields.integer("arrived", least=0)
+        waits = Waits(*(fields.object("waits").integer(name, least=0) for name in Waits._fields))
+        buffer = Buffer(S, self.max_sequences_per_pack)
+        for row in fields.list_of("waiting", Fields.any):
+            number, since, length, example = row
+            if not 1 <= length <= S:
+                raise fields.error("waiting", f"a length is {shown(length)}, beyond the {S} slots of a row")
+            buffer.add(length, Waiting(number, since, example))
+        for length, until in fields.list_of("resting", Fields.any):
+            buffer.rests_until[length] = until
+        learnt, known = values(fields.any("learnt")), fields.any("prices")
+        solving, following = fields.any("solving"), fields.integer("next", least=0)
+        ready = deque(Pack(*row) for row in fields.list_of("ready", Fields.any))
+        buffer.settle()
+        self._buffer, self._learnt, self._ready, self._waits = buffer, learnt, ready, waits
+        self._taken, self._arrived, self._next = taken, arrived, following
+        self._prices = self._from = self._solving = None
+        if known is not None:
+            self._take_up(*map(values, known))
+        if solving is not None:
+            self._solve(values(solving[0]), solving[1])
+
+
+def _split(rows: List[List[Tuple[Waiting, int]]], more: int) -> None:
+    """Splits the rows of most sequences so that there are `more` rows, or as many as there can be."""
+    for _ in range(more):
+        longest = max(range(len(rows)), key=lambda number: len(rows[number]))
+        row = rows[longest]
+        if len(row) == 1:
+            return
+        rows[longest] = row[0::2]
+        rows.append(row[1::2])

@@ -1,0 +1,283 @@
+"""Packs from a stream: every example once, within the limits, the same after a restart, near the bound."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pack_data import LengthHistogram, optimal
+from pack_data.stream import PackStream
+from pack_data.stream.__main__ import in_random_order, main
+from pack_data.stream.others import open_rows, windows
+
+
+def drawn(n, seed=0, name="wikipedia_512"):
+    histogram = LengthHistogram.published(name)
+    weights = histogram.counts / histogram.sequences
+    return np.random.default_rng(seed).choice(len(weights), n, p=weights).tolist()
+
+
+def long_tailed(n, S, seed=0):
+    return np.clip(np.rint(np.random.default_rng(seed).lognormal(np.log(S / 14), 1.1, n)), 1, S).astype(int).tolist()
+
+
+def check_packs(packs, lengths, S, depth, examples=None):
+    """Each example once, with its length; no pack over its slots or its depth."""
+    examples = list(range(len(lengths))) if examples is None else examples
+    assert sorted(example for pack in packs for example in pack.examples) == examples
+    for pack in packs:
+        assert pack.lengths == [lengths[example] for example in pack.examples]
+        assert 1 <= sum(pack.lengths) <= S
+        assert depth is None or len(pack.lengths) <= depth
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), max_size=120),
+    S=st.integers(40, 64),
+    depth=st.one_of(st.none(), st.integers(1, 6)),
+    buffer=st.integers(1, 40),
+    data=st.data(),
+)
+def test_every_example_once_in_good_time(lengths, S, depth, buffer, data):
+    wait = data.draw(st.one_of(st.none(), st.integers(buffer, 3 * buffer)))
+    tokens = data.draw(st.one_of(st.none(), st.integers(S, 4 * S)))
+    stream = PackStream(
+        S, max_sequences_per_pack=depth, buffer_sequences=buffer, buffer_tokens=tokens, longest_wait=wait
+    )
+    packs = []
+    arrived = {}  # example -> packs closed when it came
+    left = {}  # example -> packs closed before its own
+
+    def note(more):
+        for pack in more:
+            left.update((example, len(packs)) for example in pack.examples)
+            packs.append(pack)
+
+    for number, length in enumerate(lengths):
+        before = len(packs)
+        more = stream.push(number, length)
+        note(more)
+        # What a full buffer of tokens closes is closed before the sequence comes in.
+        arrived[number] = before if number in left or not more else len(packs)
+        waiting = [other for other in range(number + 1) if other not in left]
+        assert len(waiting) < buffer or buffer == 1
+        assert tokens is None or sum(lengths[other] for other in waiting) <= tokens
+    note(stream.flush())
+    check_packs(packs, lengths, S, depth)
+    assert stream.waits.packs == len(packs) and stream.waits.sequences == len(lengths) == stream.taken
+    assert stream.waits.tokens == sum(lengths)
+    assert stream.waits.longest <= stream.longest_wait
+    assert max((left[number] - arrived[number] for number in left), default=0) <= stream.longest_wait
+
+
+CASES = [
+    pytest.param(drawn(4000), 512, 3, 128, 0.03, id="Wikipedia at depth 3"),
+    pytest.param(drawn(4000), 512, None, 128, 0.005, id="Wikipedia without a limit"),
+    pytest.param(long_tailed(4000, 1024), 1024, 8, 256, 0.06, id="long tail at depth 8"),
+    pytest.param(long_tailed(4000, 4096), 4096, None, 256, 0.01, id="long tail without a limit"),
+    pytest.param(drawn(2000) + drawn(2000, 1, "squad_1_1_384"), 512, 4, 128, 0.03, id="a stream that changes"),
+]
+
+
+@pytest.mark.parametrize("lengths, S, depth, buffer, most", CASES)
+def test_the_gap_to_the_certified_bound_is_small_and_far_below_that_of_others(lengths, S, depth, buffer, most):
+    packs = list(PackStream(S, max_sequences_per_pack=depth, buffer_sequences=buffer).packs(enumerate(lengths)))
+    check_packs(packs, lengths, S, depth)
+    histogram = LengthHistogram.from_lengths(lengths, S)
+    bound = optimal.pack(histogram, max_sequences_per_pack=depth).lower_bound
+    assert bound <= len(packs) <= (1 + most) * bound + 1
+    assert len(packs) <= windows(lengths, S, depth, buffer) and len(packs) < open_rows(lengths, S, depth, buffer)
+
+
+@pytest.mark.parametrize(
+    "S, depth, ranks, share", [(512, 3, 1, "packs"), (512, None, 2, "packs"), (300, 4, 3, "sequences")]
+)
+def test_a_state_taken_anywhere_gives_the_same_packs(S, depth, ranks, share):
+    lengths = np.minimum(drawn(300), S).tolist()
+
+    def new():
+        return PackStream(
+            S, max_sequences_per_pack=depth, buffer_sequences=16, rank=ranks - 1, ranks=ranks, share=share
+        )
+
+    whole = list(new().packs(enumerate(lengths)))
+    assert len(whole) > 30
+    for stop in range(0, len(whole) + 1, 9):  # also between packs that were closed together
+        first = new()
+        begun = list(itertools.islice(first.packs(enumerate(lengths)), stop))
+        state = json.loads(json.dumps(first.state_dict()))
+        second = new()
+        second.load_state_dict(state)
+        assert second.state_dict() == state
+        rest = itertools.islice(enumerate(lengths), second.taken, None)
+        assert begun + list(second.packs(rest)) == whole
+
+
+def test_a_state_taken_while_a_programme_is_solved_gives_the_same_packs(monkeypatch):
+    from pack_data.stream import pack_stream
+
+    monkeypatch.setattr(pack_stream, "_LEARNT", (128, 1))
+    monkeypatch.setattr(pack_stream, "_LATER", 96)
+    lengths = drawn(500)
+
+    def new():
+        return PackStream(512, max_sequences_per_pack=3, buffer_sequences=32)
+
+    whole = list(new().packs(enumerate(lengths)))
+    solving = 0
+    for stop in range(3, len(whole), 60):
+        first = new()
+        begun = list(itertools.islice(first.packs(enumerate(lengths)), stop))
+        state = json.loads(json.dumps(first.state_dict()))
+        solving += state["solving"] is not None
+        second = new()
+        second.load_state_dict(state)
+        rest = itertools.islice(enumerate(lengths), second.taken, None)
+        assert begun + list(second.packs(rest)) == whole
+    assert solving > 0
+
+
+def test_the_programme_is_solved_again_at_fixed_numbers_and_taken_up_later(monkeypatch):
+    from pack_data.stream import pack_stream
+
+    monkeypatch.setattr(pack_stream, "_LEARNT", (256, 1))
+    monkeypatch.setattr(pack_stream, "_LATER", 64)
+    stream = PackStream(512, max_sequences_per_pack=3, buffer_sequences=64)
+    seen = []
+    for number, length in enumerate(drawn(1400)):
+        stream.push(number, length)
+        state = stream.state_dict()
+        due = state["solving"] and state["solving"][1]
+        if not seen or seen[-1] != due:
+            seen.append(due)
+    dues = [due for due in seen if due]
+    assert len(dues) >= 4 and dues == sorted(set(dues)) and None in seen[1:]
+
+
+def test_a_histogram_given_is_used_from_the_first_pack_on():
+    histogram = LengthHistogram.published("wikipedia_512")
+    lengths = drawn(1000)
+
+    def packs(**options):
+        stream = PackStream(512, max_sequences_per_pack=3, buffer_sequences=64, **options)
+        return list(stream.packs(enumerate(lengths)))
+
+    given, learnt = packs(histogram=histogram), packs()
+    check_packs(given, lengths, 512, 3)
+    assert given != learnt
+    bound = optimal.pack(LengthHistogram.from_lengths(lengths, 512), max_sequences_per_pack=3).lower_bound
+    assert len(given) <= 1.06 * bound
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_share_the_sequences_or_the_packs(ranks):
+    lengths = drawn(600)
+
+    def of(rank, share):
+        stream = PackStream(512, max_sequences_per_pack=4, buffer_sequences=64, rank=rank, ranks=ranks, share=share)
+        return list(stream.packs(enumerate(lengths)))
+
+    own = [of(rank, "sequences") for rank in range(ranks)]
+    for rank, packs in enumerate(own):
+        check_packs(packs, lengths, 512, 4, list(range(rank, len(lengths), ranks)))
+
+    turns = [of(rank, "packs") for rank in range(ranks)]
+    assert len({len(packs) for packs in turns}) == 1
+    check_packs([pack for packs in turns for pack in packs], lengths, 512, 4)
+    alone = list(PackStream(512, max_sequences_per_pack=4, buffer_sequences=64).packs(enumerate(lengths)))
+    together = [pack for packs in zip(*turns) for pack in packs]
+    same = sum(a == b for a, b in zip(alone, together))
+    assert same >= len(alone) - 64  # all but those of the end
+
+
+def test_too_few_sequences_for_the_ranks_leave_some_without_a_pack():
+    counts = []
+    for rank in range(3):
+        stream = PackStream(10, rank=rank, ranks=3, share="packs")
+        counts.append(len(list(stream.packs([("a", 4), ("b", 5)]))))
+    assert counts == [1, 1, 0]
+
+
+def test_waiting_moves_short_and_long_sequences_by_little(capsys):
+    lengths = np.array(drawn(4000))
+    buffer = 64
+    stream = PackStream(512, max_sequences_per_pack=3, buffer_sequences=buffer)
+    order = [number for pack in stream.packs(enumerate(lengths.tolist())) for number in pack.examples]
+    moved = np.empty(len(order))
+    moved[order] = np.arange(len(order)) - np.array(order)
+    low, high = np.quantile(lengths, [0.25, 0.75])
+    means = {"short": moved[lengths <= low].mean(), "long": moved[lengths >= high].mean()}
+    print({name: round(float(mean)) for name, mean in means.items()})
+    most = buffer + stream.longest_wait
+    assert all(abs(mean) <= most for mean in means.values())
+    assert moved.min() >= -buffer and moved.max() <= 3 * stream.longest_wait
+
+
+def test_a_sequence_that_fits_badly_does_not_wait_longer_than_stated():
+    # 300 fits with nothing here, and one pack after another is full without it.
+    lengths = [300] + [256] * 2000
+    stream = PackStream(512, buffer_sequences=16, longest_wait=20)
+    packs = list(stream.packs(enumerate(lengths)))
+    check_packs(packs, lengths, 512, None)
+    position = next(number for number, pack in enumerate(packs) if 0 in pack.examples)
+    assert position <= 20 and stream.waits.longest <= 20
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"buffer_sequences": 0}, "buffer_sequences"),
+        ({"buffer_sequences": 8, "longest_wait": 7}, "longest_wait"),
+        ({"buffer_tokens": 9}, "buffer_tokens"),
+        ({"rank": 1}, "rank"),
+        ({"share": "rows"}, "share"),
+        ({"max_sequences_per_pack": 0}, "max_sequences_per_pack"),
+        ({"histogram": LengthHistogram(np.zeros(11, np.int64))}, "histogram"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(options, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        PackStream(10, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("length", [0, 11, -1])
+def test_a_length_that_no_row_has_is_one_line(length):
+    with pytest.raises(ValueError, match="sequence 1 of the stream has length"):
+        list(PackStream(10).packs([("a", 3), ("b", length)]))
+
+
+def test_a_state_of_another_stream_is_refused():
+    state = PackStream(10, buffer_sequences=4).state_dict()
+    with pytest.raises(ValueError, match="buffer_sequences was 4, it is 5 here"):
+        PackStream(10, buffer_sequences=5).load_state_dict(state)
+    for broken in ({}, {**state, "taken": -1}, {**state, "waiting": [[0, 0, 11, "a"]]}, {**state, "learnt": [1.0]}):
+        with pytest.raises(ValueError, match="state of the stream"):
+            PackStream(10, buffer_sequences=4).load_state_dict(broken)
+
+
+def test_the_command_prints_gap_waiting_and_speed(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "gap.png"
+    options = ["--synthetic", "sample:wikipedia_512,n=500", "--max-sequences-per-pack", "3", "--buffer", "32,64"]
+    assert main([*options, "--alone", "--plot", str(picture)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("by price") == 2 and "longest wait" in printed and picture.stat().st_size > 1000
+    assert main([*options, "--json"]) == 0
+    made = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["way"] for each in made] == ["by price", "by price", "windows", "open rows", "open rows"]
+    assert all(each["packs"] >= each["bound"] and each["sequences"] == 500 for each in made)
+
+
+def test_others_pack_as_by_hand():
+    # Windows of three: (6, 5, 4) -> 6 + 4 | 5; (5, 5) -> 5 + 5.
+    assert windows([6, 5, 4, 5, 5], 10, None, 3) == 3
+    # Open rows for three sequences: 6 | 5 | 4 beside the 6, which is closed for the next 5; 5 + 5 | 5.
+    assert open_rows([6, 5, 4, 5, 5], 10, None, 3) == 3
+    assert open_rows([1, 1, 1, 1], 10, 2, 4) == 2
+    histogram = LengthHistogram.from_lengths([3, 3, 5], 8)
+    assert sorted(in_random_order(histogram, 0)) == [3, 3, 5]
