@@ -38,6 +38,13 @@ def text_table(
     return [(indent + between.join(cells)).rstrip() for cells in padded(rows, left=left, widths=widths)]
 
 
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, columns padded so that it also reads as text; all but the first column flush right."""
+    table = padded([header, *rows])
+    rule = ["-" * len(cell) if number == 0 else "-" * (len(cell) - 1) + ":" for number, cell in enumerate(table[0])]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in [table[0], rule, *table[1:]])
+
+
 def account(title: str, rows: Sequence[Tuple[str, str, str]]) -> str:
     """An underlined title, and under it (what, how much, a note) for each quantity."""
     return "\n".join([title, "-" * len(title), *text_table(rows, left=(0, 2), indent="  ")])

@@ -9,14 +9,7 @@ from typing import List, Sequence, Union
 
 import numpy as np
 
-from pack_data.tables import padded
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, columns padded so that it also reads as text; all but the first column flush right."""
-    table = padded([header, *rows])
-    rule = ["-" * len(cell) if number == 0 else "-" * (len(cell) - 1) + ":" for number, cell in enumerate(table[0])]
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in [table[0], rule, *table[1:]])
+from pack_data.tables import markdown as markdown
 
 
 def spread(values: Union[Sequence[float], np.ndarray], digits: int = 3) -> str:

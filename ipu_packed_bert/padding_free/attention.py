@@ -263,18 +263,24 @@ def padding_free_attention(
             f'{name} gives its attention {", ".join(unknown)}, which attn_implementation="{NAME}" does not know; '
             'use another, such as "sdpa"'
         )
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    settings = Settings(scaling, dropout, causal, None, softcap, s_aux)
     carried = is_carried(attention_mask)
+    # Some code says is_causal=False where it gives a mask, which is then causal.  So are boundaries in its place.
+    causal = carried or bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    window, chunk = reach_of(module, sliding_window)
+    if window is not None and not causal:
+        raise ValueError(f'{name} has a window on both sides, which attn_implementation="{NAME}" does not compute')
+    settings = Settings(scaling, dropout, causal, window, softcap, s_aux)
     if carried and cu_seq_lens_q is None:
+        if chunk is not None:  # chunks are counted from the begin of the row in some versions of Transformers
+            raise ValueError(f"{name} attends in chunks; give the model cu_seq_lens_q, as PaddingFreeCollator does")
         cu_seq_lens_q = attention_mask
     if cu_seq_lens_q is None:
-        return _without_boundaries(query, key, value, attention_mask, position_bias, settings), None
+        return _without_boundaries(query, key, value, attention_mask, position_bias, settings, chunk), None
     # Older versions of Transformers make a mask for a row of one example too; it says what the boundaries say.
     if attention_mask is not None and not carried and cu_seq_lens_q.numel() > 2:
         raise ValueError(
             f"{name} gets boundaries of examples and an attention_mask of shape {tuple(attention_mask.shape)}; give "
-            "no mask with cu_seq_lens_q, and call the model with use_cache=False"
+            "the model no attention_mask with cu_seq_lens_q, and call it with use_cache=False"
         )
     same = cu_seq_lens_k is None or cu_seq_lens_k is cu_seq_lens_q or torch.equal(cu_seq_lens_k, cu_seq_lens_q)
     if len(query) != 1 or query.shape[2] != key.shape[2] or not same:
@@ -282,25 +288,20 @@ def padding_free_attention(
             f"{name} gets boundaries with queries of shape {tuple(query.shape)} and keys of {tuple(key.shape)}; "
             "must be one row, with the same boundaries for both, and without a cache"
         )
-    kind = layer_kind(module)
-    window, chunk = sliding_window, None
+    context = attend_row(
+        query, key, value, cu_seq_lens_q, settings, longest=max_length_q, chunk=chunk, bias=position_bias
+    )
+    return context, None
+
+
+def reach_of(module: torch.nn.Module, window: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
+    """Window and chunk of a layer: the window that it hands over, else what its configuration says of its kind."""
+    kind, chunk = layer_kind(module), None
     if kind is not None and "sliding" in kind and window is None:
         window = getattr(module.config, "sliding_window", None)
     if kind is not None and "chunk" in kind:
         chunk = getattr(module.config, "attention_chunk_size", None)
-    if window is not None and not causal:
-        raise ValueError(f'{name} has a window on both sides, which attn_implementation="{NAME}" does not compute')
-    context = attend_row(
-        query,
-        key,
-        value,
-        cu_seq_lens_q,
-        settings._replace(window=window),
-        longest=max_length_q,
-        chunk=chunk,
-        bias=position_bias,
-    )
-    return context, None
+    return window, chunk
 
 
 def layer_kind(module: torch.nn.Module) -> Optional[str]:
@@ -317,21 +318,29 @@ def _without_boundaries(
     mask: Optional[torch.Tensor],
     bias: Optional[torch.Tensor],
     settings: Settings,
+    chunk: Optional[int],
 ) -> torch.Tensor:
-    """A plain batch, with the mask that Transformers makes for "sdpa", which has the layer's window in it."""
+    """A plain batch: each row is one example, or has the mask that Transformers makes for "sdpa", windows and all."""
     tokens, keys = query.shape[2], key.shape[2]
-    if mask is not None:
-        mask = mask[..., :keys]
-    elif settings.causal and tokens == 1:
-        settings = settings._replace(causal=False)  # one new token sees all that are kept
-    elif settings.causal and keys > tokens:
+    if mask is None and tokens == keys:
+        step = chunk or tokens
+        contexts = []
+        for begin in range(0, tokens, step):
+            here = slice(begin, begin + step)
+            part = bias if bias is None else (bias if bias.shape[2] == 1 else bias[:, :, here])[..., here]
+            contexts.append(attend_block(query[:, :, here], key[:, :, here], value[:, :, here], part, settings))
+        return torch.cat(contexts, dim=2).transpose(1, 2).contiguous()
+    if mask is None and settings.causal and tokens > 1:
         key, value = key[:, :, :tokens], value[:, :, :tokens]  # a cache with room that is not in use yet
-    if bias is not None:
-        bias = bias[..., : key.shape[2]]
-        mask = bias.to(query.dtype) + mask if mask is not None and mask.dtype != torch.bool else mask
-        mask = _with_bias(mask, bias, query) if mask is not None and mask.dtype == torch.bool else mask
+    elif mask is None:
+        settings = settings._replace(causal=False)  # one new token sees all that are kept
+    else:
+        mask = mask[..., :keys]
+    bias = None if bias is None else bias[..., : key.shape[2]]
     if mask is None:
         mask = _causal(query, key, bias, settings)
+    elif bias is not None:
+        mask = _with_bias(mask, bias, query) if mask.dtype == torch.bool else mask + bias
     return _attend(query, key, value, mask, settings).transpose(1, 2).contiguous()
 
 
@@ -341,27 +350,27 @@ def _without_boundaries(
 def padding_free_mask(*args: Any, **keywords: Any) -> Optional[torch.Tensor]:
     """In place of the mask of a row of several examples: their boundaries, int32 [1, 1, 2, examples + 1], twice.
 
-    Code other than ours cannot take that for a mask: it fits no scores.  Any other batch gets the mask of "sdpa".
+    Code other than ours cannot take that for a mask: it fits no scores.  Without padding and cache there is no mask:
+    the attention itself applies windows.  Any other batch gets the mask of "sdpa".
     """
-    function = keywords.get("mask_function")
-    one_row = keywords.get("batch_size") == 1 and keywords.get("attention_mask") is None
-    if one_row and function is not None and not keywords.get("allow_is_causal_skip", True):
-        boundaries = _boundaries_of(function, keywords)
+    function, tokens = keywords.get("mask_function"), _length_of(keywords, "q")
+    offset = keywords.get("q_offset", 0)
+    whole = tokens == _length_of(keywords, "kv") and isinstance(offset, int) and not offset
+    if tokens is not None and whole and function is not None and keywords.get("attention_mask") is None:
+        if keywords.get("allow_is_causal_skip"):
+            return None
+        boundaries = _boundaries_of(function, tokens, keywords) if keywords.get("batch_size") == 1 else None
         if boundaries is not None:
             return boundaries.expand(1, 1, 2, -1)
     return _library_mask()(*args, **keywords)
 
 
-def _boundaries_of(function: Any, keywords: Dict[str, Any]) -> Optional[torch.Tensor]:
+def _boundaries_of(function: Any, tokens: int, keywords: Dict[str, Any]) -> Optional[torch.Tensor]:
     """Where a token does not see the one before it; None where each does.  function: which query sees which key."""
-    tokens = _length_of(keywords, "q")
-    if tokens != _length_of(keywords, "kv") or tokens is None or keywords.get("q_offset", 0):
-        return None
     positions = keywords.get("cache_position")
     at = torch.arange(1, tokens, device=keywords.get("device") if positions is None else positions.device)
     zero = torch.zeros_like(at)
-    seen = function(zero, zero, at, at - 1)
-    starts = at[~seen]
+    starts = at[~function(zero, zero, at, at - 1)]
     if not len(starts):
         return None
     return torch.cat([starts.new_zeros(1), starts, starts.new_full((1,), tokens)]).int()
@@ -390,8 +399,10 @@ def _library_mask() -> Any:
 def _register() -> bool:
     """Make the name known to Transformers.  Whether there is one that takes it."""
     try:
-        from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError:
+        from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+    except ImportError:  # before 4.53 each model made its own dense mask and gave it to any attention
+        return False
+    if not hasattr(PreTrainedModel, "set_attn_implementation"):
         return False
     AttentionInterface.register(NAME, padding_free_attention)
     AttentionMaskInterface.register(NAME, padding_free_mask)

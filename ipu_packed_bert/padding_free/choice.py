@@ -1,40 +1,69 @@
-"""Which attention keeps the examples of a padding-free row apart in a given model: tried out, not looked up."""
+"""What keeps the examples of a padding-free row apart in a given model: tried out, not looked up."""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, List, Optional
 
 from ipu_packed_bert.padding_free.attention import NAME, REGISTERED
-from ipu_packed_bert.padding_free.probe import check_no_leak
-from ipu_packed_bert.padding_free.windows import attention_of
+from ipu_packed_bert.padding_free.models import Choice, attention_of, base_of, choose
+from ipu_packed_bert.padding_free.probe import WAY_OUT, check_no_leak
 
 
-def use_padding_free(model: Any, *, longest: Optional[int] = None) -> str:
-    """Switch a loaded model, in place, to an attention that keeps examples apart.  Returns the attention's name.
+def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Optional[str] = None) -> Choice:
+    """Switch a loaded model, in place, to an attention that keeps examples apart.  Returns what was chosen.
 
-    longest: tokens of the longest example in training, as for `check_no_leak`.
-    Ours comes first, then the one that the model was loaded with.  Raises ValueError where neither is right; the model
-    then stays as it was.
+    longest: tokens of the longest example in training, as for `check_no_leak`, which every choice passes.
+    attention: only this implementation.  By default flash attention if the model was loaded with it, then ours, then
+    the library's own way with the attention the model has: boundaries found in position_ids, then a mask for all
+    layers.  Ours and the library's are tried without seq_idx and with it, which layers other than attention may use.
+    The model's key cache is switched off, as with it the library looks for no boundaries.
+
+    Raises ValueError where nothing is right; the model then stays as it was.
     """
-    loaded = attention_of(model)
-    refusals = []
-    for kind in dict.fromkeys([NAME, loaded]):
+    base, loaded = base_of(model), attention_of(model)
+    cached = getattr(base.config, "use_cache", None)
+    refusals = {}
+    for choice in _candidates(loaded, attention):
         try:
-            switch(model, kind)
+            switch(model, choice.attention)
+            choose(model, choice)
+            base.config.use_cache = False
             check_no_leak(model, longest=longest)
-            return kind
+            return choice
         except ValueError as error:
-            refusals.append(f'with attn_implementation="{kind}": {error}')
-            switch(model, loaded)
-    raise ValueError("; ".join(refusals))
+            refusals[str(choice)] = str(error)
+            choose(model, None)
+            base.config.use_cache = cached
+            if attention_of(model) != loaded:
+                base.set_attn_implementation(loaded)
+    # The first, and those of another kind: a package that is missing, a setting.
+    reasons = {reason: choice for choice, reason in reversed(list(refusals.items()))}
+    texts = [f"with {choice}: {reason}" for reason, choice in reversed(list(reasons.items()))]
+    raise ValueError(f"{type(base).__name__} is not right in padding-free batches {'; '.join(texts[:3])}; {WAY_OUT}")
+
+
+def _candidates(loaded: str, attention: Optional[str]) -> List[Choice]:
+    """In the order in which they are tried."""
+    flash = [Choice(loaded, "cu_seq_lens")] if "flash" in loaded else []
+    ours = [Choice(NAME, "cu_seq_lens"), Choice(NAME, "cu_seq_lens", seq_idx=True)]
+    library = []
+    for kind in dict.fromkeys([attention or loaded, "eager"]):
+        if kind != NAME and "flash" not in kind:
+            library += [Choice(kind, "position_ids"), Choice(kind, "position_ids", seq_idx=True)]
+            library += [Choice(kind, "attention_mask")] if kind != "flex_attention" else []
+    return [choice for choice in flash + ours + library if attention in (None, choice.attention)]
 
 
 def switch(model: Any, kind: str) -> None:
     """Give a model another attention.  Raises ValueError where its code takes none from Transformers."""
-    if attention_of(model) == kind:
+    base = base_of(model)
+    if attention_of(base) == kind:
         return
     if kind == NAME and not REGISTERED:
-        raise ValueError(f"{type(model).__name__}: Transformers 4.57 or newer is needed: pip install -U transformers")
-    model.set_attn_implementation(kind)
-    if attention_of(model) != kind:
-        raise ValueError(f"{type(model).__name__} does not take its attention from Transformers' AttentionInterface")
+        raise ValueError("it needs Transformers 4.57 or newer: pip install -U transformers")
+    try:
+        base.set_attn_implementation(kind)
+    except (AttributeError, ImportError, KeyError) as error:
+        raise ValueError(f"{type(base).__name__} cannot be switched to it: {error}") from None
+    if attention_of(base) != kind:
+        raise ValueError(f"{type(base).__name__} does not take its attention from Transformers' AttentionInterface")

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from ipu_packed_bert.padding_free.attention import NAME
-from ipu_packed_bert.padding_free.windows import attention_of, ignored_reach, too_long
+from ipu_packed_bert.padding_free.models import base_of, choice_of
+from ipu_packed_bert.padding_free.windows import ignored_reach, too_long
 from pack_data.batching.collators import Example, collate, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import BatchSampler
@@ -45,15 +45,16 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     """The arguments with which `model` keeps the examples of a batch of `pack_data.batching` apart.
 
     A padded batch: input_ids, attention_mask, labels, position_ids [rows, longest].
-    A padding-free batch: input_ids, labels, position_ids [1, tokens], and
-    - for flash attention the boundaries that its kernel reads: cu_seq_lens_q, cu_seq_lens_k int32 [examples + 1],
+    A padding-free batch: input_ids, labels, position_ids [1, tokens], and what tells the examples apart:
+    - for our attention and for flash attention their boundaries: cu_seq_lens_q, cu_seq_lens_k int32 [examples + 1],
       max_length_q, max_length_k;
-    - else attention_mask [1, 1, tokens, tokens]: bool for sdpa, additive for eager code, which would add a bool.
+    - for eager and sdpa attention_mask [1, 1, tokens, tokens]: bool for sdpa, additive for eager code, which would add
+      a bool.  All layers use this one mask, in place of a mask with the layer's own window or chunks;
+    - nothing more for flex attention, or where `use_padding_free` chose this: Transformers finds the boundaries in
+      position_ids, but only without a key cache, and it does not warn.  The choice switches the cache off;
+    - seq_idx int32 [1, tokens], the number of the example, where `use_padding_free` found that layers need it.
 
-    Transformers can also find the boundaries in position_ids, but only without a key cache, and it does not warn.
-    So the mask is passed.  All layers use this one mask, in place of a mask with the layer's own window or chunks.
-    Raises ValueError where that changes the result: an example is longer than a window or chunk.  A flash attention
-    kernel applies windows itself.
+    Raises ValueError where an example is longer than a window or chunk that this ignores.
     """
     tensors = {name: torch.as_tensor(values) for name, values in batch.items()}
     if "cumulative_lengths" not in tensors:
@@ -62,16 +63,22 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     reach = ignored_reach(model)
     if reach is not None and longest > reach.tokens:
         raise too_long(model, reach, f"an example has {longest} tokens", "shorten the examples")
-    kind = attention_of(model)
-    if "flash" in kind or kind == NAME:
-        kernel = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
-        return {**tensors, **kernel, "max_length_q": longest, "max_length_k": longest}
-    mask = same_example(tensors["position_ids"])
-    if kind == "eager":
-        # Half of the type's least number: scores are added to it, and the sum must stay finite.
-        least = torch.finfo(model.dtype).min / 2
-        mask = torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, least)
-    return {**tensors, "attention_mask": mask}
+    choice = choice_of(model)
+    more: Inputs = {}
+    if choice.boundaries == "cu_seq_lens":
+        more = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
+        more.update(max_length_q=longest, max_length_k=longest)
+    elif choice.boundaries == "attention_mask":
+        mask = same_example(tensors["position_ids"])
+        if choice.attention == "eager":
+            # Half of the type's least number: scores are added to it, and the sum must stay finite.
+            dtype = base_of(model).dtype
+            mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min / 2)
+        more = {"attention_mask": mask}
+    if choice.seq_idx:
+        lengths = boundaries.diff()
+        more["seq_idx"] = torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), lengths)[None]
+    return {**tensors, **more}
 
 
 class PaddingFreeCollator:

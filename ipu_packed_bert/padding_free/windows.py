@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
-from ipu_packed_bert.padding_free.attention import NAME
+from ipu_packed_bert.padding_free.models import base_of, choice_of, text_config
 
 
 class Reach(NamedTuple):
@@ -14,32 +14,23 @@ class Reach(NamedTuple):
     setting: str  # its name in the configuration
 
 
-def text_config(model: Any) -> Any:
-    """The configuration of the language model: the model's own, or the part of it that is about text."""
-    return model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-
-
-def attention_of(model: Any) -> str:
-    """The attention implementation a Hugging Face model was loaded with: "eager", "sdpa", "flash_attention_2", ..."""
-    return getattr(model.config, "_attn_implementation", None) or "eager"
-
-
 def ignored_reach(model: Any) -> Optional[Reach]:
     """The smallest window or chunk that a padding-free batch ignores; None where there is none.
 
-    All layers get one mask, without windows or chunks.  Flash attention gets no mask, and its kernel applies windows.
+    One mask for all layers has no windows or chunks.  Flash attention gets no mask, and its kernel applies windows.
     """
-    kind = attention_of(model)
-    return None if kind == NAME else attention_reach(text_config(model), windows="flash" not in kind)
+    choice = choice_of(model)
+    if "flash" in choice.attention:
+        return attention_reach(text_config(model), windows=False)
+    return attention_reach(text_config(model)) if choice.boundaries == "attention_mask" else None
 
 
 def too_long(model: Any, reach: Reach, what: str, way_out: str) -> ValueError:
-    """The error for examples that exceed `reach`.  what: their length; way_out: the first thing to do about it."""
-    flash = 'load the model with attn_implementation="flash_attention_2" or '
-    other = flash if reach.setting == "sliding_window" else ""
+    """The error for examples that exceed `reach`.  what: their length; way_out: what else to do about it."""
     return ValueError(
-        f"{type(model).__name__}: {what}, {reach.setting} is {reach.tokens}, and the mask of a padding-free batch has "
-        f"no windows or chunks; {way_out}, or else {other}use a padding way, such as RandomSampling+Padding"
+        f"{type(base_of(model)).__name__}: {what}, {reach.setting} is {reach.tokens}, and this padding-free batch "
+        f"ignores it; call use_padding_free(model), which finds an attention that applies windows and chunks, "
+        f"{way_out}, or use a padding way, such as RandomSampling+Padding"
     )
 
 
@@ -73,3 +64,43 @@ def _windows_are_on(config: Any) -> bool:
     first, layers = getattr(config, "max_window_layers", None), getattr(config, "num_hidden_layers", None)
     none_left = isinstance(first, int) and isinstance(layers, int) and first >= layers
     return getattr(config, "use_sliding_window", None) is not False and not none_left
+
+
+# What the attention of an example longer than this may depend on, by the names that configurations use.
+_REACHING = ("window", "chunk", "local_attention")
+_COUNTS = ("max_window_layers", "num_", "use_")  # numbers of layers and the like, not of tokens
+
+
+def far_settings(config: Any) -> List[Reach]:
+    """Everything that may make examples of more than so many tokens behave otherwise, from near to far.
+
+    Windows and chunks by any name, and the length from which rotary positions of the kinds "dynamic" and "longrope" are
+    stretched: for the whole row, if one of its examples is longer.  A setting too many here costs a longer test only.
+    """
+    found = []
+    for name, tokens in vars(config).items():
+        reaching = any(word in name for word in _REACHING) and not name.startswith(_COUNTS)
+        if reaching and _is_count(tokens):
+            found.append(Reach(tokens, name))
+    for name in ("rope_parameters", "rope_scaling"):
+        for each in _dictionaries(getattr(config, name, None)):
+            kind = each.get("rope_type", each.get("type"))
+            trained = each.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            trained = trained or getattr(config, "max_position_embeddings", None)
+            if kind in ("dynamic", "longrope", "su") and _is_count(trained):
+                found.append(Reach(int(trained or 0), f"{name} of the kind {kind}, original_max_position_embeddings"))
+    return sorted(set(found))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _dictionaries(value: Any) -> Iterator[Dict[str, Any]]:
+    """The dictionary, and those in it."""
+    if isinstance(value, dict):
+        yield value
+        for each in value.values():
+            yield from _dictionaries(each)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.padding_free import PaddingCollator, PaddingFreeCollator, use_padding_free
-from ipu_packed_bert.padding_free.windows import attention_of
+from ipu_packed_bert.padding_free.models import attention_of
 from tests.padding_free_models import (
     CONFIGS,
     WINDOWED,
@@ -28,6 +28,10 @@ def errors(switched, plain):
     free, padded = PaddingFreeCollator(switched)(examples), PaddingCollator()(examples)
     assert "attention_mask" not in free
     positions = {name: free[name] for name in ("input_ids", "labels", "position_ids")}
+    if hasattr(plain.config, "attention_chunk_size"):
+        with pytest.raises(ValueError, match="attends in chunks; give the model cu_seq_lens_q"):
+            token_losses(switched, positions)
+        positions = free
     with torch.no_grad():
         return [float((token_losses(switched, each) - expected).abs().max()) for each in (free, positions, padded)]
 
@@ -35,14 +39,14 @@ def errors(switched, plain):
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_model_is_switched_and_right(kind):
     switched = a_model(kind)
-    assert use_padding_free(switched) == "padding_free" == attention_of(switched)
+    assert use_padding_free(switched) == ("padding_free", "cu_seq_lens", False)
     assert max(errors(switched, a_model(kind))) <= 1e-12
 
 
 @pytest.mark.parametrize("kind", WINDOWED)
 def test_windows_chunks_and_soft_caps_are_obeyed(kind):
     switched = a_windowed_model(kind)
-    assert use_padding_free(switched) == "padding_free"
+    assert use_padding_free(switched).attention == attention_of(switched) == "padding_free"
     assert max(errors(switched, a_windowed_model(kind))) <= 1e-5
 
 

@@ -30,7 +30,7 @@ def test_examples_up_to_the_window_are_right_and_longer_ones_refused(kind, monke
 def test_the_probe_refuses_what_exceeds_the_window(kind):
     model = a_windowed_model(kind)
     for longest in (None, WINDOW + 1):
-        with pytest.raises(ValueError, match=f"is {WINDOW}, and the mask .*longest=N") as caught:
+        with pytest.raises(ValueError, match=f"is {WINDOW}, .*use_padding_free.*longest=N") as caught:
             check_no_leak(model, longest=longest)
         assert "\n" not in str(caught.value)
     check_no_leak(model, longest=WINDOW)
