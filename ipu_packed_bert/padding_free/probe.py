@@ -381,7 +381,7 @@ class _Probe:
             row = self.row(*examples)
             pairs = [(found, self.plain(ids)) for found, ids in zip(row, examples)]
             # Of the long example only the tokens that the window concerns: among all they could be too few to count.
-            pairs += [tuple(each[:, far.tokens :] for each in pairs[1])] if self.typical else []
+            pairs += [(pairs[1][0][:, far.tokens :], pairs[1][1][:, far.tokens :])] if self.typical else []
             errors = [difference(*pair, typical=self.typical) for pair in pairs]
             error = max(errors)
             if error <= self.limit:
