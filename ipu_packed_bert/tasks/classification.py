@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.model.bert import initialise
+from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.placement import Part
 from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, Scored
@@ -70,11 +71,7 @@ class PackedBertForSequenceClassification(PackedBert):
         present_BD = sequence_numbers_BD > 0
         weight_BD = present_BD.to(logits_BDC.dtype)
         if self.kind == SINGLE_LABEL:
-            labels_BD = labels.to(torch.int64)
-            loss_BD = F.cross_entropy(logits_BDC.flatten(0, 1), labels_BD.flatten(), reduction="none").view(
-                labels_BD.shape
-            )
-            right_BD = torch.argmax(logits_BDC, dim=2) == labels_BD
+            loss_BD, right_BD = cross_entropy(logits_BDC, labels), correct(logits_BDC, labels)
         elif self.kind == MULTI_LABEL:
             labels_BDC = labels.to(logits_BDC.dtype)
             loss_BD = F.binary_cross_entropy_with_logits(logits_BDC, labels_BDC, reduction="none").mean(2)

@@ -11,9 +11,11 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.model.bert import initialise
+from ipu_packed_bert.model.loss import correct
 from ipu_packed_bert.model.packed import PackedBert, hidden_score
 from ipu_packed_bert.placement import Part
 from ipu_packed_bert.tasks import squad
@@ -75,10 +77,11 @@ class PackedBertForQuestionAnswering(PackedBert):
         weight_BD = present_BD.to(logits_BS2.dtype)
         loss_BD, right_BD = torch.zeros_like(weight_BD), present_BD
         for end, position_BD in enumerate((start_positions_BD, end_positions_BD)):
-            target_BD = position_BD.to(torch.int64)
             log_BDS = span_log_probabilities(logits_BS2[:, :, end], input_mask_BS, present_BD, self.span_hidden)
-            loss_BD = loss_BD - 0.5 * torch.gather(log_BDS, 2, target_BD.unsqueeze(2)).squeeze(2)
-            right_BD = right_BD & (torch.argmax(log_BDS, dim=2) == target_BD)
+            # Not a gather, whose gradient would be a scatter on IPUs.
+            wrong = F.nll_loss(log_BDS.flatten(0, 1), position_BD.to(torch.int64).flatten(), reduction="none")
+            loss_BD = loss_BD + 0.5 * wrong.view(position_BD.shape)
+            right_BD = right_BD & correct(log_BDS, position_BD)
         # A sequence that is not there has a finite loss (its slot 0 is seen), and weighs nothing.
         loss = ((loss_BD * weight_BD).sum(1) * scale_B).sum()
         return QuestionsOutput(loss, right_BD.to(weight_BD.dtype).sum())

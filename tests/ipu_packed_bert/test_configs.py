@@ -252,10 +252,68 @@ def test_fine_tuning_configs_are_there():
 
 @pytest.mark.parametrize("path", FINE_TUNING, ids=lambda path: path.name)
 def test_fine_tuning_what_the_name_says(path):
-    name = re.fullmatch(r"finetune_(?P<data>[a-z0-9]+)_(?P<packing>packed|unpacked)\.yml", path.name)
-    assert name, "a name says finetune, the data and packed or unpacked"
-    config = finetuning.load_config(path)
-    assert config.task.name == {"squad": "squad", "banking77": "single_label", "tokens": "tokens"}[name["data"]]
-    assert config.data.training.startswith(name["data"] + "/") and config.data.evaluation.startswith(name["data"] + "/")
+    name = re.fullmatch(
+        r"finetune_(?P<data>[a-z0-9]+)_(?P<packing>packed|unpacked)(?:(?P<base>_base)?_(?P<machine>pod4|pod16))?\.yml",
+        path.name,
+    )
+    assert name, (
+        "a name says finetune, the data or the task, packed or unpacked, and size and machine where it has IPUs"
+    )
+    config, tasks = finetuning.load_config(path), {"squad": "squad", "tokens": "tokens"}
+    assert config.task.name == tasks.get(name["data"], "single_label")
     assert config.packed == (name["packing"] == "packed") and name["packing"] in path.read_text().split("\n")[0]
     assert not finetuning.load_config(path, ["data.packer=none"]).packed
+    if name["machine"] is None:
+        files = config.data.training, config.data.evaluation
+        assert all(file.startswith(name["data"] + "/") for file in files) and config.ipus == 1
+        return
+    hidden, layers, heads, intermediate, _ = SIZES["base" if name["base"] else "large"]
+    model, placement = config.model, config.placement
+    assert (model.hidden_size, model.num_layers, model.num_heads) == (hidden, layers, heads)
+    assert (model.intermediate_size, model.vocabulary_size) == (intermediate, 30522)
+    assert config.ipus == int(name["machine"][3:]) and sum(placement.layers_per_ipu) == layers
+    assert name["machine"].upper() in path.read_text().split("\n")[0]
+    # Full pipelines at packing factors that were met: SQuAD at 384, and short texts and sentences at 128.
+    for factor in {384: (1.0, 2.17, 2.232), 128: (1.0, 5.0, 9.0)}[config.data.max_sequence_length]:
+        config.with_micro_batch(factor).check_for_ipus(factor)
+
+
+# Published Graphcore configurations (graphcore/examples, nlp/bert/pytorch, configs_squad.yml): sequences an update
+# (micro-batch x accumulation x replicas), replicas, peak learning rate, warm-up share, attention dropout, layers and
+# memory proportion of each IPU. What is None is otherwise here, and the file says why.
+PUBLISHED_SQUAD = {
+    "base_pod16": (None, 4, 6.0e-5, 0.25, 0.1, (0, 4, 4, 4), (0.25,) * 4),
+    "base_pod4": (1 * 8 * 4, None, 6.0e-5, 0.25, 0.1, (0, 4, 4, 4), (0.25,) * 4),
+    "pod16": (
+        4 * 32 * 2,
+        2,
+        5.0e-5,
+        0.1,
+        0.15,
+        (2, 3, 3, 3, 3, 3, 3, 4),
+        (0.08, 0.28, 0.32, 0.32, 0.36, 0.38, 0.4, 0.32),
+    ),
+    "pod4": (2 * 64 * 2, None, 5.0e-5, 0.1, 0.15, (3, 7, 7, 7), (0.15, 0.25, 0.25, 0.25)),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_SQUAD)
+def test_published_settings_of_squad(name):
+    config = finetuning.load_config(FOLDER / f"finetune_squad_packed_{name}.yml")
+    optimizer, placement = config.optimizer, config.placement
+    found = (
+        config.batch.sequences_per_update,
+        placement.replicas,
+        optimizer.learning_rate,
+        optimizer.warmup_fraction,
+        config.model.attention_dropout,
+        placement.layers_per_ipu,
+        placement.available_memory_proportion,
+    )
+    assert all(theirs in (None, ours) for ours, theirs in zip(found, PUBLISHED_SQUAD[name]))
+    assert (optimizer.name, optimizer.schedule, optimizer.weight_decay) == ("adamw", "linear", 0.01)
+    assert (optimizer.bias_correction, optimizer.max_gradient_norm, optimizer.eps) == (False, None, 1e-6)
+    assert (optimizer.beta1, optimizer.beta2, config.model.hidden_dropout) == (0.9, 0.999, 0.1)
+    assert (config.engine.loss_scaling, config.engine.first_moment_type, config.run.epochs) == (64.0, "float16", 3)
+    assert placement.optimizer_state_off_chip == (name == "pod4") and config.data.max_sequence_length == 384
+    assert placement.replicated_tensor_sharding == (placement.replicas > 1)

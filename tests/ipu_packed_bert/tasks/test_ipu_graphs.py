@@ -1,0 +1,207 @@
+"""The program of every task that learns from files can be lowered for IPUs: at full size, for every configuration.
+
+As `test_ipu_lowering.py` for pre-training: traced as PopTorch would trace it, with shapes and types but no numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from ipu_packed_bert.config import ModelConfig
+from ipu_packed_bert.placement import place
+from ipu_packed_bert.tasks import task_class
+from ipu_packed_bert.tasks.settings import load_config
+from ipu_packed_bert.tasks.tokenizer import Tokenizer
+from tests.fakes.lowering import ALLOWED, Recorder, wide_types
+from tests.fakes.sdk import installed
+from tests.fine_tuning_files import KINDS, VOCABULARY, training_file
+
+CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs").glob("finetune_*pod*.yml"))
+DEVICE = torch.device("meta")  # any but the host's
+ROWS = 3
+
+
+@pytest.fixture
+def sdk():
+    with installed() as modules:
+        yield modules
+
+
+def configured(path, folder, kind, *overrides):
+    """A configuration of the task of this kind, on a small file."""
+    file = training_file(folder, kind)
+    data = [f"data.training={file}", f"data.evaluation={file}", f"task.name={kind}"]
+    return load_config(path, [*data, *overrides])
+
+
+def task_of(config, *, layers=None):
+    """The task with the network that the configuration is for: of two layers, or `layers`."""
+    sizes = config.model
+    model = ModelConfig(
+        vocabulary_size=sizes.vocabulary_size,
+        hidden_size=sizes.hidden_size,
+        num_layers=layers or 2,
+        num_heads=sizes.num_heads,
+        intermediate_size=sizes.intermediate_size,
+        hidden_dropout=sizes.hidden_dropout,
+        attention_dropout=sizes.attention_dropout,
+    )
+    return task_class(config.task.name)(config, Tokenizer(VOCABULARY), model)
+
+
+def two_layers(config):
+    """Embeddings on the first IPU, a layer each on the second and on the last one."""
+    ipus = config.placement.ipus_per_replica
+    layers = (0, 1) + (0,) * (ipus - 3) + (1,) if ipus > 2 else (2,)
+    return dataclasses.replace(config, placement=dataclasses.replace(config.placement, layers_per_ipu=layers))
+
+
+class Trace:
+    """One micro-batch of a configuration, as the engine hands it to PopTorch: a training or a prediction program."""
+
+    def __init__(self, config, task, sdk, *, training=True, mode=None):
+        ipu, stand_in = sdk
+        with torch.device("meta"):
+            program = ipu.program.build_program(config, task, place(config.placement, task.heads))
+        fields = task.fields if training else task.prediction_fields
+        if not training:
+            program = ipu.program.Predictions(program.network)
+        layout = task.layout(config.with_micro_batch(1.0), 1.0)
+        batch = layout.filled(task.packs.batch(task.packs.order(0)[:1], 0), rows=ROWS)
+        assert {str(batch[name].dtype) for name in fields} <= {"int32", "float32"}
+        with FakeTensorMode(allow_non_fake_inputs=False):
+            tensors = dict([*program.named_parameters(), *program.named_buffers()])
+            self.weights = {name: torch.empty(t.shape, dtype=t.dtype, device=DEVICE) for name, t in tensors.items()}
+            inputs = [
+                torch.zeros(batch[name].shape, dtype=getattr(torch, str(batch[name].dtype)), device=DEVICE)
+                for name in fields
+            ]
+            self.graph = stand_in._Graph()
+            recorder = Recorder([*self.weights.values(), *inputs], current_ipu=lambda: self.graph.ipu, reject=False)
+            stand_in._graph = self.graph
+            try:
+                with torch.no_grad(), recorder if mode is None else mode:
+                    self.outputs = functional_call(program.train(training), dict(self.weights), tuple(inputs))
+            finally:
+                stand_in._graph = None
+        self.operators, self.problems, self.program = recorder.operators, recorder.problems, program
+        # Which inputs are read at all: one that is not has no business on the device.
+        read = {id(tensor) for operator in self.operators for tensor in operator.inputs}
+        self.unread = [name for name, tensor in zip(fields, inputs) if id(tensor) not in read]
+
+    @property
+    def names(self):
+        return [operator.name for operator in self.operators]
+
+    @property
+    def homes(self):
+        """The IPUs on which each weight is read."""
+        found, names = {}, {id(tensor): name for name, tensor in self.weights.items()}
+        for operator in self.operators:
+            for tensor in operator.inputs:
+                if id(tensor) in names:
+                    found.setdefault(names[id(tensor)], set()).add(operator.ipu)
+        return found
+
+
+def check(trace, config, task):
+    assert trace.problems == [] and trace.unread == []
+    assert set(trace.names) <= ALLOWED
+    assert wide_types(trace.operators) == []
+    assert all(tensor.device == DEVICE for operator in trace.operators for tensor in operator.outputs)
+    types = {tensor.dtype for tensor in trace.weights.values() if tensor.is_floating_point()}
+    assert types == {torch.float16 if config.engine.half_weights else torch.float32}
+    blocks = place(config.placement, task.heads).blocks
+    assert trace.graph.blocks == [(block.name, block.ipu) for block in blocks]
+    # What is dear on IPUs: a gather, whose gradient is a scatter.
+    assert "gather" not in trace.names and trace.names.count("embedding") == 3
+    assert trace.names.count("_softmax") == trace.graph.checkpoints == task.model.num_layers
+    parameters = {name for name, _ in trace.program.named_parameters()}
+    assert {len(trace.homes[name]) for name in parameters} == {1}
+
+
+SQUAD = next(path for path in CONFIGS if path.stem == "finetune_squad_packed_base_pod4")
+EACH = [(path, load_config(path).task.name) for path in CONFIGS]
+CASES = EACH + [(SQUAD, kind) for kind in KINDS if (SQUAD, kind) not in EACH]
+
+
+@pytest.mark.parametrize("path, kind", CASES, ids=lambda case: getattr(case, "stem", case))
+def test_training_and_prediction_lower(path, kind, sdk, tmp_path):
+    config = two_layers(configured(path, tmp_path, kind))
+    task = task_of(config)
+    training = Trace(config, task, sdk)
+    check(training, config, task)
+    # Exactly one loss, in float32; as many sums as the task has.
+    (loss,) = training.graph.losses
+    assert loss.dtype == torch.float32 and loss.dim() == 0
+    assert [tuple(output.shape) for output in training.outputs] == [()] * len(task.outputs)
+    assert "dropout" in training.names
+    # The head is where the last layer is, so that nothing returns to the first IPU.
+    last = max(ipu for ipu, layers in enumerate(config.placement.layers_per_ipu) if layers)
+    assert {ipu for _, ipu in training.graph.blocks[-len(task.heads) :]} == {last} and last > 0
+    prediction = Trace(config, task, sdk, training=False)
+    check(prediction, config, task)
+    places = task.max_sequence_length if task.of_slots else task.max_sequences_per_pack
+    assert prediction.outputs.shape[:2] == (ROWS, places) and prediction.outputs.dtype == torch.float32
+    assert "dropout" not in prediction.names and prediction.graph.losses == []
+
+
+VARIANTS = [("engine.mask=additive",), ("engine.half_weights=false",), ("data.packer=none",)]
+
+
+@pytest.mark.parametrize("overrides", VARIANTS, ids=lambda overrides: overrides[0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_variants_lower(kind, overrides, sdk, tmp_path):
+    config = two_layers(configured(SQUAD, tmp_path, kind, *overrides))
+    task = task_of(config)
+    check(Trace(config, task, sdk), config, task)
+
+
+def test_one_at_full_depth(sdk, tmp_path):
+    path = next(path for path in CONFIGS if path.stem == "finetune_squad_packed_pod16")
+    config = configured(path, tmp_path, "squad")
+    task = task_of(config, layers=config.model.num_layers)
+    trace = Trace(config, task, sdk)
+    check(trace, config, task)
+    assert trace.names.count("_softmax") == 24 and config.pipeline_stages == 15
+    assert len({ipu for _, ipu in trace.graph.blocks}) == 8
+
+
+class Called(TorchFunctionMode):
+    """What the model's code calls, before torch decomposes it: PopTorch takes some operators whole there."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        self.names.add(function.__name__)
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_code_calls_has_a_lowering_too(kind, sdk, tmp_path):
+    config = two_layers(configured(SQUAD, tmp_path, kind))
+    called = Called()
+    Trace(config, task_of(config), sdk, mode=called)
+    # torch's names of what PopTorch registers under another.
+    names = {"cross_entropy": "cross_entropy_loss", "nll_loss": "nll_loss_nd", "float": "to"}
+    found = {names.get(name, name) for name in called.names if name not in ("__get__", "dim", "is_floating_point")}
+    python = {name for name in found if name.startswith("__") and name.endswith("__")}
+    assert sorted(name for name in found - python if name not in ALLOWED) == []
+    assert {"layer_norm", "dropout", "softmax", "embedding"} <= found
+
+
+def test_every_field_is_one_of_the_forward_pass():
+    for kind in KINDS:
+        task = task_class(kind)
+        assert set(task.prediction_fields) < set(task.fields)
+        assert len(inspect.signature(task.network).parameters) == 2
