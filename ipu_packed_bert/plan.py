@@ -8,7 +8,7 @@ the exchange buffers and the temporary values of products: they take what is lef
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.config import Config, ModelConfig, check_accumulation
 from ipu_packed_bert.cycles.target import MK2, TARGETS
@@ -92,6 +92,11 @@ class RunPlan(NamedTuple):
         return -(-self.training_packs // self.update.packs)
 
     @property
+    def training_stages(self) -> int:
+        """Stages of the training pipeline: each but the last runs backwards too."""
+        return 2 * len(self.placement.stages) - 1
+
+    @property
     def idle_share(self) -> Optional[float]:
         """Share of an update in which a stage waits, while the pipeline fills and drains.
 
@@ -99,7 +104,7 @@ class RunPlan(NamedTuple):
         """
         if self.update is None:
             return None
-        waiting = self.config.pipeline_stages - 1
+        waiting = self.training_stages - 1
         return waiting / (self.update.accumulation + waiting)
 
     @property
@@ -140,7 +145,7 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
         config=config,
         update=update,
         placement=placement,
-        memory=tuple(_memory(config, placement, ipu, predictions, depth) for ipu in range(placement.ipus)),
+        memory=tuple(ipu_memory(config, placement, ipu, predictions, depth) for ipu in range(placement.ipus)),
         depth=depth,
         predictions=predictions,
         # int32: four fields of slots, three of masked tokens, three of sequences; and two float32 scales.
@@ -183,15 +188,20 @@ def micro_batch_that_fits(
         smaller = replace(config, batch=replace(config.batch, micro_batch=micro_batch))
         return bool(plan(smaller, manifest, packing_factor=packing_factor).fits)
 
+    return largest_that_fits(config.batch.micro_batch, fits)
+
+
+def largest_that_fits(below: int, fits: Callable[[int], bool]) -> Optional[int]:
+    """The largest micro-batch below this one that fits; None if not even one row does."""
     # Memory grows with the micro-batch, so that the largest that fits is found by halving.
-    low, high = 0, config.batch.micro_batch
+    low, high = 0, below
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low or None
 
 
-def _memory(config: Config, placement: Placement, ipu: int, predictions: int, depth: int) -> Memory:
+def ipu_memory(config: Config, placement: Placement, ipu: int, predictions: int, depth: int) -> Memory:
     engine, model = config.engine, config.model
     blocks = placement.on(ipu)
     number = sum(parameters(block, model) for block in blocks)
@@ -286,19 +296,12 @@ def verdict(made: RunPlan, smaller: Optional[int]) -> List[str]:
 
 def memory_words(made: RunPlan, smaller: Optional[int]) -> List[str]:
     """Whether the counted memory fits; where it does not surely, the way out: ``smaller``, a micro-batch that does."""
-    most = max(made.memory, key=lambda memory: memory.total)
+    found = fit_words(made)
     if made.fits:
-        return [f"fits: at most {made.fullest:.0%} of an IPU is counted, no more than in the published configurations"]
-    if made.fits is False:
-        found = f"does not fit: what is counted alone takes {made.fullest:.0%} of IPU {most.ipu}"
-    else:
-        found = (
-            f"tight, unknown: {made.fullest:.0%} of IPU {most.ipu} is counted; the fullest published one "
-            f"counts {FULLEST_PUBLISHED:.0%}, and program and temporary values are not counted"
-        )
+        return [found]
     config = made.config
     if smaller is None:
-        way = "no micro-batch fits: more IPUs a replica, or other placement.layers_per_ipu"
+        way = NOTHING_FITS
     else:
         # The same packs in an update, from smaller and more micro-batches.
         accumulation = -(-config.batch.micro_batch * config.batch.gradient_accumulation // smaller)
@@ -307,6 +310,22 @@ def memory_words(made: RunPlan, smaller: Optional[int]) -> List[str]:
             "an update stays as large"
         )
     return [found, way]
+
+
+NOTHING_FITS = "no micro-batch fits: more IPUs a replica, or other placement.layers_per_ipu"
+
+
+def fit_words(made: RunPlan) -> str:
+    """Whether the counted memory fits, in words."""
+    most = max(made.memory, key=lambda memory: memory.total)
+    if made.fits:
+        return f"fits: at most {made.fullest:.0%} of an IPU is counted, no more than in the published configurations"
+    if made.fits is False:
+        return f"does not fit: what is counted alone takes {made.fullest:.0%} of IPU {most.ipu}"
+    return (
+        f"tight, unknown: {made.fullest:.0%} of IPU {most.ipu} is counted; the fullest published one "
+        f"counts {FULLEST_PUBLISHED:.0%}, and program and temporary values are not counted"
+    )
 
 
 def lines(made: RunPlan) -> List[str]:
@@ -321,7 +340,7 @@ def lines(made: RunPlan) -> List[str]:
         f" vocabulary {model.vocabulary_size:,}: {total / 1e6:,.1f} M parameters in {kept}",
         f"  data      {_data(made)}",
     ]
-    text += (_host_lines(made) if host else _ipu_lines(made)) + [""]
+    text += (host_lines(made) if host else ipu_lines(made)) + [""]
     if made.update is None:
         text.append(
             "  update    unknown: no data set yet and no published packing factor for "
@@ -349,7 +368,7 @@ def lines(made: RunPlan) -> List[str]:
     return text
 
 
-def _host_lines(made: RunPlan) -> List[str]:
+def host_lines(made: RunPlan) -> List[str]:
     engine = made.config.engine
     threads = "as many threads as torch chooses"
     if engine.threads is not None:
@@ -369,7 +388,7 @@ def _host_lines(made: RunPlan) -> List[str]:
     ]
 
 
-def _ipu_lines(made: RunPlan) -> List[str]:
+def ipu_lines(made: RunPlan) -> List[str]:
     config, placement, engine = made.config, made.placement, made.config.engine
     stages = placement.stages
     waiting = ""
@@ -381,7 +400,7 @@ def _ipu_lines(made: RunPlan) -> List[str]:
         f" IPU{_s(placement.ipus)} = {config.ipus} IPU{_s(config.ipus)}, {_machine(config)}",
         f"  pipeline  {len(stages)} forward stage{_s(len(stages))}"
         + (
-            f" on IPUs {', '.join(str(stage.ipu) for stage in stages)}; {config.pipeline_stages} in training{waiting}"
+            f" on IPUs {', '.join(str(stage.ipu) for stage in stages)}; {made.training_stages} in training{waiting}"
             if len(stages) > 1
             else ", no pipeline"
         ),

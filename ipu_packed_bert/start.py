@@ -58,6 +58,18 @@ def find_start(config: FinetuneConfig) -> Start:
     return start._replace(model=dataclasses.replace(model, **dropouts))
 
 
+def is_there(checkpoint: str) -> bool:
+    """Whether weights of this name are on this machine: a folder, or the installed package."""
+    from importlib import metadata
+
+    if Path(checkpoint).exists():
+        return True
+    try:
+        return checkpoint == PACKAGE and metadata.distribution(PACKAGE) is not None
+    except metadata.PackageNotFoundError:
+        return False
+
+
 def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
     folder = Path(name)
     if not folder.exists():

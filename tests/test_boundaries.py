@@ -53,6 +53,7 @@ ipu_packed_bert.start
 ipu_packed_bert.cycles
 ipu_packed_bert.host_memory
 ipu_packed_bert.plan
+ipu_packed_bert.finetune_plan
 ipu_packed_bert.engine
 ipu_packed_bert.train ipu_packed_bert.compare_unpacked
 ipu_packed_bert.runlog ipu_packed_bert.run_picture ipu_packed_bert.unigram

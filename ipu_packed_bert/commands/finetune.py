@@ -15,6 +15,7 @@ from ipu_packed_bert.resuming import check_allowed
 from ipu_packed_bert.run_folder import CONFIG
 from ipu_packed_bert.tasks.settings import FinetuneConfig, load_config
 from pack_data.command import ArgumentParser
+from pack_data.lengths.factors import parse_factor
 
 if TYPE_CHECKING:
     from ipu_packed_bert.runs import Prepared
@@ -54,6 +55,15 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="folder in which the data files of the configuration lie"
     )
+    parser.add_argument(
+        "--plan", action="store_true", help="print what would run and where, without a device, and stop"
+    )
+    parser.add_argument(
+        "--packing-factor",
+        type=parse_factor,
+        metavar="P",
+        help="sequences in a row for --plan, while the files are not there",
+    )
     add_run_options(parser, setting="data.packer=none")
     return parse_run(parser, argv)
 
@@ -79,6 +89,10 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
     if args.show_config:
         print(config.annotated(), end="")
         return 0
+    if args.plan:
+        from ipu_packed_bert.finetune_plan import print_plan
+
+        return print_plan(config, data_dir=args.data_dir, packing_factor=args.packing_factor)
 
     # torch loads from here on: a wrong configuration is refused without it.
     from ipu_packed_bert.runlog import refuse_a_run_in, refuse_a_run_under_way

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from pathlib import Path
 from typing import Optional, Sequence
 
-from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.commands import finetune, pretrain
+from ipu_packed_bert.config import PRETRAINING
+from ipu_packed_bert.configurations import config_file
+from ipu_packed_bert.run_folder import CONFIG
+from ipu_packed_bert.settings import load_yaml, peek
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """`pretrain --plan` under a name of its own."""
-    return pretrain.main([*(sys.argv[1:] if argv is None else argv), "--plan"])
+    """`pretrain --plan` or `finetune --plan`, as the configuration says, under a name of its own."""
+    arguments = [*(sys.argv[1:] if argv is None else argv), "--plan"]
+    return finetune.main(arguments) if of_fine_tuning(arguments) else pretrain.main(arguments)
+
+
+def of_fine_tuning(arguments: Sequence[str]) -> bool:
+    """Whether the options name a configuration of fine-tuning; other mistakes are left to the command's own parser."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", nargs="?")
+    parser.add_argument("--resume", nargs="?")
+    parser.add_argument("--set", action="append", nargs="?", default=[])
+    named, _ = parser.parse_known_args(arguments)
+    path = Path(named.resume, CONFIG) if named.resume else config_file(named.config) if named.config else None
+    if path is None or not path.is_file():
+        return False
+    task = peek("task.name", load_yaml(path), [each for each in named.set if each])
+    return task not in (None, PRETRAINING)

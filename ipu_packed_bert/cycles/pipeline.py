@@ -1,8 +1,8 @@
 """From costs to the cycles of a pipelined training step.
 
 Stages of four IPUs (PopART's pipelining): embeddings and layers of IPU 0, layers of IPUs 1 to 3, heads and loss back on
-IPU 0 where the tied table is, then all of it backwards: 9 stages. In steady state every IPU works on a micro-batch of
-each of its stages, then all of them copy to their neighbours:
+IPU 0 where the tied table is, then all of it backwards: 9 stages. In fine-tuning the heads are on IPU 3: 7 stages. In
+steady state every IPU works on a micro-batch of each of its stages, then all of them copy to their neighbours:
 
     cycles of an update = (accumulation + stages - 1) * (slowest IPU + slowest copy) + once-per-update work
 """
@@ -41,10 +41,16 @@ class PipelinePlacement(NamedTuple):
     off_chip: bool = False  # optimiser state in streaming memory
     recompute: bool = True
     half_partials: bool = True
+    heads_return: bool = True  # to the first IPU, as in pre-training; otherwise they are where the last layer is
 
     @property
     def stages(self) -> int:
-        return training_stages(self.layers_per_ipu)
+        return training_stages(self.layers_per_ipu, heads_return=self.heads_return)
+
+    @property
+    def heads_ipu(self) -> int:
+        """The IPU that the heads lie on."""
+        return 0 if self.heads_return else max(ipu for ipu, layers in enumerate(self.layers_per_ipu) if layers)
 
     def ipu_of_layer(self, layer: int) -> int:
         """The IPU that encoder layer number `layer` lies on."""
@@ -209,7 +215,7 @@ def assemble(
         here = lowered[placement.memory_proportion[number]]
         costs: Dict[str, Cost] = {category: Cost() for category in CATEGORIES}
         for entry in here.entries:
-            times = _times(entry.block, number, first_layer, layers)
+            times = _times(entry.block, number, first_layer, layers, placement.heads_ipu)
             # The heads' backward pass follows their forward pass at once: nothing there is recomputed.
             if entry.phase == "forward" and placement.recompute and entry.block != "heads":
                 times *= 2
@@ -241,13 +247,13 @@ def assemble(
     )
 
 
-def _times(block: str, ipu: int, first_layer: int, layers: int) -> int:
+def _times(block: str, ipu: int, first_layer: int, layers: int, heads_ipu: int) -> int:
     """How many times an IPU holds a block."""
     if block == "layer":
         return layers
     if block.startswith("layer."):
         return int(first_layer <= int(block[len("layer.") :]) < first_layer + layers)
-    return int(ipu == 0)
+    return int(ipu == (heads_ipu if block == "heads" else 0))
 
 
 def _hidden_elements(graph: Graph, crossing: Sequence[Edge]) -> int:
@@ -279,7 +285,7 @@ def _link_bytes(
 
     def home(block: str) -> int:
         if not block.startswith("layer."):
-            return 0
+            return placement.heads_ipu if block == "heads" else 0
         layer = int(block[len("layer.") :])
         return homes[-1 if layer == graph.num_layers - 1 else layer]
 

@@ -43,7 +43,7 @@ def shape_of(config: Any, *, depth: Optional[int] = None) -> MicroBatchShape:
     )
 
 
-def placement_of(config: Any) -> PipelinePlacement:
+def placement_of(config: Any, *, heads_return: bool = True) -> PipelinePlacement:
     placement, engine = config.placement, config.engine
     return PipelinePlacement(
         tuple(placement.layers_per_ipu),
@@ -54,6 +54,7 @@ def placement_of(config: Any) -> PipelinePlacement:
         placement.optimizer_state_off_chip,
         engine.recomputes(ipus=True),
         engine.half_partials,
+        heads_return,
     )
 
 

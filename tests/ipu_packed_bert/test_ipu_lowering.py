@@ -26,7 +26,7 @@ from tests.pretraining import placed
 CONFIGS = sorted(
     path
     for path in (Path(__file__).resolve().parents[2] / "configs").glob("*packed_*.yml")
-    if "host" not in path.stem and "\nextends:" not in path.read_text()
+    if "host" not in path.stem and "finetune" not in path.stem and "\nextends:" not in path.read_text()
 )
 DEVICE = torch.device("meta")  # any but the host's
 FULL_DEPTH = "packed_phase2_pod16"

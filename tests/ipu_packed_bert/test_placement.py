@@ -8,7 +8,8 @@ import pytest
 from ipu_packed_bert.config import Config, ConfigError, LossConfig, ModelConfig, PlacementConfig, load_config
 from tests.pretraining import placed
 
-CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*packed_*.yml"))
+FOLDER = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = sorted(path for path in FOLDER.glob("*packed_*.yml") if "finetune" not in path.stem)
 POD = [path for path in CONFIGS if "host" not in path.stem and "_gpu" not in path.stem]
 
 

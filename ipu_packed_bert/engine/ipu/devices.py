@@ -97,7 +97,7 @@ def configuration_for(config: Config, ipus: int) -> Optional[str]:
     # The files of one model and length are named alike; what they hold decides.
     alike = re.sub(r"_(bow_)?pod[0-9]+$", "", config.name)
     if not (FOLDER / f"{alike}_pod16.yml").is_file():
-        files = [path for path in sorted(FOLDER.glob("*packed_*_pod16.yml")) if "_bow_" not in path.stem]
+        files = [path for path in sorted(FOLDER.glob("*packed_phase*_pod16.yml")) if "_bow_" not in path.stem]
         whole = map(load_config, files)
         alike = next((each.name[: -len("_pod16")] for each in whole if kind(each) == kind(config)), "")
     paths = [*FOLDER.glob(f"{alike}_pod*.yml"), *FOLDER.glob(f"{alike}_bow_pod*.yml")] if alike else []
