@@ -1,7 +1,7 @@
-"""The processes of a run: one, or those that torchrun started, which make every update together.
+"""The processes of a run: one, or those that torchrun or poprun started, which make every update together.
 
-poprun's processes are those of the IPU engine; here each of them counts as one.  torch loads only where there are
-several.
+What is the same for both launchers is here: whose share is whose, sums, one stop for all, one error for all.  poprun's
+processes, the instances of the IPU engine, meet in `engine/ipu/poprun.py`.  torch loads only where there are several.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Processes:
     rank = 0  # rank 0 writes the run down
     size = 1
     local_rank = 0  # on its machine
+    launcher = ""  # "torchrun" or "poprun"; empty: none, or none that counts
+    means = ""  # by which numbers travel between the processes, in words
 
     def __init__(self) -> None:
         self.received: Optional[int] = None  # signal that this process got
@@ -75,7 +77,12 @@ class Ranks(Processes):
     Numbers and plain objects travel by gloo, on CPUs.  What fails on one rank ends all: its error is left in the store
     that torchrun keeps, its connections close, the exchange that the others are in fails at once, and they end with
     its exit status without a word.
+
+    Whatever travels, goes through `_sum`, `_all` and `_from_first`: other means of exchange replace these.
     """
+
+    launcher, means = "torchrun", "gloo"
+    restart = "torchrun --max-restarts with --resume-if-there does"  # how a run goes on from its newest checkpoint
 
     def __init__(self, store: Any, rank: int, size: int, local_rank: int):
         super().__init__()
@@ -90,48 +97,80 @@ class Ranks(Processes):
         group = dist.PrefixStore("group", self._store)
         dist.init_process_group("gloo", store=group, rank=self.rank, world_size=self.size, timeout=_PATIENCE)
 
+    def _sum(self, values: Any) -> Any:
+        """A float64 tensor, summed over all; may change the one that is given."""
+        import torch.distributed as dist
+
+        dist.all_reduce(values)
+        return values
+
+    def _all(self, values: Any) -> List[Any]:
+        """The uint8 tensors of all, of one shape, by rank."""
+        import torch
+        import torch.distributed as dist
+
+        found = [torch.empty_like(values) for _ in range(self.size)]
+        dist.all_gather(found, values)
+        return found
+
+    def _from_first(self, values: Any) -> Any:
+        """The uint8 tensor of rank 0; the others give one of the same shape, which may be filled."""
+        import torch.distributed as dist
+
+        dist.broadcast(values, 0)
+        return values
+
     @property
     def stop(self) -> Optional[int]:
         return self._agreed
 
     def summed(self, values: Sequence[float]) -> List[float]:
         import torch
-        import torch.distributed as dist
 
         received = [float(self.received == number) for number in _SIGNALS]
-        sums = torch.tensor([*values, *received], dtype=torch.float64)
-        dist.all_reduce(sums)
-        found = sums.tolist()
+        found = self._sum(torch.tensor([*values, *received], dtype=torch.float64)).tolist()
         for number, ranks in zip(_SIGNALS, found[len(values) :]):
             if ranks and self._agreed is None:
                 self._agreed = int(number)
         return found[: len(values)]
 
     def gathered(self, value: T) -> List[T]:
-        import torch.distributed as dist
+        import torch
 
-        found: List[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
+        data = _tensor_of(pickle.dumps(value))
+        # As long as the longest: the shapes of what is exchanged must be the same on all.
+        lengths = torch.zeros(self.size, dtype=torch.float64)
+        lengths[self.rank] = len(data)
+        lengths = self._sum(lengths)
+        own = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+        own[: len(data)] = data
+        parts = zip(self._all(own), lengths.tolist())
+        return [pickle.loads(part[: int(length)].numpy().tobytes()) for part, length in parts]
 
     def of_first(self, make: Callable[..., T], *arguments: Any) -> T:
         import torch
-        import torch.distributed as dist
 
         if self.rank:
-            received: List[Any] = [None, None]
-            dist.broadcast_object_list(received)
-            data, shapes = received
+            data, shapes = pickle.loads(self._bytes_of_first(b""))
             tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
-            for tensor in tensors:
-                dist.broadcast(_bytes_of(tensor), 0)
+            for place in _places(tensors):
+                received = self._from_first(place)
+                if received is not place:
+                    place.copy_(received)
             return _TensorsApart.joined(data, tensors)
         value = make(*arguments)
         data, tensors = _TensorsApart.split(value)
-        dist.broadcast_object_list([data, [(tensor.shape, tensor.dtype) for tensor in tensors]])
-        for tensor in tensors:
-            dist.broadcast(_bytes_of(tensor), 0)
+        self._bytes_of_first(pickle.dumps((data, [(tensor.shape, tensor.dtype) for tensor in tensors])))
+        for place in _places(tensors):
+            self._from_first(place)
         return value
+
+    def _bytes_of_first(self, data: bytes) -> bytes:
+        import torch
+
+        length = int(self._sum(torch.tensor([float(0 if self.rank else len(data))], dtype=torch.float64)))
+        own = torch.zeros(length, dtype=torch.uint8) if self.rank else _tensor_of(data)
+        return self._from_first(own).numpy().tobytes()
 
     @contextlib.contextmanager
     def first_alone(self) -> Iterator[None]:
@@ -159,8 +198,11 @@ class Ranks(Processes):
                     )
 
     def leave(self) -> None:
-        """When all is done."""
+        """When all is done, by all: a launcher ends the others as soon as one has ended with a status other than 0, and
+        rank 0 may still be writing."""
         import torch.distributed as dist
+
+        self.summed(())
 
         # torch 2.0 holds Python's lock while it waits for threads that may still need it to let go of their tensors.
         time.sleep(0.1)
@@ -169,7 +211,7 @@ class Ranks(Processes):
     def ended(self, error: BaseException) -> Optional[int]:
         """Exit status with which this process ends without a word; None where it has to say its error."""
         try:
-            return self._ended_of_others(error) if _is_lost_connection(error) else self._ended_by(error)
+            return self._ended_of_others(error) if is_lost_connection(error) else self._ended_by(error)
         except RuntimeError:  # the store has gone with the process that kept it
             return None
 
@@ -207,11 +249,12 @@ class _ConnectionLost(RuntimeError):
     """Another process has ended."""
 
 
-def _is_lost_connection(error: BaseException) -> bool:
+def is_lost_connection(error: BaseException) -> bool:
     """Whether an exchange failed, and not this process.  torch has no type of its own for it before 2.1."""
     words = str(error).lower()
     return isinstance(error, _ConnectionLost) or (
-        isinstance(error, RuntimeError) and any(word in words for word in ("gloo", "nccl", "connection", "socket"))
+        isinstance(error, RuntimeError)
+        and any(word in words for word in ("gloo", "nccl", "horovod", "connection", "socket"))
     )
 
 
@@ -244,16 +287,28 @@ class _TensorsApart:
         return Unpickler(io.BytesIO(data)).load()
 
 
-def _bytes_of(tensor: Any) -> Any:
-    """A view, uint8: gloo knows not every type."""
+def _places(tensors: Sequence[Any]) -> List[Any]:
+    """Views of them, uint8, as gloo knows not every type; of those that hold anything, as torch 2.0's gloo divides by
+    their size."""
     import torch
 
-    return tensor.reshape(-1).view(torch.uint8)
+    return [tensor.reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
+
+
+def _tensor_of(data: bytes) -> Any:
+    import torch
+
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def of_poprun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether poprun started this process."""
+    return any(name.startswith("POPDIST_") for name in environment)
 
 
 def refuse_launcher(environment: Mapping[str, str] = os.environ) -> None:
     """Raises ValueError in a process that was started beside others in a way that does not make them one run."""
-    if any(name.startswith("POPDIST_") for name in environment):
+    if of_poprun(environment):
         return
     way_out = "start them with torchrun, as docs/cluster.md shows, or start one process"
     if environment.get("WORLD_SIZE", "1") != "1":
@@ -275,7 +330,11 @@ def refuse_launcher(environment: Mapping[str, str] = os.environ) -> None:
 def refuse_several(command: str, environment: Mapping[str, str] = os.environ) -> None:
     """Raises ValueError in each of several processes of a command that one process makes."""
     refuse_launcher(environment)
-    if environment.get("WORLD_SIZE", "1") != "1" and not any(name.startswith("POPDIST_") for name in environment):
+    if of_poprun(environment):
+        raise ValueError(
+            f"poprun started this process: each would make all of {command} for itself; start it once, without poprun"
+        )
+    if environment.get("WORLD_SIZE", "1") != "1":
         raise ValueError(
             f"WORLD_SIZE is {environment['WORLD_SIZE']}: every process of torchrun would make all of {command} for "
             "itself; start it once, without torchrun"
@@ -283,46 +342,64 @@ def refuse_several(command: str, environment: Mapping[str, str] = os.environ) ->
 
 
 @contextlib.contextmanager
-def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Processes]:
+def joined(
+    environment: Mapping[str, str] = os.environ,
+    *,
+    command: str = "this command",
+    instances: Optional[Callable[[], Optional[Ranks]]] = None,
+) -> Iterator[Processes]:
     """The processes of this run, met.  Inside, only rank 0 prints; an error of one ends all with its exit status.
 
-    Raises ValueError where another launcher started this process beside others.
+    instances: what makes the ranks of poprun's processes, None where it started one; not given where `command` runs
+    without IPUs.  Raises ValueError where another launcher started this process beside others.
     """
     refuse_launcher(environment)
-    if environment.get("WORLD_SIZE", "1") == "1" or any(name.startswith("POPDIST_") for name in environment):
+    if of_poprun(environment):
+        if instances is None:
+            refuse_several(command, environment)
+        ranks = instances() if instances else None
+    else:
+        ranks = _of_torchrun(environment)
+    if ranks is None:
         yield Processes()
         return
-    import torch.distributed as dist
-
-    store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(minutes=10)))
-    # torchrun may keep one store for all attempts: what an earlier one left there, addresses too, is not ours.
-    store = dist.PrefixStore(f"attempt {environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    ranks = Ranks(store, rank, size, int(environment["LOCAL_RANK"]))
     with contextlib.ExitStack() as silent:
-        if rank:
+        if ranks.rank:
             nowhere = silent.enter_context(open(os.devnull, "w", encoding="utf-8"))
             silent.enter_context(contextlib.redirect_stdout(nowhere))
         try:
             ranks.meet()  # fails where another one has met a mistake, and gone, before all have met
             yield ranks
+            ranks.leave()
         except Exception as error:
             status = ranks.ended(error)
             if status is not None:
                 raise SystemExit(status) from None
-            if _is_lost_connection(error):
+            if is_lost_connection(error):
                 # It may have been the connection itself: what torch says of it is all that there is to find out by.
                 words = " ".join(str(error).split())[:200]
                 print(
-                    f"error: rank {rank}: another process of this run ended{words and f' ({words})'}, so all do; go on "
-                    "from the newest checkpoint (torchrun --max-restarts with --resume-if-there does)",
+                    f"error: rank {ranks.rank}: another process of this run ended{words and f' ({words})'}, so all do; "
+                    f"go on from the newest checkpoint ({ranks.restart})",
                     file=sys.stderr,
                 )
                 raise SystemExit(1) from None
-            if rank and isinstance(error, (ValueError, OSError, NotFinite)):
+            if ranks.rank and isinstance(error, (ValueError, OSError, NotFinite)):
                 kind = NotFinite if isinstance(error, NotFinite) else ValueError
-                raise kind(f"rank {rank} on {socket.gethostname()}: {error}") from None
+                raise kind(f"rank {ranks.rank} on {socket.gethostname()}: {error}") from None
             raise
-        ranks.leave()
+
+
+def _of_torchrun(environment: Mapping[str, str]) -> Optional[Ranks]:
+    """The ranks that torchrun started; None where there is one."""
+    if environment.get("WORLD_SIZE", "1") == "1":
+        return None
+    import torch.distributed as dist
+
+    store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(minutes=10)))
+    # torchrun may keep one store for all attempts: what an earlier one left there, addresses too, is not ours.
+    store = dist.PrefixStore(f"attempt {environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return Ranks(store, rank, size, int(environment["LOCAL_RANK"]))
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Dict[str, Any]:

@@ -274,11 +274,8 @@ def _saved(folder: Union[str, Path]) -> bool:
 
 
 def refuse_a_run_under_way(folder: Union[str, Path]) -> None:
-    """Raise ValueError if another process writes the run that is to be resumed; asked before anything costly.
-
-    Not asked in the processes of poprun: the first of them holds the lock for all.
-    """
-    if Path(folder, LOCK).exists() and not any(name.startswith("POPDIST_") for name in os.environ):
+    """Raise ValueError if another process writes the run that is to be resumed; asked before anything costly."""
+    if Path(folder, LOCK).exists():
         with locked(Path(folder, LOCK), _written_elsewhere(folder, resumed=True)):
             pass
 

@@ -17,8 +17,7 @@ import torch
 from ipu_packed_bert.checkpoint import Checkpoint, load_newest, vocabulary_of_run
 from ipu_packed_bert.config import ConfigError, schedule_too_short
 from ipu_packed_bert.engine import EngineChoice, build_engine, choose_engine
-from ipu_packed_bert.engine.base import Engine
-from ipu_packed_bert.engine.host import saved_by
+from ipu_packed_bert.engine.base import Engine, saved_by
 from ipu_packed_bert.hugging_face import merged, write_folder
 from ipu_packed_bert.identity import Identity, agree
 from ipu_packed_bert.loader import GlobalBatches

@@ -27,10 +27,10 @@ def host_engine(
     return HostEngine(config, Pretraining(config, schema), packing_factor=packing_factor, **options)
 
 
-def ipu_engine(sdk: Any, config: Config, schema: PackSchema, *, packing_factor: float = 1.0) -> Any:
+def ipu_engine(sdk: Any, config: Config, schema: PackSchema, *, packing_factor: float = 1.0, **options: Any) -> Any:
     """sdk: the modules that `tests.fakes.sdk.installed` gives, or the real `engine.ipu`."""
     device = sdk.devices.find_device(config)
-    return sdk.engine.IpuEngine(config, Pretraining(config, schema), device, packing_factor=packing_factor)
+    return sdk.engine.IpuEngine(config, Pretraining(config, schema), device, packing_factor=packing_factor, **options)
 
 
 def global_batches(

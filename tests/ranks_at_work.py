@@ -12,6 +12,7 @@ import multiprocessing
 import multiprocessing.connection
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
@@ -110,13 +111,22 @@ def _double():
 
 def at_work(folder: Path, jobs: List[Job], *, ranks: int = 4) -> Dict[str, Any]:
     """The result of each job, by its name."""
-    # A server that has loaded torch forks the ranks: they start at once.
+    run_all(folder, [partial(_work, rank, folder, jobs) for rank in range(ranks)])
+    return {job.name: torch.load(folder / job.name) for job in jobs}
+
+
+def run_all(folder: Path, works: Sequence[Callable[[], None]]) -> None:
+    """Each in a process of its own, at the same time; what one raises is told in a file `failed-*` of the folder."""
+    # A server that has loaded torch forks the processes: they start at once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    started = [context.Process(target=_work, args=(rank, folder, jobs), daemon=True) for rank in range(ranks)]
+    started = [
+        context.Process(target=_told, args=(work, folder / f"failed-{rank}"), daemon=True)
+        for rank, work in enumerate(works)
+    ]
     for process in started:
         process.start()
-    waiting, end = {process.sentinel: process for process in started}, time.monotonic() + 120
+    waiting, end = {process.sentinel: process for process in started}, time.monotonic() + 300
     while waiting and time.monotonic() < end:
         for sentinel in multiprocessing.connection.wait(list(waiting), timeout=5):
             if waiting.pop(sentinel).exitcode:
@@ -124,28 +134,31 @@ def at_work(folder: Path, jobs: List[Job], *, ranks: int = 4) -> Dict[str, Any]:
     for process in waiting.values():
         process.terminate()
         process.join()
-    assert [process.exitcode for process in started] == [0] * ranks, (
+    assert [process.exitcode for process in started] == [0] * len(works), (
         "\n".join(path.read_text() for path in folder.glob("failed-*"))
         or f"exit statuses {[process.exitcode for process in started]}"
     )
-    return {job.name: torch.load(folder / job.name) for job in jobs}
+
+
+def _told(work: Callable[[], None], where: Path) -> None:
+    torch.set_num_threads(1)
+    try:
+        work()
+    except BaseException:
+        where.write_text(traceback.format_exc())
+        raise
 
 
 def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
-    torch.set_num_threads(1)
-    try:
-        for number, job in enumerate(jobs):
-            if rank >= job.size:
-                continue
-            processes: Processes = Processes()
-            if job.size > 1:
-                processes = Ranks(dist.FileStore(str(folder / f"store-{number}"), job.size), rank, job.size, rank)
-                processes.meet()
-            result = job.make(processes, folder, **job.options)
-            if rank == 0:
-                torch.save(result, folder / job.name)
-            if isinstance(processes, Ranks):
-                processes.leave()
-    except BaseException:
-        (folder / f"failed-{rank}").write_text(traceback.format_exc())
-        raise
+    for number, job in enumerate(jobs):
+        if rank >= job.size:
+            continue
+        processes: Processes = Processes()
+        if job.size > 1:
+            processes = Ranks(dist.FileStore(str(folder / f"store-{number}"), job.size), rank, job.size, rank)
+            processes.meet()
+        result = job.make(processes, folder, **job.options)
+        if rank == 0:
+            torch.save(result, folder / job.name)
+        if isinstance(processes, Ranks):
+            processes.leave()

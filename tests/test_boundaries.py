@@ -158,6 +158,8 @@ def test_imports_point_left(path):
             assert root not in ("torch", "poptorch", "ipu_packed_bert", "transformers"), f"{name} imports {imported}"
         if root == "poptorch":
             assert name == "ipu_packed_bert.engine.ipu.sdk", f"only engine/ipu/sdk.py may import the SDK, {name} does"
+        if root in ("popdist", "horovod"):
+            assert name == "ipu_packed_bert.engine.ipu.poprun", f"only engine/ipu/poprun.py knows poprun, {name} does"
         if name in ("ipu_packed_bert.settings", "ipu_packed_bert.config", "ipu_packed_bert.placement"):
             assert root != "torch", f"{name} imports {imported}"
         assert root != "tests"

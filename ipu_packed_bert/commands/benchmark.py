@@ -152,7 +152,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise ValueError(f"--dropout {args.dropout}: must be at least 0 and below 1")
     if args.ranks and os.environ.get("WORLD_SIZE", "1") == "1":
         return in_ranks(args, list(sys.argv[1:] if argv is None else argv))
-    with joined() as processes:
+    with joined(command="a benchmark of the host") as processes:
         return measured(args, processes)
 
 

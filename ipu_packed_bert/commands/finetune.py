@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Optional, Sequence
 
 from ipu_packed_bert.commands.run_options import add_run_options, add_which_run, parse_run, resumes_there
 from ipu_packed_bert.configurations import config_file, refuse_no_run
+from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes import Processes, joined
 from ipu_packed_bert.resuming import check_allowed
 from ipu_packed_bert.run_folder import CONFIG
@@ -69,7 +70,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    with joined() as processes:
+    with joined(instances=instances) as processes:
         return begun(parse(argv), processes)
 
 

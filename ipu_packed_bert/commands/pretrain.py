@@ -22,6 +22,7 @@ from ipu_packed_bert.data import (
     open_or_build,
     packing_factor,
 )
+from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes import Processes, flat, joined
 from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare, former
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
@@ -76,7 +77,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    with joined() as processes:
+    with joined(instances=instances) as processes:
         return begun(parse(argv), processes)
 
 
@@ -233,6 +234,10 @@ def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
         engine.compile(batches.first())
         if config.engine.offline_export:
             file = config.engine.offline_export
+            if processes.size > 1:
+                each = f"{file}-I-of-{processes.size}, by each instance I its own; "
+                print(f"compiled  {each}under the same poprun line: --set engine.executable={file}")
+                return 0
             print(f"compiled  {file}; where the IPUs are: --set engine.executable={file}, with {file}.json beside it")
             return 0
         load(begin, ready, args, same_batch=not changes.other_batch)

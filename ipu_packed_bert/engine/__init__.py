@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
-from ipu_packed_bert.processes import ONE, Processes
+from ipu_packed_bert.processes import ONE, Processes, Ranks
 from ipu_packed_bert.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -76,16 +76,28 @@ def _host(config: Any, why: str) -> EngineChoice:
 def build_engine(config: Any, task: Task, choice: EngineChoice, *, packing_factor: float, processes: Processes = ONE):
     """The engine that `choose_engine` picked, for batches of `task`.
 
-    Raises ValueError where torchrun started several processes and the engine is that of IPUs.
+    Raises ValueError where several processes were started by the launcher of the other engine.
     """
     if choice.kind == "host":
         from ipu_packed_bert.engine.host import HostEngine
 
+        if processes.launcher == "poprun":
+            raise ValueError(
+                f"poprun started {processes.size} instances and the engine is the host's ({choice.reason}), whose "
+                "launcher is torchrun; start it without poprun, or on IPUs"
+            )
         return HostEngine(config, task, packing_factor=packing_factor, processes=processes)
-    if processes.size > 1:
+    if processes.launcher == "torchrun":
         raise ValueError(
             f"torchrun started {processes.size} processes and the engine is that of IPUs, whose launcher is poprun; "
             "start one process, or use --engine host"
         )
     _, engine = _ipu_modules()
-    return engine.IpuEngine(config, task, choice.device, packing_factor=packing_factor)
+    return engine.IpuEngine(config, task, choice.device, packing_factor=packing_factor, processes=processes)
+
+
+def instances() -> Optional[Ranks]:
+    """What `processes.joined` asks for where poprun started this process."""
+    from ipu_packed_bert.engine.ipu import poprun
+
+    return poprun.instances()

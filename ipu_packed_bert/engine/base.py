@@ -65,6 +65,12 @@ def build_network(task: Task, seed: int, *, attention: str = "eager") -> PackedB
         return task.network(attention)
 
 
+def saved_by(state: Mapping[str, Any]) -> int:
+    """How many processes took this state of an engine; with another number dropout draws from new streams."""
+    streams = [*state.get("random", {}).values(), *([state["ipu_random"]] if "ipu_random" in state else [])]
+    return max((stream.shape[0] for stream in streams if stream.dim() == 2), default=1)
+
+
 class Engine(abc.ABC):
     """One device, or many behaving as one. One training compilation serves the whole data set."""
 
@@ -128,7 +134,7 @@ class Engine(abc.ABC):
     @property
     def share(self) -> Tuple[int, int]:
         """(index, parts): which part of each global batch this process reads; `loader.GlobalBatches` takes it."""
-        return 0, 1
+        return self.processes.rank, self.processes.size
 
     def feed(self, batches: GlobalBatches) -> Iterator[Batch]:
         """The same batches, read in the way that suits the device."""

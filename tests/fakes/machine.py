@@ -20,6 +20,7 @@ class Machine:
         self.float64 = False  # as if IPUs had it, and kept gradients and moments in it: for equalities without rounding
         self.attached = 0  # IPUs in use
         self.programs: List[CompiledProgram] = []
+        self.poprun: Any = None  # what poprun tells this process, where it started it: tests/fakes/popdist.py
 
     @property
     def compilations(self):

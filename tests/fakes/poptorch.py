@@ -99,6 +99,11 @@ class SharingStrategy(_enum.IntEnum):
 # -------------------------------------------------------------------------------------------------------- options
 
 
+def _after_init(what):
+    if _machine.poprun is not None and not _machine.poprun.ready:
+        raise Error(f"{what}: poprun started this process, and popdist.init() was not called")
+
+
 def _positive(value, name):
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a whole number above 0, not {value!r}")
@@ -238,6 +243,7 @@ class _TrainingOptions(_Settings):
 class Options(_Settings):
     def __init__(self):
         super().__init__()
+        _after_init("Options")
         self._values.update(
             device_iterations=1,
             replication_factor=1,
@@ -527,6 +533,7 @@ def set_available_memory(tensor, available_memory_proportion):
 def ipuHardwareIsAvailable(num_ipus=1):
     if any(_os.environ.get(f"POPTORCH_{size}IPU_MODEL", "0") != "0" for size in ("", "SMALL_")):
         return False  # with a simulated device asked for, hardware is not looked for
+    _after_init("ipuHardwareIsAvailable")
     if num_ipus & (num_ipus - 1):
         return False  # devices are of powers of two
     return _machine.ipus >= num_ipus
@@ -624,6 +631,11 @@ class PoplarExecutor:
             if type(buffer) is not _torch.Tensor:
                 raise Error(f"buffer {name} must be a plain torch.Tensor")
         options._freeze()
+        self._exchange = None  # with the other instances
+        if _machine.poprun is not None:
+            if options.Distributed.numProcesses != _machine.poprun.instances:
+                raise Error("poprun started several instances: take popdist.poptorch.Options")
+            self._exchange = _machine.poprun.device
         # A shallow copy, as PopTorch makes one: it shares parameters and submodules, not the attributes of its own.
         self._user_model, self._model = model, _copy.copy(model)
         self._options, self._training = options, training
@@ -670,6 +682,7 @@ class PoplarExecutor:
     def _read_optimizer_state(self, optimizer):
         if not self._compiled or self._values["connection"] == ConnectionType.Never or optimizer._to_device:
             return
+        self._together("read the optimiser's state")
         state = {}
         for name, moments in self._moments.items():
             # "model." is the wrapper in which PopTorch puts model and optimiser.
@@ -788,7 +801,9 @@ class PoplarExecutor:
         self._shapes = [(tuple(t.shape), t.dtype) for t in inputs]
         self._sample = inputs
         self._graph_ = graph
-        self._rng = _torch.Generator().manual_seed(values.get("random_seed", 0)).get_state()
+        # Each replica draws for itself; here each instance does.
+        seed = values.get("random_seed", 0) + self._options.Distributed.processId
+        self._rng = _torch.Generator().manual_seed(seed).get_state()
         self._compiled = True
         if self._training:
             shared = self._device_optimizer["shared"]
@@ -903,6 +918,11 @@ class PoplarExecutor:
 
     # -- device -------------------------------------------------------------------------------------------------
 
+    def _together(self, what):
+        """All instances do this now: the device of one that does it alone would wait for the others."""
+        if self._exchange is not None:
+            self._exchange.together(f"{'training' if self._training else 'inference'}: {what}")
+
     def isCompiled(self):
         return self._compiled
 
@@ -912,6 +932,7 @@ class PoplarExecutor:
     def attachToDevice(self):
         if self._attached:
             return
+        self._together("attach")
         if not self._values.get("ipu_model"):
             if _machine.attached + self._ipus > _machine.ipus:
                 raise Error(f"no device: {self._ipus} IPUs wanted, {_machine.attached} of {_machine.ipus} in use")
@@ -924,6 +945,7 @@ class PoplarExecutor:
     def detachFromDevice(self):
         if not self._attached:
             raise Error("Cannot detach: not attached to a device")
+        self._together("detach")
         if self._training:
             self.copyWeightsToHost()
             self._read_optimizer_state(self._optimizer)
@@ -934,6 +956,7 @@ class PoplarExecutor:
     def copyWeightsToHost(self):
         if not self._compiled:
             raise Error("Model has not been compiled or has been destroyed.")
+        self._together("read the weights")
         with _torch.no_grad():
             for name, tensor in self._named():
                 tensor.copy_(self._device[name])
@@ -972,6 +995,7 @@ class PoplarExecutor:
         if not self._attached:
             self.attachToDevice()
         self._write_optimizer_state()
+        self._together("run")
         if self._values.get("synthetic_data"):
             inputs = [
                 _torch.randn(t.shape).to(t.dtype) if t.is_floating_point() else _torch.zeros_like(t) for t in inputs
@@ -1028,7 +1052,9 @@ class PoplarExecutor:
                 reduced[name] = reduced[name] + sums[name].to(_precise())
         divisor = shared["loss_scaling"]
         if values["reduction"] == ReductionType.Mean:
-            divisor *= values["accumulation"] * values["replication_factor"]
+            divisor *= values["accumulation"] * values["replication_factor"] * self._options.Distributed.numProcesses
+        if self._exchange is not None:
+            reduced = self._exchange.summed(reduced)
         with _torch.no_grad():
             gradients = {name: gradient / divisor for name, gradient in reduced.items()}
             norm = float(_torch.stack([gradient.norm() for gradient in gradients.values()]).norm())

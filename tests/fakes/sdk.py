@@ -4,7 +4,6 @@ anew."""
 import contextlib
 import os
 import sys
-import types
 
 from tests.fakes import poptorch as stand_in
 from tests.fakes.machine import machine
@@ -12,41 +11,31 @@ from tests.fakes.machine import machine
 _ENGINE = "ipu_packed_bert.engine.ipu"
 
 
-def fake_popdist(*, index: int, instances: int, replicas: int):
-    """popdist in a process that poprun started: number `index` of `instances`, `replicas` in all."""
-
-    def options(ipus_per_replica=1):
-        made = stand_in.Options()
-        made.replicationFactor(replicas // instances)
-        made.Distributed.configureProcessId(index, instances)
-        return made
-
-    popdist = types.ModuleType("popdist")
-    popdist.isPopdistEnvSet = lambda: True
-    popdist.getInstanceIndex = lambda: index
-    popdist.getNumInstances = lambda: instances
-    popdist.getNumTotalReplicas = lambda: replicas
-    popdist.getNumLocalReplicas = lambda: replicas // instances
-    popdist.poptorch = types.ModuleType("popdist.poptorch")
-    popdist.poptorch.Options = options
-    return popdist
-
-
 @contextlib.contextmanager
-def installed(*, ipus: int = 16, popdist=None):
+def installed(*, ipus: int = 16, poprun=None, horovod: bool = False):
     """Yields (the package engine.ipu with its modules, stand-in) on a machine with `ipus` IPUs; everything is as before
-    afterwards."""
+    afterwards.
+
+    poprun: a `tests.fakes.popdist.PopRun`, in a process that poprun started; `ipus` are then those of the instance.
+    """
     import ipu_packed_bert.engine as package
 
+    found = {"poptorch": stand_in, "poptorch.optim": stand_in.optim}
+    # None: that it is not installed, whatever this machine has.
+    found.update(dict.fromkeys(("popdist", "popdist.poptorch", "horovod", "horovod.torch")))
+    if poprun is not None:
+        popdist = poprun.popdist()
+        found.update({"popdist": popdist, "popdist.poptorch": popdist.poptorch})
+        if horovod:
+            module = poprun.horovod()
+            found.update({"horovod": module, "horovod.torch": module.torch})
     loaded = [name for name in sys.modules if name == _ENGINE or name.startswith(_ENGINE + ".")]
-    names = ["poptorch", "poptorch.optim", "popdist", "popdist.poptorch", *loaded]
-    before = {name: sys.modules.pop(name, None) for name in names}
+    before = {name: sys.modules.pop(name, None) for name in [*found, *loaded]}
     variables = {name: os.environ.pop(name, None) for name in ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")}
     attribute = package.__dict__.pop("ipu", None)
-    sys.modules["poptorch"], sys.modules["poptorch.optim"] = stand_in, stand_in.optim
-    if popdist is not None:
-        sys.modules["popdist"], sys.modules["popdist.poptorch"] = popdist, popdist.poptorch
+    sys.modules.update(found)
     machine.reset(ipus)
+    machine.poprun = poprun
     try:
         from ipu_packed_bert.engine import ipu
         from ipu_packed_bert.engine.ipu import devices, engine, feed, options, program, state  # noqa: F401 (attributes of ipu)

@@ -25,9 +25,9 @@ from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.packs import PackSchema
 from pack_data.store import PackStore
 from tests.fakes.machine import machine
-from tests.fakes.sdk import fake_popdist, installed
+from tests.fakes.sdk import installed
 from tests.ipu_runs import SLOTS, change, make_batch, make_config, schema, weights_of
-from tests.pretraining import count, global_batches, host_engine, initial_network, ipu_engine, placed
+from tests.pretraining import global_batches, host_engine, initial_network, ipu_engine, placed
 from tests.tiny_runs import held_out_of, tiny_config, tiny_data
 from tests.tolerances import relative_error
 
@@ -813,54 +813,6 @@ def test_build_engine_takes_the_ipus(sdk):
     assert type(built(make_config())).__name__ == "IpuEngine"
     description = built(make_config(layers_per_ipu=(1, 1), accumulation=5)).description
     assert description == "IPU hardware: 2 IPUs (1 x 2); float32 weights, 3 forward stages"
-
-
-# ------------------------------------------------------------------------------------------------------------- poprun
-
-
-def test_each_process_reads_its_share(tmp_path):
-    """Two processes of two replicas each: their rows are the global batch, their scales those of the whole update."""
-    folder = tiny_data(tmp_path / "data")
-    config = load_config(
-        tiny_config(tmp_path / "tiny.yml", folder),
-        ["placement.replicas=4", "engine.kind=ipu", "engine.half_weights=false", "model.hidden_dropout=0"],
-    )
-    store = PackStore.open(folder)
-    whole = next(global_batches(store, config, packing_factor=1.0))
-    parts, engines = [], []
-    for index in range(2):
-        with installed(ipus=4, popdist=fake_popdist(index=index, instances=2, replicas=4)) as sdk:
-            engine = ipu_engine(sdk[0], config, store.schema)
-            assert engine.share == (index, 2)
-            options = engine._training.options
-            values = options.toDict()
-            assert values["replication_factor"] == 2 and values["distributed_process_id"] == index
-            assert values["random_seed"] == config.run.seed
-            batch = next(global_batches(store, config, packing_factor=1.0, share=engine.share))
-            parts.append(batch)
-            engines.append(engine.step(batch, 0.01))
-            engine.close()
-    for name in BATCH_FIELDS:
-        assert np.array_equal(np.concatenate([part[name] for part in parts]), whole[name])
-    # Each reports the means over its own sequences; weighed by their numbers they are those of the update.
-    host, counts = host_engine(config, packing_factor=1.0).step(whole, 0.01), [count(part) for part in parts]
-    masked, sequences = (np.array([each[name] for each in counts]) for name in ("masked_tokens", "sequences"))
-    assert np.dot([r.metrics["mlm_loss"] for r in engines], masked) / masked.sum() == pytest.approx(
-        host.metrics["mlm_loss"], rel=1e-5
-    )
-    assert np.dot([r.metrics["nsp_loss"] for r in engines], sequences) / sequences.sum() == pytest.approx(
-        host.metrics["nsp_loss"], rel=1e-5
-    )
-    assert np.dot([r.metrics["mlm_accuracy"] for r in engines], masked) / masked.sum() == pytest.approx(
-        host.metrics["mlm_accuracy"]
-    )
-
-
-def test_poprun_with_another_number_of_replicas():
-    with installed(ipus=4, popdist=fake_popdist(index=0, instances=2, replicas=2)) as sdk:
-        with pytest.raises(ValueError, match="poprun has 2 replicas, placement.replicas is 4") as error:
-            make_engine(sdk, make_config(replicas=4, accumulation=2))
-        one_line(error)
 
 
 # ------------------------------------------------------------------------------------------------------------- loading

@@ -1,4 +1,4 @@
-"""Who may be one of several processes: torchrun's and poprun's; a program that one process makes refuses to be more."""
+"""Who may be one of several processes, torchrun's here; a program that one process makes refuses to be more."""
 
 import pytest
 
@@ -47,11 +47,9 @@ def test_processes_that_would_make_a_run_each_are_refused(main, environment, say
         {},
         {"WORLD_SIZE": "1"},
         {"SLURM_NTASKS": "2", "SLURM_PROCID": "0"},  # a batch script, before srun
-        {"WORLD_SIZE": "2", "POPDIST_NUM_TOTAL_REPLICAS": "4"},
-        {"OMPI_COMM_WORLD_SIZE": "2", "POPDIST_NUM_TOTAL_REPLICAS": "4"},
     ],
 )
-def test_one_process_and_poprun_count_as_one(environment):
+def test_one_process_is_one(environment):
     with joined(environment) as processes:
         assert (processes.rank, processes.size) == (0, 1)
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional
 import numpy as np
 import torch
 
-from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches
+from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches, saved_by
 from ipu_packed_bert.engine.host.attention import Attention, pick_attention
 from ipu_packed_bert.engine.host.devices import (
     arithmetic,
@@ -176,10 +176,6 @@ class HostEngine(Engine):
     @property
     def attention(self) -> Attention:
         return self._attention
-
-    @property
-    def share(self) -> Tuple[int, int]:
-        return self.processes.rank, self.processes.size
 
     @property
     def compilations(self) -> Dict[str, int]:
@@ -391,9 +387,3 @@ class HostEngine(Engine):
                 if used[device].shape != stream.shape or used[device].dtype != stream.dtype:
                     raise ValueError(f"random: the state of {device} is not one that torch gives; resume another run")
             self._random = {**self._random, **own}
-
-
-def saved_by(state: Dict[str, Any]) -> int:
-    """How many processes took this state; with another number dropout draws from new streams."""
-    streams = [stream for stream in state.get("random", {}).values() if stream.dim() == 2]
-    return streams[0].shape[0] if streams else 1

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Optional
 
 from ipu_packed_bert.config import PRETRAINING, Config, load_config
 from ipu_packed_bert.configurations import FOLDER
+from ipu_packed_bert.engine.ipu.poprun import Instance, find_instance
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 
 
@@ -23,7 +24,12 @@ def find_device(config: Any, *, simulated: bool = True) -> Optional[Device]:
     A simulated device that was asked for, by `engine.ipu_model` or PopTorch's environment variables, wins over
     hardware; one that nobody asked for is taken only where `engine.kind` is auto, no IPU at all is attached and
     `simulated`. Raises ValueError, in one line, where IPUs are attached but fewer than the configuration wants.
+
+    One of several instances looks for its own IPUs alone, and takes nothing else.
     """
+    instance = find_instance(config)
+    if instance.instances > 1:
+        return _device_of_instance(config, instance)
     if config.engine.offline_export is not None:
         return Device(
             "ipu", f"no device: compiles for {ipus_of(config)} into {config.engine.offline_export}", offline=True
@@ -41,6 +47,31 @@ def find_device(config: Any, *, simulated: bool = True) -> Optional[Device]:
     if config.engine.kind == "auto" and simulated:
         return Device("ipu_model", f"Poplar IPU Model, for want of {ipus_of(config)}")
     return None
+
+
+def _device_of_instance(config: Any, instance: Instance) -> Device:
+    placement, number = config.placement, instance.instances
+    if config.engine.offline_export is not None:
+        file = instance.own(config.engine.offline_export)
+        return Device("ipu", f"no device: compiles for {ipus_of(config)} in {number} instances, into {file}", True)
+    asked_by = model_asked_by(config)
+    if asked_by is not None:
+        raise ValueError(
+            f"{config.path}: poprun started {number} instances, and {asked_by} asks for the Poplar IPU Model, which is "
+            "one process: start it without poprun, or on IPUs"
+        )
+    own = instance.replicas * placement.ipus_per_replica
+    words = f"{own} IPU{'' if own == 1 else 's'} ({instance.replicas} x {placement.ipus_per_replica})"
+    if poptorch.ipuHardwareIsAvailable(own):
+        return Device("ipu", f"IPU hardware: {ipus_of(config)} in {number} instances of {words}")
+    attached = fewer_attached(own)
+    raise ValueError(
+        f"{config.path}: instance {instance.rank} of {number} finds no device of {words}, its part of "
+        f"{ipus_of(config)}; "
+        + (f"the largest it can attach has {attached}: " if attached else "it can attach none: ")
+        + "give poprun a partition with as many IPUs (see gc-info -l) and --ipus-per-replica "
+        f"{placement.ipus_per_replica}"
+    )
 
 
 def model_asked_by(config: Any) -> Optional[str]:
@@ -126,30 +157,3 @@ def refuse_too_many(config: Any, replicas: int) -> None:
             f"{ipus_of(config)} out among processes: poprun --num-instances {-(-ipus // IPUS_OF_A_PROGRAM)}"
             f" --num-replicas {config.placement.replicas}"
         )
-
-
-class Instance(NamedTuple):
-    """This process among those that poprun started; a process has `replicas` of the run's replicas."""
-
-    rank: int
-    instances: int
-    replicas: int
-    distributed: bool
-
-
-def find_instance(config: Any) -> Instance:
-    """Raises ValueError where poprun was asked for another number of replicas than the configuration."""
-    replicas = config.placement.replicas
-    try:
-        import popdist
-    except ImportError:
-        return Instance(0, 1, replicas, False)
-    if not popdist.isPopdistEnvSet():
-        return Instance(0, 1, replicas, False)
-    if popdist.getNumTotalReplicas() != replicas:
-        raise ValueError(
-            f"poprun has {popdist.getNumTotalReplicas()} replicas, placement.replicas is {replicas}; the loss of an "
-            f"update"
-            " is normalised over all of them, so give poprun --num-replicas the configured number"
-        )
-    return Instance(popdist.getInstanceIndex(), popdist.getNumInstances(), popdist.getNumLocalReplicas(), True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 import torch
 
-from ipu_packed_bert.engine.base import Engine, StepResult, micro_batches
-from ipu_packed_bert.engine.ipu.devices import Device, find_instance, refuse_too_many
+from ipu_packed_bert.engine.base import Engine, StepResult, micro_batches, saved_by
+from ipu_packed_bert.engine.ipu.devices import Device, refuse_too_many
 from ipu_packed_bert.engine.ipu.executable import (
     Facts,
     input_facts,
@@ -22,11 +23,13 @@ from ipu_packed_bert.engine.ipu.executable import (
 )
 from ipu_packed_bert.engine.ipu.feed import BatchesAhead, Reader
 from ipu_packed_bert.engine.ipu.options import build_optimizer, evaluation_options, training_options
+from ipu_packed_bert.engine.ipu.poprun import find_instance
 from ipu_packed_bert.engine.ipu.program import Predictions, build_program
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.engine.ipu.state import fill, moments, plain, same_shapes
 from ipu_packed_bert.loader import Batch, GlobalBatches
 from ipu_packed_bert.placement import place
+from ipu_packed_bert.processes import ONE, Processes
 from ipu_packed_bert.tasks.task import Task
 
 
@@ -48,9 +51,12 @@ class IpuEngine(Engine):
 
     config: of any task; what is read of it are the sections `engine`, `placement`, `batch`, `optimizer` and `run`, and
     its betas.
+    processes: poprun's instances, of which each has as many replicas and reads its share of each batch; what is
+    returned is of all.  The programs exchange gradients on the device, which waits without end for an instance that
+    does not come: all must run, attach, detach and read back the same programs in the same order.
     """
 
-    def __init__(self, config: Any, task: Task, device: Device, *, packing_factor: float):
+    def __init__(self, config: Any, task: Task, device: Device, *, packing_factor: float, processes: Processes = ONE):
         config.check_for_ipus(packing_factor)
         if device.kind == "ipu_model" and config.placement.replicas > 1:
             raise ValueError(
@@ -61,7 +67,12 @@ class IpuEngine(Engine):
         self.placement = place(config.placement, task.heads)
         self.config = config
         self.device = device
-        self.instance = find_instance(config)
+        self.instance, self.processes = find_instance(config), processes
+        if processes.size != self.instance.instances:
+            raise ValueError(
+                f"poprun started {self.instance.instances} instances, and the engine was given {processes.size}; enter "
+                "`processes.joined` first, and give it what that yields"
+            )
         refuse_too_many(config, self.instance.replicas)
         self.accumulation = config.accumulation(packing_factor)
         betas = config.betas(packing_factor)
@@ -70,11 +81,11 @@ class IpuEngine(Engine):
             task,
             accumulation=self.accumulation,
             betas=betas,
-            replicas=self.instance.replicas,
+            instance=self.instance,
             versions=sdk_versions(poptorch),
         )
         if config.engine.executable is not None:
-            refuse_another(config.engine.executable, self._facts)
+            refuse_another(self.instance.own(config.engine.executable), self._facts)
         self._program = build_program(config, task, self.placement)
         self._network = self._program.network
         self._optimizer = build_optimizer(self._program, config, betas=betas)
@@ -88,13 +99,15 @@ class IpuEngine(Engine):
         self._cycles: Optional[int] = None
         self._waiting: Optional[Dict[str, Any]] = None  # optimiser state for a program not yet compiled
         self._waiting_rng: Optional[List[int]] = None
+        self._host_is_behind = False  # the device has weights that were not read back
 
     @property
     def description(self) -> str:
         engine = self.config.engine
         weights = "half" if engine.half_weights else "float32"
         stages = len(self.placement.stages)
-        return f"{self.device.reason}; {weights} weights, {stages} forward stage{'' if stages == 1 else 's'}"
+        exchange = f"; the host's numbers travel by {self.processes.means}" if self.processes.size > 1 else ""
+        return f"{self.device.reason}; {weights} weights, {stages} forward stage{'' if stages == 1 else 's'}{exchange}"
 
     @property
     def compilations(self) -> Dict[str, int]:
@@ -109,10 +122,10 @@ class IpuEngine(Engine):
         tensors = self._tensors(batch, self.accumulation)
         self._program.train()
         if self.device.offline:
-            self._export(str(self.config.engine.offline_export), batch, tensors)
+            self._export(self.instance.own(str(self.config.engine.offline_export)), batch, tensors)
             return
         if self.config.engine.executable is not None:
-            self._load(self.config.engine.executable, batch)
+            self._load(self.instance.own(self.config.engine.executable), batch)
         else:
             self._training.compile(*tensors)
         self._restore()
@@ -147,10 +160,12 @@ class IpuEngine(Engine):
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._training.setOptimizer(self._optimizer)
+        self._all_are_here()
         started = time.perf_counter()
         outputs = self._training(*tensors)
         seconds = time.perf_counter() - started
         self._updates += 1
+        self._host_is_behind = True
         if self.config.engine.log_cycles and self.device.kind == "ipu":
             self._cycles = int(self._training.cycleCount())
         return self._result(outputs, batch, seconds, self._cycles)
@@ -170,8 +185,10 @@ class IpuEngine(Engine):
         iterations = self._iterations(name, batch, fields)
         tensors = self._tensors(batch, iterations, fields)
         hardware = self.device.kind == "ipu"
+        self._all_are_here()
         if self._training.isCompiled() and self._training.isAttachedToDevice():
             self._training.copyWeightsToHost()
+            self._host_is_behind = False
             if hardware:
                 # Both programs want the same IPUs. Detaching saves the optimiser's and the random state; the next step
                 # attaches again and restores them.
@@ -196,15 +213,19 @@ class IpuEngine(Engine):
         return self._cycles
 
     def close(self) -> None:
+        # An instance that fails alone must not wait for the others on the device: it ends, which frees its IPUs.
+        if self.processes.size > 1 and sys.exc_info()[0] is not None:
+            return
         for executor in (*(program.executor for program in self._inference.values()), self._training):
             if executor.isCompiled():
                 executor.destroy()
 
-    # -- batches ------------------------------------------------------------------------------------------------------
+    def _all_are_here(self) -> None:
+        """Before anything for which the device waits: where another instance has failed, this raises instead."""
+        if self.processes.size > 1:
+            self.processes.summed(())
 
-    @property
-    def share(self) -> Tuple[int, int]:
-        return self.instance.rank, self.instance.instances
+    # -- batches ------------------------------------------------------------------------------------------------------
 
     def feed(self, batches: GlobalBatches):
         """The same batches, read ahead by another process where the configuration wants it."""
@@ -251,22 +272,23 @@ class IpuEngine(Engine):
         return iterations
 
     def _result(self, outputs, batch: Batch, seconds: float, cycles: Optional[int]) -> StepResult:
-        """Means over the sequences of this process, which are those of the update unless poprun started several."""
+        """Means over the sequences of the update, of all instances."""
         # One value a replica, or a scalar where there is one: sums over micro-batches either way.
-        sums = {name: float(output.to(torch.float64).sum()) for name, output in zip(self.task.outputs, outputs)}
-        counts = self.task.count(batch)
+        totals = [float(output.to(torch.float64).sum()) for output in outputs]
+        own = self.task.count(batch)
+        found = self.processes.summed([*totals, *own.values()])
+        sums = dict(zip(self.task.outputs, found))
+        counts = {name: int(count) for name, count in zip(own, found[len(sums) :])}
         scaled = {scale: float(batch[scale][0]) * counts[count] for scale, count in self.task.scales.items()}
-        return StepResult(self.task.means(sums, counts, scaled), seconds, cycles)
+        return StepResult(self.task.means(sums, counts, scaled), seconds, cycles, counts=counts)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
     def state(self) -> Dict[str, Any]:
-        running = self._training.isCompiled() and not self.device.offline
-        if running and self._training.isAttachedToDevice():
-            self._training.copyWeightsToHost()
-        parameters = {name: plain(tensor) for name, tensor in self._network.named_parameters()}
+        random = self._read_back()
+        parameters = self._parameters()
         state: Dict[str, Any] = {"model": parameters}
-        if not running:
+        if random is None:
             held = self._waiting or {"exp_avg": {}, "exp_avg_sq": {}}
             state["optimizer"] = {
                 "step": self._updates,
@@ -279,8 +301,38 @@ class IpuEngine(Engine):
             }
             return state
         state["optimizer"] = {"step": self._updates, **moments(self._optimizer.state_dict()["ipu_state"], parameters)}
-        state["ipu_random"] = torch.from_numpy(np.array(self._training.rng_state, dtype=np.uint64).view(np.int64))
+        state["ipu_random"] = random
         return state
+
+    def weights(self) -> Dict[str, torch.Tensor]:
+        if self.processes.size == 1:
+            return super().weights()
+        assert not self._host_is_behind, "the other instances are not here to read them back"
+        return self._parameters()
+
+    def join_state(self) -> None:
+        if self._read_back() is not None:
+            self._optimizer.state_dict()
+
+    def _parameters(self) -> Dict[str, torch.Tensor]:
+        """The host's copy."""
+        return {name: plain(tensor) for name, tensor in self._network.named_parameters()}
+
+    def _read_back(self) -> Optional[torch.Tensor]:
+        """Weights, from the device to the host, by all instances; the random state, a row for each of several.
+
+        None where no program runs.
+        """
+        if not self._training.isCompiled() or self.device.offline:
+            return None
+        self._all_are_here()
+        if self._training.isAttachedToDevice():
+            self._training.copyWeightsToHost()
+        self._host_is_behind = False
+        random = np.array(self._training.rng_state, dtype=np.uint64).view(np.int64)
+        if self.processes.size == 1:
+            return torch.from_numpy(random)
+        return torch.from_numpy(np.stack(self.processes.gathered(random)))
 
     def load_state(self, state: Dict[str, Any]) -> None:
         parameters = dict(self._network.named_parameters())
@@ -294,7 +346,11 @@ class IpuEngine(Engine):
                 parameter.copy_(state["model"][name])
         self._updates = int(state["optimizer"]["step"])
         self._waiting = state["optimizer"]
-        self._waiting_rng = state["ipu_random"].numpy().view(np.uint64).tolist() if "ipu_random" in state else None
+        self._waiting_rng = None
+        if "ipu_random" in state and saved_by(state) == self.processes.size:
+            rows = state["ipu_random"].reshape(self.processes.size, -1)
+            self._waiting_rng = rows[self.processes.rank].numpy().view(np.uint64).tolist()
+        self._host_is_behind = False
         if self._training.isCompiled() and not self.device.offline:
             if self._training.isAttachedToDevice():
                 self._training.copyWeightsToDevice()

@@ -8,6 +8,7 @@ from typing import Any, Dict, Tuple
 
 import torch
 
+from ipu_packed_bert.engine.ipu.poprun import Instance
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.settings import plain, shown
 from ipu_packed_bert.tasks.task import Task
@@ -38,12 +39,12 @@ def program_facts(
     *,
     accumulation: int,
     betas: Tuple[float, float],
-    replicas: int,
+    instance: Instance,
     versions: Dict[str, str],
 ) -> Facts:
     """What decides a training program of `task`, but for the shapes of its inputs.
 
-    `replicas`: of this process; `accumulation` and `betas`: as the packing factor leaves them.
+    `instance`: this process; `accumulation` and `betas`: as the packing factor leaves them.
     """
     facts: Facts = dict(versions)
     sections = {name: getattr(config, name, None) for name in ("loss", "optimizer", "batch", "engine", "placement")}
@@ -55,7 +56,9 @@ def program_facts(
     facts = {name: value for name, value in facts.items() if name not in NOT_COMPILED}
     facts["engine.recompute_layers"] = config.engine.recomputes(ipus=True)
     facts["engine.profile_directory"] = config.engine.profile_directory is not None  # wherever it is
-    return {**facts, "accumulation": accumulation, "betas": list(betas), "replicas of a process": replicas}
+    if instance.instances > 1:
+        facts["instance"] = f"{instance.rank} of {instance.instances}"
+    return {**facts, "accumulation": accumulation, "betas": list(betas), "replicas of a process": instance.replicas}
 
 
 def input_facts(batch: Batch) -> Facts:

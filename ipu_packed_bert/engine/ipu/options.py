@@ -6,7 +6,9 @@ from typing import Any, Tuple
 
 import torch
 
-from ipu_packed_bert.engine.ipu.devices import Device, Instance
+from ipu_packed_bert.engine.ipu import poprun
+from ipu_packed_bert.engine.ipu.devices import Device
+from ipu_packed_bert.engine.ipu.poprun import Instance
 from ipu_packed_bert.engine.ipu.program import Program
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.optim import parameter_groups
@@ -18,10 +20,7 @@ def common_options(config: Any, device: Device, instance: Instance, *, name: str
     """What training and evaluation share."""
     engine, placement = config.engine, config.placement
     if instance.distributed:
-        import popdist.poptorch
-
-        # Takes the replicas of this process, and which devices they are, from poprun.
-        options = popdist.poptorch.Options(ipus_per_replica=placement.ipus_per_replica)
+        options = poprun.options(placement.ipus_per_replica)
         options.showCompilationProgressBar(instance.rank == 0)
     else:
         options = poptorch.Options()
@@ -46,7 +45,7 @@ def common_options(config: Any, device: Device, instance: Instance, *, name: str
         options._Popart.setEngineOptions({"opt.useAutoloader": "true", "target.syncReplicasIndependently": "true"})
     if engine.profile_directory is not None:
         # After the engine options: these are set as a whole, and profiling adds its own to them.
-        options.enableProfiling(engine.profile_directory)
+        options.enableProfiling(instance.own(engine.profile_directory))
     return options
 
 

@@ -8,9 +8,10 @@ import torch
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A float32 copy that is a torch.Tensor and nothing more: a trained model's parameters are of PopTorch's own
-    class."""
-    return torch.from_numpy(tensor.detach().to(torch.float32).numpy().copy())
+    """A copy, float32 at least, that is a torch.Tensor and nothing more: a trained model's parameters are of PopTorch's
+    own class."""
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    return torch.from_numpy(tensor.detach().to(wide).numpy().copy())
 
 
 # PopART's names of an optimiser's tensors: a prefix, three underscores and the weight's name in the compiled model.

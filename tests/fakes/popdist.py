@@ -1,0 +1,119 @@
+"""Stand-ins for popdist and Horovod in one of several real processes, which exchange numbers by torch's gloo.
+
+Their surface is what published applications call, and no more. Strict: `popdist.init` comes before anything of PopTorch
+and before Horovod, and once; an instance has the IPUs of its own replicas alone; what all devices wait for and not all
+instances do, or not in the same order, is an error, after `seconds` where somebody does not come.
+"""
+
+import types
+import zlib
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from tests.fakes import poptorch as stand_in
+
+
+class Exchange:
+    """What several instances exchange, by a group of their own."""
+
+    def __init__(self, name, store, index, instances, seconds):
+        self.name, self.index, self.instances = name, index, instances
+        self._group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), index, instances, timedelta(seconds=seconds))
+
+    def gathered(self, tensor):
+        """[instances, ...]."""
+        found = [torch.empty_like(tensor) for _ in range(self.instances)]
+        self._group.allgather([found], [tensor]).wait()
+        return torch.stack(found)
+
+    def together(self, what):
+        marks = self.gathered(torch.tensor([zlib.crc32(what.encode())]))
+        if len(set(marks.flatten().tolist())) > 1:
+            raise stand_in.Error(f"{self.name}: instance {self.index} does {what!r}, another one something else")
+
+    def summed(self, tensors):
+        """The tensors by name, each summed over the instances."""
+        flat = torch.cat([torch.as_tensor(tensor).reshape(-1) for tensor in tensors.values()])
+        self._group.allreduce([flat]).wait()
+        parts = flat.split([tensor.numel() for tensor in tensors.values()])
+        return {name: part.reshape(tensor.shape) for (name, tensor), part in zip(tensors.items(), parts)}
+
+
+class PopRun:
+    """What poprun tells a process: instance `index` of `instances`, which have `replicas` in all.
+
+    store: of torch.distributed, the same in all instances; None: they are never to exchange anything.
+    """
+
+    def __init__(self, *, index, instances, replicas, local_replicas=None, store=None, seconds=120.0):
+        self.index, self.instances, self.replicas = index, instances, replicas
+        self.local_replicas = replicas // instances if local_replicas is None else local_replicas
+        self.ready, self.device = False, None
+        self._store, self._seconds = store, seconds
+
+    def exchange(self, name):
+        if self._store is None or self.instances == 1:
+            return None
+        return Exchange(name, self._store, self.index, self.instances, self._seconds)
+
+    def popdist(self):
+        """The module `popdist`."""
+
+        def after_init(value):
+            if not self.ready:
+                raise stand_in.Error("popdist.init() was not called")
+            return value
+
+        def init():
+            if self.ready:
+                raise stand_in.Error("popdist.init() was called twice")
+            self.ready, self.device = True, self.exchange("device")
+
+        def options(ipus_per_replica=1):
+            made = stand_in.Options()
+            made.replicationFactor(self.local_replicas)
+            made.Distributed.configureProcessId(self.index, self.instances)
+            return made
+
+        found = types.ModuleType("popdist")
+        found.init = init
+        found.isPopdistEnvSet = lambda: True
+        found.getNumInstances = lambda: after_init(self.instances)
+        found.getInstanceIndex = lambda: after_init(self.index)
+        found.getNumTotalReplicas = lambda: after_init(self.replicas)
+        found.getNumLocalReplicas = lambda: after_init(self.local_replicas)
+        found.poptorch = types.ModuleType("popdist.poptorch")
+        found.poptorch.Options = options
+        return found
+
+    def horovod(self):
+        """The module `horovod`, with `horovod.torch`."""
+        held = []
+
+        def init():
+            if not self.ready:
+                raise stand_in.Error("hvd.init() before popdist.init()")
+            held.append(self.exchange("horovod"))
+
+        def group():
+            if not held:
+                raise ValueError("Horovod has not been initialized; use hvd.init().")
+            return held[0]
+
+        def allreduce(tensor, average=True):
+            total = group().gathered(tensor).sum(0)
+            return total / self.instances if average else total
+
+        def broadcast(tensor, root_rank):
+            return group().gathered(tensor)[root_rank]
+
+        def allgather(tensor):
+            return group().gathered(tensor).flatten(0, 1)
+
+        found = types.ModuleType("horovod")
+        found.torch = types.ModuleType("horovod.torch")
+        for function in (init, allreduce, broadcast, allgather):
+            setattr(found.torch, function.__name__, function)
+        return found

@@ -1,0 +1,229 @@
+"""Training in 1 to 4 instances, as poprun starts them, on the stand-ins for PopTorch, popdist and Horovod.
+
+found = at_work(folder, [Job("two", 2, trained, dict(data=..., steps=5))])["two"]      # what each instance says
+
+Four real processes are started once, which exchange gradients; the first `size` of them make each job, one after
+another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ipu_packed_bert import engine as engines
+from ipu_packed_bert import run_summary
+from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.config import config_from_tree
+from ipu_packed_bert.loader import GlobalBatches, StoredPacks
+from ipu_packed_bert.processes import joined
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from pack_data.command import run_main
+from pack_data.store import PackStore
+from tests.fakes.machine import machine
+from tests.fakes.popdist import PopRun
+from tests.fakes.sdk import installed
+from tests.pretraining import ipu_engine
+from tests.ranks_at_work import run_all
+from tests.tiny_runs import held_out_of, tiny_settings
+
+REPLICAS = 4  # of a job, one IPU each
+ON_IPUS = [
+    "engine.kind=ipu",
+    f"placement.replicas={REPLICAS}",
+    "placement.replicated_tensor_sharding=true",
+    "engine.half_weights=false",
+    "engine.gradient_accumulator_type=float32",
+    "engine.loss_scaling=128",
+    "model.hidden_dropout=0",
+    "batch.micro_batch=1",
+]
+ENVIRONMENT = {"POPDIST_NUM_TOTAL_REPLICAS": str(REPLICAS)}
+
+
+class Job(NamedTuple):
+    name: str
+    size: int  # instances
+    make: Callable[..., Any]  # (work, **options) -> what is said of this instance
+    options: Dict[str, Any]
+    horovod: bool = False  # is installed
+
+
+class Work(NamedTuple):
+    """What a job has to work with."""
+
+    sdk: Any
+    folder: Path
+    rank: int
+    size: int
+    run: PopRun
+
+
+def at_work(folder: Path, jobs: List[Job]) -> Dict[str, List[Any]]:
+    """What the instances said of each job, by its name."""
+    run_all(folder, [partial(_work, rank, folder, jobs) for rank in range(4)])
+    return {job.name: [torch.load(folder / f"{job.name}-{rank}") for rank in range(job.size)] for job in jobs}
+
+
+def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
+    os.environ.update(ENVIRONMENT)
+    for number, job in enumerate(jobs):
+        if rank >= job.size:
+            continue
+        run = PopRun(
+            index=rank,
+            instances=job.size,
+            replicas=REPLICAS,
+            store=dist.FileStore(str(folder / f"device-{number}"), job.size),
+            seconds=job.options.get("seconds", 300.0),
+        )
+        with installed(ipus=REPLICAS // job.size, poprun=run, horovod=job.horovod) as (sdk, _):
+            from ipu_packed_bert.engine.ipu import poprun
+
+            poprun.meeting_point = lambda *_: dist.FileStore(str(folder / f"host-{number}"), job.size)  # noqa: B023
+            try:
+                said = job.make(Work(sdk, folder, rank, job.size, run), **job.options)
+            finally:
+                if dist.is_initialized():  # a run that failed ends with its process, which closes its connections
+                    dist.destroy_process_group()
+        torch.save(said, folder / f"{job.name}-{rank}")
+
+
+@contextlib.contextmanager
+def _double(sdk: Any) -> Iterator[None]:
+    """Host and device compute in float64."""
+    plain, machine.float64 = sdk.program.build_network, True
+    sdk.program.build_network = lambda *arguments, **named: plain(*arguments, **named).double()
+    yield
+
+
+def trained(
+    work: Work, *, data: Path, steps: int, overrides: Sequence[str] = (), after: Optional[str] = None
+) -> Dict[str, Any]:
+    """Updates on a data set of `tiny_data` in float64, continued `after` another job, and what they told."""
+    config = config_from_tree(tiny_settings(data), "tiny", [*ON_IPUS, *overrides])
+    with contextlib.ExitStack() as opened:
+        processes = opened.enter_context(joined(instances=engines.instances))
+        opened.enter_context(_double(work.sdk))
+        with PackStore.open(data) as store, held_out_of(store) as evaluation:
+            factor = 1.0
+            task = Pretraining(config, store.schema)
+            engine = ipu_engine(work.sdk, config, store.schema, packing_factor=factor, processes=processes)
+            batches = GlobalBatches(
+                StoredPacks(store, seed=config.run.seed),
+                task.layout(config, factor),
+                share=engine.share,
+                held_out=StoredPacks(evaluation),
+            )
+            with contextlib.closing(engine), contextlib.closing(engine.feed(batches)) as batches:
+                engine.compile(batches.first())
+                if after:
+                    former = processes.of_first(torch.load, work.folder / f"{after}-0")
+                    engine.load_state(former["engine"])
+                    batches.load_state(former["batches"])
+                log = []
+                for _ in range(steps):
+                    result = engine.step(next(batches), 0.01)
+                    log.append({**result.metrics, **result.counts})
+                held_out = task.evaluate(engine, batches.held_out())
+                return {
+                    "engine": engine.state(),
+                    "batches": batches.state(),
+                    "log": log,
+                    "held_out": {**held_out.metrics, **held_out.counts},
+                    "compilations": dict(engine.compilations),
+                    "description": engine.description,
+                }
+
+
+# ---- whole runs -----------------------------------------------------------------------------------------------------
+
+
+def ran(work: Work, *, arguments: Sequence[str], at: int = 0, happens: str = "") -> Dict[str, Any]:
+    """`run_pretraining.py` with these arguments: its exit status, and what it said.
+
+    After `at` updates something happens to the last instance: "signal", "nan" or "mistake".
+    """
+    last = work.rank == work.size - 1
+    if last and happens:
+        _to_happen(work.sdk.engine.IpuEngine, at, happens)
+    run_summary.draw = _not_drawn  # which takes a second
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        try:
+            status = run_main(pretrain.main, [*arguments])
+        except SystemExit as end:
+            status = end.code
+    return {"status": status, "out": out.getvalue(), "error": error.getvalue()}
+
+
+def _not_drawn(*_: Any, **__: Any) -> None:
+    raise ValueError("nobody looks at it")
+
+
+def _to_happen(engine: Any, at: int, what: str) -> None:
+    made = [0]
+    step, result = engine.step, engine._result
+
+    def stepped(self: Any, *arguments: Any) -> Any:
+        made[0] += 1
+        if made[0] == at + 1 and what == "mistake":
+            raise ValueError("the file ends in the middle of a pack")
+        if made[0] == at + 1 and what == "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, *arguments)
+
+    def spoilt(self: Any, outputs: Any, *arguments: Any) -> Any:
+        if made[0] == at + 1 and what == "nan":
+            made[0] += 1
+            outputs = [output * float("nan") for output in outputs]
+        return result(self, outputs, *arguments)
+
+    engine.step, engine._result = stepped, spoilt
+
+
+def alone_on_the_device(work: Work, *, seconds: float) -> str:
+    """One instance reads its weights back, and the other does something else or nothing: what the device says."""
+    with joined(instances=engines.instances):
+        pass
+    if work.rank:
+        return ""
+    try:
+        work.run.device.together("read the weights")
+    except RuntimeError as error:
+        return f"failed: {type(error).__name__}"
+    return "done"
+
+
+def apart_on_the_device(work: Work) -> str:
+    with joined(instances=engines.instances):
+        pass
+    try:
+        work.run.device.together("run" if work.rank else "detach")
+    except work.sdk.devices.poptorch.Error as error:
+        return str(error)
+    return "done"
+
+
+def exchanged(work: Work) -> Dict[str, Any]:
+    """All that travels between instances on the host."""
+    with joined(instances=engines.instances) as processes:
+        built = []
+        with processes.first_alone():
+            built.append(work.rank)
+        made = {"numbers": [1, 2], "half": torch.arange(3).half(), "none": torch.zeros(0), "one": torch.tensor(7)}
+        return {
+            "sum": processes.summed([1.0, float(work.rank), 2.0**40 + work.rank]),
+            "all": processes.gathered("x" * work.rank),
+            "first": processes.of_first(made.copy),
+            "share": (processes.rank, processes.size),
+            "means": processes.means,
+        }
