@@ -56,6 +56,7 @@ PUBLIC = {
     ],
     "ipu_packed_bert.padding_free": [
         "Batches",
+        "PackedStream",
         "PaddingCollator",
         "PaddingFreeCollator",
         "UpdateResult",

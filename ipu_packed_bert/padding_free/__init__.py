@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from ipu_packed_bert.padding_free.choice import use_padding_free
     from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator, PaddingFreeCollator, inputs_for
     from ipu_packed_bert.padding_free.probe import check_no_leak
+    from ipu_packed_bert.padding_free.streams import PackedStream
     from ipu_packed_bert.padding_free.trainers import pack_into
     from ipu_packed_bert.padding_free.update import UpdateResult, accumulate, mean_loss, take_step
 
 _PLACES = {
     "Batches": "collators",
+    "PackedStream": "streams",
     "PaddingCollator": "collators",
     "PaddingFreeCollator": "collators",
     "UpdateResult": "update",
@@ -35,6 +37,7 @@ _PLACES = {
 
 __all__ = [
     "Batches",
+    "PackedStream",
     "PaddingCollator",
     "PaddingFreeCollator",
     "UpdateResult",

@@ -139,29 +139,29 @@ class PackStream:
 
         After `load_state_dict` the source begins at sequence `taken`.
         """
-        yield from self._handed_out()
+        yield from self.ready()
         for example, length in source:
-            if self._put(example, length):
-                yield from self._handed_out()
-        self._finish()
-        yield from self._handed_out()
+            if self.put(example, length):
+                yield from self.ready()
+        self.finish()
+        yield from self.ready()
 
     def push(self, example: Any, length: int) -> List[Pack]:
         """Adds a sequence of `length` tokens; the packs that are closed because of it, mostly none."""
-        self._put(example, length)
-        return list(self._handed_out()) if self._ready else []
+        return list(self.ready()) if self.put(example, length) else []
 
     def flush(self) -> List[Pack]:
         """Packs of all that waits: the end of the stream."""
-        self._finish()
-        return list(self._handed_out())
+        self.finish()
+        return list(self.ready())
 
-    def _handed_out(self) -> Iterator[Pack]:
+    def ready(self) -> Iterator[Pack]:
+        """Hands out the packs that are closed; `state_dict` holds those that are not handed out yet."""
         while self._ready:
             yield self._ready.popleft()
 
-    def _put(self, example: Any, length: int) -> bool:
-        """Adds a sequence; whether packs are ready."""
+    def put(self, example: Any, length: int) -> bool:
+        """Adds a sequence of `length` tokens; whether packs are `ready`."""
         number = self._taken
         if not 1 <= length <= self.max_sequence_length:
             raise ValueError(
@@ -213,8 +213,8 @@ class PackStream:
             waits.forced + forced,
         )
 
-    def _finish(self) -> None:
-        """Closes packs of all that waits, those with the oldest sequences first."""
+    def finish(self) -> None:
+        """The end of the stream: closes packs of all that waits, those with the oldest sequences first."""
         buffer = self._buffer
         if not buffer.sequences:
             return

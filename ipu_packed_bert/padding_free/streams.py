@@ -1,0 +1,144 @@
+"""A stream of examples as packs, for a torch DataLoader: `PackedStream`.
+
+stream = PackedStream(examples, max_sequence_length=4096, collate=PaddingFreeCollator(model))
+for inputs in DataLoader(stream, batch_size=None, num_workers=2):
+    loss = model(**inputs, use_cache=False).loss
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+
+import numpy as np
+import torch.distributed
+from torch.utils.data import IterableDataset, get_worker_info
+
+from pack_data.decoding import Fields, whole_number
+from pack_data.longer import Longer
+from pack_data.stream.pack_stream import PackStream
+from pack_data.stream.rows import TOKENS, pieces_of
+
+Examples = List[Mapping[str, Any]]
+
+
+class PackedStream(IterableDataset):
+    """Packs of the examples that pass by, each a list of examples or what `collate` makes of it.
+
+    source: mappings with input_ids; it gives the same examples in the same order in every process and at every
+    iteration.  Example i goes to one worker of one rank: i modulo (ranks * workers).  So none is packed twice, and no
+    process needs to know of another.  Each packs its share with a buffer of its own; the numbers of packs may differ.
+    rank, ranks: those of torch.distributed where it is initialised, unless given.
+    longer: what becomes of an example of more than max_sequence_length tokens, a rule of `pack_data.longer`; `longer`
+    counts it.  options: of `PackStream`, such as max_sequences_per_pack and buffer_sequences.
+
+    Give a DataLoader batch_size=None: a pack is a batch already.  `state_dict` and `load_state_dict` continue after any
+    pack, with the same number of ranks and workers; torchdata's StatefulDataLoader calls them in each worker.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Mapping[str, Any]],
+        max_sequence_length: int,
+        *,
+        collate: Optional[Callable[[Examples], Any]] = None,
+        longer: str = "raise",
+        rank: Optional[int] = None,
+        ranks: Optional[int] = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if iter(source) is source:
+            raise ValueError(
+                "source: an iterator is used up after one pass and cannot be shared by workers; give an object that "
+                "begins anew at every iteration"
+            )
+        if (rank is None) != (ranks is None):
+            raise ValueError(f"rank = {rank}, ranks = {ranks}; give both, or none to take those of torch.distributed")
+        for name in ("share", "rank", "ranks"):
+            if name in options:
+                raise ValueError(f"{name}: each process packs its own share of the examples here; leave it out")
+        if ranks is not None:
+            whole_number("rank", rank, least=0, most=whole_number("ranks", ranks, least=1) - 1)
+        self._source, self._collate, self._ranks = source, collate, (rank, ranks)
+        self._S, self._rule, self._options = max_sequence_length, longer, options
+        self._place: Optional[Tuple[int, int]] = None  # of the process whose state this is; None: not begun
+        self._loaded = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.longer = Longer(self._rule, self._S)
+        self._stream = PackStream(self._S, **self._options)
+        self._seen = 0  # examples of the source, those of other processes included
+
+    def _share(self) -> Tuple[int, int]:
+        """This process's number, and the number of all."""
+        rank, ranks = self._ranks
+        if ranks is None or rank is None:
+            together = torch.distributed.is_available() and torch.distributed.is_initialized()
+            rank = torch.distributed.get_rank() if together else 0
+            ranks = torch.distributed.get_world_size() if together else 1
+        worker = get_worker_info()
+        if worker is None:
+            return rank, ranks
+        return rank * worker.num_workers + worker.id, ranks * worker.num_workers
+
+    def __iter__(self) -> Iterator[Any]:
+        own, all_ = self._share()
+        if self._loaded and self._place not in (None, (own, all_)):
+            raise ValueError(
+                f"state of the stream: it is that of process {self._place}, counted from 0, and of so many; this one "
+                f"is {(own, all_)}; continue with as many ranks and workers"
+            )
+        if not self._loaded:
+            self._begin()
+        self._loaded, self._place = False, (own, all_)
+        yield from self._ready()
+        begun = self._seen
+        for number, example in enumerate(self._source):
+            if number < begun:
+                continue
+            self._seen = number + 1
+            if number % all_ != own:
+                continue
+            for piece in pieces_of(example, self.longer, f"example {number} of the stream"):
+                self._stream.put(piece, len(piece[TOKENS]))
+            yield from self._ready()
+        self._stream.finish()
+        yield from self._ready()
+
+    def _ready(self) -> Iterator[Any]:
+        for pack in self._stream.ready():
+            yield pack.examples if self._collate is None else self._collate(pack.examples)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Where the next pack of this process stands, as values for JSON; the examples that wait are part of it."""
+        stream = self._stream.state_dict()
+        stream["waiting"] = [[*rest, _plain(example)] for *rest, example in stream["waiting"]]
+        stream["ready"] = [
+            [[_plain(example) for example in examples], lengths] for examples, lengths in stream["ready"]
+        ]
+        return {
+            "process": None if self._place is None else list(self._place),
+            "seen": self._seen,
+            "longer": {name: getattr(self.longer, name) for name in _COUNTS},
+            "stream": stream,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on from what `state_dict` gave.  ValueError for another stream."""
+        fields = Fields.of(dict(state), "state of the stream", "take one that state_dict gave")
+        place = fields.optional("process", Fields.integers, length=2)
+        seen, counts = fields.integer("seen", least=0), fields.object("longer")
+        self._begin()
+        self._stream.load_state_dict(fields.object("stream").tree)
+        for name in _COUNTS:
+            setattr(self.longer, name, counts.integer(name, least=0))
+        self._seen, self._loaded = seen, True
+        self._place = None if place is None else (place[0], place[1])
+
+
+_COUNTS = ("examples", "longer", "pieces", "tokens", "lost_tokens")
+
+
+def _plain(example: Mapping[str, Any]) -> Dict[str, List[int]]:
+    return {name: np.asarray(values).tolist() for name, values in example.items()}

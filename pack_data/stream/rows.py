@@ -1,0 +1,95 @@
+"""Packs as rows of a table, for Hugging Face `datasets`; nothing is imported from it.
+
+    dataset.map(PackRows(4096), batched=True, batch_size=10_000, remove_columns=dataset.column_names)
+    IterableDataset.from_generator(packed_rows, gen_kwargs={"examples": source, "max_sequence_length": 4096})
+
+`map` packs each batch for itself, as few rows as there can be; it works on a streamed data set too, where the batch is
+the window.  `packed_rows` packs what passes by, with a bounded buffer and no windows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence
+
+import numpy as np
+
+from pack_data.bins import pack
+from pack_data.longer import Longer
+from pack_data.stream.pack_stream import PackStream
+
+Row = Dict[str, List[int]]
+
+TOKENS = "input_ids"
+
+
+def pieces_of(example: Mapping[str, Any], longer: Longer, name: str) -> Iterator[Dict[str, Any]]:
+    """An example cut by the rule: its columns with one value for each token; other columns are left out."""
+    length = len(example[TOKENS])
+    for start, stop in longer.spans(length, name):
+        yield {
+            column: values[start:stop]
+            for column, values in example.items()
+            if hasattr(values, "__len__") and not isinstance(values, (str, bytes)) and len(values) == length
+        }
+
+
+def row_of(examples: Sequence[Mapping[str, Any]]) -> Row:
+    """The examples of a pack one after another; position_ids begin at 0 in each, seq_lengths: tokens of each."""
+    columns = [column for column in examples[0] if all(column in example for example in examples)]
+    row: Row = {
+        column: np.concatenate([np.asarray(example[column]) for example in examples]).tolist() for column in columns
+    }
+    lengths = [len(example[TOKENS]) for example in examples]
+    row["position_ids"] = [position for length in lengths for position in range(length)]
+    row["seq_lengths"] = lengths
+    return row
+
+
+@dataclass(frozen=True)
+class PackRows:
+    """A function for `datasets.Dataset.map(..., batched=True)`: the batch's examples as packed rows.
+
+    Columns: those with one value for each token of `input_ids`, position_ids and seq_lengths; as `row_of`.
+    longer: what becomes of longer examples, a rule of `pack_data.longer`.
+    """
+
+    max_sequence_length: int
+    max_sequences_per_pack: Optional[int] = None
+    longer: str = "raise"
+    seed: int = 0
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> Dict[str, List[List[int]]]:
+        longer = Longer(self.longer, self.max_sequence_length)
+        names = list(batch)
+        pieces: List[Dict[str, Any]] = []
+        for number, values in enumerate(zip(*batch.values())):
+            pieces += pieces_of(dict(zip(names, values)), longer, f"example {number} of the batch")
+        packed = pack(
+            np.array([len(piece[TOKENS]) for piece in pieces], np.int64),
+            max_sequence_length=self.max_sequence_length,
+            max_sequences_per_pack=self.max_sequences_per_pack,
+            seed=self.seed,
+        )
+        rows = [row_of([pieces[number] for number in bin_]) for bin_ in packed.bins]
+        columns = list(rows[0]) if rows else [TOKENS, "position_ids", "seq_lengths"]
+        return {column: [row[column] for row in rows] for column in columns}
+
+
+def packed_rows(
+    examples: Iterable[Mapping[str, Any]], max_sequence_length: int, *, longer: str = "raise", **options: Any
+) -> Iterator[Row]:
+    """The rows of a stream of examples, as `row_of`.
+
+    longer: what becomes of longer examples, a rule of `pack_data.longer`.  options: of `PackStream`.
+    """
+    rule = Longer(longer, max_sequence_length)
+    stream = PackStream(max_sequence_length, **options)
+
+    def pieces() -> Iterator[Any]:
+        for number, example in enumerate(examples):
+            for piece in pieces_of(example, rule, f"example {number} of the stream"):
+                yield piece, len(piece[TOKENS])
+
+    for packed in stream.packs(pieces()):
+        yield row_of(packed.examples)

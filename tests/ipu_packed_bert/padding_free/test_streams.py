@@ -1,0 +1,121 @@
+"""PackedStream: each example in one pack of one worker of one rank, and the same packs after a restart."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader
+
+from ipu_packed_bert.padding_free.streams import PackedStream
+from pack_data.batching.collators import padding_free_batch
+
+S = 64
+
+
+def examples(n=240, seed=0):
+    """The tokens of an example are its number."""
+    lengths = np.random.default_rng(seed).integers(1, S + 1, n).tolist()
+    return [{"input_ids": [number] * length} for number, length in enumerate(lengths)]
+
+
+def stream(source, **options):
+    return PackedStream(source, S, max_sequences_per_pack=4, buffer_sequences=16, **options)
+
+
+def numbers(packs):
+    return [[example["input_ids"][0] for example in pack] for pack in packs]
+
+
+def check_all_once(packs, given):
+    assert sorted(number for pack in packs for number in pack) == list(range(len(given)))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_each_example_goes_to_one_rank(ranks):
+    given = examples()
+    packs = [numbers(stream(given, rank=rank, ranks=ranks)) for rank in range(ranks)]
+    check_all_once([pack for own in packs for pack in own], given)
+    for rank, own in enumerate(packs):
+        assert {number % ranks for pack in own for number in pack} == {rank}
+        assert all(sum(len(given[number]["input_ids"]) for number in pack) <= S and len(pack) <= 4 for pack in own)
+
+
+def test_each_example_goes_to_one_worker_of_one_rank(monkeypatch):
+    from ipu_packed_bert.padding_free import streams
+
+    class Worker:
+        num_workers = 2
+
+        def __init__(self, number):
+            self.id = number
+
+    given, packs = examples(), []
+    for rank, worker in itertools.product(range(2), range(2)):
+        monkeypatch.setattr(streams, "get_worker_info", lambda worker=worker: Worker(worker))
+        packs += numbers(stream(given, rank=rank, ranks=2))
+    check_all_once(packs, given)
+
+
+def test_a_data_loader_reads_it():
+    given = examples()
+    loaded = list(DataLoader(stream(given), batch_size=None))
+    assert numbers(loaded) == numbers(stream(given))
+    collated = stream(given, collate=padding_free_batch)
+    rows = list(DataLoader(collated, batch_size=None))
+    assert all(torch.is_tensor(row["input_ids"]) and row["input_ids"].shape[1] <= S for row in rows)
+    assert sum(row["input_ids"].shape[1] for row in rows) == sum(len(each["input_ids"]) for each in given)
+
+
+def test_every_iteration_begins_anew():
+    one = stream(examples(60))
+    assert numbers(one) == numbers(one)
+
+
+def test_a_state_taken_after_any_pack_gives_the_same_packs():
+    given = examples(120)
+    options = {"longer": "split", "rank": 1, "ranks": 2}
+    longer = [{"input_ids": [len(given)] * 150}, *given, {"input_ids": [len(given) + 1] * 200}]
+    whole = [[example["input_ids"] for example in pack] for pack in stream(longer, **options)]
+    for stop in range(0, len(whole) + 1, 5):
+        first = stream(longer, **options)
+        begun = list(itertools.islice(iter(first), stop))
+        state = json.loads(json.dumps(first.state_dict()))
+        second = stream(longer, **options)
+        second.load_state_dict(state)
+        assert second.state_dict() == state
+        both = [*begun, *second]
+        assert [[example["input_ids"] for example in pack] for pack in both] == whole
+        assert second.longer.examples == 61
+
+
+def test_a_state_of_another_process_is_refused():
+    first = stream(examples(), rank=0, ranks=2)
+    next(iter(first))
+    second = stream(examples(), rank=1, ranks=2)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(ValueError, match="as many ranks and workers"):
+        next(iter(second))
+
+
+@pytest.mark.parametrize(
+    "source, options, words",
+    [
+        (iter([]), {}, "begins anew"),
+        ([], {"rank": 1}, "give both"),
+        ([], {"rank": 2, "ranks": 2}, "rank"),
+        ([], {"share": "packs"}, "leave it out"),
+        ([], {"longer": "cut"}, "longer"),
+    ],
+)
+def test_what_cannot_be_is_one_line(source, options, words):
+    with pytest.raises(ValueError, match=words):
+        stream(source, **options)
+
+
+def test_an_example_that_is_too_long_is_named():
+    with pytest.raises(ValueError, match="example 1 of the stream has length 65"):
+        list(stream([{"input_ids": [1]}, {"input_ids": [1] * 65}]))

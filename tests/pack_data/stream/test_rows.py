@@ -1,0 +1,80 @@
+"""Packed rows for Hugging Face datasets."""
+
+import numpy as np
+import pytest
+
+from pack_data.stream.rows import PackRows, packed_rows, row_of
+
+
+def examples(n, S=64, seed=0):
+    """Each example's tokens are its number, so that a row tells whose they are."""
+    lengths = np.random.default_rng(seed).integers(1, S, n).tolist()
+    return [
+        {"input_ids": [number + 1] * length, "labels": [-1] * length, "text": "x"}
+        for number, length in enumerate(lengths)
+    ]
+
+
+def check_rows(rows, given, S, depth):
+    """Each example once and whole; positions begin anew in each."""
+    found = []
+    for row in rows:
+        assert sum(row["seq_lengths"]) == len(row["input_ids"]) == len(row["labels"]) == len(row["position_ids"]) <= S
+        assert len(row["seq_lengths"]) <= depth
+        start = 0
+        for length in row["seq_lengths"]:
+            (number,) = set(row["input_ids"][start : start + length])
+            assert row["position_ids"][start : start + length] == list(range(length))
+            found.append((number, length))
+            start += length
+        assert "text" not in row
+    assert sorted(found) == [(number, len(each["input_ids"])) for number, each in enumerate(given, start=1)]
+
+
+def test_a_batch_of_a_map_becomes_rows():
+    given = examples(200)
+    batch = {name: [each[name] for each in given] for name in given[0]}
+    columns = PackRows(64, max_sequences_per_pack=4)(batch)
+    rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+    check_rows(rows, given, 64, 4)
+    assert len({len(values) for values in columns.values()}) == 1 and len(rows) < 150
+
+
+def test_a_stream_becomes_rows():
+    given = examples(300)
+    check_rows(list(packed_rows(given, 64, max_sequences_per_pack=4, buffer_sequences=32)), given, 64, 4)
+
+
+def test_longer_examples_follow_the_rule():
+    given = [{"input_ids": list(range(1, 11))}, {"input_ids": [11, 12]}]
+    batch = {"input_ids": [each["input_ids"] for each in given]}
+    for rule, tokens in (("split", range(1, 13)), ("truncate", [1, 2, 3, 4, 11, 12]), ("drop", [11, 12])):
+        for rows in (list(packed_rows(given, 4, longer=rule)), None):
+            ids = PackRows(4, longer=rule)(batch)["input_ids"] if rows is None else [row["input_ids"] for row in rows]
+            assert sorted(token for row in ids for token in row) == list(tokens)
+    with pytest.raises(ValueError, match="example 0 of the batch has length 10"):
+        PackRows(4)(batch)
+    with pytest.raises(ValueError, match="example 0 of the stream has length 10"):
+        list(packed_rows(given, 4))
+
+
+def test_a_batch_without_examples_has_no_rows():
+    assert PackRows(4)({"input_ids": []}) == {"input_ids": [], "position_ids": [], "seq_lengths": []}
+
+
+def test_a_row_by_hand():
+    row = row_of([{"input_ids": [5, 6, 7]}, {"input_ids": [8]}])
+    assert row == {"input_ids": [5, 6, 7, 8], "position_ids": [0, 1, 2, 0], "seq_lengths": [3, 1]}
+
+
+def test_with_the_library_itself():
+    datasets = pytest.importorskip("datasets")
+    given = examples(100)
+    made = datasets.Dataset.from_list(given).map(
+        PackRows(64, 4), batched=True, batch_size=50, remove_columns=["input_ids", "labels", "text"]
+    )
+    check_rows(list(made), given, 64, 4)
+    streamed = datasets.IterableDataset.from_generator(
+        packed_rows, gen_kwargs={"examples": given, "max_sequence_length": 64, "max_sequences_per_pack": 4}
+    )
+    check_rows(list(streamed), given, 64, 4)
