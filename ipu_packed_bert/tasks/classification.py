@@ -7,7 +7,6 @@ Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -20,8 +19,8 @@ from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.placement import Part
-from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import TableRow, plain_text, read_table
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
+from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, read_table
 from ipu_packed_bert.tasks.scores import accuracy, micro_f1, pearson, spearman
 from ipu_packed_bert.tasks.settings import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationConfig, FinetuneConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
@@ -102,17 +101,21 @@ class ClassificationTask(ExampleTask):
     of_slots = False
 
     def __init__(
-        self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, labels: Optional[Sequence[str]] = None
+        self,
+        config: FinetuneConfig,
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+        labels: Optional[Sequence[str]] = None,
+        asked: Optional[Asked] = None,
     ):
-        super().__init__(config, tokenizer, model)
+        super().__init__(config, tokenizer, model, asked)
         data, self._columns = config.data, config.of_task(ClassificationConfig)
         self.kind = self.name = config.task.name
-        files = {
-            what: name
-            for what, name in (("training", data.training), ("evaluation", data.evaluation))
-            if name is not None
+        texts = {
+            what: read_texts(source, self.kind, self._columns, labels=self.reads_labels)
+            for what, source in (("training", self.file("training")), ("evaluation", self.file("evaluation")))
+            if source is not None
         }
-        texts = {what: read_texts(Path(name), self.kind, self._columns) for what, name in files.items()}
         if "training" in texts:
             if texts["training"][0].labels is None:
                 raise ValueError(
@@ -133,9 +136,17 @@ class ClassificationTask(ExampleTask):
             )
         for what, found in texts.items():
             found = self.drawn(found, what)
-            inputs = make_inputs(found, tokenizer, self.kind, self.labels, data.max_sequence_length)
+            inputs = make_inputs(
+                found,
+                tokenizer,
+                self.kind,
+                self.labels,
+                data.max_sequence_length,
+                faults=Faults(self.file(what)),
+                cut=self.cuts,
+            )
             setattr(self, what, inputs)
-            cut = int((inputs.lengths == data.max_sequence_length).sum())
+            cut = int((inputs.lengths == data.max_sequence_length).sum()) if self.cuts else 0
             self.notes.append(
                 f"{what}: {len(found):,} texts of {inputs.lengths.mean():.0f} tokens"
                 + (f", {cut:,} of them cut at {data.max_sequence_length} or just as long" if cut else "")
@@ -145,7 +156,7 @@ class ClassificationTask(ExampleTask):
 
     @staticmethod
     def texts(config: FinetuneConfig) -> List[str]:
-        found = read_texts(Path(str(config.data.training)), config.task.name, config.of_task(ClassificationConfig))
+        found = read_texts(str(config.data.training), config.task.name, config.of_task(ClassificationConfig))
         return list(dict.fromkeys(part for text in found for part in text.parts))
 
     def network(self, attention: str) -> PackedBert:
@@ -164,7 +175,8 @@ class ClassificationTask(ExampleTask):
             if self._labelled and self.evaluation is not None
             else {}
         )
-        return Scored(metrics, {"predictions.json": predict(logits, self.kind, self.labels, threshold)})
+        answers = predict(logits, self.kind, self.labels, threshold)
+        return Scored(metrics, {"predictions.json": answers}, answers)
 
     def export_settings(self) -> Dict[str, Any]:
         return {
@@ -194,29 +206,41 @@ class Text(NamedTuple):
     where: str
 
 
-def read_texts(path: Path, kind: str, columns: ClassificationConfig) -> List[Text]:
-    """The texts of a table in their order; all of them have labels, or none."""
-    records = read_table(path)
-    if not records:
-        raise ValueError(f"{path}: holds no text")
-    labelled = columns.label_column in records[0].values
+def read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, labels: bool = True) -> List[Text]:
+    """The texts of a table in their order; all of them have labels, or none.
+
+    labels: False leaves them unread.
+    """
+    source = Source.of(file)
+    faults = Faults(source)
+    records = read_table(source, faults)
+    if not records and not faults.count:
+        raise ValueError(f"{source}: holds no text")
+    labelled = labels and bool(records) and columns.label_column in records[0].values
     wanted = [columns.text_column] + ([columns.second_text_column] if columns.second_text_column else [])
     texts = []
     for record in records:
-        where = f"{path} line {record.line}"
-        for name in wanted + ([columns.label_column] if labelled else []):
-            if name not in record.values:
-                raise ValueError(
-                    f"{where}: no column {shown(name)}, there are {', '.join(map(named, list(record.values)[:8]))}; "
-                    "name them with --set task.text_column=... and task.label_column=..."
-                )
-        parts = tuple(record.values[name] for name in wanted)
-        for part, name in zip(parts, wanted):
-            if not plain_text(part):
-                raise ValueError(f"{where}: {named(name)} is {shown(part)}; must be a text")
-        labels, number = _labels(record, where, kind, columns) if labelled else (None, math.nan)
-        texts.append(Text(parts, labels, number, where))
+        with faults.of_record():
+            texts.append(_text(record, f"{source} line {record.line}", kind, columns, wanted, labelled))
+    faults.refuse()
     return texts
+
+
+def _text(
+    record: TableRow, where: str, kind: str, columns: ClassificationConfig, wanted: Sequence[str], labelled: bool
+) -> Text:
+    for name in [*wanted, *([columns.label_column] if labelled else [])]:
+        if name not in record.values:
+            raise ValueError(
+                f"{where}: no column {shown(name)}, there are {', '.join(map(named, list(record.values)[:8]))}; "
+                "name them with --set task.text_column=... and task.label_column=..."
+            )
+    parts = tuple(record.values[name] for name in wanted)
+    for part, name in zip(parts, wanted):
+        if not plain_text(part):
+            raise ValueError(f"{where}: {named(name)} is {shown(part)}; must be a text")
+    labels, number = _labels(record, where, kind, columns) if labelled else (None, math.nan)
+    return Text(parts, labels, number, where)
 
 
 def _labels(record: TableRow, where: str, kind: str, columns: ClassificationConfig) -> Tuple[Tuple[str, ...], float]:
@@ -262,28 +286,52 @@ def label_names(texts: Sequence[Text]) -> List[str]:
 
 
 def make_inputs(
-    texts: Sequence[Text], tokenizer: Tokenizer, kind: str, names: Sequence[str], max_sequence_length: int
+    texts: Sequence[Text],
+    tokenizer: Tokenizer,
+    kind: str,
+    names: Sequence[str],
+    max_sequence_length: int,
+    *,
+    faults: Faults,
+    cut: bool = True,
 ) -> Inputs:
-    """[CLS] text [SEP], or [CLS] first [SEP] second [SEP]; what is too long loses its end, the longer of a pair first.
+    """[CLS] text [SEP], or [CLS] first [SEP] second [SEP]; what is too long loses its end, the longer of a pair first,
+    or is refused, all of it together, where `cut` is false.
 
     Target `labels`: int32 [n], float32 [n, C] of 0 and 1, or float32 [n] by the kind; of texts without labels zeros.
     """
     parts = len(texts[0].parts)
+    room = max_sequence_length - parts - 1
     encoded = [
         [tokens.ids for tokens in tokenizer.encode([text.parts[part] for text in texts])] for part in range(parts)
     ]
     ids: List[np.ndarray] = []
     segments: List[np.ndarray] = []
-    for number in range(len(texts)):
-        row, kinds = tokenizer.joined(shortened([part[number] for part in encoded], max_sequence_length - parts - 1))
+    for number, text in enumerate(texts):
+        own = [part[number] for part in encoded]
+        with faults.of_record():
+            if not cut:
+                refuse_too_long(text.where, sum(map(len, own)), room)
+        row, kinds = tokenizer.joined(shortened(own, room))
         ids.append(row)
         segments.append(kinds)
+    targets = _targets(texts, kind, names, faults)
+    faults.refuse()
     return Inputs(
         np.array([len(row) for row in ids], np.int64),
         np.concatenate(ids),
         np.concatenate(segments),
-        targets={"labels": _targets(texts, kind, names)},
+        targets={"labels": targets},
     )
+
+
+def refuse_too_long(where: str, tokens: int, room: int) -> None:
+    """ValueError where an example has more tokens than there is room for."""
+    if tokens > room:
+        raise ValueError(
+            f"{where}: {tokens:,} tokens, the rows have room for {room:,}; shorten it, --cut leaves out its end as "
+            "training does, --set data.max_sequence_length=... makes rows longer"
+        )
 
 
 def shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:
@@ -296,19 +344,20 @@ def shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:
     return [first[:keep_first], second[:keep_second]]
 
 
-def _targets(texts: Sequence[Text], kind: str, names: Sequence[str]) -> np.ndarray:
+def _targets(texts: Sequence[Text], kind: str, names: Sequence[str], faults: Faults) -> np.ndarray:
     if kind == REGRESSION:
         return np.array([0.0 if text.labels is None else text.number for text in texts], np.float32)
     index = {name: number for number, name in enumerate(names)}
     targets = np.zeros((len(texts), len(names)), np.float32)
     for number, text in enumerate(texts):
         for label in text.labels or ():
-            if label not in index:
-                known = ", ".join(map(named, list(names)[:5])) + (", ..." if len(names) > 5 else "")
-                raise ValueError(
-                    f"{text.where}: label {shown(label)} is none of the {len(names)} of the training file ({known})"
-                )
-            targets[number, index[label]] = 1.0
+            with faults.of_record():
+                if label not in index:
+                    known = ", ".join(map(named, list(names)[:5])) + (", ..." if len(names) > 5 else "")
+                    raise ValueError(
+                        f"{text.where}: label {shown(label)} is none of the {len(names)} of the training file ({known})"
+                    )
+                targets[number, index[label]] = 1.0
     return targets.argmax(axis=1).astype(np.int32) if kind == SINGLE_LABEL else targets
 
 

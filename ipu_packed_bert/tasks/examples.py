@@ -16,6 +16,7 @@ import numpy as np
 
 from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.loader import Batch, Packs
+from ipu_packed_bert.tasks.files import Source
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 from ipu_packed_bert.tasks.task import Counts, Evaluation, Metric, Task
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
@@ -141,6 +142,15 @@ class Scored(NamedTuple):
 
     metrics: Dict[str, Any]  # empty where the file has no labels
     files: Dict[str, Any]  # plain values by file name, predictions.json among them
+    answers: List[Dict[str, Any]]  # plain values, one for each record of the file, in their order
+
+
+class Asked(NamedTuple):
+    """A file whose records are all to be answered, in place of the configuration's files."""
+
+    source: Source
+    labels: bool = False  # read, to be scored by
+    cut: bool = False  # what is too long loses its end, as in training; else it is refused
 
 
 class Predicted(NamedTuple):
@@ -153,6 +163,9 @@ class Predicted(NamedTuple):
 
 class ExampleTask(Task):
     """A task that learns from one file and is scored on another: `training` and `evaluation`, None without a file.
+
+    asked: what is answered without learning anything; it is `evaluation` then, and the configuration's files are not
+    read.
 
     Fields of a batch besides those of the slots: cls_positions (slot of each sequence's [CLS]) and sequence_numbers
     (which sequence of the data, from 1; 0 where the row has none) [B, D], then the targets and `scale`.
@@ -172,12 +185,28 @@ class ExampleTask(Task):
     training: Optional[Inputs] = None
     evaluation: Optional[Inputs] = None
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig):
+    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, asked: Optional[Asked] = None):
+        self.asked = asked
         self.notes: List[str] = []  # what a user should know about the data, one line each
         self.config, self.tokenizer, self.model = config, tokenizer, model
         self.max_sequence_length = config.data.max_sequence_length
         self.training_packs: Optional[ExamplePacks] = None
         self.evaluation_packs: Optional[ExamplePacks] = None
+
+    def file(self, what: str) -> Optional[Source]:
+        """Where `training` or `evaluation` is read from."""
+        if self.asked is not None:
+            return self.asked.source if what == "evaluation" else None
+        name = getattr(self.config.data, what)
+        return None if name is None else Source.of(name)
+
+    @property
+    def reads_labels(self) -> bool:
+        return self.asked is None or self.asked.labels
+
+    @property
+    def cuts(self) -> bool:
+        return self.asked is None or self.asked.cut
 
     def pack(self) -> None:
         """Pack both files, with as many places for sequences in both: one shape serves training and evaluation."""
@@ -224,7 +253,7 @@ class ExampleTask(Task):
             return None
         if not all(np.isfinite(each).all() for each in outputs):
             return Evaluation(counts, {"loss": math.nan}, seconds, math.nan)
-        metrics, files = self.score(outputs)
+        metrics, files, _ = self.score(outputs)
         return Evaluation(counts, metrics, seconds, files=files)
 
     def predict(self, engine: Any, batches: Iterable[Batch]) -> Predicted:
@@ -251,6 +280,8 @@ class ExampleTask(Task):
     def drawn(self, examples: Sequence[Any], what: str) -> List[Any]:
         """As many of them at random, in their order, as the configuration wants for `training` or `evaluation`."""
         data = self.config.data
+        if self.asked is not None:
+            return list(examples)
         number, seed = (
             (data.training_examples, data.seed) if what == "training" else (data.evaluation_examples, _EVALUATION_SEED)
         )

@@ -1,4 +1,6 @@
-"""Reading what tasks learn from: JSON, JSONL and tables, plain, .gz or .xz; errors name file, line and field."""
+"""Reading what tasks learn from and answer: JSON, JSONL and tables, plain, .gz or .xz, or standard input; errors name
+file, line and field, those of several records together.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,16 @@ import dataclasses
 import gzip
 import io
 import lzma
+import sys
 import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Union
 
 from ipu_packed_bert.tasks.settings import FinetuneConfig
-from pack_data.decoding import Fields, parse_json
+from pack_data.command import Problems
+from pack_data.decoding import Fields, one_line, parse_json
 from pack_data.files import check_compressed
 
 WAY_OUT = "get the file again"
@@ -33,25 +39,81 @@ def locate(name: str, data_dir: Optional[Path]) -> Path:
     )
 
 
-def read_text(path: Path) -> str:
-    """The whole file, unpacked by its ending; a byte order mark is dropped."""
-    openers: Dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-    opener = openers.get(path.suffix, open)
-    check_compressed(path)
-    try:
-        with opener(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise ValueError(f"{path}: more than {MOST_BYTES:,} bytes, unpacked; cut it into smaller files")
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error.reason}); convert it") from None
-    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: the compressed file is cut or damaged ({error}); copy it again") from None
+STANDARD_INPUT = "-"
+# What a file holds, by its name's ending before .gz or .xz.
+FORMATS = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".conll": "conll", ".txt": "conll"}
 
 
-def read_json(path: Path) -> Any:
-    return parse_json(read_text(path), path, WAY_OUT)
+@dataclass(frozen=True)
+class Source:
+    """A file to read, or standard input; its text is its name for messages."""
+
+    path: Path
+    format: str = ""  # of FORMATS' values; "" where the name's ending is none of them
+
+    @classmethod
+    def of(cls, name: Union[str, Path, Source], format: Optional[str] = None) -> Source:
+        """format: what it holds, whatever its name says; needed for standard input, which has no ending."""
+        if isinstance(name, Source):
+            return name
+        path = Path(name)
+        ending = Path(path.stem).suffix if path.suffix in _SUFFIXES else path.suffix
+        return cls(path, format or FORMATS.get(ending, ""))
+
+    def __str__(self) -> str:
+        return "standard input" if str(self.path) == STANDARD_INPUT else str(self.path)
+
+    def text(self) -> str:
+        """All of it, unpacked by the name's ending; a byte order mark is dropped."""
+        openers: Dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+        try:
+            if str(self.path) == STANDARD_INPUT:
+                content = sys.stdin.buffer.read(MOST_BYTES + 1)
+            else:
+                check_compressed(self.path)
+                with openers.get(self.path.suffix, open)(self.path, "rb") as file:
+                    content = file.read(MOST_BYTES + 1)
+            if len(content) > MOST_BYTES:
+                raise ValueError(f"{self}: more than {MOST_BYTES:,} bytes, unpacked; cut it into smaller files")
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self}: not UTF-8 text ({error.reason}); convert it") from None
+        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{self}: the compressed file is cut or damaged ({error}); copy it again") from None
+
+    def json(self) -> Any:
+        return parse_json(self.text(), str(self), WAY_OUT)
+
+
+AnyFile = Union[str, Path, Source]
+_MOST_FAULTS = 20  # lines of one message
+
+
+@dataclass
+class Faults:
+    """What is wrong with the records of a file, found all and told at once, a line each."""
+
+    source: object  # the file's name for messages
+    found: List[str] = field(default_factory=list)
+    count: int = 0
+
+    @contextmanager
+    def of_record(self) -> Iterator[None]:
+        """A ValueError in the block is one record's; reading goes on behind it."""
+        try:
+            yield
+        except ValueError as error:
+            self.count += 1
+            if len(self.found) < _MOST_FAULTS:
+                self.found.append(one_line(error, 1000))
+
+    def refuse(self) -> None:
+        """Raise ValueError where there was one, Problems where there were several."""
+        if self.count == 1:
+            raise ValueError(self.found[0])
+        if self.count:
+            more = [f"and {self.count - len(self.found):,} more"] if self.count > len(self.found) else []
+            raise Problems("\n  ".join([f"{self.source}: {self.count:,} records cannot be used", *self.found, *more]))
 
 
 def plain_text(value: Any) -> bool:
@@ -81,37 +143,51 @@ class TableRow(NamedTuple):
     values: Dict[str, Any]
 
 
-def read_table(path: Path) -> List[TableRow]:
-    """CSV and TSV with a header, or JSONL, told apart by the name's ending (before .gz or .xz)."""
-    kind = Path(path.stem).suffix if path.suffix in _SUFFIXES else path.suffix
-    text = read_text(path)
-    if kind in (".jsonl", ".json"):
-        return _json_lines(path, text)
-    if kind not in (".csv", ".tsv"):
-        raise ValueError(f"{path}: its name must end in .csv, .tsv or .jsonl (then .gz or .xz)")
+def read_table(file: AnyFile, faults: Optional[Faults] = None) -> List[TableRow]:
+    """CSV and TSV with a header, or JSONL, told apart by the name's ending (before .gz or .xz).
+
+    faults: takes the records that cannot be read; without it the first one is refused.
+    """
+    source = Source.of(file)
+    own = faults or Faults(source)
+    if source.format not in ("csv", "tsv", "json", "jsonl"):
+        raise ValueError(f"{source}: its name must end in .csv, .tsv or .jsonl (then .gz or .xz)")
+    text = source.text()
+    records = (
+        _json_lines(source, text, own) if source.format.startswith("json") else _delimited_lines(source, text, own)
+    )
+    if faults is None:
+        own.refuse()
+    return records
+
+
+def _delimited_lines(source: Source, text: str, faults: Faults) -> List[TableRow]:
     # A quote in a TSV file is a character like any other, as in the GLUE files.
-    options: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+    options: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if source.format == "tsv" else {}
     reader = csv.reader(io.StringIO(text, newline=""), **options)
     records: List[TableRow] = []
     try:
         header = next(reader, [])
         line = reader.line_num + 1
         for row in reader:
-            if row and len(row) != len(header):
-                raise ValueError(f"{path} line {line}: {len(row)} columns, the header has {len(header)}")
-            if row:
-                records.append(TableRow(line, dict(zip(header, row))))
+            with faults.of_record():
+                if row and len(row) != len(header):
+                    raise ValueError(f"{source} line {line}: {len(row)} columns, the header has {len(header)}")
+                if row:
+                    records.append(TableRow(line, dict(zip(header, row))))
             line = reader.line_num + 1
     except csv.Error as error:
-        raise ValueError(f"{path} line {reader.line_num}: not a table ({error})") from None
+        with faults.of_record():
+            raise ValueError(f"{source} line {reader.line_num}: not a table ({error})") from None
     return records
 
 
-def _json_lines(path: Path, text: str) -> List[TableRow]:
+def _json_lines(source: Source, text: str, faults: Faults) -> List[TableRow]:
     records = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        source, way_out = f"{path} line {number}", "JSONL has one object a line"
-        records.append(TableRow(number, dict(Fields.of(parse_json(line, source, way_out), source, way_out).values)))
+        where, way_out = f"{source} line {number}", "JSONL has one object a line"
+        with faults.of_record():
+            records.append(TableRow(number, dict(Fields.of(parse_json(line, where, way_out), where, way_out).values)))
     return records

@@ -5,8 +5,7 @@ Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -19,7 +18,8 @@ from ipu_packed_bert.model.loss import correct
 from ipu_packed_bert.model.packed import PackedBert, hidden_score
 from ipu_packed_bert.placement import Part
 from ipu_packed_bert.tasks import squad
-from ipu_packed_bert.tasks.examples import ExampleTask, Scored
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Scored
+from ipu_packed_bert.tasks.files import Source
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
 from ipu_packed_bert.tasks.settings import FinetuneConfig, SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
@@ -105,41 +105,47 @@ class QuestionsTask(ExampleTask):
     heads: Tuple[Part, ...] = (Part("answer head", "qa_outputs"),)
     of_slots = True
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, labels: Any = None):
-        super().__init__(config, tokenizer, model)
-        data, self._squad = config.data, config.of_task(SquadConfig)
+    def __init__(
+        self,
+        config: FinetuneConfig,
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+        labels: Any = None,
+        asked: Optional[Asked] = None,
+    ):
+        super().__init__(config, tokenizer, model, asked)
+        self._squad = config.of_task(SquadConfig)
         seen = set()
-        if data.training is not None:
-            questions = self._read(data.training)
+        training, evaluation = self.file("training"), self.file("evaluation")
+        if training is not None:
+            questions = self._read(training)
             unlabelled = sum(not question.labelled for question in questions)
             if unlabelled:
                 raise ValueError(
-                    f"{data.training}: {unlabelled} of {len(questions)} questions have neither answers nor "
+                    f"{training}: {unlabelled} of {len(questions)} questions have neither answers nor "
                     "is_impossible; "
                     "nothing can be learnt from them"
                 )
             seen = {question.paragraph for question in questions}
             self.training = self._windows(questions, "training").inputs
-        if data.evaluation is not None:
-            questions = self._read(data.evaluation)
+        if evaluation is not None:
+            questions = self._read(evaluation)
             if self._squad.drop_seen_paragraphs:
                 kept = [question for question in questions if question.paragraph not in seen]
                 self.notes.append(
-                    f"{data.evaluation}: {len(questions) - len(kept):,} questions on paragraphs of the training file "
+                    f"{evaluation}: {len(questions) - len(kept):,} questions on paragraphs of the training file "
                     "are left out"
                 )
                 if not kept:
-                    raise ValueError(
-                        f"{data.evaluation}: all its paragraphs are in {data.training}; evaluate on others"
-                    )
+                    raise ValueError(f"{evaluation}: all its paragraphs are in {training}; evaluate on others")
                 questions = kept
             self.windows = self._windows(questions, "evaluation")
             self.evaluation = self.windows.inputs
         self.pack()
 
-    def _read(self, name: str) -> List[squad.Question]:
-        questions = squad.read_squad(Path(name))
-        if self._squad.null_answers:
+    def _read(self, name: Source) -> List[squad.Question]:
+        questions = squad.read_squad(name, labels=self.reads_labels)
+        if self._squad.null_answers or self.asked is not None:
             return questions
         kept = [question for question in questions if question.answers or not question.labelled]
         if len(kept) < len(questions):
@@ -153,7 +159,7 @@ class QuestionsTask(ExampleTask):
 
     def _windows(self, questions: Sequence[squad.Question], what: str) -> squad.Windows:
         questions = self.drawn(questions, what)
-        with said_of(getattr(self.config.data, what)):
+        with said_of(str(self.file(what))):
             windows = squad.make_windows(questions, self.tokenizer, self._squad, self.max_sequence_length)
         lengths = windows.inputs.lengths
         self.notes.append(
@@ -163,7 +169,7 @@ class QuestionsTask(ExampleTask):
 
     @staticmethod
     def texts(config: FinetuneConfig) -> List[str]:
-        questions = squad.read_squad(Path(str(config.data.training)))
+        questions = squad.read_squad(str(config.data.training))
         return list(
             dict.fromkeys([question.paragraph for question in questions] + [question.text for question in questions])
         )
@@ -184,4 +190,9 @@ class QuestionsTask(ExampleTask):
                     answers,
                 )
                 metrics.update(best_f1=best.f1, best_f1_threshold=best.threshold)
-        return Scored(metrics, squad.prediction_files(predictions, null_answers=self._squad.null_answers))
+        null_answers = self._squad.null_answers
+        return Scored(
+            metrics,
+            squad.prediction_files(predictions, null_answers=null_answers),
+            [squad.answer_line(name, each, null_answers=null_answers) for name, each in predictions.items()],
+        )

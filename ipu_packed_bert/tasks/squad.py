@@ -7,13 +7,12 @@ surroundings, and the answer is the best span over all windows.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from ipu_packed_bert.tasks.examples import Inputs
-from ipu_packed_bert.tasks.files import plain_text, read_json
+from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, plain_text, read_table
 from ipu_packed_bert.tasks.settings import SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer, Tokens
 from pack_data.decoding import Fields, named, shown
@@ -32,39 +31,79 @@ class Question(NamedTuple):
     labelled: bool
 
 
-def read_squad(path: Path) -> List[Question]:
-    """The questions of a SQuAD file, version 1.1 or 2, in their order."""
-    way_out = "a SQuAD file has data > paragraphs > context, qas > id, question, answers > text, answer_start"
-    content = Fields.of(read_json(path), path, way_out)
-    questions: List[Question] = []
-    seen: Set[str] = set()
-    for article in content.list_of("data", Fields.object):
-        for paragraph in article.list_of("paragraphs", Fields.object):
-            context = _text(paragraph, "context")
-            for entry in paragraph.list_of("qas", Fields.object):
-                name = entry.any("id")
-                name = str(entry.integer("id")) if type(name) is int else _text(entry, "id")
-                if name in seen:
-                    raise ValueError(f"{path}: question {named(name)} stands there twice; answers go by its id")
-                seen.add(name)
-                answers = tuple(
-                    Answer(_text(each, "text"), each.integer("answer_start", least=0, most=len(context)))
-                    for each in (entry.list_of("answers", Fields.object) if "answers" in entry else ())
-                )
-                _check_answers(path, name, context, answers)
-                impossible = "is_impossible" in entry and entry.boolean("is_impossible")
-                questions.append(
-                    Question(
-                        name,
-                        _text(entry, "question"),
-                        context,
-                        () if impossible else answers,
-                        bool(answers) or impossible,
-                    )
-                )
-    if not questions:
-        raise ValueError(f"{path}: holds no question")
-    return questions
+def read_squad(file: AnyFile, *, labels: bool = True) -> List[Question]:
+    """The questions of a SQuAD file, version 1.1 or 2, in their order; or of JSONL, a question and its context a line.
+
+    labels: False leaves the answers unread, and whether there is one.
+    """
+    source = Source.of(file)
+    faults = Faults(source)
+    found = _Questions(source, labels)
+    if source.format == "jsonl":
+        for record in read_table(source, faults):
+            where = f"{source} line {record.line}"
+            with faults.of_record():
+                entry = Fields.of(record.values, where, "a line has question, context, and may have id and answers")
+                found.add(entry, _text(entry, "context"), where, str(record.line))
+    else:
+        way_out = "a SQuAD file has data > paragraphs > context, qas > id, question, answers > text, answer_start"
+        for article in Fields.of(source.json(), str(source), way_out).list_of("data", Fields.object):
+            with faults.of_record():
+                for paragraph in article.list_of("paragraphs", Fields.object):
+                    with faults.of_record():
+                        context = _text(paragraph, "context")
+                        for entry in paragraph.list_of("qas", Fields.object):
+                            with faults.of_record():
+                                found.add(entry, context, str(source))
+    faults.refuse()
+    if not found.questions:
+        raise ValueError(f"{source}: holds no question")
+    return found.questions
+
+
+class _Questions:
+    """Those read so far, each id once."""
+
+    def __init__(self, source: Source, labels: bool):
+        self.source, self.labels = source, labels
+        self.questions: List[Question] = []
+        self._ids: Set[str] = set()
+
+    def add(self, entry: Fields, context: str, where: str, otherwise: Optional[str] = None) -> None:
+        """otherwise: the id of a question that has none of its own."""
+        if otherwise is not None and entry.optional("id", Fields.any) is None:
+            name = otherwise
+        else:
+            name = str(entry.integer("id")) if type(entry.any("id")) is int else _text(entry, "id")
+        if name in self._ids:
+            raise ValueError(f"{where}: question {named(name)} stands there twice; answers go by its id")
+        self._ids.add(name)
+        answers, impossible = self._answers(entry, name, context, where) if self.labels else ((), False)
+        labelled = bool(answers) or impossible
+        self.questions.append(
+            Question(name, _text(entry, "question"), context, () if impossible else answers, labelled)
+        )
+
+    def _answers(self, entry: Fields, name: str, context: str, where: str) -> Tuple[Tuple[Answer, ...], bool]:
+        given: List[Fields] = []
+        if isinstance(entry.values.get("answers") if isinstance(entry.values, dict) else None, dict):
+            lists = entry.object("answers")  # as the data sets of Hugging Face write it
+            texts, starts = lists.list_of("text", Fields.any), lists.list_of("answer_start", Fields.any)
+            if len(texts) != len(starts):
+                raise lists.error("text", f"must be as many as answer_start, {len(starts)}")
+            if not texts:
+                return (), True
+            given = [
+                Fields(lists.source, {"text": text, "answer_start": start}, lists.way_out, f"{lists.where}[{number}]")
+                for number, (text, start) in enumerate(zip(texts, starts))
+            ]
+        elif "answers" in entry:
+            given = entry.list_of("answers", Fields.object)
+        answers = tuple(
+            Answer(_text(each, "text"), each.integer("answer_start", least=0, most=len(context))) for each in given
+        )
+        _check_answers(where, name, context, answers)
+        return answers, "is_impossible" in entry and entry.boolean("is_impossible")
 
 
 def _text(fields: Fields, key: str) -> str:
@@ -75,12 +114,12 @@ def _text(fields: Fields, key: str) -> str:
     return value
 
 
-def _check_answers(path: Path, name: str, paragraph: str, answers: Sequence[Answer]) -> None:
+def _check_answers(where: str, name: str, paragraph: str, answers: Sequence[Answer]) -> None:
     for answer in answers:
         found = paragraph[answer.start : answer.start + len(answer.text)]
         if found != answer.text or not answer.text:
             raise ValueError(
-                f"{path}: question {named(name)}: the answer {shown(answer.text)} should stand at character "
+                f"{where}: question {named(name)}: the answer {shown(answer.text)} should stand at character "
                 f"{answer.start}, {shown(found)} does; correct the file"
             )
 
@@ -294,3 +333,10 @@ def prediction_files(predictions: Dict[str, Prediction], *, null_answers: bool) 
     if null_answers:
         files["null_odds.json"] = {name: each.null_odds for name, each in predictions.items()}
     return files
+
+
+def answer_line(name: str, prediction: Prediction, *, null_answers: bool) -> Dict[str, Any]:
+    """Plain values for one question: the answer, "" for none, and its probability among the n best."""
+    own = [each.probability for each in prediction.candidates if each.text == prediction.text]
+    line: Dict[str, Any] = {"id": name, "prediction": prediction.text, "probability": own[0] if own else 0.0}
+    return {**line, "null_odds": prediction.null_odds} if null_answers else line

@@ -6,7 +6,6 @@ Letters as in `model/bert.py`: B rows, S slots; C classes.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -18,9 +17,9 @@ from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import PackedBert
 from ipu_packed_bert.placement import Part
-from ipu_packed_bert.tasks.classification import is_label, label_settings
-from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import plain_text, read_table, read_text
+from ipu_packed_bert.tasks.classification import is_label, label_settings, refuse_too_long
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
+from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, read_table
 from ipu_packed_bert.tasks.settings import FinetuneConfig, TokensConfig
 from ipu_packed_bert.tasks.task import Metric
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
@@ -77,14 +76,19 @@ class TokensTask(ExampleTask):
     of_slots = True
 
     def __init__(
-        self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, labels: Optional[Sequence[str]] = None
+        self,
+        config: FinetuneConfig,
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+        labels: Optional[Sequence[str]] = None,
+        asked: Optional[Asked] = None,
     ):
-        super().__init__(config, tokenizer, model)
-        data = config.data
-        if data.training is not None:
-            training = read_sentences(Path(data.training), config.of_task(TokensConfig))
+        super().__init__(config, tokenizer, model, asked)
+        learnt_from, evaluation = self.file("training"), self.file("evaluation")
+        if learnt_from is not None:
+            training = read_sentences(learnt_from, config.of_task(TokensConfig))
             if training[0].labels is None:
-                raise ValueError(f"{data.training}: has no labels; name their column with --set task.labels_column=...")
+                raise ValueError(f"{learnt_from}: has no labels; name their column with --set task.labels_column=...")
             labels = sorted({label for sentence in training for label in sentence.labels or ()})
             self.training = self._inputs(self.drawn(training, "training"), labels, "training")
         elif labels is None:
@@ -93,16 +97,16 @@ class TokensTask(ExampleTask):
                 "that was trained on them"
             )
         self.labels = list(labels)
-        if data.evaluation is not None:
+        if evaluation is not None:
             self._sentences = self.drawn(
-                read_sentences(Path(data.evaluation), config.of_task(TokensConfig)), "evaluation"
+                read_sentences(evaluation, config.of_task(TokensConfig), labels=self.reads_labels), "evaluation"
             )
             self.evaluation = self._inputs(self._sentences, self.labels, "evaluation")
         self.pack()
 
     @staticmethod
     def texts(config: FinetuneConfig) -> List[str]:
-        found = read_sentences(Path(str(config.data.training)), config.of_task(TokensConfig))
+        found = read_sentences(str(config.data.training), config.of_task(TokensConfig))
         return list(dict.fromkeys(" ".join(sentence.words) for sentence in found))
 
     def _inputs(self, sentences: Sequence[Sentence], labels: Sequence[str], what: str) -> Inputs:
@@ -114,23 +118,29 @@ class TokensTask(ExampleTask):
         ids: List[np.ndarray] = []
         slots: List[np.ndarray] = []
         firsts: List[List[int]] = []
+        faults = Faults(self.file(what))
         for sentence in sentences:
             tokens = [next(pieces).ids for _ in sentence.words]
+            with faults.of_record():
+                if not self.cuts:
+                    refuse_too_long(sentence.where, sum(map(len, tokens)), self.max_sequence_length - 2)
             row, _ = self.tokenizer.joined([np.concatenate(tokens)[: self.max_sequence_length - 2]])
             starts = np.cumsum([1] + [len(each) for each in tokens[:-1]])
             firsts.append(
                 [int(start) if len(each) and start < len(row) - 1 else -1 for start, each in zip(starts, tokens)]
             )
             of_slots = np.zeros(len(row), np.int32)
-            for first, label in zip(firsts[-1], sentence.labels or ()):
-                if label not in index:
-                    raise ValueError(
-                        f"{sentence.where}: label {shown(label)} is none of the {len(index)} of the training file"
-                    )
-                if first >= 0:
-                    of_slots[first] = index[label]
+            with faults.of_record():
+                for first, label in zip(firsts[-1], sentence.labels or ()):
+                    if label not in index:
+                        raise ValueError(
+                            f"{sentence.where}: label {shown(label)} is none of the {len(index)} of the training file"
+                        )
+                    if first >= 0:
+                        of_slots[first] = index[label]
             ids.append(row)
             slots.append(of_slots)
+        faults.refuse()
         lengths = np.array([len(row) for row in ids], np.int64)
         cut = sum(first < 0 for each in firsts for first in each)
         self.notes.append(
@@ -164,58 +174,77 @@ class TokensTask(ExampleTask):
             ]
         }
         wanted = [sentence.labels for sentence in self._sentences]
-        return Scored(word_scores(found, wanted) if wanted[0] is not None else {}, files)
+        answers: List[Dict[str, Any]] = [
+            {"prediction": labels, "words": list(sentence.words)} for sentence, labels in zip(self._sentences, found)
+        ]
+        return Scored(word_scores(found, wanted) if wanted[0] is not None else {}, files, answers)
 
     def export_settings(self) -> Dict[str, Any]:
         return label_settings(self.labels)
 
 
-def read_sentences(path: Path, columns: TokensConfig) -> List[Sentence]:
+def read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True) -> List[Sentence]:
     """JSONL with a list of words and one of labels; or, in any other file, a word and its label a line, sentences
-    apart by an empty line, as in the CoNLL files.  All sentences have labels, or none."""
-    suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".xz")]
-    sentences: List[Sentence] = []
-    if suffixes and suffixes[-1] in (".jsonl", ".json"):
-        for record in read_table(path):
-            where = f"{path} line {record.line}"
-            words, labels = (record.values.get(name) for name in (columns.words_column, columns.labels_column))
-            if not isinstance(words, list) or not words or not all(map(plain_text, words)):
-                raise ValueError(
-                    f"{where}: {columns.words_column} is {shown(words)}; must be a list of words; name it with --set "
-                    "task.words_column=..."
-                )
-            if labels is not None and not (
-                isinstance(labels, list) and len(labels) == len(words) and all(map(is_label, labels))
-            ):
-                raise ValueError(
-                    f"{where}: {columns.labels_column} must be a list of {len(words)} labels, one a word, of at most "
-                    "1,000 characters"
-                )
-            sentences.append(Sentence(tuple(words), None if labels is None else tuple(map(str, labels)), where))
+    apart by an empty line, as in the CoNLL files.  All sentences have labels, or none.
+
+    labels: False leaves them unread.
+    """
+    source = Source.of(file)
+    faults = Faults(source)
+    if source.format in ("json", "jsonl"):
+        sentences: List[Sentence] = []
+        for record in read_table(source, faults):
+            with faults.of_record():
+                sentences.append(_sentence(record, f"{source} line {record.line}", columns, labels))
     else:
-        rows: List[List[str]] = []
-        lines = read_text(path).split("\n")
-        for number, line in enumerate(lines + [""], start=1):
-            cells = line.split()
-            if cells and not line.startswith("-DOCSTART-"):
-                rows.append(cells)
-            elif rows:
-                labelled = all(len(cells) > 1 for cells in rows)
-                sentences.append(
-                    Sentence(
-                        tuple(cells[0] for cells in rows),
-                        tuple(cells[-1] for cells in rows) if labelled else None,
-                        f"{path} line {number - len(rows)}",
-                    )
-                )
-                rows = []
-    if not sentences:
-        raise ValueError(f"{path}: holds no sentence")
+        sentences = _conll_sentences(source, labels)
     for sentence in sentences:
-        if (sentence.labels is None) != (sentences[0].labels is None):
-            raise ValueError(
-                f"{sentence.where}: some sentences have labels and some have none; label all of them, or none"
+        with faults.of_record():
+            if (sentence.labels is None) != (sentences[0].labels is None):
+                raise ValueError(
+                    f"{sentence.where}: some sentences have labels and some have none; label all of them, or none"
+                )
+    faults.refuse()
+    if not sentences:
+        raise ValueError(f"{source}: holds no sentence")
+    return sentences
+
+
+def _sentence(record: TableRow, where: str, columns: TokensConfig, labelled: bool) -> Sentence:
+    words = record.values.get(columns.words_column)
+    labels = record.values.get(columns.labels_column) if labelled else None
+    if not isinstance(words, list) or not words or not all(map(plain_text, words)):
+        raise ValueError(
+            f"{where}: {columns.words_column} is {shown(words)}; must be a list of words; name it with --set "
+            "task.words_column=..."
+        )
+    if labels is not None and not (
+        isinstance(labels, list) and len(labels) == len(words) and all(map(is_label, labels))
+    ):
+        raise ValueError(
+            f"{where}: {columns.labels_column} must be a list of {len(words)} labels, one a word, of at most "
+            "1,000 characters"
+        )
+    return Sentence(tuple(words), None if labels is None else tuple(map(str, labels)), where)
+
+
+def _conll_sentences(source: Source, labelled: bool) -> List[Sentence]:
+    sentences: List[Sentence] = []
+    rows: List[List[str]] = []
+    for number, line in enumerate([*source.text().split("\n"), ""], start=1):
+        cells = line.split()
+        if cells and not line.startswith("-DOCSTART-"):
+            rows.append(cells)
+        elif rows:
+            every = labelled and all(len(cells) > 1 for cells in rows)
+            sentences.append(
+                Sentence(
+                    tuple(cells[0] for cells in rows),
+                    tuple(cells[-1] for cells in rows) if every else None,
+                    f"{source} line {number - len(rows)}",
+                )
             )
+            rows = []
     return sentences
 
 

@@ -312,7 +312,7 @@ def broken(path, change):
         (lambda entry: entry.update(id="q0"), "q0 stands there twice"),
         (lambda entry: entry.update(question="\ud800"), "question is .* must be a text"),
         (lambda entry: entry.update(id=["q9"]), "id is .* must be a text"),
-        (lambda entry: entry.update(answers={"a": 1}), "answers is .* must be a list"),
+        (lambda entry: entry.update(answers="a"), "answers is .* must be a list"),
         (lambda entry: entry["answers"][0].update(answer_start=1e300), "answer_start is .* must be a whole number"),
         (lambda entry: entry["answers"][0].update(text="x" * 10_000), "should stand at character"),
         (lambda entry: entry.update(is_impossible="no"), "is_impossible is 'no'; must be true or false"),
