@@ -292,7 +292,7 @@ def make_inputs(
     names: Sequence[str],
     max_sequence_length: int,
     *,
-    faults: Faults,
+    faults: Optional[Faults] = None,
     cut: bool = True,
 ) -> Inputs:
     """[CLS] text [SEP], or [CLS] first [SEP] second [SEP]; what is too long loses its end, the longer of a pair first,
@@ -300,6 +300,7 @@ def make_inputs(
 
     Target `labels`: int32 [n], float32 [n, C] of 0 and 1, or float32 [n] by the kind; of texts without labels zeros.
     """
+    faults = faults or Faults("the texts")
     parts = len(texts[0].parts)
     room = max_sequence_length - parts - 1
     encoded = [
