@@ -40,6 +40,9 @@ COMMANDS: Dict[str, Command] = {
         "what a configuration would run and where, and whether it fits; no device needed",
     ),
     "finetune": Command("ipu_packed_bert.commands.finetune", "fine-tunes a trained BERT on packs: questions, texts"),
+    "predict": Command(
+        "ipu_packed_bert.commands.predict", "answers a file's records with a fine-tuned model, packed: questions, texts"
+    ),
     "export": Command("ipu_packed_bert.commands.export", "a run to a Hugging Face folder, and such a folder to a run"),
     "convert-checkpoint": Command(
         "ipu_packed_bert.commands.convert_checkpoint", "checkpoints of a former version (step_*.pt) into folders"

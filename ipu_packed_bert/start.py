@@ -1,18 +1,20 @@
-"""Where a fine-tuning run begins: a Hugging Face folder, a run of ours, an installed package of weights, or nothing."""
+"""Where a fine-tuning run begins: a Hugging Face folder, a run of ours, an installed package of weights, or nothing;
+and what such a run has come to.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
-from ipu_packed_bert.checkpoint import load_newest, vocabulary_of_run
+from ipu_packed_bert.checkpoint import Checkpoint, load_newest, vocabulary_of_run
 from ipu_packed_bert.config import PRETRAINING, ModelConfig, config_from_tree
 from ipu_packed_bert.hugging_face import Weights, read_folder
 from ipu_packed_bert.identity import Identity, agree
-from ipu_packed_bert.run_folder import CHECKPOINTS, MODEL
-from ipu_packed_bert.settings import parse_yaml, peek
+from ipu_packed_bert.run_folder import CHECKPOINTS, EXPORT, MODEL, VOCABULARY
+from ipu_packed_bert.settings import FILE, SettingsReader, parse_yaml, peek
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 from pack_data.decoding import Fields, read_object
@@ -71,9 +73,7 @@ def is_there(checkpoint: str) -> bool:
 
 
 def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
-    folder = Path(name)
-    if not folder.exists():
-        folder = _package_folder(name)
+    folder = folder_of(name)
     given = config.model.vocabulary
     if (folder / CHECKPOINTS).is_dir():
         checkpoint = load_newest(folder / CHECKPOINTS)
@@ -99,20 +99,70 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
     pretrained = read_folder(folder)
     vocabulary = load_vocabulary(given, pretrained.vocabulary.lower_case) if given else pretrained.vocabulary
     agree(Identity.of(pretrained.vocabulary), Identity.of(vocabulary), weights_of=folder, data_of=given)
-    labels = _labels(folder / "config.json") if "classifier.weight" in pretrained.weights else None
+    labels = labels_of(folder / "config.json") if "classifier.weight" in pretrained.weights else None
     return Start(pretrained.model, pretrained.weights, vocabulary, labels, str(folder))
 
 
-def _labels(path: Path) -> Optional[List[str]]:
+def folder_of(name: str) -> Path:
+    """The folder of this name, or that of the package of weights."""
+    folder = Path(name)
+    return folder if folder.exists() else _package_folder(name)
+
+
+class FineTuned(NamedTuple):
+    """What a fine-tuning run has come to; its vocabulary, sizes and labels lie in its folder."""
+
+    checkpoint: Checkpoint
+    model: ModelConfig
+    vocabulary: Vocabulary
+    architecture: str
+    settings: Dict[str, Any]  # as tasks make them (`Task.export_settings`)
+    note: Optional[str]  # what could not be compared, in one line
+
+    @property
+    def labels(self) -> Optional[List[str]]:
+        names = self.settings.get("id2label")
+        return None if names is None else [names[str(number)] for number in range(len(names))]
+
+
+def fine_tuned(run: Path, checkpoint: Optional[Checkpoint] = None, *, vocabulary: Optional[Path] = None) -> FineTuned:
+    """The newest checkpoint of a fine-tuning run, or the one given, and what belongs to it.
+
+    vocabulary: in place of the run's own. Raises ValueError where the weights were trained with another one.
+    """
+    checkpoint = checkpoint or load_newest(run / CHECKPOINTS)
+    about = read_object(run / EXPORT, way_out="--resume writes it again")
+    sizes = SettingsReader({"model": ModelConfig}, str(run / EXPORT))
+    sizes.read({"model": dict(about.object("model").values)}, FILE)
+    sizes.refuse_problems()
+    model = sizes.sections()["model"]
+    architecture, own = about.text("architecture", most=200), about.object("settings")
+    settings: Dict[str, Any] = {}
+    if "id2label" in own:
+        settings["id2label"] = own.values_of("id2label", Fields.text)
+        _check_numbers(own, settings["id2label"])
+        settings["label2id"] = own.values_of("label2id", Fields.integer, least=0)
+    if "problem_type" in own:
+        settings["problem_type"] = own.text("problem_type", most=200)
+    path = vocabulary or run / VOCABULARY
+    found = load_vocabulary(path, about.boolean("lower_case"))
+    note = agree(vocabulary_of_run(run, checkpoint), Identity.of(found), weights_of=run, data_of=path).note
+    return FineTuned(checkpoint, model, found, architecture, settings, note)
+
+
+def _check_numbers(about: Fields, names: Dict[str, str]) -> None:
+    if set(names) != {str(number) for number in range(len(names))}:
+        raise about.error("id2label", f"must name the labels 0 to {len(names) - 1}")
+
+
+def labels_of(path: Path) -> Optional[List[str]]:
     """The names of a classifier's labels by their numbers, where the file has them."""
     found = read_object(path, way_out="get the file again")
     if found.optional("id2label", Fields.object) is None:
         return None
     names = found.values_of("id2label", Fields.text, most=1000)
-    try:
-        return [names[str(number)] for number in range(len(names))]
-    except KeyError:
-        raise found.error("id2label", f"must name the labels 0 to {len(names) - 1}") from None
+    _check_numbers(found, names)
+    return [names[str(number)] for number in range(len(names))]
 
 
 def _package_folder(name: str) -> Path:

@@ -17,7 +17,9 @@ import torch
 
 from ipu_packed_bert.hugging_face import write_folder
 from ipu_packed_bert.model.bert import BertModel
+from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.settings import FinetuneConfig, config_from_tree
+from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
 from tests.tiny_runs import TINY
 
@@ -49,6 +51,20 @@ def tiny_checkpoint(folder: Path, *, pooler: bool = True, positions: int = 64) -
         VOCABULARY,
         architecture="BertModel",
     )
+    return folder
+
+
+def tiny_fine_tuned(folder: Path, kind: str) -> Path:
+    """A Hugging Face folder of the task of this name, its head of random weights, for files as `training_file` makes."""
+    training = training_file(folder.parent, kind)
+    config = tiny_config(None, training, task=kind)
+    task = task_class(kind)(config, Tokenizer(VOCABULARY), MODEL)
+    torch.manual_seed(13)
+    network = task.network("eager")
+    for name, parameter in network.named_parameters():
+        torch.nn.init.normal_(parameter, std=1.0 if name.startswith(("classifier", "qa_outputs")) else 0.3)
+    settings = {"architecture": task.architecture, **task.export_settings()}
+    write_folder(folder, MODEL, network.state_dict(), VOCABULARY, **settings)
     return folder
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
 
 import yaml
 
-from ipu_packed_bert.config import PRETRAINING, Config, ModelConfig, config_from_tree
+from ipu_packed_bert.config import PRETRAINING, Config, config_from_tree
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EXPORT, VOCABULARY
-from ipu_packed_bert.settings import FILE, SettingsReader, parse_yaml, peek
+from ipu_packed_bert.settings import parse_yaml, peek
 from pack_data.command import ArgumentParser, typed
-from pack_data.decoding import Fields, read_object
+from pack_data.decoding import said_of
 from pack_data.files import write_atomically
 from pack_data.text.wordpiece import Vocabulary, load_vocabulary
 
@@ -61,29 +61,20 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
 
 def _export_fine_tuned(run: Path, folder: Path, checkpoint: Checkpoint, vocabulary: Optional[Path]) -> Exported:
     """A fine-tuned model; its vocabulary, sizes and labels lie in the run's folder."""
-    from ipu_packed_bert.checkpoint import vocabulary_of_run
     from ipu_packed_bert.hugging_face import write_folder
-    from ipu_packed_bert.identity import Identity, agree
+    from ipu_packed_bert.start import fine_tuned
 
-    about = read_object(run / EXPORT, way_out="--resume writes it again")
-    sizes = SettingsReader({"model": ModelConfig}, str(run / EXPORT))
-    sizes.read({"model": dict(about.object("model").values)}, FILE)
-    sizes.refuse_problems()
-    model = sizes.sections()["model"]
-    architecture, own = about.text("architecture", most=200), about.object("settings")
-    settings: Dict[str, Any] = {}  # as tasks make them (`export_settings`)
-    if "id2label" in own:
-        settings["id2label"] = own.values_of("id2label", Fields.text)
-        settings["label2id"] = own.values_of("label2id", Fields.integer, least=0)
-    if "problem_type" in own:
-        settings["problem_type"] = own.text("problem_type", most=200)
-    written = load_vocabulary(vocabulary or run / VOCABULARY, about.boolean("lower_case"))
-    note = agree(
-        vocabulary_of_run(run, checkpoint), Identity.of(written), weights_of=run, data_of=vocabulary or run / VOCABULARY
-    ).note
-    with about.object("model").refusing():
-        write_folder(folder, model, checkpoint.engine["model"], written, architecture=architecture, **settings)
-    return Exported(checkpoint.step, note)
+    found = fine_tuned(run, checkpoint, vocabulary=vocabulary)
+    with said_of(run / EXPORT):
+        write_folder(
+            folder,
+            found.model,
+            checkpoint.engine["model"],
+            found.vocabulary,
+            architecture=found.architecture,
+            **found.settings,
+        )
+    return Exported(checkpoint.step, found.note)
 
 
 def import_folder(folder: Path, run: Path) -> Loaded:

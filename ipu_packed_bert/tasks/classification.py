@@ -20,7 +20,7 @@ from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.placement import Part
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, read_table
+from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
 from ipu_packed_bert.tasks.scores import accuracy, micro_f1, pearson, spearman
 from ipu_packed_bert.tasks.settings import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationConfig, FinetuneConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
@@ -159,6 +159,10 @@ class ClassificationTask(ExampleTask):
         found = read_texts(str(config.data.training), config.task.name, config.of_task(ClassificationConfig))
         return list(dict.fromkeys(part for text in found for part in text.parts))
 
+    @property
+    def scorable(self) -> bool:
+        return self._labelled
+
     def network(self, attention: str) -> PackedBert:
         return PackedBertForSequenceClassification(
             self.model, classes=max(1, len(self.labels)), kind=self.kind, attention=attention
@@ -172,7 +176,7 @@ class ClassificationTask(ExampleTask):
         logits, threshold = np.stack(outputs), self._columns.threshold
         metrics = (
             score(logits, self.evaluation.targets["labels"], self.kind, threshold)
-            if self._labelled and self.evaluation is not None
+            if self.scorable and self.evaluation is not None
             else {}
         )
         answers = predict(logits, self.kind, self.labels, threshold)
@@ -213,16 +217,17 @@ def read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, label
     """
     source = Source.of(file)
     faults = Faults(source)
-    records = read_table(source, faults)
-    if not records and not faults.count:
-        raise ValueError(f"{source}: holds no text")
-    labelled = labels and bool(records) and columns.label_column in records[0].values
+    labelled: Optional[bool] = None
     wanted = [columns.text_column] + ([columns.second_text_column] if columns.second_text_column else [])
     texts = []
-    for record in records:
+    for record in table_rows(source, faults):
+        if labelled is None:
+            labelled = labels and columns.label_column in record.values
         with faults.of_record():
             texts.append(_text(record, f"{source} line {record.line}", kind, columns, wanted, labelled))
     faults.refuse()
+    if not texts:
+        raise ValueError(f"{source}: holds no text")
     return texts
 
 

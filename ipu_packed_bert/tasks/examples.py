@@ -242,6 +242,11 @@ class ExampleTask(Task):
     def texts(config: FinetuneConfig) -> List[str]:
         """All that is read in training, each text once: what a vocabulary is learnt from."""
 
+    @property
+    @abc.abstractmethod
+    def scorable(self) -> bool:
+        """Whether every record of `evaluation` has a label that was read."""
+
     @abc.abstractmethod
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         """What comes of `Predicted.outputs`."""

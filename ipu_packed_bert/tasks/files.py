@@ -143,29 +143,21 @@ class TableRow(NamedTuple):
     values: Dict[str, Any]
 
 
-def read_table(file: AnyFile, faults: Optional[Faults] = None) -> List[TableRow]:
+def table_rows(source: Source, faults: Faults) -> Iterator[TableRow]:
     """CSV and TSV with a header, or JSONL, told apart by the name's ending (before .gz or .xz).
 
-    faults: takes the records that cannot be read; without it the first one is refused.
+    faults: takes the records that cannot be read, in their order among those that can.
     """
-    source = Source.of(file)
-    own = faults or Faults(source)
     if source.format not in ("csv", "tsv", "json", "jsonl"):
         raise ValueError(f"{source}: its name must end in .csv, .tsv or .jsonl (then .gz or .xz)")
     text = source.text()
-    records = (
-        _json_lines(source, text, own) if source.format.startswith("json") else _delimited_lines(source, text, own)
-    )
-    if faults is None:
-        own.refuse()
-    return records
+    return (_json_lines if source.format.startswith("json") else _delimited_lines)(source, text, faults)
 
 
-def _delimited_lines(source: Source, text: str, faults: Faults) -> List[TableRow]:
+def _delimited_lines(source: Source, text: str, faults: Faults) -> Iterator[TableRow]:
     # A quote in a TSV file is a character like any other, as in the GLUE files.
     options: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if source.format == "tsv" else {}
     reader = csv.reader(io.StringIO(text, newline=""), **options)
-    records: List[TableRow] = []
     try:
         header = next(reader, [])
         line = reader.line_num + 1
@@ -173,21 +165,21 @@ def _delimited_lines(source: Source, text: str, faults: Faults) -> List[TableRow
             with faults.of_record():
                 if row and len(row) != len(header):
                     raise ValueError(f"{source} line {line}: {len(row)} columns, the header has {len(header)}")
-                if row:
-                    records.append(TableRow(line, dict(zip(header, row))))
+            if len(row) == len(header):
+                yield TableRow(line, dict(zip(header, row)))
             line = reader.line_num + 1
     except csv.Error as error:
         with faults.of_record():
             raise ValueError(f"{source} line {reader.line_num}: not a table ({error})") from None
-    return records
 
 
-def _json_lines(source: Source, text: str, faults: Faults) -> List[TableRow]:
-    records = []
+def _json_lines(source: Source, text: str, faults: Faults) -> Iterator[TableRow]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         where, way_out = f"{source} line {number}", "JSONL has one object a line"
+        values = None
         with faults.of_record():
-            records.append(TableRow(number, dict(Fields.of(parse_json(line, where, way_out), where, way_out).values)))
-    return records
+            values = Fields.of(parse_json(line, where, way_out), where, way_out).tree
+        if values is not None:
+            yield TableRow(number, dict(values))

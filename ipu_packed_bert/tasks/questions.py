@@ -174,13 +174,17 @@ class QuestionsTask(ExampleTask):
             dict.fromkeys([question.paragraph for question in questions] + [question.text for question in questions])
         )
 
+    @property
+    def scorable(self) -> bool:
+        return all(question.labelled for question in self.windows.questions)
+
     def network(self, attention: str) -> PackedBert:
         return PackedBertForQuestionAnswering(self.model, attention=attention)
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         predictions = squad.answer_questions(self.windows, outputs, self._squad)
         metrics: Dict[str, Any] = {}
-        if all(question.labelled for question in self.windows.questions):
+        if self.scorable:
             answers = squad.gold(self.windows.questions)
             metrics = score_answers({name: each.text for name, each in predictions.items()}, answers)
             if self._squad.null_answers:

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from ipu_packed_bert.tasks.examples import Inputs
-from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, plain_text, read_table
+from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, plain_text, table_rows
 from ipu_packed_bert.tasks.settings import SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer, Tokens
 from pack_data.decoding import Fields, named, shown
@@ -40,7 +40,7 @@ def read_squad(file: AnyFile, *, labels: bool = True) -> List[Question]:
     faults = Faults(source)
     found = _Questions(source, labels)
     if source.format == "jsonl":
-        for record in read_table(source, faults):
+        for record in table_rows(source, faults):
             where = f"{source} line {record.line}"
             with faults.of_record():
                 entry = Fields.of(record.values, where, "a line has question, context, and may have id and answers")

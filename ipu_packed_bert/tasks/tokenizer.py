@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -20,9 +20,10 @@ class Tokens(NamedTuple):
 
 
 class Tokenizer:
-    """WordPiece without special tokens."""
+    """WordPiece without special tokens. read: told of texts, as many as were cut into tokens since its last call."""
 
-    def __init__(self, vocabulary: Vocabulary):
+    def __init__(self, vocabulary: Vocabulary, *, read: Callable[[int], Any] = int):
+        self._read = read
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import BertWordPieceTokenizer
 
@@ -33,8 +34,10 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> List[Tokens]:
         found: List[Tokens] = []
         for start in range(0, len(texts), 1024):  # what the library returns is large
-            for each in self._tokenizer.encode_batch(list(texts[start : start + 1024]), add_special_tokens=False):
+            part = list(texts[start : start + 1024])
+            for each in self._tokenizer.encode_batch(part, add_special_tokens=False):
                 found.append(Tokens(np.array(each.ids, np.int32), np.array(each.offsets, np.int64).reshape(-1, 2)))
+            self._read(len(part))
         return found
 
     def joined(self, parts: Sequence[np.ndarray]) -> Tuple[np.ndarray, np.ndarray]:

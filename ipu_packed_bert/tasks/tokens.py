@@ -19,7 +19,7 @@ from ipu_packed_bert.model.packed import PackedBert
 from ipu_packed_bert.placement import Part
 from ipu_packed_bert.tasks.classification import is_label, label_settings, refuse_too_long
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, read_table
+from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
 from ipu_packed_bert.tasks.settings import FinetuneConfig, TokensConfig
 from ipu_packed_bert.tasks.task import Metric
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
@@ -156,6 +156,10 @@ class TokensTask(ExampleTask):
         flat = np.concatenate(ids)
         return Inputs(lengths, flat, np.zeros(len(flat), np.int32), slots={"labels": np.concatenate(slots)})
 
+    @property
+    def scorable(self) -> bool:
+        return self._sentences[0].labels is not None
+
     def network(self, attention: str) -> PackedBert:
         return PackedBertForTokenClassification(self.model, classes=len(self.labels), attention=attention)
 
@@ -177,7 +181,7 @@ class TokensTask(ExampleTask):
         answers: List[Dict[str, Any]] = [
             {"prediction": labels, "words": list(sentence.words)} for sentence, labels in zip(self._sentences, found)
         ]
-        return Scored(word_scores(found, wanted) if wanted[0] is not None else {}, files, answers)
+        return Scored(word_scores(found, wanted) if self.scorable else {}, files, answers)
 
     def export_settings(self) -> Dict[str, Any]:
         return label_settings(self.labels)
@@ -193,7 +197,7 @@ def read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True)
     faults = Faults(source)
     if source.format in ("json", "jsonl"):
         sentences: List[Sentence] = []
-        for record in read_table(source, faults):
+        for record in table_rows(source, faults):
             with faults.of_record():
                 sentences.append(_sentence(record, f"{source} line {record.line}", columns, labels))
     else:

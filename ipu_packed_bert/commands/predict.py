@@ -1,0 +1,154 @@
+"""Answers every record of a file with a fine-tuned model, packed; one line of JSON for each, in the file's order.
+
+RUN is the folder of a fine-tuning run (its newest checkpoint answers), the model/ that it exported, or a Hugging Face
+folder of a fine-tuned model.  FILE has the form that the task learns from; labels in it are read with --score alone:
+
+  questions        SQuAD's JSON, version 1.1 or 2; or JSONL, a question and its context a line
+  texts, pairs     CSV, TSV with a header, or JSONL: --set task.text_column=NAME, task.second_text_column=NAME
+  words            CoNLL, a word a line, sentences apart by an empty line; or JSONL with a list of words a line
+
+each plain, .gz or .xz, or - for standard input.  A line of the answers has "record", from 1, and "prediction":
+
+  squad            the answer's text ("" for none), with "id", "probability" and, in version 2, "null_odds"
+  single_label     the label, with "probability"
+  multi_label      the labels, with "probabilities"
+  regression       the number
+  tokens           a label for each of "words"; null for a word that --cut left out, or that has no token
+
+Without --output the answers go to standard output, and what is said about them to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Optional, Sequence
+
+from ipu_packed_bert.processes import refuse_several
+from ipu_packed_bert.settings import peek
+from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, Source
+from ipu_packed_bert.tasks.settings import SQUAD, TOKENS
+from pack_data.command import ArgumentParser, positive_int, progress_bar
+from pack_data.files import write_atomically
+
+_STANDARD_INPUT = {SQUAD: "json", TOKENS: "conll"}  # what is read there, unless --format says so; else jsonl
+
+
+def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    parser = ArgumentParser(
+        prog="python -m ipu_packed_bert.predict",
+        description=__doc__,
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="a fine-tuning run, or a Hugging Face folder")
+    parser.add_argument("file", metavar="FILE", help="what to answer; - is standard input")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="where the answers go, whole or not at all; else standard output"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the file of --output")
+    parser.add_argument(
+        "--score",
+        action="store_true",
+        help="read the labels of FILE too, and print what the task.metric of the run makes of them, as JSON",
+    )
+    parser.add_argument(
+        "--cut",
+        action="store_true",
+        help="what is too long for a row loses its end, as in training; else it is refused (questions never are: their "
+        "paragraphs are cut into windows, as in training)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=sorted(set(FORMATS.values())),
+        help="of FILE; default by its name's ending, on standard input json for questions, conll for words, else jsonl",
+    )
+    parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
+    parser.add_argument(
+        "--micro-batch", type=positive_int, metavar="N", help="rows in one forward pass; default the run's"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="a.b=c",
+        dest="overrides",
+        help="override one setting of the run, any number of times: --set data.packer=none answers unpacked",
+    )
+    parser.add_argument("--progress", action="store_true", default=None, help="bars although stderr is no terminal")
+    args = parser.parse_args(argv)
+    if args.engine:
+        args.overrides.append(f"engine.kind={args.engine}")
+    if args.micro_batch:
+        args.overrides.append(f"batch.micro_batch={args.micro_batch}")
+    if args.overwrite and args.output is None:
+        parser.error("--overwrite goes with --output")
+    return args
+
+
+def check_output(output: Optional[Path], file: str, *, overwrite: bool) -> None:
+    """ValueError where the answers could not be written in the end, or would replace what is there."""
+    if output is None:
+        return
+    if output.is_dir() or not output.parent.is_dir():
+        what = "is a folder" if output.is_dir() else f"{output.parent} is no folder"
+        raise ValueError(f"--output {output}: {what}; name a file in one that is there")
+    if output.exists():
+        if file != STANDARD_INPUT and Path(file).exists() and output.samefile(file):
+            raise ValueError(f"--output {output}: is what is to be answered; name another file")
+        if not overwrite:
+            raise ValueError(f"--output {output}: exists; name another file, or add --overwrite")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    refuse_several("the answers")
+    args = parse(argv)
+    check_output(args.output, args.file, overwrite=args.overwrite)
+    if args.file != STANDARD_INPUT and not Path(args.file).is_file():
+        raise ValueError(f"{args.file}: no such file; name the records to answer, or - for standard input")
+
+    from ipu_packed_bert import predictions
+    from ipu_packed_bert.tasks.examples import Asked
+
+    say = partial(print, file=sys.stderr if args.output is None else sys.stdout, flush=True)
+    trained = predictions.find_trained(args.run, peek("task.name", {}, args.overrides))
+    say(f"model     {trained.description}")
+    form = args.format
+    if args.file == STANDARD_INPUT:
+        form = form or _STANDARD_INPUT.get(trained.tree["task"]["name"], "jsonl")
+    asked = Asked(Source.of(args.file, form), labels=args.score, cut=args.cut)
+    with contextlib.closing(progress_bar(None, "tokenising", shown=args.progress, unit=" texts")) as bar:
+        prepared = predictions.prepare(trained, asked, args.overrides, read=bar.update)
+    task, packing = prepared.task, prepared.task.packs.packing
+    with contextlib.closing(prepared.engine):
+        if args.score and not task.scorable:
+            raise ValueError(f"{asked.source}: has no labels to score by, or not for every record; leave out --score")
+        for note in task.notes:
+            say(f"data      {note}")
+        saved, padding = predictions.padding(task)
+        say(
+            f"packing   {packing.sequences:,} sequences in {packing.packs:,} rows of {packing.max_sequence_length}"
+            f" ({packing.algorithm}), {packing.packing_factor:.3f} in a row; padding {padding.alone:.1%} of the slots"
+            f" unpacked, {padding.packed:.1%} packed: {saved:,} rows saved"
+        )
+        say(f"engine    {prepared.engine.description}")
+        started = time.perf_counter()
+        with contextlib.closing(progress_bar(packing.packs, "answering", shown=args.progress, unit=" rows")) as bar:
+            found = predictions.predict(prepared, seen=bar.update)
+        seconds = time.perf_counter() - started
+    text = "".join(f"{line}\n" for line in predictions.lines(found.answers))
+    if args.output is None:
+        sys.stdout.write(text)
+    else:
+        write_atomically(args.output, text.encode())
+        say(f"answers   {args.output}, {len(found.answers):,} lines")
+    say(
+        f"speed     {packing.packs / found.seconds:,.1f} packs/s, {found.sequences / found.seconds:,.1f} sequences/s"
+        f" ({found.seconds:.1f} s in the network, {seconds:.1f} s with the answers)"
+    )
+    if args.score:
+        say(f"score     {json.dumps(found.metrics)}")
+    return 0

@@ -1,0 +1,279 @@
+"""`packed-bert predict`: each record's answer is the one it has alone, in the file's order, or nothing is written."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+import yaml
+
+from ipu_packed_bert import predictions
+from ipu_packed_bert.commands import finetune, predict
+from ipu_packed_bert.commands.export import import_folder
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.tasks.examples import Asked
+from ipu_packed_bert.tasks.files import Source
+from pack_data.command import run_main
+from tests.fakes.machine import machine
+from tests.fakes.sdk import installed
+from tests.fine_tuning_files import KINDS, SLOTS, WORDS, tiny_checkpoint, tiny_config, tiny_fine_tuned, training_file
+
+pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
+
+OF_SQUAD = ["task.max_query_length=8", "task.stride=16", "task.max_answer_length=5", "task.null_answers=true"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A fine-tuned Hugging Face folder for each task."""
+    folder = tmp_path_factory.mktemp("models")
+    for kind in KINDS:
+        (folder / kind).mkdir()
+    return {kind: tiny_fine_tuned(folder / kind / "model", kind) for kind in KINDS}
+
+
+def settings(kind, *more):
+    own = OF_SQUAD if kind == "squad" else []
+    task = [f"task.name={kind}"]
+    return [*task, *own, f"data.max_sequence_length={SLOTS}", "engine.threads=1", *more]
+
+
+def answered(model, file, kind, *more):
+    """The lines of a model in float64."""
+    trained = predictions.find_trained(model)
+    prepared = predictions.prepare(trained, Asked(Source.of(file), labels=False), settings(kind, *more))
+    engine = prepared.engine
+    (engine.model if isinstance(engine, HostEngine) else engine._program).double()
+    found = predictions.predict(prepared)
+    return list(predictions.lines(found.answers)), prepared
+
+
+def command(*arguments):
+    return run_main(predict.main, [str(argument) for argument in arguments])
+
+
+def run(model, file, kind, *more):
+    chosen = [word for setting in settings(kind) for word in ("--set", setting)]
+    return command(model, file, *chosen, *more)
+
+
+def records_of(file, kind):
+    if kind == "squad":
+        content = json.loads(file.read_text())
+        return [entry["id"] for article in content["data"] for each in article["paragraphs"] for entry in each["qas"]]
+    if kind == "tokens":
+        return [
+            [line.split()[0] for line in block.split("\n")] for block in file.read_text().strip().split("\n\n") if block
+        ]
+    return file.read_text().strip().split("\n")[1:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_those_of_each_record_alone(models, tmp_path, kind):
+    """In float64, over random files and packings: the same lines, to the last digit written, in the file's order."""
+    rng = np.random.default_rng(7)
+    for seed in range(3):
+        size = {"squad": "questions", "tokens": "sentences"}.get(kind, "texts")
+        file = training_file(tmp_path, kind, seed=seed + 5, **{size: int(rng.integers(5, 40))})
+        alone, unpacked = answered(models[kind], file, kind, "data.packer=none")
+        assert unpacked.task.packs.packing.packing_factor == 1.0
+        for packer, depth in (("optimal", 3), ("spfhp", None), ("first_fit", int(rng.integers(2, 6)))):
+            chosen = [f"data.packer={packer}", f"data.max_sequences_per_pack={'null' if depth is None else depth}"]
+            micro_batch = f"batch.micro_batch={rng.integers(1, 6)}"
+            packed, made = answered(models[kind], file, kind, *chosen, micro_batch)
+            assert made.task.packs.packing.packs < unpacked.task.packs.packing.packs
+            assert packed == alone
+        found, wanted = [json.loads(line) for line in alone], records_of(file, kind)
+        assert [each["record"] for each in found] == list(range(1, len(wanted) + 1))
+        if kind in ("squad", "tokens"):
+            assert [each["id" if kind == "squad" else "words"] for each in found] == wanted
+        assert len({json.dumps({**each, "record": 0}) for each in found}) > 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_ipus_they_are_the_hosts(models, tmp_path, kind):
+    """On the stand-in, a pipeline of 2 and 2 replicas, in float64."""
+    file = training_file(tmp_path, kind, seed=3)
+    expected, _ = answered(models[kind], file, kind)
+    pipeline = ["replicas=2", "ipus_per_replica=2", "layers_per_ipu=[1,1]", "available_memory_proportion=[0.2,0.2]"]
+    on_ipus = ["engine.kind=ipu", "engine.half_weights=false", *(f"placement.{each}" for each in pipeline)]
+    with installed(ipus=4):
+        machine.float64 = True
+        found, made = answered(models[kind], file, kind, *on_ipus, "batch.micro_batch=2")
+        assert machine.compilations == ["inference"] and made.layout.packs_per_update % 4 == 0
+    machine.reset()
+    assert found == expected
+
+
+def test_a_run_its_exported_model_and_its_own_evaluation_agree(tmp_path, capsys):
+    start = tiny_checkpoint(tmp_path / "bert")
+    file = training_file(tmp_path, "single_label")
+    (tmp_path / "tiny.yml").write_text(tiny_config(start, file, task="single_label").to_yaml())
+    assert run_main(finetune.main, ["--config", str(tmp_path / "tiny.yml"), "--out", str(tmp_path / "run")]) == 0
+    evaluation = json.loads((tmp_path / "run" / "evaluation.jsonl").read_text().split("\n")[-2])
+    own = json.loads((tmp_path / "run" / "predictions.json").read_text())
+    texts = []
+    for model in (tmp_path / "run", tmp_path / "run" / "model"):
+        capsys.readouterr()
+        assert command(model, file, "--score", "--set", f"data.max_sequence_length={SLOTS}") == 0
+        answers, said = capsys.readouterr()
+        texts.append(answers)
+        found = [json.loads(line) for line in answers.splitlines()]
+        assert [each["prediction"] for each in found] == [each["prediction"] for each in own]
+        score = json.loads(said.split("score     ")[1])
+        assert score["accuracy"] == evaluation["accuracy"] and score["texts"] == 40
+        assert "packs/s" in said and "sequences/s" in said and "rows saved" in said
+    assert texts[0] == texts[1]
+    # A run of pre-training, and an encoder alone, have nothing to answer with.
+    import_folder(start, tmp_path / "pretrained")
+    for model, message in (
+        (tmp_path / "pretrained", "a run of pre-training, which has no head that answers; fine-tune it first"),
+        (start, "BertModel is none that answers"),
+        (tmp_path / "nothing", "nothing: no such folder"),
+    ):
+        assert command(model, file) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_labels_are_read_to_score_alone(models, tmp_path, capsys):
+    file = tmp_path / "new.csv"
+    file.write_text("text,label\nriver stone,never seen\ncastle,\n")
+    output = tmp_path / "answers.jsonl"
+    assert run(models["single_label"], file, "single_label", "--output", output) == 0
+    assert len(output.read_text().splitlines()) == 2
+    capsys.readouterr()
+    assert run(models["single_label"], file, "single_label", "--output", output, "--overwrite", "--score") == 2
+    assert "line 3: label is ''; must be one label" in capsys.readouterr().err
+    file.write_text("text\nriver stone\ncastle\n")
+    assert run(models["single_label"], file, "single_label", "--score") == 2
+    assert "has no labels to score by" in capsys.readouterr().err
+    # What an unanswerable question is, without --score, is the model's to say.
+    questions = training_file(tmp_path, "squad", questions=5, without_answer=2)
+    assert run(models["squad"], questions, "squad", "--set", "task.null_answers=false") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    "kind, name, text, messages",
+    [
+        (
+            "single_label",
+            "bad.jsonl",
+            '{"text": "river"}\n{"text": 3}\nnothing\n{"label": "x"}\n',
+            ["line 2: text is 3; must be a text", "line 3: not JSON", "line 4: no column 'text'"],
+        ),
+        ("regression", "bad.csv", "text,other\nriver\nstone,1,2\n", ["line 2: 1 columns", "line 3: 3 columns"]),
+        ("tokens", "bad.jsonl", '{"words": []}\n{"words": ["a", 1]}\n', ["line 1: words is []", "line 2: words is"]),
+        (
+            "squad",
+            "bad.jsonl",
+            '{"question": "river?", "context": "a"}\n{"question": 1, "context": "a"}\n{"question": "b"}\n',
+            ["line 2: question is 1; must be a text", "line 3: context is missing"],
+        ),
+        ("single_label", "long.csv", "text\n" + 2 * ("river " * 90 + "\n"), ["line 2: 90 tokens, the", "line 3: 90"]),
+        (
+            "tokens",
+            "long.conll",
+            2 * ("river\n" * 70 + "\n"),
+            ["line 1: 70 tokens, the rows have", "line 72"],
+        ),
+    ],
+)
+def test_damaged_records_are_a_line_each(models, tmp_path, capsys, kind, name, text, messages):
+    (tmp_path / name).write_text(text)
+    output = tmp_path / "answers.jsonl"
+    assert run(models[kind], tmp_path / name, kind, "--output", output) == 2
+    error = capsys.readouterr().err
+    first, *lines = error.rstrip("\n").split("\n")
+    assert first == f"error: {tmp_path / name}: {len(messages)} records cannot be used"
+    assert len(lines) == len(messages)
+    assert all(f"{tmp_path / name} {message}" in line or message in line for message, line in zip(messages, lines))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_what_is_cut_on_request_is_as_in_training(models, tmp_path, capsys):
+    file = tmp_path / "long.conll"
+    file.write_text("river\n" * 70 + "\nstone\n")
+    assert run(models["tokens"], file, "tokens", "--cut") == 0
+    found = [json.loads(line)["prediction"] for line in capsys.readouterr().out.splitlines()]
+    assert [label is None for label in found[0]] == [False] * 62 + [True] * 8 and len(found[1]) == 1
+
+
+def test_standard_input_and_questions_a_line(models, monkeypatch, tmp_path, capsys):
+    """SQuAD's form and JSONL give the same answers; without an id a question goes by its line."""
+    nested = json.loads(training_file(tmp_path, "squad", questions=6).read_text())
+    flat = [
+        {"question": entry["question"], "context": each["context"]}
+        for article in nested["data"]
+        for each in article["paragraphs"]
+        for entry in each["qas"]
+    ]
+    texts = []
+    for form, text in (("json", json.dumps(nested)), ("jsonl", "\n".join(map(json.dumps, flat)))):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert run(models["squad"], "-", "squad", "--format", form) == 0
+        texts.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    assert [each.pop("id") for each in texts[0]] == [f"q{number}" for number in range(6)]
+    assert [each.pop("id") for each in texts[1]] == [str(number) for number in range(1, 7)]
+    assert texts[0] == texts[1]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"{}\n")))
+    assert run(models["single_label"], "-", "single_label") == 2
+    assert "error: standard input line 1: no column 'text'" in capsys.readouterr().err
+
+
+def test_interrupted_it_leaves_what_was_there(models, tmp_path, capsys, monkeypatch):
+    file, output = training_file(tmp_path, "regression"), tmp_path / "answers.jsonl"
+    output.write_text("former\n")
+    before = sorted(tmp_path.iterdir())
+
+    def interrupted(engine, batch):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HostEngine, "predict", interrupted)
+        assert run(models["regression"], file, "regression", "--output", output, "--overwrite") == 130
+    assert output.read_text() == "former\n" and sorted(tmp_path.iterdir()) == before
+    assert run(models["regression"], file, "regression", "--output", output) == 2
+    assert "exists; name another file, or add --overwrite" in capsys.readouterr().err
+    assert run(models["regression"], file, "regression", "--output", file, "--overwrite") == 2
+    assert "is what is to be answered" in capsys.readouterr().err
+    # Nor are answers written that are no numbers.
+    monkeypatch.setattr(HostEngine, "predict", lambda engine, batch: np.full((4, SLOTS, 1), np.nan, np.float32))
+    assert run(models["regression"], file, "regression", "--output", output, "--overwrite") == 3
+    assert output.read_text() == "former\n" and sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--set", "data.max_sequence_length=128"], "the model has 64 positions"),
+        (["--set", "task.name=tokens"], "/model was trained for single_label"),
+        (["--engine", "ipu"], "the Poplar SDK is missing"),
+        (["--set", "batch.micro_batch=0"], "batch.micro_batch is 0"),
+        (["--output", "no/such/folder"], "no/such is no folder"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(models, tmp_path, capsys, more, message):
+    file = training_file(tmp_path, "single_label")
+    assert run(models["single_label"], file, "single_label", *more) == 2
+    error = capsys.readouterr().err.split("\n")
+    assert [line for line in error if line.startswith("error: ") and message in line] and len(error) <= 3
+
+
+def test_a_folder_that_names_no_task_is_told_it(models, tmp_path, capsys):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in models["regression"].iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in about.items() if k != "architectures"}))
+    file = tmp_path / "texts.csv"
+    file.write_text("text\n" + " ".join(WORDS[:5]) + "\n")
+    assert command(folder, file) == 2
+    assert "no architecture is none that answers" in capsys.readouterr().err
+    assert run(folder, file, "regression") == 0
+    assert yaml.safe_load(capsys.readouterr().out).keys() == {"record", "prediction"}
