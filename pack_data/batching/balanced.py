@@ -1,17 +1,17 @@
 """Batches of packed rows in which the ranks of each step take equally long.
 
-The cost of a row is linear in its tokens and quadratic in each of its sequences' lengths; a rank waits for the one with
-the largest sum. Rows of nearly equal cost share a step. They are packed without the shortest sequences, a few percent of
-all tokens, which then level the ranks of each step; what is left is evened out by exchanges of up to two sequences.
-No row gets more tokens than it may have. (Partitions of costs alone, by Karmarkar and Karp's differencing, do not see
-that limit.)
+The cost of a row is linear in its tokens and quadratic in each of its sequences' lengths; a step takes as long as the
+rank with the largest sum. Rows of nearly equal cost share a step. They are packed without the shortest sequences, a few
+percent of all tokens, which then level the ranks of each step; the rest is evened out by exchanges of up to two
+sequences. No row gets more tokens than it may have. (Partitions of the costs alone, as by the differencing method of
+Karmarkar and Karp, do not see that limit.)
 """
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class StepCost:
 
 
 def lower_bound(costs: np.ndarray, ranks: int) -> float:
-    """No way to give these sequences to `ranks` ranks has a longest rank below this: the mean, or one sequence alone."""
+    """The least that the longest of `ranks` ranks can have of these sequences: the mean, or one sequence alone."""
     return max(float(costs.sum()) / ranks, float(costs.max(initial=0.0)))
 
 
@@ -70,15 +70,20 @@ class _Step:
             held[rank] += 1
         self.of_rank = [np.flatnonzero(self.rank == rank) for rank in range(ranks)]
 
-    def level(self, numbers: np.ndarray, slots: int) -> List[int]:
+    def batches(self) -> List[List[List[int]]]:
+        """For each rank its rows, as numbers of sequences."""
+        return [[self.rows[row].tolist() for row in own] for own in self.of_rank]
+
+    def level(self, numbers: np.ndarray, slots: int) -> np.ndarray:
         """Puts further sequences, the longest first, where the load is least and the row has room. Returns the rest."""
         left: List[int] = []
         more: List[List[int]] = [[] for _ in self.rows]
         heap = [(load, rank) for rank, load in enumerate(self.load.tolist()) if len(self.of_rank[rank])]
         heapq.heapify(heap)
         for number in numbers[np.argsort(-self._lengths[numbers], kind="stable")].tolist():
-            length, full, found = int(self._lengths[number]), [], False
-            while heap and not found and len(full) < _ASKED:
+            length, found = int(self._lengths[number]), False
+            asked: List[Tuple[float, int]] = []
+            while heap and not found and len(asked) < _ASKED:
                 load, rank = heapq.heappop(heap)
                 own = self.of_rank[rank]
                 row = int(own[np.argmin(self.tokens[own])]) if len(own) > 1 else int(own[0])
@@ -88,15 +93,15 @@ class _Step:
                     more[row].append(number)
                     load += float(self._costs[number])
                     self.load[rank] = load
-                full.append((load, rank))
-            for entry in full:
+                asked.append((load, rank))
+            for entry in asked:
                 heapq.heappush(heap, entry)
             if not found:
                 left.append(number)
         for row, numbers_of_row in enumerate(more):
             if numbers_of_row:
                 self.rows[row] = np.concatenate([self.rows[row], numbers_of_row])
-        return left
+        return np.array(left, np.int64)
 
     def exchange(self, slots: int, rng: np.random.Generator) -> None:
         """Brings the longest rank down: it and the shortest exchange up to two sequences of a row of each."""
@@ -187,8 +192,8 @@ class _RowParts(NamedTuple):
 def balanced_batches(
     lengths: np.ndarray,
     cost: StepCost,
-    *,
     max_sequence_length: int,
+    *,
     batch_size: int,
     ranks: int,
     rng: np.random.Generator,
@@ -209,6 +214,8 @@ def balanced_batches(
     together = coarse[lengths[coarse] <= room]
     rows = [together[row] for row in pack(lengths[together], room)] if len(together) else []
     rows += [np.array([number]) for number in alone.tolist()]
+    if not rows:  # a few short sequences
+        rows, kept_back = _first_fit(kept_back, lengths, slots), kept_back[:0]
 
     steps = _steps(np.array([costs[row].sum() for row in rows]), batch_size, ranks, rng)
     free = [max(0, sum(slots - int(lengths[rows[row]].sum()) for row in step)) for step in steps]
@@ -217,17 +224,22 @@ def balanced_batches(
     cuts = np.searchsorted(np.cumsum(lengths[kept_back]), shares, side="right")
 
     batches: List[List[List[int]]] = []
-    left: List[int] = []
+    rest = np.zeros(0, np.int64)
     begin = 0
-    for step, end in zip(steps, cuts.tolist()):
+    for step, end in zip(steps[:-1], cuts.tolist()):
         state = _Step([rows[row] for row in step], ranks, batch_size, lengths, costs)
-        left = state.level(np.concatenate([kept_back[begin:end], np.array(left, np.int64)]), slots)
+        rest = state.level(np.concatenate([kept_back[begin:end], rest]), slots)
         state.exchange(slots, rng)
-        batches += [[state.rows[row].tolist() for row in own] for own in state.of_rank]
+        batches += state.batches()
         begin = max(begin, end)
-    rest = np.concatenate([np.array(left, np.int64), kept_back[begin:]])
-    if len(rest):
-        _add_rows(batches, _first_fit(rest, lengths, slots), batch_size, ranks)
+    # The last step takes what is left; what has no room in its rows has rows of its own, there and in further steps.
+    state = _Step([rows[row] for row in steps[-1]], ranks, batch_size, lengths, costs)
+    rest = state.level(np.concatenate([kept_back[begin:], rest]), slots)
+    left = [*state.rows, *_first_fit(rest, lengths, slots)]
+    for at in range(0, len(left), ranks * batch_size):
+        state = _Step(left[at : at + ranks * batch_size], ranks, batch_size, lengths, costs)
+        state.exchange(slots, rng)
+        batches += state.batches()
     return batches
 
 
@@ -243,7 +255,7 @@ def _steps(work: np.ndarray, batch_size: int, ranks: int, rng: np.random.Generat
     return sorted(steps, key=lambda step: len(step) < batch_size * ranks)
 
 
-def _first_fit(numbers: np.ndarray, lengths: np.ndarray, slots: int) -> List[List[int]]:
+def _first_fit(numbers: np.ndarray, lengths: np.ndarray, slots: int) -> List[np.ndarray]:
     """Rows of these sequences, the longest first, each in the first row that has room."""
     rows: List[List[int]] = []
     free = np.zeros(0, np.int64)
@@ -255,18 +267,7 @@ def _first_fit(numbers: np.ndarray, lengths: np.ndarray, slots: int) -> List[Lis
         row = int(fits[0]) if len(fits) else len(rows) - 1
         rows[row].append(number)
         free[row] -= lengths[number]
-    return rows
-
-
-def _add_rows(batches: List[List[List[int]]], rows: List[List[int]], batch_size: int, ranks: int) -> None:
-    """Further rows, to the batches of the last step that have fewest, then to further steps."""
-    for row in rows:
-        last = batches[-ranks:]
-        fewest: Optional[List[List[int]]] = min(last, key=len) if last else None
-        if fewest is None or len(fewest) >= batch_size:
-            batches += [[] for _ in range(ranks)]
-            fewest = batches[-ranks]
-        fewest.append(row)
+    return [np.array(row) for row in rows]
 
 
 def karmarkar_karp(costs: Sequence[float], ranks: int) -> List[List[int]]:

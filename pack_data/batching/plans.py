@@ -78,6 +78,12 @@ class EpochPlan:
         """Batches of each rank."""
         return (len(self.batches) - 1) // self.ranks
 
+    def loads(self, costs: np.ndarray) -> np.ndarray:
+        """float64 [steps, ranks], what the sequences of each batch cost together. costs: of every whole example."""
+        ends = np.concatenate([[0.0], np.cumsum(costs[self.example])])
+        loads: np.ndarray = np.diff(ends[self.rows[self.batches]]).reshape(self.steps, self.ranks)
+        return loads
+
     def batch(self, step: int, rank: int) -> Batch:
         """The rows of one batch."""
         number = step * self.ranks + rank
@@ -237,20 +243,19 @@ def optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.G
     """As few rows of msl tokens as possible, bs rows a batch, with the attention work balanced.
 
     The work of a row is the sum of its squared lengths.  In every step the ranks get the same number of rows and nearly
-    the same work, and all steps get nearly the same work.  Otherwise rows are drawn at random.  With a cost, rows are
-    levelled sequence by sequence (balanced.py): half a percent more rows, with the same tokens in all.
+    the same work, and all steps get nearly the same work.  Otherwise rows are drawn at random.
+
+    With a cost, the ranks of a step are levelled sequence by sequence (balanced.py), in half a percent more rows with
+    the same tokens in all, unless the epoch takes longer so.
     """
-    if options.cost is not None:
+    if options.cost is None:
+        return _rows_by_work(lengths, options, rng)
+    plans = _levelled_packing(lengths, options, options.cost, rng), _rows_by_work(lengths, options, rng)
+    costs = options.cost.of(lengths)
+    return min(plans, key=lambda plan: float(plan.loads(costs).max(axis=1).sum()))
 
-        def rows_of(given: np.ndarray, slots: int) -> List[np.ndarray]:
-            recipe = _recipe(given.tobytes(), slots)
-            places, _ = assign(given, recipe, int(rng.integers(2**63)))
-            return np.split(
-                np.argsort(places, kind="stable"), np.cumsum(np.bincount(places, minlength=recipe.packs))[:-1]
-            )
 
-        sizes = {name: getattr(options, name) for name in ("max_sequence_length", "batch_size", "ranks")}
-        return _whole(lengths, balanced_batches(lengths, options.cost, **sizes, rng=rng, pack=rows_of), options.ranks)
+def _rows_by_work(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
     packing = _recipe(lengths.tobytes(), options.max_sequence_length)
     pack, _ = assign(lengths, packing, int(rng.integers(2**63)))
     order = np.argsort(pack, kind="stable")
@@ -291,6 +296,29 @@ def optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.G
     return _whole(lengths, batches + tail, options.ranks)
 
 
+def _levelled_packing(
+    lengths: np.ndarray, options: BatchOptions, cost: StepCost, rng: np.random.Generator
+) -> EpochPlan:
+    def rows_of(given: np.ndarray, slots: int) -> List[np.ndarray]:
+        recipe = _recipe(given.tobytes(), slots)
+        row, _ = assign(given, recipe, int(rng.integers(2**63)))
+        ends = np.cumsum(np.bincount(row, minlength=recipe.packs))
+        return np.split(np.argsort(row, kind="stable"), ends[:-1])
+
+    sizes = {"batch_size": options.batch_size, "ranks": options.ranks}
+    batches = balanced_batches(lengths, cost, options.max_sequence_length, **sizes, rng=rng, pack=rows_of)
+    last = batches[-options.ranks :]
+    if not all(last):  # no rank is idle, where that is possible
+        spread = _shared_out(lengths, [row for batch in last for row in batch], options.ranks)
+        deepest = sorted((row for batch in batches[: -options.ranks] for row in batch), key=len, reverse=True)
+        for numbers, row in zip((numbers for numbers in spread if not numbers), deepest):
+            if len(row) > 1:
+                numbers.append(row.pop())
+        if max(int(lengths[numbers].sum()) for numbers in spread) <= options.max_sequence_length:
+            batches[-options.ranks :] = [[numbers] if numbers else [] for numbers in spread]
+    return _whole(lengths, batches, options.ranks)
+
+
 def _give_enough_examples(steps: List[List[int]], examples: List[int], work: np.ndarray, ranks: int) -> None:
     """If the rows of the last step have fewer examples than there are ranks, exchange one for a row that has more.
 
@@ -318,14 +346,15 @@ _RECIPES: Dict[Tuple[bytes, int], Packing] = {}
 def _recipe(lengths: bytes, max_sequence_length: int) -> Packing:
     """The optimal packing of these lengths (int64 bytes), solved in the first epoch and kept for the others.
 
-    Only the last one is kept.
+    The last two are kept: levelled rows are packed into fewer slots.
     """
     from pack_data.optimal import pack
 
     key = (lengths, max_sequence_length)
     if key not in _RECIPES:
         histogram = LengthHistogram.from_lengths(np.frombuffer(lengths, np.int64), max_sequence_length)
-        _RECIPES.clear()
+        while len(_RECIPES) > 1:
+            del _RECIPES[next(iter(_RECIPES))]
         _RECIPES[key] = pack(histogram, max_sequences_per_pack=None)
     return _RECIPES[key]
 
