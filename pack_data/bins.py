@@ -64,8 +64,9 @@ def pack(
         print(packed.fitted.longer)      # 1 of 2 examples is longer than 4 tokens: split into 3 pieces
 
     No pack holds more than max_sequence_length tokens or max_sequences_per_pack sequences, and each sequence is in
-    exactly one. The time to solve depends on the lengths that occur, not on how many sequences have them: seconds up to
-    16,384 slots, then it grows with the square of the slots. Each sequence adds some 20 bytes and 0.1 microseconds.
+    exactly one. The time to solve depends on the lengths that occur, not on how many sequences have them: a second
+    where sequences in a pack are not limited, some seconds where they are. Each sequence adds some 20 bytes and 0.1
+    microseconds.
     `bins` is made when it is first asked for; for millions of packs, `pack` and `slot` are the smaller form.
     Raises ValueError, which names the sequence, where a length does not fit.
     """

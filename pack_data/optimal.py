@@ -7,6 +7,7 @@ rounded to whole packs (solver/rounding.py); its prices, as whole numbers, becom
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
 import time
@@ -18,23 +19,26 @@ import numpy as np
 
 from pack_data.balance import AttentionWork, balance_attention
 from pack_data.certificate import Certificate, best_pack_value, plain_certificate, proven_bound
-from pack_data.command import ArgumentParser, depth_text, progress_bar, run_main
+from pack_data.command import ArgumentParser, depth_text, positive_seconds, progress_bar, run_main
 from pack_data.decoding import packing_depth
 from pack_data.free_slots import longest_first
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
 from pack_data.proof import prove, statement
-from pack_data.solver.column_generation import DEEP, FULL_ROWS, Relaxation, relax
-from pack_data.solver.filling import fill_exactly
+from pack_data.solver.column_generation import DEEP, FULL_ROWS, Relaxation, relax, with_dearest_long
+from pack_data.solver.filling import fill_evenly, fill_exactly
 from pack_data.solver.rounding import Packs, whole_packs
+from pack_data.solver.shaping import Shape
 from pack_data.tables import text_table
 
 _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this
 _SMALL = 256  # lengths; up to so many the full programme is solved wherever the coarse one leaves a gap
 _QUICK = 1000  # lengths; up to so many it takes a second or two
 # Slots from which the tables of the programme, S x S, cost more than they bring where the gap is already so small.
-_LARGE, _NEAR_ENOUGH, _TOO_WIDE = 2048, 2e-4, 8192
+_LARGE, _NEAR_ENOUGH = 2048, 2e-4
+_TOO_WIDE, _TABLES = 8192, 1 << 20
+_STEPS = 1 << 33  # additions that a proof of prices between the plain ones may cost: seconds
 _BENCHMARK_DEPTHS = (2, 3, 4, 8, 16, None)
 
 
@@ -43,30 +47,37 @@ def pack(
     *,
     max_sequences_per_pack: Optional[int],
     balance: Optional[str] = None,
+    budget: Optional[float] = None,
     progress: Optional[bool] = None,
 ) -> Packing:
     """Packs into very nearly as few packs as any packing of this depth can; the result carries the proof.
 
     What holds always: no packing of this depth has fewer packs than `lower_bound`, an exact proof, and `packs -
     lower_bound` is the most that a better packing could save. What is measured: that gap is 0 or 1, seldom 2, on data
-    sets of up to 2,048 slots, and in packs of any size without a limit on sequences. It has no guaranteed limit. Larger
-    ones occur with thousands of different lengths and a limit (0.03 % at 8,192 slots and depth 8) and with counts near
-    10^12, where floating point decides single packs: prices are kept to 2^-40. Beyond 8,192 slots, packs of more than
-    64 sequences are made without the linear programme.
+    sets of up to 2,048 slots. Beyond 2,048 slots the work ends where it is below 0.02 %, and more than a thousand
+    different lengths are packed by a programme on a grid of lengths (solver/shaping.py). The gap has no guaranteed
+    limit.
 
     max_sequences_per_pack None is unlimited.  balance "attention" evens out the sum of squared lengths over the packs
-    afterwards; their number stays.  progress: whether to show it on stderr; None: where that is a terminal, if it takes
-    long.
+    afterwards; their number stays.  budget: seconds, after which no further improvement is begun; then the result
+    depends on how fast the machine is.  progress: whether to show it on stderr; None: where that is a terminal, if it
+    takes long.
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     if balance not in (None, "attention"):
         raise ValueError(f"balance {balance!r}: there is 'attention', or None")
     start = time.perf_counter()
+    until = math.inf if budget is None else start + budget
     room = histogram.max_sequence_length // max(1, histogram.shortest)
     depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
     found = _without_programme(histogram, max_sequences_per_pack, depth)
-    if not _near_enough(found, histogram.max_sequence_length, depth):
-        found = _by_programme(histogram, max_sequences_per_pack, depth, found, progress)
+    S, m = histogram.max_sequence_length, len(histogram.lengths)
+    if not _near_enough(found, S) and time.perf_counter() < until:
+        # The tables of the programme are products of S x S where packs are deep.
+        if S > _LARGE and m > _QUICK or S > _TOO_WIDE and depth > DEEP:
+            found = _by_shape(histogram, max_sequences_per_pack, depth, found, until)
+        else:
+            found = _by_programme(histogram, max_sequences_per_pack, depth, found, until, progress)
     packing = Packing.of(
         "optimal",
         histogram,
@@ -95,53 +106,106 @@ class _Found(NamedTuple):
     def gap(self) -> int:
         return _number(self.packs) - self.lower_bound
 
+    def with_fewer(self, packs: Packs) -> _Found:
+        """These packs, where they are fewer."""
+        return self._replace(packs=min(self.packs, packs, key=_number))
 
-def _near_enough(found: _Found, S: int, depth: int) -> bool:
-    """Whether the programme would cost more than it could bring."""
-    if found.gap <= 0 or S > _LARGE and found.gap <= max(1, _NEAR_ENOUGH * found.lower_bound):
-        return True
-    return S > _TOO_WIDE and depth > DEEP  # its tables would be products of S x S
+    def proved_by(
+        self, histogram: LengthHistogram, limit: Optional[int], prices: np.ndarray, most_steps: float = math.inf
+    ) -> _Found:
+        """The bound of these prices, float64 by length that occurs, in whole numbers, where it is a higher one.
+
+        most_steps: additions that the proof may take.
+        """
+        S, lengths = histogram.max_sequence_length, histogram.lengths.tolist()
+        units = np.floor(prices * _PRICE_UNITS).astype(np.int64)
+        if S * len(np.unique(units)) * min(S, limit or 1) > most_steps:
+            return self
+        denominator = max(1, best_pack_value(lengths, units.tolist(), S, limit))
+        every = sum(count * price for count, price in zip(histogram.counts[lengths].tolist(), units.tolist()))
+        worth = Fraction(every, denominator)
+        # With very many sequences rounded prices may prove less than the plain ones.
+        if (math.ceil(worth), worth) <= (self.lower_bound, self.worth):
+            return self
+        certificate = Certificate(S, limit, tuple(lengths), tuple(units.tolist()), denominator)
+        return self._replace(certificate=certificate, worth=worth)
+
+
+def _near_enough(found: _Found, S: int) -> bool:
+    """Whether more work would cost more than it could bring."""
+    return found.gap <= 0 or S > _LARGE and found.gap <= max(1, _NEAR_ENOUGH * found.lower_bound)
 
 
 def _without_programme(histogram: LengthHistogram, limit: Optional[int], depth: int) -> _Found:
     """What takes a fraction of a second. limit: on sequences in a pack; depth: those that can be in one."""
     certificate = plain_certificate(histogram, limit)
     proof = proven_bound(certificate, histogram.counts)
-    packs = longest_first(histogram, depth)
+    S, lengths, packs = histogram.max_sequence_length, histogram.lengths, longest_first(histogram, depth)
+    found = _Found(packs, certificate, proof.worth)
     no_limit = (depth + 1) * histogram.shortest > histogram.max_sequence_length
-    if _number(packs) > proof.lower_bound and (no_limit or len(histogram.lengths) > _QUICK):
-        packs = min(packs, fill_exactly(histogram.counts, depth, proof.lower_bound), key=_number)
-    return _Found(packs, certificate, proof.worth)
+    if found.gap <= 0 or not no_limit and len(histogram.lengths) <= _QUICK and S <= _LARGE:
+        return found
+    if not no_limit:
+        found = found.proved_by(histogram, limit, with_dearest_long(lengths, np.ones(len(lengths)), S, depth), _STEPS)
+        found = found.with_fewer(fill_evenly(histogram.counts, depth))
+    if found.gap > 0:
+        found = found.with_fewer(fill_exactly(histogram.counts, depth, found.lower_bound))
+    return found
 
 
 def _by_programme(
-    histogram: LengthHistogram, limit: Optional[int], depth: int, found: _Found, progress: Optional[bool]
+    histogram: LengthHistogram,
+    limit: Optional[int],
+    depth: int,
+    found: _Found,
+    until: float,
+    progress: Optional[bool],
 ) -> _Found:
     """Fewer packs than those found and a higher bound, as far as the linear programme leads to them."""
     S, counts, lengths, packs = histogram.max_sequence_length, histogram.counts, histogram.lengths, found.packs
-    with _Progress(histogram.sequences, False if progress is None and len(lengths) <= _QUICK else progress) as shown:
-        relaxation = relax(lengths, counts[lengths], S, depth, incumbent=_number(packs), progress=shown.programme)
-        packs = _fewer(packs, relaxation, counts, depth, shown)
+    relaxation: Optional[Relaxation] = None
+    shown = False if progress is None and len(lengths) <= _QUICK else progress
+    with _Progress(histogram.sequences, shown, until) as bar, contextlib.suppress(_TimeIsUp):
+        relaxation = relax(lengths, counts[lengths], S, depth, incumbent=_number(packs), progress=bar.programme)
+        packs = _fewer(packs, relaxation, counts, depth, bar)
         gap = _number(packs) - _target(relaxation)
+        if not relaxation.exact and gap > 2 and len(lengths) > _QUICK:  # the full programme takes a minute or more
+            packs = min(packs, Shape(counts, depth).packs(_target(relaxation), until), key=_number)
+            gap = _number(packs) - _target(relaxation)
+            if gap <= _NEAR_ENOUGH * _number(packs):
+                gap = 0
         if not relaxation.exact and (gap > 2 and len(lengths) <= FULL_ROWS or gap > 0 and len(lengths) <= _SMALL):
             full = relax(
-                lengths, counts[lengths], S, depth, incumbent=_number(packs), exact=True, progress=shown.programme
+                lengths, counts[lengths], S, depth, incumbent=_number(packs), exact=True, progress=bar.programme
             )
             relaxation = full if full.bound > relaxation.bound else relaxation
-            packs = _fewer(packs, full, counts, depth, shown)
-    prices = np.floor(relaxation.prices * _PRICE_UNITS).astype(np.int64).tolist()
-    denominator = max(1, best_pack_value(lengths.tolist(), prices, S, limit))
-    worth = Fraction(sum(count * price for count, price in zip(counts[lengths].tolist(), prices)), denominator)
-    if math.ceil(worth) < found.lower_bound:  # prices were rounded, and there are very many sequences
-        return found._replace(packs=packs)
-    return _Found(packs, Certificate(S, limit, tuple(lengths.tolist()), tuple(prices), denominator), worth)
+            packs = _fewer(packs, full, counts, depth, bar)
+    found = found._replace(packs=packs)
+    return found if relaxation is None else found.proved_by(histogram, limit, relaxation.prices)
+
+
+def _by_shape(histogram: LengthHistogram, limit: Optional[int], depth: int, found: _Found, until: float) -> _Found:
+    """Fewer packs than those found and a higher bound, from the linear programme on a grid of lengths."""
+    lengths, S = histogram.lengths, histogram.max_sequence_length
+    shape = Shape(histogram.counts, depth)
+    if S * depth <= _TABLES:
+        prices = with_dearest_long(lengths, shape.prices(lengths), S, depth)
+        found = found.proved_by(histogram, limit, prices, _STEPS)
+    if not _near_enough(found, S):
+        found = found.with_fewer(shape.packs(found.lower_bound, until))
+    return found
+
+
+class _TimeIsUp(Exception):
+    """The budget is spent."""
 
 
 class _Progress:
-    """Sequences packed, and how near the linear programme is to its bound."""
+    """Sequences packed, and how near the linear programme is to its bound. Raises _TimeIsUp when asked too late."""
 
-    def __init__(self, sequences: int, shown: Optional[bool]) -> None:
-        self._sequences, self._bar = sequences, progress_bar(sequences, "packing", shown=shown, unit=" sequences")
+    def __init__(self, sequences: int, shown: Optional[bool], until: float) -> None:
+        self._sequences, self._until = sequences, until
+        self._bar = progress_bar(sequences, "packing", shown=shown, unit=" sequences")
 
     def __enter__(self) -> _Progress:
         return self
@@ -151,10 +215,16 @@ class _Progress:
 
     def programme(self, value: float, bound: float) -> None:
         self._bar.set_postfix_str(f"bound {bound:,.1f}, programme {value:,.1f} packs")
+        self._check()
 
     def left(self, sequences: int) -> None:
         self._bar.n = self._sequences - sequences
         self._bar.refresh()
+        self._check()
+
+    def _check(self) -> None:
+        if time.perf_counter() > self._until:
+            raise _TimeIsUp
 
 
 def _number(packs: Packs) -> int:
@@ -274,6 +344,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
+            "--budget",
+            type=positive_seconds,
+            metavar="SECONDS",
+            help="stop improving after so long, with the best packing found and its proven gap; the result then "
+            "depends on how fast the machine is",
+        )
+        parser.add_argument(
             "--balance",
             choices=["attention"],
             help="even out the sum of squared lengths over the packs; their number stays",
@@ -293,17 +370,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         )
 
     def options(args: argparse.Namespace) -> Dict[str, Any]:
-        return {"balance": args.balance, "quiet": args.json, "progress": args.progress}
+        return {"balance": args.balance, "budget": args.budget, "quiet": args.json, "progress": args.progress}
 
     def pack_and_report(
         histogram: LengthHistogram,
         *,
         max_sequences_per_pack: Optional[int],
         balance: Optional[str],
+        budget: Optional[float],
         quiet: bool,
         progress: Optional[bool],
     ) -> Packing:
-        packing = pack(histogram, max_sequences_per_pack=max_sequences_per_pack, progress=progress)
+        packing = pack(histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget, progress=progress)
         before = AttentionWork.of(packing)
         if balance is not None:
             packing = balance_attention(packing, progress=progress)

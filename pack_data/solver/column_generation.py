@@ -217,6 +217,24 @@ class _Master(NamedTuple):
     packs: np.ndarray  # [strategies]
 
 
+def with_dearest_long(lengths: np.ndarray, prices: np.ndarray, max_sequence_length: int, depth: int) -> np.ndarray:
+    """Prices of which no pack is worth more than 1, from the given ones, both float64 [lengths], non-decreasing.
+
+    Those of lengths up to half a pack are scaled. A pack has at most one longer sequence, which is worth what the best
+    companions leave of 1: no price could be higher. (Up to rounding; the certificate makes it exact.)
+    """
+    S, short = max_sequence_length, lengths <= max_sequence_length // 2
+    if not short.any():
+        return np.ones(len(lengths))
+    room = S - lengths[~short]
+    if prices[short][0] == prices[short][-1]:  # all alike: as many as fit
+        together, beside = min(depth, S // int(lengths[0])), np.minimum(depth - 1, room // int(lengths[0]))
+        return np.concatenate([np.full(short.sum(), 1.0), together - beside]) / together
+    tables = PackTables(lengths[short], prices[short], S, depth)
+    most = max(float(tables.value(depth, np.array([S]))[0]), 1e-9)
+    return np.concatenate([prices[short] / most, 1.0 - tables.value(depth - 1, room) / most])
+
+
 class Pool:
     """Strategies as a matrix [lengths, strategies] of slot counts, each once."""
 
@@ -297,6 +315,8 @@ def first_prices(lengths: np.ndarray, counts: np.ndarray, max_sequence_length: i
 def _hats(lengths: np.ndarray, knots: np.ndarray) -> csc_matrix:
     """Sparse [knots, lengths]: piecewise linear interpolation between the lengths at the ascending indices `knots`."""
     m, k = len(lengths), len(knots)
+    if k == 1:
+        return csc_matrix(np.ones((1, m)))
     right = np.clip(np.searchsorted(knots, np.arange(m), side="right"), 1, k - 1)
     low, high = lengths[knots[right - 1]], lengths[knots[right]]
     share = (lengths - low) / (high - low)
@@ -401,6 +421,12 @@ class Programme:
             if not self.improve(prices):
                 break
         return Relaxation(master.value, self.bound, self.prices, *result, exact=False)
+
+    def solve_again(self, weights: np.ndarray, knots: np.ndarray) -> Relaxation:
+        """`solve_on` for other counts of the same lengths, float [lengths], with the strategies and prices so far."""
+        self.weights = weights
+        self.bound = float(weights @ self.prices)
+        return self.solve_on(knots, lambda value, bound: None)
 
     def solve_coarse(self, progress: Progress, rounds: int = 60) -> Relaxation:
         """Solves for prices that are piecewise linear in the length, between knots.

@@ -22,6 +22,7 @@ Packs = List[Tuple[Strategy, int]]  # (lengths of a pack, packs like it)
 _SPARE = 3  # a pair leaves fewer slots than this empty
 _NEAR = (32, 512, 8192)  # places looked at first, from the middle outwards: nearly always one of them has a pair
 _SHARES = np.linspace(0.0, 1.0, 6)  # of packs that are deep, tried first
+_EVEN_PACKS, _HALVINGS_OF_SHARE = 2000, 12
 _HALVINGS = 4  # of the distance between them, around the best
 
 
@@ -136,3 +137,59 @@ class _Filling:
                 if stop == half:
                     break
         return ()
+
+
+def fill_evenly(counts: np.ndarray, max_sequences_per_pack: int) -> Packs:
+    """Packs with as many sequences as may be, for data where sequences are many and slots are not scarce.
+
+    The longest sequence left opens a pack, and the other places take sequences evenly out of all that are left, or out
+    of the shorter ones where those are too long: so the longest get short companions, as few of them as they need.
+    counts int [S + 1]. With very many sequences some packs are made alike at a time, about `_EVEN_PACKS` times in all.
+    """
+    S, depth = len(counts) - 1, max_sequences_per_pack
+    left = counts.astype(np.int64)
+    packs: Packs = []
+    every = int(left.sum())
+    most_alike = max(1, every // (depth * _EVEN_PACKS))
+    while every:
+        below = np.cumsum(left)
+        longest = int(np.searchsorted(below, every - 1, side="right"))
+        companions = min(depth, every) - 1
+        alike = min(int(left[longest]), most_alike)
+        places = (np.arange(companions) + 0.5) / max(1, companions)
+
+        def evenly(
+            share: float, below: np.ndarray = below, places: np.ndarray = places, most: int = every
+        ) -> np.ndarray:
+            """The lengths at these places among the shortest `share` of all but the longest."""
+            ranks = np.minimum((share * (most - 1) * places).astype(np.int64), most - 2)
+            return np.searchsorted(below, ranks, side="right")
+
+        low, high = 0.0, 1.0
+        if companions and int(evenly(high).sum()) + longest > S:
+            for _ in range(_HALVINGS_OF_SHARE):
+                middle = (low + high) / 2
+                low, high = (middle, high) if int(evenly(middle).sum()) + longest <= S else (low, middle)
+        else:
+            low = high
+        chosen = evenly(low) if companions else np.zeros(0, np.int64)
+        lengths, number = np.unique(np.append(chosen, longest), return_counts=True)
+        if (number > left[lengths]).any() or int(chosen.sum()) + longest > S:  # so few fit: the shortest there are
+            shortest = np.flatnonzero(left)
+            number = left[shortest].copy()
+            number[-1] -= 1
+            tokens = np.cumsum(np.minimum(number, companions) * shortest)
+            fitting = int(np.searchsorted(tokens, S - longest, side="right"))
+            held = {longest: 1}
+            seats, room = companions, S - longest
+            for length, count in zip(shortest[: fitting + 1].tolist(), number[: fitting + 1].tolist()):
+                taken = min(count, seats, room // length)
+                if taken:
+                    held[length] = held.get(length, 0) + taken
+                    seats, room = seats - taken, room - taken * length
+            lengths, number = np.array(list(held)), np.array(list(held.values()))
+        alike = min(alike, int((left[lengths] // number).min()))
+        left[lengths] -= alike * number
+        every -= alike * int(number.sum())
+        packs.append((tuple(np.repeat(lengths, number).tolist()), alike))
+    return packs

@@ -50,7 +50,7 @@ def fill(strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray) -> Tup
         contents[row].append(run)
     packs_made: Packs = []
     for row, total in enumerate(repeats.tolist()):
-        packs_made += _merge(contents[row], total)
+        packs_made += merge_runs(contents[row], total)
     return packs_made, left
 
 
@@ -77,11 +77,11 @@ def follow(
             continue
         runs: List[List[Tuple[int, int]]] = []
         for position, length in enumerate(slots[:-1]):
-            run = _nearest(left, length, wanted)
+            run = nearest_in_rank(left, length, wanted)
             for near, count in run:
                 left[near] -= count
             runs.append(run[::-1] if position % 2 else run)
-        for held, count in _merge(runs, wanted) if runs else [((), wanted)]:
+        for held, count in merge_runs(runs, wanted) if runs else [((), wanted)]:
             room = S - sum(held)
             worth = prices[list(held)].sum()
             while count:
@@ -100,7 +100,7 @@ def follow(
     return packs, left
 
 
-def _nearest(counts: np.ndarray, length: int, wanted: int) -> List[Tuple[int, int]]:
+def nearest_in_rank(counts: np.ndarray, length: int, wanted: int) -> List[Tuple[int, int]]:
     """The `wanted` sequences nearest in rank to the middle of those of this length: (length, how many), ascending."""
     below = np.cumsum(counts)
     middle = (int(below[length - 1]) + int(below[length])) // 2
@@ -113,7 +113,7 @@ def _nearest(counts: np.ndarray, length: int, wanted: int) -> List[Tuple[int, in
     return list(zip((near + first).tolist(), taken[near].tolist()))
 
 
-def _merge(runs: List[List[Tuple[int, int]]], total: int) -> Packs:
+def merge_runs(runs: List[List[Tuple[int, int]]], total: int) -> Packs:
     """Packs from runs of lengths, a list of runs for each slot of `total` packs; a short list leaves its slot empty."""
     if all(len(run) == 1 and run[0][1] == total for run in runs):
         return [(tuple(run[0][0] for run in runs), total)] if runs else []

@@ -137,7 +137,38 @@ def test_deep_packs_of_long_rows_need_no_programme(monkeypatch):
     histogram = LengthHistogram.from_lengths(lengths, 131_072)
     packing = optimal.pack(histogram, max_sequences_per_pack=100)
     packing.check(histogram)
-    assert (packing.packs, prove(packing).lower_bound) == (34, 31)
+    assert (packing.packs, prove(packing).lower_bound) == (34, 34)
+
+
+def test_a_spent_budget_gives_the_best_found_with_its_proof(monkeypatch):
+    """Whenever time is up: all is packed, and the bound is proved. A clock that ticks at each look stands in."""
+    histogram = synthetic_histogram("lognormal:mean=60,max=256,n=3000,seed=1")
+    full = optimal.pack(histogram, max_sequences_per_pack=4)
+    found = []
+    for looks in (1, 4, 8, 16, 64, 10_000):
+        clock = iter(range(1_000_000))
+        monkeypatch.setattr(optimal.time, "perf_counter", lambda clock=clock: float(next(clock)))
+        packing = optimal.pack(histogram, max_sequences_per_pack=4, budget=looks)
+        packing.check(histogram)
+        assert prove(packing).lower_bound == packing.lower_bound <= full.packs <= packing.packs
+        found.append((packing.packs, -packing.lower_bound))
+    assert found[0] > found[-1] and sorted(found, reverse=True)[-1] == found[-1]  # it was cut short, and was not
+    assert found[-1] == (full.packs, -full.lower_bound)
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5, 9])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_grid_packs_everything_and_its_prices_prove_a_bound(depth, seed, monkeypatch):
+    # The way of rows beyond 2,048 slots, at a size that the exhaustive tests and the full programme reach.
+    histogram = synthetic_histogram(f"lognormal:mean=90,max=300,n=3000,seed={seed}")
+    full = optimal.pack(histogram, max_sequences_per_pack=depth)
+    monkeypatch.setattr(optimal, "_LARGE", 64)
+    monkeypatch.setattr(optimal, "_QUICK", 16)
+    monkeypatch.setattr(optimal, "relax", None)
+    packing = optimal.pack(histogram, max_sequences_per_pack=depth)
+    packing.check(histogram)
+    assert prove(packing).lower_bound == packing.lower_bound <= full.packs
+    assert packing.packs <= 1.005 * full.packs and packing.lower_bound >= 0.995 * full.lower_bound
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -170,6 +201,7 @@ def test_the_comparison_with_the_reference_prints_three_solvers(monkeypatch, cap
         packs
     )  # 83 tokens take 6 packs of 16; 19 sequences, three a pack, take 7
     assert run_main(optimal.main, ["--against-reference", "--json"]) == 2
+    assert run_main(optimal.main, ["--budget", "0"]) == 2
 
 
 def test_progress_is_shown_on_request_and_not_otherwise(capsys):
