@@ -54,6 +54,10 @@ COMMANDS: Dict[str, Command] = {
     "gpu": Command(
         "ipu_packed_bert.commands.gpu", "the tests that need a GPU, and training steps there in several layouts"
     ),
+    "ipu-check": Command(
+        "ipu_packed_bert.commands.ipu_check",
+        "the first day on IPUs: compiles, runs ten updates, and sets them beside the plan and the cycle model",
+    ),
     "report": Command(
         "ipu_packed_bert.report.command", "cycles, overhead and speed-up on an IPU, from the cycle model or from runs"
     ),

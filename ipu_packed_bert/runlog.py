@@ -402,7 +402,7 @@ def environment(*, device: str, seed: int, data: Mapping[str, Any], command: Lis
         "device": device,
         "data": dict(data),
         "versions": versions,
-        "commit": _commit(),
+        "commit": commit_here(),
         "platform": platform.platform(),
         "host": platform.node(),
         "cpus": os.cpu_count(),
@@ -411,7 +411,7 @@ def environment(*, device: str, seed: int, data: Mapping[str, Any], command: Lis
     }
 
 
-def _commit() -> Optional[str]:
+def commit_here() -> Optional[str]:
     """Commit of the checkout this file is in, with "+" if files differ from it; None outside a checkout."""
 
     def git(*arguments: str) -> str:

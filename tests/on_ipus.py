@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
     else:
         model = f"{attached} IPUs" if attached else "the Poplar IPU Model"
     print(f"PopTorch {poptorch.__version__} on {model}", flush=True)
-    first = run(SUITE, ["-m", "not ipu", *argv])
-    return run(ON_THE_SDK, ["-m", "ipu", "--durations=5", *argv]) or first
+    suites = ((SUITE, ["-m", "not ipu"]), (ON_THE_SDK, ["-m", "ipu", "--durations=5"]))
+    return max(run(modules, [*options, *argv]) for modules, options in suites if modules)
 
 
 def asked_for(variable: str) -> bool:

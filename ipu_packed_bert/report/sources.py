@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, Optional, Protocol, Tuple
 
+from ipu_packed_bert.report.popvision import open_report
 from ipu_packed_bert.report.tables import HARDWARE, HOST, PROFILE
 from ipu_packed_bert.run_folder import CONFIG, LOG, read_log
 from ipu_packed_bert.settings import load_yaml
@@ -155,17 +156,8 @@ class PopVisionProfile:
 
     def measure(self) -> RunMeasurement:
         """Cycles of the busiest IPU, summed over the steps the profile holds, for each of `packs` packs."""
-        try:
-            import pva
-        except ImportError:
-            raise ValueError(
-                "reading a PopVision profile needs the Poplar SDK's analysis library (pva); enable the SDK, "
-                "or leave --profile-packed and --profile-unpacked out"
-            ) from None
         path = self.path / "profile.pop" if self.path.is_dir() else self.path
-        if not path.is_file():
-            raise ValueError(f"{path}: no such profile; give a profile.pop or the folder that holds it")
-        report = pva.openReport(str(path))
+        report = open_report(path)
         cycles: Dict[int, int] = {}
         for step in report.execution.steps:
             for number, ipu in enumerate(step.ipus):

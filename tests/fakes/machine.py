@@ -19,6 +19,8 @@ class Machine:
         self.ipus = ipus  # 0: no hardware
         self.float64 = False  # as if IPUs had it, and kept gradients and moments in it: for equalities without rounding
         self.attached = 0  # IPUs in use
+        self.cycles = None  # of a call; None: as long as it takes here
+        self.tile_bytes = None  # of a tile; None: as many as there are
         self.programs: List[CompiledProgram] = []
         self.poprun: Any = None  # what poprun tells this process, where it started it: tests/fakes/popdist.py
 

@@ -32,6 +32,9 @@ from tests.fakes.lowering import API as _API
 from tests.fakes.lowering import Recorder as _Recorder
 from tests.fakes.machine import CompiledProgram as _CompiledProgram
 from tests.fakes.machine import machine as _machine
+from tests.fakes.profiles import TILE_BYTES as _TILE_BYTES
+from tests.fakes.profiles import Profile as _Profile
+from tests.fakes.profiles import engine_option as _engine_option
 
 __version__ = _API["poptorch_version"]
 
@@ -334,7 +337,7 @@ class Options(_Settings):
         return self._set(ipu_model=_of(bool, use_model, "use_model"))
 
     def useOfflineIpuTarget(self, ipu_version=2):
-        if self._values.get("ipu_model"):
+        if self._values.get("ipu_model") or not _no_model_asked_for():
             raise Error("the IPU Model and an offline target exclude each other")
         return self._set(offline=ipu_version, connection=ConnectionType.Never)
 
@@ -530,8 +533,12 @@ def set_available_memory(tensor, available_memory_proportion):
     return tensor
 
 
+def _no_model_asked_for():
+    return all(_os.environ.get(f"POPTORCH_{size}IPU_MODEL", "0") == "0" for size in ("", "SMALL_"))
+
+
 def ipuHardwareIsAvailable(num_ipus=1):
-    if any(_os.environ.get(f"POPTORCH_{size}IPU_MODEL", "0") != "0" for size in ("", "SMALL_")):
+    if not _no_model_asked_for():
         return False  # with a simulated device asked for, hardware is not looked for
     _after_init("ipuHardwareIsAvailable")
     if num_ipus & (num_ipus - 1):
@@ -801,6 +808,7 @@ class PoplarExecutor:
         self._shapes = [(tuple(t.shape), t.dtype) for t in inputs]
         self._sample = inputs
         self._graph_ = graph
+        self._profile_ = self._new_profile(graph)
         # Each replica draws for itself; here each instance does.
         seed = values.get("random_seed", 0) + self._options.Distributed.processId
         self._rng = _torch.Generator().manual_seed(seed).get_state()
@@ -836,6 +844,23 @@ class PoplarExecutor:
                 raise Error(f"the executable is of another program: {', '.join(different)} differ")
         if not offline:
             self.attachToDevice()
+
+    def _new_profile(self, graph):
+        """Poplar's, after it has seen whether the program fits."""
+        profile = _Profile(
+            self._options._popart._values,
+            name=self._values.get("name", "training" if self._training else "inference"),
+            homes=self._homes,
+            weights=self._device,
+            operators=graph.operators,
+            stages=self._stages,
+            ipus=self._ipus // self._values["replication_factor"],
+        )
+        used, there = profile.fullest_tile(), _machine.tile_bytes or _TILE_BYTES
+        profile.write()
+        if used > there and _engine_option(self._options._popart._values, "debug.allowOutOfMemory") != "true":
+            raise Error(f"Out of memory on tile 1: {used} bytes used but tiles only have {there} bytes of memory")
+        return profile
 
     def _named(self):
         yield from self._model.named_parameters()
@@ -1008,7 +1033,8 @@ class PoplarExecutor:
                 self._iteration(self._rows(inputs, number)) for number in range(self._values["device_iterations"])
             ]
             self._rng = _torch.get_rng_state()
-        self._cycles = int((_time.perf_counter() - started) * 1.33e9)
+        self._cycles = _machine.cycles or int((_time.perf_counter() - started) * 1.33e9)
+        self._profile_.ran(self._values["accumulation"])
         return self._collect(produced)
 
     def _rows(self, inputs, iteration):

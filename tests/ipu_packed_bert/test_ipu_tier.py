@@ -26,6 +26,7 @@ import importlib
 import inspect
 import json
 import os
+import sys
 from typing import Any, NamedTuple
 
 import pytest
@@ -93,7 +94,12 @@ def tier(request, monkeypatch):
     if request.param == "stand-in":
         with installed(ipus=16) as (ipu, poptorch):
             yield Tier(ipu, poptorch, False)
-        return
+    else:
+        yield of_the_sdk(monkeypatch)
+
+
+def of_the_sdk(monkeypatch) -> Tier:
+    """On the PopTorch that is installed; skips where there is none."""
     try:
         import poptorch
     except (ImportError, AssertionError) as error:  # PopTorch asserts that torch is the version it wants
@@ -104,7 +110,7 @@ def tier(request, monkeypatch):
         importlib.import_module(f"{ipu.__name__}.{name}")
     gelu = torch.nn.functional.gelu
     monkeypatch.setattr(torch.nn.functional, "gelu", lambda x: gelu(x, approximate="tanh"))
-    yield Tier(ipu, poptorch, True)
+    return Tier(ipu, poptorch, True)
 
 
 def same_update(tier, config, engine, host, batch, rate=0.01):
@@ -244,8 +250,10 @@ def test_an_update_on_two_replicas(tier):
         same_update(tier, config, engine, host, make_batch(config))
 
 
-def test_a_program_compiled_without_a_device(tier, tmp_path):
+def test_a_program_compiled_without_a_device(tier, tmp_path, monkeypatch):
     """Compiled for four IPUs; where they are, it is loaded, and makes the host's update."""
+    for variable in ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL"):  # either excludes an offline target
+        monkeypatch.delenv(variable, raising=False)
     file = str(tmp_path / "program.poptorch")
     config = make_config(layers_per_ipu=(0, 1, 1, 1), accumulation=9, micro_batch=1, engine={"log_cycles": False})
     batch = make_batch(config)
@@ -279,3 +287,31 @@ def test_a_run_is_saved_and_resumed(tier, tmp_path, capsys):
     # Before the first update the loss is that of guessing: log 128 tokens + log 2.
     assert lines[0]["loss"] == pytest.approx(5.545, rel=0.1)
     assert ("IPU hardware: 1 IPU" in capsys.readouterr().out) == tier.ipus(1)
+
+
+def test_the_first_days_check(tier, tmp_path, monkeypatch):
+    """`packed-bert ipu-check` on four IPUs: all its stages, or on the IPU Model those that it has."""
+    import yaml
+
+    from ipu_packed_bert.commands import ipu_check
+    from tests.fakes import pva
+    from tests.tiny_runs import tiny_settings
+
+    if not tier.real:
+        monkeypatch.setitem(sys.modules, "pva", pva)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = tiny_settings()
+    settings["model"]["num_layers"] = 3
+    settings["placement"] = {
+        "ipus_per_replica": 4,
+        "layers_per_ipu": [0, 1, 1, 1],
+        "available_memory_proportion": [0.2] * 4,
+    }
+    settings["engine"] = {"kind": "ipu", "ipu_model": not tier.ipus(4)}
+    settings["batch"] = {"micro_batch": 1, "gradient_accumulation": 9}
+    (tmp_path / "tiny.yml").write_text(yaml.safe_dump(settings))
+    words = ["--config", str(tmp_path / "tiny.yml"), "--out", str(tmp_path / "check"), "--updates", "2", "--no-count"]
+    # On a device cycles may differ from the model's: at these sizes everything is overhead. They are not counted here.
+    assert ipu_check.main(words) == 0
+    bundle = json.loads((tmp_path / "check" / "bundle.json").read_text())
+    assert len(bundle["measured"]["losses"]) == 2 and len(bundle["measured"]["memory"]) == 4

@@ -1,0 +1,272 @@
+"""The bundle of `packed-bert ipu-check`: what was measured on IPUs beside what was predicted, as JSON that can be sent.
+
+docs/ipu_check.md describes its format. It holds no path, no host name and no user name: of the configuration only
+numbers, switches and choices are taken, and every text passes `clean`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import getpass
+import json
+import math
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from ipu_packed_bert.report.popvision import CLASSES
+from pack_data.decoding import read_object
+from pack_data.files import write_atomically
+from pack_data.tables import text_table
+
+FORMAT = 1
+KIND = "packed-bert ipu-check"
+DONE, LEFT_OUT, FAILED, INTERRUPTED = "done", "left out", "failed", "interrupted"
+MIB = 1024.0 * 1024.0
+# The first loss beside the host's, which has no dropout and float32: at the beginning both are nearly that of guessing.
+LOSS_DIFFERS = 0.02
+# Counted cycles outside the model's interval by more than this; the same task differs by 13 % between frameworks.
+CYCLES_DIFFER = 0.25
+
+Bundle = Dict[str, Any]
+
+
+# ------------------------------------------------------------------------------------------------------------- privacy
+
+_PATH = re.compile(r"""(?<![\w.:])(?:~|[A-Za-z]:)?[/\\][^\s'"`,;:()\[\]]+""")
+_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
+
+
+def _own_names() -> List[str]:
+    names = [socket.gethostname(), socket.gethostname().partition(".")[0], os.path.basename(os.path.expanduser("~"))]
+    with contextlib.suppress(KeyError, OSError, ImportError):  # a user whom the system has no name for
+        names.append(getpass.getuser())
+    # "root" and "user" are nobody's name, and a name of one or two letters would hide every word that holds it.
+    found = {name for name in names if len(name) > 2 and name not in ("root", "user", "localhost")}
+    return sorted(found, key=len, reverse=True)
+
+
+def clean(text: str) -> str:
+    """A text without absolute paths, internet addresses, and the names of host and user."""
+    text = _ADDRESS.sub("<address>", _PATH.sub("<path>", text))
+    for name in _own_names():
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "<name>", text)
+    return text
+
+
+def cleaned(value: Any) -> Any:
+    """A tree of plain values with every text cleaned, and None for a number that is not finite."""
+    if isinstance(value, dict):
+        return {key: cleaned(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [cleaned(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return clean(value) if isinstance(value, str) else value
+
+
+def public_settings(config: Any) -> Dict[str, Dict[str, Any]]:
+    """Of a configuration the numbers, the switches and the texts that are one of several choices; no name of a file."""
+    found: Dict[str, Dict[str, Any]] = {}
+    for section, settings in config.sections.items():
+        for field in dataclasses.fields(settings):
+            # The annotation is a text: "str", "Optional[str]".
+            if "str" not in str(field.type) or field.metadata["rule"].choices:
+                value = getattr(settings, field.name)
+                found.setdefault(section, {})[field.name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def write_bundle(path: Path, bundle: Bundle) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(cleaned(bundle), indent=1, allow_nan=False, default=float) + "\n").encode())
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Raises ValueError, in one line, where the file is no bundle or one of another format."""
+    found = read_object(Path(path), way_out="give the bundle.json that packed-bert ipu-check wrote")
+    if not all(key in found for key in ("kind", "format")) or found.any("kind") != KIND:
+        raise ValueError(f"{path}: no bundle of packed-bert ipu-check; give the bundle.json that it wrote")
+    if found.any("format") != FORMAT:
+        raise found.error("format", f"must be {FORMAT}")
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+# ------------------------------------------------------------------------------------------------------------- verdict
+
+
+def problems(bundle: Bundle) -> List[str]:
+    """What does not fit or differs, a line each; stages that failed are not repeated."""
+    found: List[str] = []
+    measured, predicted = bundle.get("measured", {}), bundle.get("predicted", {})
+    for memory in measured.get("memory", ()):
+        limit = bundle["device"]["bytes_per_tile"]
+        if memory["fullest_tile"] > limit:
+            found.append(
+                f"does not fit: the fullest tile of IPU {memory['ipu']} wants {memory['fullest_tile']:,} bytes of"
+                f" {limit:,}"
+            )
+    losses, expected = measured.get("losses", ()), predicted.get("loss")
+    broken = [number for number, loss in enumerate(losses, start=1) if loss is None]
+    if broken:
+        found.append(f"differs: the loss of update {broken[0]} is not finite")
+    elif losses and expected is not None and abs(losses[0] / expected - 1) > LOSS_DIFFERS:
+        found.append(
+            f"differs: the first loss is {losses[0]:.4f}, the host's {expected:.4f}; more than {LOSS_DIFFERS:.0%}"
+        )
+    counted, interval = measured.get("counted_cycles"), predicted.get("update_cycles")
+    if counted and interval:
+        low, _, high = interval
+        if not low * (1 - CYCLES_DIFFER) <= counted <= high * (1 + CYCLES_DIFFER):
+            found.append(
+                f"differs: an update takes {counted:,.0f} cycles, the model says {low:,.0f} to {high:,.0f};"
+                f" more than {CYCLES_DIFFER:.0%} outside"
+            )
+    return found
+
+
+def way_out(config: Any, *, ipu: Optional[int], smaller: Optional[int]) -> List[str]:
+    """What to change where a program does not fit, the cheapest first, as --set options.
+
+    ipu: the one that is too full, None where it is not known. smaller: a micro-batch that fits by the plan.
+    """
+    found = []
+    engine, placement = config.engine, config.placement
+    if not engine.recomputes(ipus=True):
+        found.append("recompute the layers: --set engine.recompute_layers=true")
+    if not engine.half_logits and ipu in (0, None):
+        found.append("the loss of masked tokens in half, on IPU 0: --set engine.half_logits=true")
+    proportions = list(placement.available_memory_proportion)
+    lower = [round(share * (0.75 if ipu in (number, None) else 1.0), 3) for number, share in enumerate(proportions)]
+    found.append(
+        "less temporary memory for products, which makes them slower: --set placement.available_memory_proportion="
+        + str(lower).replace(" ", "")
+    )
+    if not placement.optimizer_state_off_chip:
+        found.append("optimiser state beside the chip: --set placement.optimizer_state_off_chip=true")
+    micro_batch = config.batch.micro_batch
+    if smaller is None and micro_batch > 1:
+        smaller = micro_batch // 2
+    if smaller:
+        accumulation = -(-micro_batch * config.batch.gradient_accumulation // smaller)
+        found.append(
+            f"a smaller micro-batch, with updates as large: --set batch.micro_batch={smaller} --set"
+            f" batch.gradient_accumulation={accumulation}"
+        )
+    found.append("fewer layers on the IPU that is too full: --set placement.layers_per_ipu=[...]")
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------- page
+
+
+def page(bundle: Bundle) -> List[str]:
+    """Measured beside predicted, as lines for a terminal."""
+    checked, device = bundle["configuration"], bundle["device"]
+    text = [
+        f"{checked['name']}: {checked['micro_batches']} micro-batches of {checked['micro_batch']} packs in an update,"
+        f" {checked['replicas']} x {checked['ipus_per_replica']} IPUs ({device['kind']})",
+        "",
+        *_summary(bundle),
+    ]
+    for table in (_memory_table(bundle), _work_table(bundle)):
+        if table:
+            text += ["", *table]
+    text.append("")
+    found = bundle["verdict"]["problems"]
+    failed = [stage["name"] for stage in bundle["stages"] if stage["status"] == FAILED]
+    if failed:
+        text.append(f"failed    {', '.join(failed)}")
+    text += [f"verdict   {problem}" for problem in found]
+    for number, line in enumerate(bundle["verdict"]["way_out"]):
+        text.append(f"{'try' if not number else '':<10}{line}")
+    if not found and not failed:
+        text.append("verdict   nothing differs from what was predicted")
+    return text
+
+
+def _summary(bundle: Bundle) -> List[str]:
+    measured, predicted = bundle.get("measured", {}), bundle.get("predicted", {})
+    rows = [["", "measured", "predicted", "measured / predicted"]]
+    losses = measured.get("losses") or [None]
+    rows.append(["first loss", *_pair(losses[0], predicted.get("loss"), ".4f")])
+    if losses[-1] is not None and len(losses) > 1:
+        rows.append([f"loss of update {len(losses)}", f"{losses[-1]:.4f}", "-", "-"])
+    interval = predicted.get("update_cycles") or [None, None, None]
+    for name, key in (("cycles of an update, counted", "counted_cycles"), ("  in the profile", "profiled_cycles")):
+        rows.append([name, *_pair(measured.get(key), interval[1], ",.0f")])
+    if interval[1] is not None:
+        rows.append(["  the model's interval", "-", f"{interval[0]:,.0f} to {interval[2]:,.0f}", "-"])
+    seconds = measured.get("counted_seconds") or measured.get("seconds")
+    if seconds:
+        rows.append(
+            ["seconds of an update", *_pair(sorted(seconds)[len(seconds) // 2], predicted.get("seconds"), ".4f")]
+        )
+    return text_table(rows, left={0})
+
+
+def _pair(found: Optional[float], expected: Optional[float], form: str) -> Tuple[str, str, str]:
+    both = found is not None and expected
+    return (
+        "-" if found is None else format(found, form),
+        "-" if expected is None else format(expected, form),
+        f"{found / expected:.3f}" if both else "-",  # type: ignore[operator]
+    )
+
+
+def _memory_table(bundle: Bundle) -> List[str]:
+    counted = {each["ipu"]: each for each in bundle.get("predicted", {}).get("memory", ())}
+    measured = {each["ipu"]: each for each in bundle.get("measured", {}).get("memory", ())}
+    if not counted and not measured:
+        return []
+    limit = bundle["device"]["bytes_per_tile"]
+    rows = [["MiB on IPU", "measured", "always live", "counted by the plan", "fullest tile", "of the tile"]]
+    for ipu in sorted({**counted, **measured}):
+        found, plan = measured.get(ipu), counted.get(ipu)
+        rows.append(
+            [
+                str(ipu),
+                _mib(found and found["bytes"]),
+                _mib(found and found["always_live"]),
+                _mib(plan and plan["together"]),
+                f"{found['fullest_tile']:,} bytes" if found else "-",
+                f"{found['fullest_tile'] / limit:.0%}" if found else "-",
+            ]
+        )
+    note = (
+        "  The plan counts weights, gradients, optimiser state and activations; the rest is code and temporary values."
+    )
+    return [*text_table(rows), note]
+
+
+def _mib(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value / MIB:,.1f}"
+
+
+def _work_table(bundle: Bundle) -> List[str]:
+    expected = {each["ipu"]: each for each in bundle.get("predicted", {}).get("work", ())}
+    measured = {each["ipu"]: each for each in bundle.get("measured", {}).get("work", ())}
+    if not expected and not measured:
+        return []
+    ipus: Sequence[int] = sorted({**expected, **measured})
+    rows = [["thousand cycles of an update, measured / model", *(f"IPU {ipu}" for ipu in ipus)]]
+    for name in CLASSES:
+        cells = [f"{_thousand(measured.get(ipu), name)} / {_thousand(expected.get(ipu), name)}" for ipu in ipus]
+        if any(cell != "- / -" for cell in cells):
+            rows.append([name, *cells])
+    notes = [
+        "  Work alone, without waiting for other IPUs. The profile's own overhead is in what is measured; products and",
+        "  rearrangements are told from other compute by their names.",
+    ]
+    return [*text_table(rows, left={0}), *notes]
+
+
+def _thousand(work: Optional[Dict[str, Any]], name: str) -> str:
+    value = work["classes"].get(name) if work else None
+    return "-" if value is None else f"{value / 1000:,.1f}"

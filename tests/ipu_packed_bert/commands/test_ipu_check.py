@@ -1,0 +1,362 @@
+"""`packed-bert ipu-check` on the stand-ins for PopTorch and PopVision's library: stages, page, bundle and statuses."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import shlex
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from ipu_packed_bert.commands import ipu_check
+from ipu_packed_bert.config import load_config
+from ipu_packed_bert.cycles import calibration
+from ipu_packed_bert.cycles.target import MK2
+from ipu_packed_bert.cycles.workload import Machine
+from ipu_packed_bert.report import ipu_bundle, popvision
+from pack_data.command import run_main
+from tests.fakes import profiles, pva
+from tests.fakes.machine import machine
+from tests.fakes.sdk import installed
+from tests.tiny_runs import tiny_settings
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "ipu_check.md"
+STAGES = ["attached", "versions", "predicted", "compiled", "loaded", "updates", "profile", "counted"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Of the cycle model: each network is traced once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def configuration(folder):
+    """Two replicas of two IPUs, float32 so that the stand-in is fast."""
+    settings = tiny_settings()
+    settings["engine"] = {"kind": "ipu", "half_weights": False}
+    settings["placement"] = {
+        "replicas": 2,
+        "ipus_per_replica": 2,
+        "layers_per_ipu": [1, 1],
+        "available_memory_proportion": [0.2, 0.2],
+        "replicated_tensor_sharding": True,
+    }
+    settings["batch"] = {"micro_batch": 1, "gradient_accumulation": 40}
+    (folder / "tiny.yml").write_text(yaml.safe_dump(settings))
+    return folder / "tiny.yml"
+
+
+def checked(folder, cache, *options, ipus=4, before=lambda: None):
+    """(exit status, bundle or None) of the command."""
+    with pytest.MonkeyPatch.context() as patch, installed(ipus=ipus):
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        if sys.modules.get("pva", pva) is not None:
+            patch.setitem(sys.modules, "pva", pva)
+        before()
+        words = ["--config", str(configuration(folder)), "--out", str(folder / "check"), "--updates", "2", *options]
+        status = run_main(ipu_check.main, words)
+    bundle = folder / "check" / "bundle.json"
+    return status, json.loads(bundle.read_text()) if bundle.is_file() else None
+
+
+class Whole(NamedTuple):
+    """A check in which nothing differs, because the stand-in counts the cycles that the model says."""
+
+    status: int
+    bundle: Any
+    config: Any
+    folder: Path
+    cycles: Any  # of an update by the model: low, fitted, high
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("whole")
+    config = load_config(configuration(folder))
+    pipeline = Machine(MK2, Path(cache, "ipu_packed_bert")).pipeline(config)
+    fitted = calibration.load()
+    cycles = [pipeline.step(5, each).cycles for each in (fitted.lower, fitted.parameters, fitted.upper)]
+
+    def count():
+        machine.cycles = int(cycles[1])
+
+    status, bundle = checked(folder, cache, before=count)
+    return Whole(status, bundle, config, folder / "check", cycles)
+
+
+@pytest.fixture
+def check(tmp_path, cache):
+    """check(*options, ipus=..., before=...) -> (exit status, bundle)"""
+
+    def run(*options, **more):
+        return checked(tmp_path, cache, "--no-host", *options, **more)
+
+    run.folder, run.config = tmp_path / "check", load_config(configuration(tmp_path))
+    return run
+
+
+def statuses(bundle):
+    return {stage["name"]: stage["status"] for stage in bundle["stages"]}
+
+
+def test_all_stages_are_done_and_nothing_differs(whole, capsys):
+    bundle = whole.bundle
+    assert whole.status == 0 and statuses(bundle) == dict.fromkeys(STAGES, "done")
+    assert bundle["verdict"] == {"status": 0, "problems": [], "way_out": []}
+    assert bundle["configuration"]["micro_batches"] == 5  # as few as the stages of two IPUs with the heads on the first
+    predicted, measured = bundle["predicted"], bundle["measured"]
+    assert predicted["update_cycles"] == pytest.approx(whole.cycles)
+    assert measured["counted_cycles"] == int(whole.cycles[1])
+    assert len(measured["losses"]) == len(measured["seconds"]) == len(measured["counted_seconds"]) == 2
+    # The same program, profiled or not, from the same weights.
+    assert measured["losses"] == pytest.approx(measured["counted_losses"], rel=1e-3)
+    assert measured["losses"][0] == pytest.approx(predicted["loss"], rel=2e-3)
+    for side in (predicted, measured):
+        assert [work["ipu"] for work in side["work"]] == [0, 1]
+        for work in side["work"]:
+            assert sum(work["classes"].values()) == pytest.approx(work["cycles"]) and work["cycles"] > 0
+            assert set(work["classes"]) <= set(popvision.CLASSES)
+    assert measured["profiled_runs"] == 2
+    # The stand-in's profile has the weights that the plan counts, some constants, and code.
+    for counted, found in zip(predicted["memory"], measured["memory"]):
+        assert 0 <= found["always_live"] - counted["weights"] < 0.1 * counted["weights"]
+        assert found["bytes"] == found["always_live"] + 8 * profiles.CODE_BYTES
+    # The page is a function of the bundle.
+    assert run_main(ipu_check.main, ["--show", str(whole.folder / "bundle.json")]) == 0
+    assert capsys.readouterr().out == (whole.folder / "page.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "what, value, word",
+    [
+        ("counted_cycles", 10**12, "cycles"),
+        ("counted_cycles", 1, "cycles"),
+        ("losses", [9.0, 5.0], "the host's"),
+        ("losses", [None, 5.0], "not finite"),
+        ("losses", [5.5, None], "not finite"),
+        ("memory", [{"ipu": 1, "fullest_tile": MK2.memory_per_tile + 1}], "does not fit"),
+    ],
+)
+def test_what_differs_is_a_verdict(whole, what, value, word):
+    assert ipu_bundle.problems(whole.bundle) == []
+    changed = {**whole.bundle, "measured": {**whole.bundle["measured"], what: value}}
+    found = ipu_bundle.problems(changed)
+    assert len(found) == 1 and word in found[0]
+
+
+def test_the_models_work_is_its_cycles():
+    """By class, without the two calibrated parameters and with them: a micro-batch's and an update's cycles again."""
+    config = load_config("configs/packed_small_ipu1.yml", ["without_ipus=null", "model.num_layers=1"])
+    pipeline = Machine(MK2).pipeline(replace(config, data=replace(config.data, max_sequences_per_pack=3)))
+    for parameters in (calibration.Parameters(), calibration.load().parameters):
+        for ipu, work in zip(pipeline.ipus, ipu_check.model_work(pipeline, 7, parameters)):
+            links = pipeline.target.link_cycles(sum(ipu.link_bytes.values()))
+            expected = 7 * (pipeline.ipu_cycles(ipu, parameters) + links) + pipeline.update_cycles(parameters)
+            assert work["cycles"] == pytest.approx(expected)
+
+
+def test_the_bundle_tells_nobodys_names(check, tmp_path, monkeypatch):
+    """No path, host, user or address, also where the SDK's error has them."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "secretbox.example.org")
+    monkeypatch.setattr(getpass, "getuser", lambda: "jdoe42")
+    said = (
+        f"secretbox: jdoe42 cannot read '{tmp_path}/a b.poptorch' (\\home\\jdoe42), ~/x, 10.1.22.3:8090, error=/etc/x"
+    )
+
+    def damaged():
+        from tests.fakes import poptorch
+
+        def fail(self, filename):
+            raise poptorch.Error(said)
+
+        monkeypatch.setattr(poptorch.PoplarExecutor, "loadExecutable", fail)
+
+    status, bundle = check("--no-count", before=damaged)
+    assert status == 1
+    assert statuses(bundle) == {**dict.fromkeys(STAGES, "done"), "loaded": "failed", "counted": "left out"}
+    failed = next(stage for stage in bundle["stages"] if stage["status"] == "failed")
+    assert failed["said"] and failed["means"] and failed["way_out"]
+    text = (check.folder / "bundle.json").read_text()
+    for name in ("secretbox", "jdoe42", str(tmp_path), "10.1.22.3", "/etc", "example.org", "~/x", Path.home().name):
+        assert name in ("root", "") or name not in text, name
+    settings = [
+        (section, name, value)
+        for section, there in bundle["configuration"]["settings"].items()
+        for name, value in there.items()
+        if isinstance(value, str)
+    ]
+    for section, name, value in settings:  # each is one of the setting's choices
+        field = type(getattr(check.config, section)).__dataclass_fields__[name]
+        assert value in field.metadata["rule"].choices
+    assert not {"directory", "corpus", "vocabulary"} & set(bundle["configuration"]["settings"]["data"])
+
+
+def test_a_program_that_does_not_fit(check, monkeypatch):
+    """Every way out is options that the configuration takes."""
+    monkeypatch.setattr(profiles, "CODE_BYTES", MK2.memory_per_tile)
+    status, bundle = check()
+    assert status == 1
+    assert statuses(bundle) == {
+        **dict.fromkeys(STAGES, "done"),
+        "compiled": "failed",
+        **dict.fromkeys(("loaded", "updates", "counted"), "left out"),
+    }
+    assert [problem[:12] for problem in bundle["verdict"]["problems"]] == ["does not fit"] * 2
+    ways = bundle["verdict"]["way_out"]
+    assert len(ways) >= 3
+    for way in ways:
+        options = [word for word in shlex.split(way.partition(": ")[2]) if word != "--set" and "..." not in word]
+        load_config(check.config.path, options)
+
+
+@pytest.mark.parametrize("tile, ipu", [(3000, 2), (12, 0)])
+def test_poplars_error_names_the_ipu(check, tile, ipu):
+    error = RuntimeError(f"Out of memory on tile {tile}: 700000 bytes used but tiles only have 638976 bytes of memory")
+    found = ipu_check.explained(error, check.config)
+    assert found.means.endswith(f"IPU {ipu}") and "--set" in found.way_out
+
+
+def test_fewer_ipus_than_wanted(check):
+    """What one replica can show is shown."""
+    status, bundle = check("--no-count", ipus=2)
+    assert status == 1 and statuses(bundle) == {
+        **dict.fromkeys(STAGES, "done"),
+        "attached": "failed",
+        "counted": "left out",
+    }
+    assert bundle["configuration"]["replicas"] == 1 and bundle["device"]["attached"] == 2
+
+
+def test_without_ipus_the_program_is_compiled(check):
+    status, bundle = check(ipus=0)
+    left_out = dict.fromkeys(("loaded", "updates", "counted"), "left out")
+    assert status == 1 and statuses(bundle) == {**dict.fromkeys(STAGES, "done"), "attached": "failed", **left_out}
+    assert bundle["measured"]["program_bytes"] > 0 and bundle["measured"]["memory"]
+
+
+def test_on_the_ipu_model(check, monkeypatch):
+    one = ["placement.replicas=1", "placement.replicated_tensor_sharding=false", "engine.ipu_model=true"]
+    options = [word for each in one for word in ("--set", each)]
+    status, bundle = check(*options, ipus=0)
+    left_out = dict.fromkeys(("loaded", "counted"), "left out")
+    assert status == 0 and statuses(bundle) == {**dict.fromkeys(STAGES, "done"), **left_out}
+
+
+def test_without_pva_the_rest_is_done(check, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pva", None)
+    status, bundle = check("--no-count")
+    assert status == 1 and statuses(bundle) == {
+        **dict.fromkeys(STAGES, "done"),
+        "profile": "failed",
+        "counted": "left out",
+    }
+
+
+def test_ctrl_c_leaves_the_bundle_so_far(check, monkeypatch, capsys):
+    def interrupt():
+        from ipu_packed_bert.engine.ipu import engine
+
+        step, calls = engine.IpuEngine.step, []
+
+        def stopped(self, *arguments):
+            calls.append(1)
+            if len(calls) > 1:
+                raise KeyboardInterrupt
+            return step(self, *arguments)
+
+        monkeypatch.setattr(engine.IpuEngine, "step", stopped)
+
+    status, bundle = check(before=interrupt)
+    assert status == 130 and len(bundle["measured"]["losses"]) == 1
+    assert bundle["stages"][-1]["name"] == "updates" and bundle["stages"][-1]["status"] == "interrupted"
+    assert "bundle.json" in capsys.readouterr().out
+    assert run_main(ipu_check.main, ["--show", str(check.folder / "bundle.json")]) == 1
+
+
+def test_without_the_sdk_it_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "poptorch", None)
+    assert run_main(ipu_check.main, ["--config", "packed_small_ipu1", "--out", str(tmp_path / "check")]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and not (tmp_path / "check").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"kind": "another", "format": 1}', '{"kind": "packed-bert ipu-check", "format": 2}']
+)
+def test_what_is_no_bundle_is_one_line(tmp_path, capsys, text):
+    (tmp_path / "bundle.json").write_text(text)
+    assert run_main(ipu_check.main, ["--show", str(tmp_path / "bundle.json")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_every_key_of_the_bundle_is_documented(whole):
+    """And the table has no key that a whole bundle, with a failed stage, lacks."""
+    bundle, failed = whole.bundle, {"name": "", "status": "", "seconds": 0.0, "said": "", "means": "", "way_out": ""}
+    found = set()
+
+    def walk(value, path):
+        if isinstance(value, dict) and not path.endswith((".settings", ".classes")):
+            for key, each in value.items():
+                walk(each, f"{path}.{key}" if path else key)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for each in value:
+                walk(each, path + "[]")
+        else:
+            found.add(path)
+
+    walk({**bundle, "stages": [*bundle["stages"], failed]}, "")
+    documented, table = set(), DOCS.read_text().partition("| key | is |")[2]
+    for line in table.splitlines():
+        names = re.findall(r"`([^`]+)`", line.split("|")[1]) if line.startswith("| `") else []
+        prefix = names[0].rpartition(".")[0] if names else ""
+        documented |= {prefix + name if name.startswith(".") else name for name in names}
+    assert found == documented
+
+
+# ------------------------------------------------------------------------------------------------------------- profiles
+
+
+def test_a_profile_by_hand(tmp_path, monkeypatch):
+    """Two IPUs of two tiles; a run that brings weights, and two updates of 30 and 50 cycles on IPU 0."""
+    steps = [
+        [("OnTileExecute", "/a/MatMul", (20, 5)), ("DoExchange", "/a", (4, 1)), ("Sync", "s", (6, 6))],
+        [("OnTileExecute", "/a/MatMul", (40, 7)), ("OnTileExecute", "/b/PreArrange", (2, 0)), ("Unheard", "x", (8, 0))],
+    ]
+    weights = [("StreamCopyMid", "weights", (3, 3))]
+
+    def run(each):
+        return {"name": "", "steps": [dict(type=kind, name=name, cycles=cycles) for kind, name, cycles in each]}
+
+    tiles = [{"bytes": size, "always_live": size - 1} for size in (10, 30, 5, 6)]
+    stored = {"ipus": 2, "tiles": tiles, "runs": [run(each) for each in (weights, *steps)]}
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "profile.pop").write_text(json.dumps(stored))
+    monkeypatch.setitem(sys.modules, "pva", pva)
+    found = popvision.read_profile(popvision.find_profile(tmp_path), ipus=2)
+    assert found.memory == (popvision.Memory(0, 40, 38, 30), popvision.Memory(1, 11, 9, 6))
+    assert found.runs == 2 and [work.cycles for work in found.work] == [40, 9.5]
+    # Medians of (20, 40), (0, 2), (4, 0), (6, 0) and (0, 8).
+    assert found.work[0].classes == {
+        "products": 30, "rearrangements": 1, "exchange": 2, "sync": 3, "other": 4
+    }  # fmt: skip
+    assert found.largest[0] == ("a/MatMul", "products", 40)
+
+
+def test_no_profile_is_one_line(tmp_path):
+    with pytest.raises(ValueError, match="no profile.pop") as error:
+        popvision.find_profile(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_texts_are_cleaned_and_nothing_else():
+    names = SimpleNamespace(text="layers.0/attention is 3/4 of model.network.bert at 1.5e-3, IPU 0: 12 %")
+    assert ipu_bundle.clean(names.text) == names.text
+    assert ipu_bundle.clean('open("/data/x/y.bin") failed') == 'open("<path>") failed'
