@@ -145,7 +145,7 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What runs the steps.  The settings after ``threads`` are read by the IPU engine only, but for
+    """What runs the steps.  The settings after ``processes`` are read by the IPU engine only, but for
     ``recompute_layers``, and checked always."""
 
     kind: str = setting(
@@ -162,6 +162,7 @@ class EngineConfig:
     compile: bool = setting(False, "host: torch.compile")
     deterministic: bool = setting(False, "CUDA: the same bits in every run, slower; CPUs always give them")
     threads: Optional[int] = setting(None, "host; null: as many as torch chooses", minimum=1)
+    processes: int = setting(1, "host: how many it is made for, by torchrun; any number may run it", minimum=1)
     mask: str = setting("product", "inside the score product, or added to the scores", choices=("product", "additive"))
     half_weights: bool = setting(True, "weights in float16")
     half_logits: bool = setting(

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Sequence
 
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, ModelConfig, OptimizerConfig
 from ipu_packed_bert.cycles.fine_tuning import TaskCycles, task_cycles
 from ipu_packed_bert.cycles.matmul import Planner, cache_folder
 from ipu_packed_bert.cycles.target import TARGETS
+from ipu_packed_bert.launch import start_lines
 from ipu_packed_bert.placement import place
 from ipu_packed_bert.plan import (
     MIB,
@@ -153,11 +154,21 @@ def _run(config: FinetuneConfig, model: ModelConfig, task: Optional[ExampleTask]
 
 
 def print_plan(
-    config: FinetuneConfig, *, data_dir: Optional[Path] = None, packing_factor: Optional[float] = None
+    config: FinetuneConfig,
+    *,
+    data_dir: Optional[Path] = None,
+    packing_factor: Optional[float] = None,
+    options: Sequence[str] = (),
 ) -> int:
-    """Print the plan and its verdict; the exit status, 1 where the memory does not fit."""
+    """Print the plan and its verdict; the exit status, 1 where the memory does not fit.
+
+    options: of the command that starts the run, see :func:`launch.start_lines`.
+    """
     made = plan_fine_tuning(config, data_dir=data_dir, packing_factor=packing_factor)
-    print("\n".join(lines(made) + ([] if made.config.engine.kind == "host" else verdict(made))))
+    text = lines(made) + ([] if made.config.engine.kind == "host" else verdict(made))
+    if made.run.fits is not False:
+        text += start_lines(config, options, command="finetune")
+    print("\n".join(text))
     return 1 if made.run.fits is False else 0
 
 

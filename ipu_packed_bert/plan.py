@@ -8,12 +8,13 @@ the exchange buffers and the temporary values of products: they take what is lef
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert.config import Config, ModelConfig, check_accumulation
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.data import known_packing_factor
 from ipu_packed_bert.host_memory import HostMemory, host_memory, multiply_adds
+from ipu_packed_bert.launch import start_lines
 from ipu_packed_bert.placement import Block, Placement, place
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.lengths.factors import PackingFactor
@@ -277,13 +278,25 @@ def _layer(config: Config, depth: int) -> float:
 # ------------------------------------------------------------------------------------------------------------ printing
 
 
-def print_plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> int:
-    """Print :func:`plan` and its verdict; returns the exit status, 1 where the memory does not fit."""
+def print_plan(
+    config: Config,
+    manifest: Optional[Manifest] = None,
+    *,
+    packing_factor: Optional[float] = None,
+    options: Sequence[str] = (),
+) -> int:
+    """Print :func:`plan` and its verdict; returns the exit status, 1 where the memory does not fit.
+
+    options: of the command that starts the run, see :func:`launch.start_lines`.
+    """
     made = plan(config, manifest, packing_factor=packing_factor)
     text = lines(made)
     if config.engine.kind != "host":
         smaller = None if made.fits else micro_batch_that_fits(config, manifest, packing_factor=packing_factor)
         text += verdict(made, smaller)
+    if made.fits is not False:
+        micro_batches = None if made.update is None else made.update.packs // config.batch.micro_batch
+        text += start_lines(config, options, micro_batches=micro_batches)
     print("\n".join(text))
     return 1 if made.fits is False else 0
 

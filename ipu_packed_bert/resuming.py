@@ -32,7 +32,8 @@ HARMLESS = frozenset(
     data.directory data.corpus data.json_field data.vocabulary data.held_out data.evaluation_directory
     data.training data.evaluation data.evaluation_examples
     model.initializer_range model.vocabulary
-    engine.kind engine.device engine.attention engine.compile engine.deterministic engine.threads engine.mask
+    engine.kind engine.device engine.attention engine.compile engine.deterministic engine.threads
+    engine.processes engine.mask
     engine.executable_cache engine.executable engine.ipu_model engine.offline_export engine.profile_directory
     engine.asynchronous_loading engine.log_cycles engine.recompute_layers
     placement.machine placement.ipus_per_replica placement.layers_per_ipu placement.available_memory_proportion

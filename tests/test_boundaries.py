@@ -51,7 +51,7 @@ ipu_packed_bert.hugging_face
 ipu_packed_bert.tasks
 ipu_packed_bert.start
 ipu_packed_bert.cycles
-ipu_packed_bert.host_memory
+ipu_packed_bert.host_memory ipu_packed_bert.launch
 ipu_packed_bert.plan
 ipu_packed_bert.finetune_plan
 ipu_packed_bert.engine

@@ -8,7 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence
 
-from ipu_packed_bert.commands.run_options import add_run_options, add_which_run, parse_run, resumes_there
+from ipu_packed_bert.commands.run_options import (
+    add_run_options,
+    add_which_run,
+    options_without_plan,
+    parse_run,
+    resumes_there,
+)
 from ipu_packed_bert.configurations import config_file, refuse_no_run
 from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes import Processes, joined
@@ -93,7 +99,8 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
     if args.plan:
         from ipu_packed_bert.finetune_plan import print_plan
 
-        return print_plan(config, data_dir=args.data_dir, packing_factor=args.packing_factor)
+        options = options_without_plan(args)
+        return print_plan(config, data_dir=args.data_dir, packing_factor=args.packing_factor, options=options)
 
     # torch loads from here on: a wrong configuration is refused without it.
     from ipu_packed_bert.runlog import refuse_a_run_in, refuse_a_run_under_way

@@ -11,7 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_packed_bert.commands.run_options import add_run_options, add_which_run, parse_run, resumes_there
+from ipu_packed_bert.commands.run_options import (
+    add_run_options,
+    add_which_run,
+    options_without_plan,
+    parse_run,
+    resumes_there,
+)
 from ipu_packed_bert.config import Config, check_accumulation, check_on_ipus, load_config
 from ipu_packed_bert.configurations import config_file, for_one_gpu, refuse_no_run
 from ipu_packed_bert.data import (
@@ -100,7 +106,7 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
     if args.plan:
         from ipu_packed_bert.plan import print_plan
 
-        return print_plan(*described(config), packing_factor=args.packing_factor)
+        return print_plan(*described(config), packing_factor=args.packing_factor, options=options_without_plan(args))
     return run(config, args, processes)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Mapping, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence
 
 from ipu_packed_bert.processes import Processes
 
@@ -84,6 +84,18 @@ def parse_run(
         if value is not None:
             args.overrides.append(f"{key}={json.dumps(value)}")  # JSON is YAML, with texts in quotes
     return args
+
+
+def options_without_plan(args: argparse.Namespace) -> List[str]:
+    """The options that begin, or go on with, the run that --plan tells of."""
+    options = ["--resume", args.resume] if args.resume else ["--config", args.config]
+    for option in ("start_from", "data_dir", "out"):
+        if getattr(args, option, None):
+            options += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
+    options += ["--resume-if-there"] * args.resume_if_there
+    for option, values in (("--set", args.overrides), ("--allow-change", args.allow_change)):
+        options += [word for value in values for word in (option, value)]
+    return options
 
 
 def resumes_there(args: argparse.Namespace, processes: Processes) -> bool:

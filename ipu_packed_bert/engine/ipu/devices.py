@@ -10,6 +10,7 @@ from ipu_packed_bert.config import PRETRAINING, Config, load_config
 from ipu_packed_bert.configurations import FOLDER
 from ipu_packed_bert.engine.ipu.poprun import Instance, find_instance
 from ipu_packed_bert.engine.ipu.sdk import poptorch
+from ipu_packed_bert.launch import IPUS_OF_A_PROGRAM, instances_for
 
 
 class Device(NamedTuple):
@@ -145,15 +146,12 @@ def ipus_of(config: Any) -> str:
     return f"{config.ipus} IPU{plural} ({placement.replicas} x {placement.ipus_per_replica})"
 
 
-IPUS_OF_A_PROGRAM = 64
-
-
 def refuse_too_many(config: Any, replicas: int) -> None:
     """Raise ValueError where the program of this process, with `replicas` of the run's, has more IPUs than it can."""
     ipus = replicas * config.placement.ipus_per_replica
     if ipus > IPUS_OF_A_PROGRAM:
         raise ValueError(
             f"{config.path}: this process has {ipus} IPUs, a program at most {IPUS_OF_A_PROGRAM}; share "
-            f"{ipus_of(config)} out among processes: poprun --num-instances {-(-ipus // IPUS_OF_A_PROGRAM)}"
+            f"{ipus_of(config)} out among processes: poprun --num-instances {instances_for(config)}"
             f" --num-replicas {config.placement.replicas}"
         )

@@ -25,8 +25,8 @@ NOT_COMPILED = frozenset(
     optimizer.schedule_steps optimizer.packing_adjustment optimizer.beta1 optimizer.beta2
     batch.gradient_accumulation batch.sequences_per_update
     engine.kind engine.device engine.precision engine.attention engine.compile engine.deterministic engine.threads
-    engine.executable_cache engine.executable engine.offline_export engine.ipu_model engine.asynchronous_loading
-    engine.log_cycles placement.machine
+    engine.processes engine.executable_cache engine.executable engine.offline_export engine.ipu_model
+    engine.asynchronous_loading engine.log_cycles placement.machine
     """.split()
 )
 
