@@ -20,7 +20,7 @@ LEGEND = """
 A step takes as long as its longest rank; excess: how far that is above the lower bound, which is the mean of the ranks
 or the most expensive sequence. idle: share of the ranks' time spent waiting, of the whole epoch. over: rows with more
 tokens than they may have. by rows: plans that level the squared lengths of whole rows; levelled: plans with this cost;
-differencing: Karmarkar and Karp's method on the sequences of the first ten levelled steps, where `over` counts ranks."""
+differencing: Karmarkar and Karp's method on the sequences of the first ten levelled steps; there `over` is of ranks."""
 
 
 class Evenness(NamedTuple):
