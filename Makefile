@@ -12,6 +12,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
 .PHONY: help pretrain bench test gpu check coverage mutants test-sdk test-ipu test-wheel weights print-python38 clean
+.PHONY: test-trainers test-trainers-newest test-trainers-older
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make bench      what packing brings on this machine: speed-up beside the packing factor, 1 and 2 processes"
@@ -22,6 +23,8 @@ help:
 	@echo "make mutants    small random mistakes in the core modules: do the tests notice? (an hour; goes on where it was stopped)"
 	@echo "make test-sdk   run them in the IPU machines' world (Python 3.8, torch 2.0.1)"
 	@echo "make test-ipu   the IPU suite where the Poplar SDK is, on IPUs or on the IPU Model; PYTHON=the SDK's environment"
+	@echo "make test-trainers"
+	@echo "                Hugging Face's Trainer and TRL's SFTTrainer on packs: the newest ones, and a pair that is a year older"
 	@echo "make test-wheel build the wheel, install it into an empty environment, and use it there"
 	@echo "make weights    fetch a small trained BERT (84 MB) for fine-tuning, experiments and one test"
 	@echo "make clean      remove the virtual environments; runs/ and data/ stay"
@@ -95,6 +98,22 @@ test-sdk: .venv-sdk/ready
 test-ipu:
 	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PYTHON) tests/on_ipus.py $(TEST_IPU)
 
+# Each pair of TRL and Transformers is an environment on top of .venv, which has torch and all else.  PAIR=newest takes one.
+PAIR ?= newest older
+TRAINERS_TESTS = tests/ipu_packed_bert/padding_free/test_trainers.py tests/ipu_packed_bert/padding_free/test_data_loader.py \
+  tests/test_examples.py
+SITE_PACKAGES = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+test-trainers: $(PAIR:%=test-trainers-%)
+
+test-trainers-newest test-trainers-older: test-trainers-%: .venv-trainers-%/ready
+	.venv-trainers-$*/bin/python -m pytest -n 0 $(TRAINERS_TESTS)
+
+.venv-trainers-newest/ready .venv-trainers-older/ready: .venv-trainers-%/ready: .venv/ready requirements-trainers-%.txt
+	.venv/bin/python -m venv --clear .venv-trainers-$*
+	.venv/bin/python $(SITE_PACKAGES) > "$$(.venv-trainers-$*/bin/python $(SITE_PACKAGES))/base.pth"
+	.venv-trainers-$*/bin/pip install --quiet -r requirements-trainers-$*.txt
+	@touch $@
+
 # What `pip install .[train]` gives on a machine that has nothing else.
 test-wheel: .venv/ready
 	rm -rf .venv-wheel build
@@ -105,4 +124,4 @@ test-wheel: .venv/ready
 	.venv/bin/python -m pytest -n 0 tests/test_wheel.py --packed-bert .venv-wheel/bin/packed-bert
 
 clean:
-	rm -rf .venv .venv-sdk .venv-wheel build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage*
+	rm -rf .venv .venv-sdk .venv-wheel .venv-trainers-* build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage*

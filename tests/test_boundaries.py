@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("pack_data", "ipu_packed_bert", "profiling")
+PACKAGES = ("pack_data", "ipu_packed_bert", "profiling", "examples")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")) + [
     ROOT / "run_pretraining.py"
 ]
@@ -65,7 +65,7 @@ ipu_packed_bert.report
 ipu_packed_bert.experiments
 ipu_packed_bert.commands
 ipu_packed_bert
-profiling run_pretraining
+profiling run_pretraining examples
 """  # noqa: E501
 LINES = {name: number for number, line in enumerate(ARROW.splitlines()) for name in line.split()}
 # Words of a device, an SDK or a schedule; the network knows none of them.

@@ -19,9 +19,9 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import use_padding_free
 from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
+from ipu_packed_bert.padding_free.models import choice_of
 from ipu_packed_bert.padding_free.update import IGNORED
 from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
@@ -71,11 +71,12 @@ def pack_into(
         raise ValueError(
             "max_sequence_length is not given, and the trainer has no max_length; give the tokens of a row"
         )
-    attention = use_padding_free(trainer.model, longest=row) if check else None
-    if attention not in (None, NAME) and "flash" not in attention and hasattr(trainer, "_total_train_tokens"):
+    if check:
+        use_padding_free(trainer.model, longest=row)
+    if choice_of(trainer.model).boundaries == "attention_mask" and hasattr(trainer, "_total_train_tokens"):
         raise ValueError(
-            f'{type(trainer.model).__name__} keeps examples apart with attn_implementation="{attention}" and a mask of '
-            "all tokens by all tokens, which SFTTrainer would count as its tokens; use Trainer for it"
+            f"{type(trainer.model).__name__} keeps examples apart only by a mask of all tokens by all tokens, which "
+            "SFTTrainer would count as its tokens; use Trainer for it"
         )
     if args.world_size > 1:
         args.average_tokens_across_devices = True

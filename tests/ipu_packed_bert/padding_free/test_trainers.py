@@ -132,6 +132,12 @@ def test_a_row_and_a_way_must_be_given_that_can_be(tmp_path):
         pack_into(trainer, max_sequence_length=ROW, way="FixedLengthPacking+PosID")
 
 
+def test_a_mask_that_would_be_counted_as_tokens_is_refused(tmp_path):
+    """The model as it was loaded, with sdpa."""
+    with pytest.raises(ValueError, match="use Trainer for it"):
+        pack_into(a_trainer("completion", tmp_path), check=False)
+
+
 def test_what_a_row_cannot_have_is_refused(tmp_path):
     trainer = a_trainer("trainer", tmp_path)
     trainer.data_collator = lambda examples: {**runs.Collator()(examples), "pixel_values": torch.zeros(1, 3)}

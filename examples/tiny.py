@@ -1,0 +1,46 @@
+"""What the examples train when no model is named: a small random Llama, and random tokens of very different lengths."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import numpy as np
+import torch
+import transformers
+
+WORDS, LONGEST = 200, 256
+
+
+def load(name: str) -> Any:
+    """The model of this name or folder; the small one for an empty name."""
+    torch.manual_seed(0)
+    if name:
+        return transformers.AutoModelForCausalLM.from_pretrained(name)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=WORDS + 3, max_position_embeddings=2048, pad_token_id=0, **sizes)
+    return transformers.LlamaForCausalLM(config)
+
+
+def examples(count: int) -> List[Dict[str, List[int]]]:
+    """Tokens and labels; the lengths are as uneven as those of instructions, half of them below 45 tokens."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(3.8, 0.9, count).astype(int), 2, LONGEST)
+    tokens = [rng.integers(3, WORDS, length).tolist() for length in lengths]
+    return [{"input_ids": ids, "labels": ids} for ids in tokens]
+
+
+def tokenizer() -> Any:
+    """One word a token: w0, w1, ..."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(WORDS))]
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
+
+
+def report(tokens: int, seconds: Dict[str, float]) -> None:
+    """Real tokens, without padding, a second."""
+    for name, time in seconds.items():
+        print(f"{name:9} {tokens / time:10,.0f} tokens/s")
+    print(f"packed is {seconds['unpacked'] / seconds['packed']:.2f} times as fast as unpacked")
