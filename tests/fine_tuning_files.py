@@ -55,7 +55,7 @@ def tiny_checkpoint(folder: Path, *, pooler: bool = True, positions: int = 64) -
 
 
 def tiny_fine_tuned(folder: Path, kind: str) -> Path:
-    """A Hugging Face folder of the task of this name, its head of random weights, for files as `training_file` makes."""
+    """A Hugging Face folder of the task of this name with a random head, for files as `training_file` makes."""
     training = training_file(folder.parent, kind)
     config = tiny_config(None, training, task=kind)
     task = task_class(kind)(config, Tokenizer(VOCABULARY), MODEL)

@@ -51,6 +51,8 @@ def describe(prepared: Prepared) -> None:
             f" {rows * factor:,.0f} sequences ({batches.micro_batches_per_update:,} micro-batches of"
             f" {config.batch.micro_batch})"
         )
+    if task.evaluation_packs is not None:
+        print(f"scores    {', '.join(task.scores)}, where the file has labels")
     if batches.sharing:
         print(f"ranks     {batches.sharing}")
     print(f"engine    {prepared.engine.description}", flush=True)

@@ -32,7 +32,7 @@ from typing import Optional, Sequence
 from ipu_packed_bert.processes import refuse_several
 from ipu_packed_bert.settings import peek
 from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, Source
-from ipu_packed_bert.tasks.settings import SQUAD, TOKENS
+from ipu_packed_bert.tasks.settings import GLUE, SQUAD, TOKENS
 from pack_data.command import ArgumentParser, positive_int, progress_bar
 from pack_data.files import write_atomically
 
@@ -53,7 +53,11 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument(
         "--score",
         action="store_true",
-        help="read the labels of FILE too, and print what the task.metric of the run makes of them, as JSON",
+        help="read the labels of FILE too, and print the scores as JSON, in percent but for correlations: of squad "
+        "exact and f1, with null_answers also the best ones and their thresholds; single_label accuracy; multi_label "
+        "micro_f1, all_right; regression pearson, spearman, mean_squared_error; tokens accuracy, and precision, recall "
+        "and f1 of spans (B-X I-X), as seqeval's; of texts --set task.metric=NAME chooses another: f1 (of "
+        f"task.positive_label), macro_f1, matthews, ..., or the metrics of a task of GLUE: {', '.join(GLUE)}",
     )
     parser.add_argument(
         "--cut",

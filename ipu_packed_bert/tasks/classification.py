@@ -7,7 +7,7 @@ Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -21,8 +21,15 @@ from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.placement import Part
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
 from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
-from ipu_packed_bert.tasks.scores import accuracy, micro_f1, pearson, spearman
-from ipu_packed_bert.tasks.settings import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationConfig, FinetuneConfig
+from ipu_packed_bert.tasks.scores import accuracy, macro_f1, matthews, micro_f1, pearson, spearman
+from ipu_packed_bert.tasks.settings import (
+    METRICS_OF,
+    MULTI_LABEL,
+    REGRESSION,
+    SINGLE_LABEL,
+    ClassificationConfig,
+    FinetuneConfig,
+)
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.decoding import named, shown
 
@@ -151,13 +158,30 @@ class ClassificationTask(ExampleTask):
                 f"{what}: {len(found):,} texts of {inputs.lengths.mean():.0f} tokens"
                 + (f", {cut:,} of them cut at {data.max_sequence_length} or just as long" if cut else "")
             )
+        self._positive = self._positive_class()
         self._labelled = "evaluation" in texts and texts["evaluation"][0].labels is not None
         self.pack()
+
+    def _positive_class(self) -> Optional[int]:
+        """The number of the class that F1 is of; None where F1 is not asked for."""
+        if self.kind != SINGLE_LABEL or "f1" not in self._columns.metrics:
+            return None
+        label = self._columns.positive_label
+        if label not in self.labels:
+            raise ValueError(
+                f"{self.config.path}: task.positive_label is {shown(label)}, and task.metric "
+                f"{self._columns.metric} has F1 of that label; name one of {', '.join(map(named, self.labels[:8]))}"
+            )
+        return self.labels.index(label)
 
     @staticmethod
     def texts(config: FinetuneConfig) -> List[str]:
         found = read_texts(str(config.data.training), config.task.name, config.of_task(ClassificationConfig))
         return list(dict.fromkeys(part for text in found for part in text.parts))
+
+    @property
+    def scores(self) -> Tuple[str, ...]:
+        return self._columns.metrics
 
     @property
     def scorable(self) -> bool:
@@ -175,7 +199,14 @@ class ClassificationTask(ExampleTask):
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         logits, threshold = np.stack(outputs), self._columns.threshold
         metrics = (
-            score(logits, self.evaluation.targets["labels"], self.kind, threshold)
+            score(
+                logits,
+                self.evaluation.targets["labels"],
+                self.kind,
+                threshold,
+                self._columns.metrics,
+                positive=self._positive,
+            )
             if self.scorable and self.evaluation is not None
             else {}
         )
@@ -387,21 +418,42 @@ def predict(logits: np.ndarray, kind: str, names: Sequence[str], threshold: floa
     return [{"prediction": names[int(row.argmax())], "probability": float(row.max())} for row in probabilities]
 
 
-def score(logits: np.ndarray, labels: np.ndarray, kind: str, threshold: float) -> Dict[str, Any]:
-    """Accuracy and micro-F1 in percent, or the two correlations and the mean squared error."""
+def score(
+    logits: np.ndarray,
+    labels: np.ndarray,
+    kind: str,
+    threshold: float,
+    metrics: Optional[Sequence[str]] = None,
+    *,
+    positive: Optional[int] = None,
+) -> Dict[str, Any]:
+    """The metrics of these names, None for the task's own, and the number of texts.
+
+    In percent, but for the correlations (Matthews', Pearson's, Spearman's), which are in [-1, 1].
+    positive: the class that F1 is of.
+    """
+    compute: Dict[str, Callable[[], Optional[float]]]
     if kind == REGRESSION:
         found, wanted = logits[:, 0].astype(np.float64), labels.astype(np.float64)
-        return {
-            "pearson": pearson(found, wanted),
-            "spearman": spearman(found, wanted),
-            "mean_squared_error": float(((found - wanted) ** 2).mean()),
-            "texts": len(labels),
+        compute = {
+            "pearson": lambda: pearson(found, wanted),
+            "spearman": lambda: spearman(found, wanted),
+            "mean_squared_error": lambda: float(((found - wanted) ** 2).mean()),
         }
-    if kind == MULTI_LABEL:
+    elif kind == MULTI_LABEL:
         given, asked = 1.0 / (1.0 + np.exp(-logits.astype(np.float64))) > threshold, labels > 0
-        return {
-            "micro_f1": 100.0 * micro_f1(given, asked),
-            "all_right": 100.0 * float((given == asked).all(axis=1).mean()),
-            "texts": len(labels),
+        compute = {
+            "micro_f1": lambda: 100.0 * micro_f1(given, asked),
+            "macro_f1": lambda: 100.0 * macro_f1(given, asked),
+            "all_right": lambda: 100.0 * float((given == asked).all(axis=1).mean()),
         }
-    return {"accuracy": 100.0 * accuracy(logits.argmax(axis=1), labels), "texts": len(labels)}
+    else:
+        classes = logits.argmax(axis=1)
+        numbers = np.union1d(classes, labels)  # macro-F1 is of the classes that occur
+        compute = {
+            "accuracy": lambda: 100.0 * accuracy(classes, labels),
+            "f1": lambda: 100.0 * micro_f1(classes == positive, labels == positive),
+            "macro_f1": lambda: 100.0 * macro_f1(classes[:, None] == numbers, labels[:, None] == numbers),
+            "matthews": lambda: matthews(classes, labels),
+        }
+    return {**{name: compute[name]() for name in metrics or METRICS_OF[kind]}, "texts": len(labels)}

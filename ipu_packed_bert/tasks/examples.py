@@ -244,6 +244,11 @@ class ExampleTask(Task):
 
     @property
     @abc.abstractmethod
+    def scores(self) -> Tuple[str, ...]:
+        """What `score` gives where there are labels, in percent but for correlations and errors."""
+
+    @property
+    @abc.abstractmethod
     def scorable(self) -> bool:
         """Whether every record of `evaluation` has a label that was read."""
 

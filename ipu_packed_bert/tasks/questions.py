@@ -175,6 +175,10 @@ class QuestionsTask(ExampleTask):
         )
 
     @property
+    def scores(self) -> Tuple[str, ...]:
+        return ("exact", "f1", "best_exact", "best_f1") if self._squad.null_answers else ("exact", "f1")
+
+    @property
     def scorable(self) -> bool:
         return all(question.labelled for question in self.windows.questions)
 
@@ -188,12 +192,11 @@ class QuestionsTask(ExampleTask):
             answers = squad.gold(self.windows.questions)
             metrics = score_answers({name: each.text for name, each in predictions.items()}, answers)
             if self._squad.null_answers:
-                best = best_threshold(
-                    {name: each.best_text for name, each in predictions.items()},
-                    {name: each.null_odds for name, each in predictions.items()},
-                    answers,
-                )
-                metrics.update(best_f1=best.f1, best_f1_threshold=best.threshold)
+                texts = {name: each.best_text for name, each in predictions.items()}
+                odds = {name: each.null_odds for name, each in predictions.items()}
+                for of in ("exact", "f1"):
+                    best = best_threshold(texts, odds, answers, of=of)
+                    metrics.update({f"best_{of}": best.score, f"best_{of}_threshold": best.threshold})
         null_answers = self._squad.null_answers
         return Scored(
             metrics,

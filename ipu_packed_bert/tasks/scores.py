@@ -1,11 +1,17 @@
-"""Scores: exact match and F1 by SQuAD's rules, micro-F1 of label sets, Pearson's and Spearman's correlations."""
+"""Scores: exact match and F1 by SQuAD's rules, GLUE's (accuracy, F1, Matthews, Pearson, Spearman), F1 of label sets and
+of spans of words.
+
+Where a score is undefined, as F1 with nothing to find and nothing found, it is what the reference libraries make of it:
+0.  Correlations of a constant are None.
+"""
 
 from __future__ import annotations
 
 import collections
+import math
 import re
 import string
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -69,14 +75,14 @@ def score_answers(predictions: Mapping[str, str], answers: Mapping[str, Sequence
 
 
 class Threshold(NamedTuple):
-    f1: float  # percent
+    score: float  # percent
     threshold: float  # no answer where its score is better by more than this
 
 
 def best_threshold(
-    texts: Mapping[str, str], odds: Mapping[str, float], answers: Mapping[str, Sequence[str]]
+    texts: Mapping[str, str], odds: Mapping[str, float], answers: Mapping[str, Sequence[str]], *, of: str = "f1"
 ) -> Threshold:
-    """The threshold with the best F1 over these questions, as SQuAD's script for version 2 finds it.
+    """The threshold with the best F1, or exact match, over these questions, as SQuAD's script for version 2 finds it.
 
     texts: the best answer to each question; odds: the score of no answer minus that of the text.
     """
@@ -85,7 +91,7 @@ def best_threshold(
     threshold = min(odds.values()) - 1.0
     ordered = sorted(odds, key=lambda name: odds[name])
     for place, name in enumerate(ordered):
-        total += score_answer(texts[name], answers[name]).f1 - float(not answers[name])
+        total += getattr(score_answer(texts[name], answers[name]), of) - float(not answers[name])
         equal = place + 1 < len(ordered) and odds[ordered[place + 1]] == odds[name]
         if total > best and not equal:
             best, threshold = total, odds[name]
@@ -97,10 +103,75 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
     return float((predictions == labels).mean())
 
 
+def f1_of(both: int, found: int, wanted: int) -> float:
+    """Harmonic mean of precision, both / found, and recall, both / wanted."""
+    return 2.0 * both / (found + wanted) if found + wanted else 0.0
+
+
 def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """F1 over all decisions of all texts, bool [n, C]; 1 where there is nothing to find and nothing was found."""
-    both, either = int((predictions & labels).sum()), int(predictions.sum()) + int(labels.sum())
-    return 2.0 * both / either if either else 1.0
+    """F1 over all decisions, bool of any shape: of one class, or of all texts and labels [n, C]."""
+    return f1_of(int((predictions & labels).sum()), int(predictions.sum()), int(labels.sum()))
+
+
+def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Mean over the classes of their F1, bool [n, C]."""
+    return float(np.mean([micro_f1(given, asked) for given, asked in zip(predictions.T, labels.T)]))
+
+
+def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Matthews' correlation coefficient of classes [n] in [-1, 1], Gorodkin's for more than two; 0 where either side
+    has one class only.
+    """
+    classes = np.union1d(predictions, labels)
+    given, asked = (each[:, None] == classes for each in (predictions, labels))
+    size, right = len(labels), int((predictions == labels).sum())
+    found, wanted = given.sum(axis=0, dtype=np.int64), asked.sum(axis=0, dtype=np.int64)
+    # Of Python's integers, which do not overflow.
+    products, squares = (
+        sum(int(one) * int(other) for one, other in zip(*pair)) for pair in ((found, wanted), (found, found))
+    )
+    spread = (size**2 - squares) * (size**2 - sum(int(each) ** 2 for each in wanted))
+    return (right * size - products) / math.sqrt(spread) if spread else 0.0
+
+
+Span = Tuple[int, int, str]  # first word, one after the last, kind
+
+
+def spans(labels: Sequence[Optional[str]]) -> Set[Span]:
+    """What labels such as B-X I-X O mark, as seqeval reads them by default, and conlleval before it.
+
+    A word with I- or E- goes on with a B- or I- of its kind before it; any other begins a span; E- and S- end one.  A
+    word without a label is O.
+    """
+    found: Set[Span] = set()
+    first, mark, kind = 0, "O", ""
+    for number, label in enumerate([*labels, "O"]):
+        next_mark, _, next_kind = (label or "O").partition("-")
+        if next_mark in ("I", "E") and mark in ("B", "I") and next_kind == kind:
+            mark = next_mark
+            continue
+        if mark != "O":
+            found.add((first, number, kind))
+        first, mark, kind = number, next_mark, next_kind
+    return found
+
+
+MARKS = ("B-", "I-", "E-", "S-")
+
+
+def span_scores(
+    found: Sequence[Sequence[Optional[str]]], wanted: Sequence[Sequence[Optional[str]]]
+) -> Dict[str, float]:
+    """Percent, over the whole spans of all sentences: precision, recall and F1."""
+    sides: List[Set[Tuple[int, Span]]] = [
+        {(number, span) for number, labels in enumerate(side) for span in spans(labels)} for side in (found, wanted)
+    ]
+    both = len(sides[0] & sides[1])
+    return {
+        "precision": 100.0 * both / len(sides[0]) if sides[0] else 0.0,
+        "recall": 100.0 * both / len(sides[1]) if sides[1] else 0.0,
+        "f1": 100.0 * f1_of(both, *map(len, sides)),
+    }
 
 
 def pearson(first: np.ndarray, second: np.ndarray) -> Optional[float]:

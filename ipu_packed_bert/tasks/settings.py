@@ -40,6 +40,27 @@ TASKS = {
     TOKENS: "tokens.TokensTask",
 }
 
+# What each task with labels of texts may be scored by, and what it is scored by unless `task.metric` says so.
+METRICS = {
+    SINGLE_LABEL: ("accuracy", "f1", "macro_f1", "matthews"),
+    MULTI_LABEL: ("micro_f1", "macro_f1", "all_right"),
+    REGRESSION: ("pearson", "spearman", "mean_squared_error"),
+}
+METRICS_OF = {**METRICS, SINGLE_LABEL: ("accuracy",), MULTI_LABEL: ("micro_f1", "all_right")}
+# The metrics of GLUE's tasks, by their names; of mnli for each of its two files.
+GLUE = {
+    "cola": ("matthews",),
+    "sst2": ("accuracy",),
+    "mrpc": ("accuracy", "f1"),
+    "qqp": ("accuracy", "f1"),
+    "stsb": ("pearson", "spearman"),
+    "mnli": ("accuracy",),
+    "qnli": ("accuracy",),
+    "rte": ("accuracy",),
+    "wnli": ("accuracy",),
+    "ax": ("matthews",),
+}
+
 T = TypeVar("T")
 
 
@@ -74,6 +95,17 @@ class ClassificationConfig(TaskConfig):
     label_column: str = setting("label")
     label_separator: str = setting("|", "between the labels of one text, multi_label")
     threshold: float = setting(0.5, "probability from which a label is given, multi_label", above=0.0, below=1.0)
+    metric: Optional[str] = setting(
+        None,
+        "what it is scored by, or a task of GLUE, whose metrics; null: accuracy, or all of the kind",
+        choices=tuple(dict.fromkeys([*(name for names in METRICS.values() for name in names), *GLUE])),
+    )
+    positive_label: str = setting("1", "the label that f1 is of, single_label; a number in quotes")
+
+    @property
+    def metrics(self) -> Tuple[str, ...]:
+        """What it is scored by."""
+        return METRICS_OF[self.name] if self.metric is None else GLUE.get(self.metric, (self.metric,))
 
 
 @dataclass(frozen=True)
@@ -350,6 +382,7 @@ def rules(config: FinetuneConfig) -> List[Tuple[str, Any, str]]:
     """What settings must fulfil together: (those it is about, whether it is broken, what is wrong)."""
     data, model = config.data, config.model
     squad = config.task if isinstance(config.task, SquadConfig) else None
+    scored = config.task if isinstance(config.task, ClassificationConfig) and config.task.name in METRICS else None
     depth = "null (unlimited)" if data.max_sequences_per_pack is None else data.max_sequences_per_pack
     return [
         (
@@ -377,6 +410,12 @@ def rules(config: FinetuneConfig) -> List[Tuple[str, Any, str]]:
             squad is not None and squad.max_query_length + 4 > data.max_sequence_length,
             f"task.max_query_length is {squad and squad.max_query_length}; must be at most data.max_sequence_length, "
             f"{data.max_sequence_length}, minus 4: three special tokens and one of the paragraph",
+        ),
+        (
+            "task.name task.metric",
+            scored is not None and not set(scored.metrics) <= set(METRICS[scored.name]),
+            f"task.metric is {scored and scored.metric}; must be one of {', '.join(METRICS.get(config.task.name, ()))} "
+            f"for task.name {config.task.name}, or a task of GLUE that has only these",
         ),
         (
             "data.evaluation task.drop_seen_paragraphs data.training",

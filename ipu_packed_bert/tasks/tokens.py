@@ -6,7 +6,7 @@ Letters as in `model/bert.py`: B rows, S slots; C classes.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from ipu_packed_bert.placement import Part
 from ipu_packed_bert.tasks.classification import is_label, label_settings, refuse_too_long
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
 from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
+from ipu_packed_bert.tasks.scores import MARKS, span_scores
 from ipu_packed_bert.tasks.settings import FinetuneConfig, TokensConfig
 from ipu_packed_bert.tasks.task import Metric
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
@@ -157,6 +158,11 @@ class TokensTask(ExampleTask):
         return Inputs(lengths, flat, np.zeros(len(flat), np.int32), slots={"labels": np.concatenate(slots)})
 
     @property
+    def scores(self) -> Tuple[str, ...]:
+        marked = any(label.startswith(MARKS) for label in self.labels)
+        return ("accuracy", "precision", "recall", "f1") if marked else ("accuracy",)
+
+    @property
     def scorable(self) -> bool:
         return self._sentences[0].labels is not None
 
@@ -261,27 +267,6 @@ def word_scores(found: Sequence[Sequence[Optional[str]]], wanted: Sequence[Any])
         "accuracy": 100.0 * sum(mine == theirs for mine, theirs in pairs) / len(pairs),
         "words": len(pairs),
     }
-    if any(theirs.startswith(("B-", "I-")) for _, theirs in pairs):
-        both = either = 0
-        for first, second in zip(found, wanted):
-            mine, theirs = spans(first), spans(second)
-            both += len(mine & theirs)
-            either += len(mine) + len(theirs)
-        scores["f1"] = 100.0 * 2.0 * both / either if either else 100.0
+    if any(theirs.startswith(MARKS) for _, theirs in pairs):
+        scores.update(span_scores(found, wanted))
     return scores
-
-
-def spans(labels: Sequence[Optional[str]]) -> Set[Tuple[int, int, str]]:
-    """(first word, one after the last, kind) of what B-X I-X I-X ... mark; an I-X that continues nothing begins a
-    span.
-    """
-    found: Set[Tuple[int, int, str]] = set()
-    begun: Optional[Tuple[int, str]] = None
-    for number, label in enumerate([*labels, "O"]):
-        mark, _, kind = (label or "O").partition("-")
-        if begun is not None and not (mark == "I" and kind == begun[1]):
-            found.add((begun[0], number, begun[1]))
-            begun = None
-        if begun is None and mark in ("B", "I"):
-            begun = (number, kind)
-    return found

