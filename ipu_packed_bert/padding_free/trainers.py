@@ -29,6 +29,8 @@ from pack_data.batching.sampler import IndexBatchSampler
 
 logger = logging.getLogger(__name__)
 
+# Ways whose epochs all have as many steps.  A trainer counts the steps of the first epoch and stops the others there.
+WAYS_OF_EQUAL_EPOCHS = ("OptimalPacking+PosID", "SortedPacking+PosID", "MiniBatchPacking+PosID")
 # What collators give for one example besides its tokens; a row of several examples gets its own.
 _OF_A_ROW = {
     "attention_mask",
@@ -58,9 +60,9 @@ def pack_into(
     loss is the mean over the predicted tokens of a whole update, over accumulation and ranks.
     Evaluation stays as it was.
 
-    way: one of those of `pack_data.batching` that pad nothing and cut nothing.  longer: a rule of `pack_data.longer`
-    for examples of more than max_sequence_length tokens.  check: try out that the model keeps examples apart, and
-    switch it to an attention that does (`use_padding_free`); without it the model must be switched already.
+    way: OptimalPacking+PosID, SortedPacking+PosID or MiniBatchPacking+PosID.  longer: a rule of `pack_data.longer` for
+    examples of more than max_sequence_length tokens.  check: try out that the model keeps examples apart, and switch it
+    to an attention that does (`use_padding_free`); without it the model must be switched already.
     Returns the sampler of this rank; its `longer` counts the examples that were cut or left out.
     Raises ValueError, one line, for what cannot be packed.
     """
@@ -113,9 +115,9 @@ def _check_trainer(trainer: Any, way: str) -> None:
         f"one process drives {args.n_gpu} GPUs, which would cut the row; start it with torchrun or accelerate launch": (
             args.n_gpu > 1
         ),
-        f"{way} pads its rows or cuts examples; choose a way that does neither": (
-            not get_way(way).padding_free or way.startswith("FixedLength")
-        ),
+        f"{way} pads its rows, cuts examples, or has epochs of unequal numbers of steps, whose last batches a trainer "
+        f"would leave out; choose from {', '.join(WAYS_OF_EQUAL_EPOCHS)}": get_way(way).name
+        not in WAYS_OF_EQUAL_EPOCHS,
         "pack_into was called for this trainer already": "get_train_dataloader" in vars(trainer),
         "label_smoothing_factor is a mean of each micro-batch in this Transformers; set it to 0 or use 5.15 or newer": (
             trainer.label_smoother is not None

@@ -16,6 +16,9 @@ import torch
 runs = pytest.importorskip("tests.trainer_runs", reason="make test-trainers installs TRL", exc_type=ImportError)
 
 from ipu_packed_bert.padding_free import pack_into
+from ipu_packed_bert.padding_free.trainers import WAYS_OF_EQUAL_EPOCHS
+from pack_data.batching.plans import BatchOptions, get_way
+from tests.batching_ways import MSL, drawn
 from tests.tolerances import relative_error
 from tests.trainer_runs import ROW, a_model, a_trainer, datasets, losses, packed_run, padded_run, tokens_seen, weights
 
@@ -128,8 +131,18 @@ def test_a_row_and_a_way_must_be_given_that_can_be(tmp_path):
     trainer = a_trainer("trainer", tmp_path)
     with pytest.raises(ValueError, match="max_sequence_length is not given"):
         pack_into(trainer)
-    with pytest.raises(ValueError, match="pads its rows or cuts examples"):
-        pack_into(trainer, max_sequence_length=ROW, way="FixedLengthPacking+PosID")
+    for way in ("FixedLengthPacking+PosID", "RandomSampling+Padding", "RandomPacking+PosID"):
+        with pytest.raises(ValueError, match=f"{way.split('+')[0]}.* pads its rows, cuts examples, or has epochs of"):
+            pack_into(trainer, max_sequence_length=ROW, way=way)
+
+
+@pytest.mark.parametrize("way", WAYS_OF_EQUAL_EPOCHS)
+def test_every_epoch_of_these_ways_has_as_many_steps(way):
+    """A trainer stops each epoch after the steps of the first."""
+    for seed in range(3):
+        lengths = drawn(60, seed)
+        steps = {get_way(way).plan(lengths, BatchOptions(2, MSL, 2, seed), epoch).steps for epoch in range(6)}
+        assert len(steps) == 1
 
 
 def test_a_mask_that_would_be_counted_as_tokens_is_refused(tmp_path):
