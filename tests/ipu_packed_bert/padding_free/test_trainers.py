@@ -16,7 +16,7 @@ import torch
 runs = pytest.importorskip("tests.trainer_runs", reason="make test-trainers installs TRL", exc_type=ImportError)
 
 from ipu_packed_bert.padding_free import pack_into
-from ipu_packed_bert.padding_free.trainers import WAYS_OF_EQUAL_EPOCHS
+from ipu_packed_bert.padding_free.trainers import WAYS_OF_EQUAL_EPOCHS, _lengths_of
 from pack_data.batching.plans import BatchOptions, get_way
 from tests.batching_ways import MSL, drawn
 from tests.tolerances import relative_error
@@ -143,6 +143,16 @@ def test_every_epoch_of_these_ways_has_as_many_steps(way):
         lengths = drawn(60, seed)
         steps = {get_way(way).plan(lengths, BatchOptions(2, MSL, 2, seed), epoch).steps for epoch in range(6)}
         assert len(steps) == 1
+
+
+def test_lengths_are_read_from_any_data_set():
+    """A table, some of its rows in another order, rows made when they are asked for, and a plain list."""
+    rows = [{"input_ids": list(range(length)), "labels": [1] * length} for length in (3, 1, 4, 1, 5)]
+    table = datasets.Dataset.from_list(rows)
+    assert _lengths_of(table).tolist() == _lengths_of(rows).tolist() == [3, 1, 4, 1, 5]
+    assert _lengths_of(table.select([4, 0, 2]).with_format("torch")).tolist() == [5, 3, 4]
+    doubled = table.with_transform(lambda batch: {"input_ids": [[*ids, *ids] for ids in batch["input_ids"]]})
+    assert _lengths_of(doubled).tolist() == [6, 2, 8, 2, 10]
 
 
 def test_a_mask_that_would_be_counted_as_tokens_is_refused(tmp_path):
