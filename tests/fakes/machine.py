@@ -21,6 +21,8 @@ class Machine:
         self.attached = 0  # IPUs in use
         self.cycles = None  # of a call; None: as long as it takes here
         self.tile_bytes = None  # of a tile; None: as many as there are
+        self.attachments: List[str] = []  # kinds of the programs that took IPUs, in their order
+        self.uploads = 0  # weights copied to a program that is attached
         self.programs: List[CompiledProgram] = []
         self.poprun: Any = None  # what poprun tells this process, where it started it: tests/fakes/popdist.py
 

@@ -962,6 +962,7 @@ class PoplarExecutor:
             if _machine.attached + self._ipus > _machine.ipus:
                 raise Error(f"no device: {self._ipus} IPUs wanted, {_machine.attached} of {_machine.ipus} in use")
             _machine.attached += self._ipus
+        _machine.attachments.append("training" if self._training else "inference")
         self._attached = True
         self.copyWeightsToDevice()
         if self._optimizer is not None and self._optimizer.has_state():
@@ -989,6 +990,7 @@ class PoplarExecutor:
     def copyWeightsToDevice(self):
         if not self._compiled:
             raise Error("Model has not been compiled or has been destroyed.")
+        _machine.uploads += 1
         self._device = {name: tensor.detach().clone() for name, tensor in self._named()}
 
     def destroy(self):

@@ -37,13 +37,24 @@ class _Inference:
     """A program without updates, which shares the IPUs with the training program: only one is on them at a time."""
 
     def __init__(self, model: torch.nn.Module, options: poptorch.Options, iterations: int):
-        self.model, self.iterations = model, iterations
+        self.iterations = iterations
         self.executor = poptorch.inferenceModel(model, options=options)
+        self.stale = False  # the weights are others than those that it has on the device
 
     def __call__(self, tensors: Tuple[torch.Tensor, ...]) -> Any:
-        if self.executor.isAttachedToDevice():
+        if self.stale and self._attached:
             self.executor.copyWeightsToDevice()
+        self.stale = False  # a program that is not attached gets the weights when it is
         return self.executor(*tensors)
+
+    @property
+    def _attached(self) -> bool:
+        return self.executor.isCompiled() and self.executor.isAttachedToDevice()
+
+    def leave(self) -> None:
+        """Let go of the IPUs."""
+        if self._attached:
+            self.executor.detachFromDevice()
 
 
 class IpuEngine(Engine):
@@ -120,6 +131,7 @@ class IpuEngine(Engine):
         if self._training.isCompiled():
             return
         tensors = self._tensors(batch, self.accumulation)
+        self._free_for(None)
         self._program.train()
         if self.device.offline:
             self._export(self.instance.own(str(self.config.engine.offline_export)), batch, tensors)
@@ -161,11 +173,13 @@ class IpuEngine(Engine):
             group["lr"] = learning_rate
         self._training.setOptimizer(self._optimizer)
         self._all_are_here()
+        self._free_for(None)
         started = time.perf_counter()
         outputs = self._training(*tensors)
         seconds = time.perf_counter() - started
         self._updates += 1
         self._host_is_behind = True
+        self._weights_changed()
         if self.config.engine.log_cycles and self.device.kind == "ipu":
             self._cycles = int(self._training.cycleCount())
         return self._result(outputs, batch, seconds, self._cycles)
@@ -200,14 +214,24 @@ class IpuEngine(Engine):
                 options = evaluation_options(self.config, self.device, self.instance, iterations=iterations, name=name)
                 model = self._program if name == "evaluation" else Predictions(self._network).eval()
                 program = self._inference[name] = _Inference(model, options, iterations)
+            self._free_for(program)
             started = time.perf_counter()
             outputs = program(tensors)
             seconds = time.perf_counter() - started
-            if hardware:
-                program.executor.detachFromDevice()
         finally:
             self._program.train()
         return outputs, seconds
+
+    def _free_for(self, program: Optional[_Inference]) -> None:
+        """Take the other inference programs off the IPUs; None: all of them. One stays for its next batch."""
+        if self.device.kind == "ipu":
+            for each in self._inference.values():
+                if each is not program:
+                    each.leave()
+
+    def _weights_changed(self) -> None:
+        for program in self._inference.values():
+            program.stale = True
 
     def cycles(self) -> Optional[int]:
         return self._cycles
@@ -344,6 +368,7 @@ class IpuEngine(Engine):
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(state["model"][name])
+        self._weights_changed()
         self._updates = int(state["optimizer"]["step"])
         self._waiting = state["optimizer"]
         self._waiting_rng = None

@@ -123,6 +123,29 @@ def test_updates_and_predictions_are_the_hosts(sdk, checkpoint, tmp_path, kind, 
     assert machine.compilations == ["inference", "training"]
 
 
+def test_a_program_stays_on_the_ipus_for_all_batches(sdk, checkpoint, tmp_path):
+    """Taking a program off the IPUs and putting it back takes seconds there: not between two batches."""
+    made = prepared(checkpoint, tmp_path, "tokens", {})
+    machine.ipus = 1  # room for one program
+    engine, host = made.engine, host_of(made)
+    batch = exact(next(made.batches), made.batches.layout)
+    for _ in range(2):
+        for each in (engine, host):
+            each.step(batch, 1e-2)
+        uploads = machine.uploads
+        found = [engine.predict(batch) for _ in range(3)]
+        assert machine.uploads == uploads + 1
+        assert np.abs(found[2] - host.predict(batch)).max() <= 1e-12
+        assert engine.evaluate(batch).loss == pytest.approx(host.evaluate(batch).loss, rel=1e-12)
+    assert machine.attachments == ["training", "inference", "inference"] * 2
+    # Other weights while it is there.
+    engine.predict(batch)
+    engine.load_state({**engine.state(), "model": {k: 2 * v for k, v in engine.state()["model"].items()}})
+    assert np.abs(engine.predict(batch) - found[2]).max() > 1e-3
+    engine.close()
+    assert machine.attached == 0
+
+
 def predictions(made, host):
     """Of every sequence that is held out, by both engines; those of the first."""
     found, expected = (made.task.predict(each, made.batches.held_out()).outputs for each in (made.engine, host))
@@ -254,7 +277,7 @@ def test_a_run_from_our_own_pretraining(checkpoint, tmp_path, capsys):
         assert command("--config", config, "--engine", "ipu", "--out", tmp_path / "whole") == 0
     whole = load_newest(tmp_path / "whole" / "checkpoints")
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
-    for step in range(3, whole.step + 1):
+    for step in range(4, whole.step + 1, 2):
         shutil.rmtree(checkpoint_path(tmp_path / "stopped" / "checkpoints", step))
     capsys.readouterr()
     with installed(ipus=16):
