@@ -70,7 +70,7 @@ def test_the_plan_is_what_runs(checkpoint, tmp_path, kind):
     assert made.run.bytes_per_pack == sum(batch[name][0].nbytes for name in made.task.fields)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["squad", "multi_label"])
 def test_cycles_are_those_of_the_program(checkpoint, tmp_path, kind):
     """Of each IPU: its layers, embeddings on the first, the head on the last; no way back to the first IPU."""
     planner = Planner(MK2)

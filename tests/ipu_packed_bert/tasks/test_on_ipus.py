@@ -101,10 +101,12 @@ def weights(engine):
     return [each.detach().clone() for name, each in network.named_parameters() if not name.endswith("key.bias")]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
+EACH = [(kind, layout) for kind in KINDS for layout in LAYOUTS if layout != "one IPU" or kind == "squad"]
+
+
+@pytest.mark.parametrize("kind, layout", EACH)
 def test_updates_and_predictions_are_the_hosts(sdk, checkpoint, tmp_path, kind, layout):
-    made = prepared(checkpoint, tmp_path, kind, layout)
+    made = prepared(checkpoint, tmp_path, kind, LAYOUTS[layout])
     engine, host = made.engine, host_of(made)
     before, whole = weights(host), 0
     answers = [predictions(made, host)]
@@ -154,8 +156,7 @@ def predictions(made, host):
     return np.concatenate([each.ravel() for each in found])
 
 
-@pytest.mark.parametrize("mask", ["product", "additive"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind, mask", [*((kind, "product") for kind in KINDS), ("squad", "additive")])
 def test_a_packed_update_is_the_unpacked_one(sdk, checkpoint, tmp_path, kind, mask):
     """The same sequences in packs and each alone in its row, by two programs on IPUs."""
     made = prepared(checkpoint, tmp_path, kind, {}, engine={"mask": mask})
@@ -238,10 +239,10 @@ def written(folder, checkpoint, kind, **sections):
     return folder / "tiny.yml"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["squad", "multi_label", "tokens"])
 def test_a_run_from_a_hugging_face_folder_to_another(checkpoint, tmp_path, kind, capsys):
     """One command: trained, evaluated on the way and at the end with one more program, exported; resumed."""
-    config = written(tmp_path, checkpoint, kind, run={"evaluate_every": 2, "epochs": 2})
+    config = written(tmp_path, checkpoint, kind, run={"evaluate_every": 2, "epochs": 1})
     with installed(ipus=16):
         assert command("--config", config, "--engine", "ipu", "--out", tmp_path / "run") == 0
         assert machine.compilations == ["training", "inference"]
@@ -250,13 +251,13 @@ def test_a_run_from_a_hugging_face_folder_to_another(checkpoint, tmp_path, kind,
     out = capsys.readouterr().out
     assert "engine    IPU hardware: 4 IPUs (2 x 2); float32 weights, 2 forward stages" in out
     records = read_log(tmp_path / "run" / "log.jsonl")
-    assert len(records) >= 4 and all(np.isfinite(record["loss"]) for record in records)
+    assert len(records) >= 2 and all(np.isfinite(record["loss"]) for record in records)
     assert len(read_log(tmp_path / "run" / "evaluation.jsonl")) == len(records) // 2 + len(records) % 2
     assert (tmp_path / "run" / "predictions.json").is_file() and (tmp_path / "run" / "model" / "config.json").is_file()
     # The run's own folder says where it ran; on another machine it goes on where there are no IPUs.
     assert load_config(tmp_path / "run" / "config.yml").engine.kind == "ipu"
     longer = f"optimizer.schedule_steps={2 * len(records)}"
-    again = ("--resume", tmp_path / "run", "--set", "run.epochs=4", "--set", longer)
+    again = ("--resume", tmp_path / "run", "--set", "run.epochs=2", "--set", longer)
     assert command(*again) == 2
     assert "the Poplar SDK is missing" in capsys.readouterr().err
     assert command(*again, "--engine", "host") == 0
@@ -271,7 +272,7 @@ def test_a_run_from_our_own_pretraining(checkpoint, tmp_path, capsys):
         tmp_path / "pretrained",
         "single_label",
         model={"hidden_dropout": 0.2},
-        run={"epochs": 4, "export": False, "checkpoint_every": 1, "keep_checkpoints": 9},
+        run={"epochs": 2, "export": False, "checkpoint_every": 2, "keep_checkpoints": 9},
     )
     with installed(ipus=16):
         assert command("--config", config, "--engine", "ipu", "--out", tmp_path / "whole") == 0
