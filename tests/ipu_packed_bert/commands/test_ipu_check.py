@@ -8,7 +8,6 @@ import re
 import shlex
 import socket
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -152,15 +151,16 @@ def test_what_differs_is_a_verdict(whole, what, value, word):
     assert len(found) == 1 and word in found[0]
 
 
-def test_the_models_work_is_its_cycles():
+def test_the_models_work_is_its_cycles(whole, cache):
     """By class, without the two calibrated parameters and with them: a micro-batch's and an update's cycles again."""
-    config = load_config("configs/packed_small_ipu1.yml", ["without_ipus=null", "model.num_layers=1"])
-    pipeline = Machine(MK2).pipeline(replace(config, data=replace(config.data, max_sequences_per_pack=3)))
+    pipeline = Machine(MK2, Path(cache, "ipu_packed_bert")).pipeline(whole.config)
     for parameters in (calibration.Parameters(), calibration.load().parameters):
-        for ipu, work in zip(pipeline.ipus, ipu_check.model_work(pipeline, 7, parameters)):
+        found = ipu_check.model_work(pipeline, 7, parameters)
+        once = []
+        for ipu, work in zip(pipeline.ipus, found):
             links = pipeline.target.link_cycles(sum(ipu.link_bytes.values()))
-            expected = 7 * (pipeline.ipu_cycles(ipu, parameters) + links) + pipeline.update_cycles(parameters)
-            assert work["cycles"] == pytest.approx(expected)
+            once.append(work["cycles"] - 7 * (pipeline.ipu_cycles(ipu, parameters) + links))
+        assert max(once) == pytest.approx(pipeline.update_cycles(parameters)) and len(once) == 2
 
 
 def test_the_bundle_tells_nobodys_names(check, tmp_path, monkeypatch):
