@@ -26,6 +26,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import sys
 from typing import Any, NamedTuple
 
@@ -172,9 +173,9 @@ def plain(value):
 def options_of_all(ipu):
     """What the backend is given for each configuration that comes with the program, training and evaluation."""
     found = {}
-    paths = [path for path in sorted(FOLDER.glob("*packed_*_*.yml")) if path.stem.endswith(("d4", "_pod16", "ipu1"))]
-    for path in paths:
-        if "_bow_" in path.stem:  # the same program
+    for path in sorted(FOLDER.glob("*packed_*.yml")):
+        # Of pre-training; a Bow pod has the program of the other.
+        if not re.fullmatch(r"(un)?packed_\w+_(pod4|pod16|ipu1)", path.stem) or "_bow_" in path.stem:
             continue
         config = load_config(path, ["engine.kind=ipu"])
         device, instance = ipu.devices.Device("ipu", ""), ipu.devices.find_instance(config)
