@@ -127,6 +127,12 @@ def _parser() -> ArgumentParser:
         "--vocabulary", metavar="FILE", help="vocab.txt; without it one is trained on the corpus and kept with the data"
     )
     add(
+        "--tokenizer",
+        metavar="FILE",
+        help="tokenizer.json of the tokenizers library, instead of a vocabulary; its own [CLS], [SEP], [MASK] or <s>, "
+        "</s>, <mask>",
+    )
+    add(
         "--vocabulary-size",
         type=positive_int,
         default=default.vocabulary_size,

@@ -5,7 +5,7 @@
     packs-00000-1f2e3d4c.npy  structured array, one record a pack (PackSchema.record_dtype), memory-mapped for reading
     lengths-1f2e3d4c.npy      the lengths (and masked counts) of every pack's sequences, read without the shards
     recipe.json               the packing: strategies, repeats, certificate
-    vocab.txt                 the vocabulary, for data sets made from text
+    vocab.txt                 the vocabulary, for data sets made from text (or tokenizer.json)
 
 The hexadecimal digits are the start of the file's sha256. So the files of a new build have other names than those of
 the data set that is still being read, and renaming the manifest replaces the one by the other.

@@ -35,7 +35,7 @@ from pack_data.store import (
     read_manifest,
     write_manifest,
 )
-from pack_data.text.wordpiece import load_vocabulary
+from pack_data.text.tokenizer_file import TOKENIZER, load_either
 
 
 @dataclass(frozen=True)
@@ -224,11 +224,10 @@ def _check_recipe(folder: Path, manifest: Manifest, patterns: dict) -> None:
 
 def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
     """The vocabulary is the one that the manifest names."""
-    if "vocab.txt" not in [entry.file for entry in manifest.files]:
-        return
-    vocabulary = load_vocabulary(folder / "vocab.txt")
-    if (len(vocabulary), vocabulary.sha256) != (manifest.vocabulary_size, manifest.vocabulary_sha256):
-        raise ValueError(f"{folder / 'vocab.txt'}: is not the vocabulary that the manifest names; {REBUILD}")
+    for name in {"vocab.txt", TOKENIZER}.intersection(entry.file for entry in manifest.files):
+        vocabulary = load_either(folder / name)
+        if (len(vocabulary), vocabulary.sha256) != (manifest.vocabulary_size, manifest.vocabulary_sha256):
+            raise ValueError(f"{folder / name}: is not the vocabulary that the manifest names; {REBUILD}")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

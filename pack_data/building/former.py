@@ -17,6 +17,7 @@ from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
 from pack_data.packs import PackSchema, default_predictions
 from pack_data.store import MANIFEST, PackStore, read_manifest
+from pack_data.text.tokenizer_file import TOKENIZER
 
 
 def is_built(side: Side, plan: Mapping[str, Any], own_files: Sequence[Path]) -> bool:
@@ -27,7 +28,7 @@ def is_built(side: Side, plan: Mapping[str, Any], own_files: Sequence[Path]) -> 
     """
     out, way_out = side.out, "add --overwrite to replace it, or choose another --out"
     if not (out / MANIFEST).exists():
-        for name in ("recipe.json", "vocab.txt"):
+        for name in ("recipe.json", "vocab.txt", TOKENIZER):
             if (out / name).exists() and not any(os.path.samefile(out / name, path) for path in own_files):
                 raise ValueError(
                     f"{out}: holds a file {name} but no data set; add --overwrite to replace the file, "
@@ -43,7 +44,7 @@ def is_built(side: Side, plan: Mapping[str, Any], own_files: Sequence[Path]) -> 
         raise ValueError(f"{out}: holds a data set that was made in another way ({manifest.packs:,} packs); {way_out}")
     same_files = sorted(made["sources"]) == sorted(plan["sources"])
     if not same_files or made.get("given", {}) != plan["given"]:
-        what = "vocabulary or recipe" if same_files else "corpus"
+        what = "vocabulary, tokenizer or recipe" if same_files else "corpus"
         raise ValueError(
             f"{out}: holds a data set made from another {what} ({manifest.packs:,} packs); "
             f"{way_out}, or add to it with --append"
@@ -112,6 +113,7 @@ def with_former_options(options: BuildOptions) -> BuildOptions:
         packer=algorithm if algorithm in PACKERS else made_with["packer"],
         recipe=None,
         vocabulary=out / "vocab.txt" if (out / "vocab.txt").exists() else None,
+        tokenizer=out / TOKENIZER if (out / TOKENIZER).exists() else None,
     )
 
 

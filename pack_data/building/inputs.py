@@ -41,7 +41,8 @@ from pack_data.text.corpus import (
     relative_name,
     source_files,
 )
-from pack_data.text.wordpiece import load_vocabulary, train_vocabulary
+from pack_data.text.tokenizer_file import TOKENIZER, load_either
+from pack_data.text.wordpiece import train_vocabulary
 
 # Characters of text in one part (some 8 of the longest documents, thousands of ordinary ones), and characters that wait
 # in memory until they are written to their parts.
@@ -91,6 +92,11 @@ class BuildInput(abc.ABC):
     @abc.abstractmethod
     def need(self) -> DiskNeed:
         """For the check of the disk before the build."""
+
+    @property
+    def vocabulary_name(self) -> str:
+        """Name of the vocabulary's file in the work folder and in the data set."""
+        return "vocab.txt" if self.options.tokenizer is None else TOKENIZER
 
     @abc.abstractmethod
     def vocabulary(self) -> VocabularyFile:
@@ -152,16 +158,17 @@ class TextInput(BuildInput):
 
     def vocabulary(self) -> VocabularyFile:
         """Trained on the training side."""
-        options, path = self.options, self.work / "vocab.txt"
+        options, path = self.options, self.work / self.vocabulary_name
         if not path.exists():
-            if options.vocabulary is not None:
-                content = Path(options.vocabulary).read_bytes()
+            given = options.vocabulary if options.tokenizer is None else options.tokenizer
+            if given is not None:
+                content = Path(given).read_bytes()
             else:
                 content = train_vocabulary(self._training_documents(), options.vocabulary_size, options.lower_case).text
             write_atomically(path, content)
         for side in self.sides[1:]:
-            write_atomically(side.work / "vocab.txt", path.read_bytes())
-        return VocabularyFile(len(load_vocabulary(path, options.lower_case)), path)
+            write_atomically(side.work / path.name, path.read_bytes())
+        return VocabularyFile(len(load_either(path, options.lower_case)), path)
 
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[ExamplesTask]:
         for side, count in zip(self.sides, self._spread_text()["parts"]):
@@ -172,6 +179,7 @@ class TextInput(BuildInput):
                         part,
                         side.first_stream + part,
                         self.options.lower_case,
+                        self.vocabulary_name,
                         self.example_options,
                         schema,
                     )
@@ -270,12 +278,13 @@ class SourceInput(BuildInput):
         return DiskNeed(0.0, float(sum(sizes)))
 
     def vocabulary(self) -> VocabularyFile:
-        if self.options.vocabulary is None:
+        given = self.options.vocabulary if self.options.tokenizer is None else self.options.tokenizer
+        if given is None:
             return VocabularyFile(0, None)
-        path = self.work / "vocab.txt"
+        path = self.work / self.vocabulary_name
         if not path.exists():
-            write_atomically(path, Path(self.options.vocabulary).read_bytes())
-        return VocabularyFile(len(load_vocabulary(path, self.options.lower_case)), path)
+            write_atomically(path, Path(given).read_bytes())
+        return VocabularyFile(len(load_either(path, self.options.lower_case)), path)
 
     def schema(self, vocabulary_size: int) -> PackSchema:
         return source_parts.parts_schema(

@@ -12,6 +12,7 @@ from pack_data.packs import default_predictions
 from pack_data.text.corpus import EMBEDDED
 from pack_data.text.examples import ExampleOptions
 
+_FILES = ("vocabulary", "tokenizer", "recipe")
 # Options that a manifest leaves out at these values: what is built without them has the bytes that it had before them.
 _UNSAID = {"held_out": 0.0, "whole_word_masking": False}
 
@@ -28,6 +29,7 @@ class BuildOptions:
     out: Union[str, Path]
     corpus: Union[str, Path] = EMBEDDED
     vocabulary: Union[str, Path, None] = None  # vocab.txt; None: train one of vocabulary_size on the corpus
+    tokenizer: Union[str, Path, None] = None  # tokenizer.json, instead of a vocabulary
     vocabulary_size: int = 8192
     lower_case: bool = True
     max_sequence_length: int = 512
@@ -62,6 +64,12 @@ class BuildOptions:
         object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}; the share of documents held out is from 0 to below 1")
+        if self.tokenizer is not None:
+            for name, chosen in (("vocabulary", self.vocabulary is not None), ("keep-case", not self.lower_case)):
+                if chosen and not self.append:
+                    raise ValueError(f"--tokenizer and --{name}: a tokenizer.json says this itself; leave one out")
+            if self.synthetic is not None:
+                raise ValueError("--tokenizer cuts text into tokens; --synthetic has no text, leave one of them out")
         # What is appended is made as the rest was, where it is made from text.
         if self.whole_word_masking and not self.append and not (self.synthetic is None is self.source):
             given = "--synthetic" if self.source is None else "--from"
@@ -84,12 +92,12 @@ class BuildOptions:
 
     def given_files(self) -> Dict[str, Path]:
         """The user's files that go into the data set, by option."""
-        given = {"vocabulary": self.vocabulary, "recipe": self.recipe}
+        given = {"vocabulary": self.vocabulary, "tokenizer": self.tokenizer, "recipe": self.recipe}
         return {name: Path(path) for name, path in given.items() if path is not None}
 
     def deciding(self) -> Dict[str, Any]:
         """The options that decide the bytes, for the manifest, which has the sha256 of files instead of their names."""
-        left_out = {"out", "overwrite", "append", "workers", "dask", "corpus", "vocabulary", "recipe", "source"}
+        left_out = {"out", "overwrite", "append", "workers", "dask", "corpus", "source", *_FILES}
         if self.synthetic is None:
             left_out |= {"synthetic", "sequences"}
         if self.source is None:

@@ -59,6 +59,7 @@ from pack_data.store import (
     write_manifest,
     write_table,
 )
+from pack_data.text.tokenizer_file import load_either, load_tokenizer
 from pack_data.text.wordpiece import load_vocabulary
 
 # Token positions in one shard, so that a worker's memory does not depend on S.
@@ -161,6 +162,10 @@ class Stages:
             self.input.leave_out(known)
         if options.vocabulary is not None:
             load_vocabulary(options.vocabulary, options.lower_case)
+        if options.tokenizer is not None:
+            tokenizer = load_tokenizer(options.tokenizer)
+            if options.whole_word_masking:
+                tokenizer.continues  # noqa: B018  ValueError where words cannot be told
         given = options.given_files()
         plan = {
             "options": json.loads(json.dumps(options.deciding())),
@@ -410,8 +415,8 @@ class Stages:
         # Solving takes another time in every build; the file is to be the same.
         replace(whole, solve_seconds=0.0).save(side.ready / files[0])
         if vocabulary.path is not None:
-            files.append("vocab.txt")
-            write_atomically(side.ready / "vocab.txt", vocabulary.path.read_bytes())
+            files.append(vocabulary.path.name)
+            write_atomically(side.ready / vocabulary.path.name, vocabulary.path.read_bytes())
         tables = chain(
             [map_table(side.out, former.lengths, schema.lengths_dtype)] if former else [],
             (
@@ -442,7 +447,7 @@ class Stages:
                 seed=self.options.seed,
                 max_predictions_per_sequence=self.example_options.max_predictions_per_sequence,
                 vocabulary_size=max(vocabulary.size, former.vocabulary_size if former else 0),
-                vocabulary_sha256=load_vocabulary(vocabulary.path).sha256 if vocabulary.path else "",
+                vocabulary_sha256=load_either(vocabulary.path).sha256 if vocabulary.path else "",
                 files=tuple(stored_file(side.ready, name) for name in files),
                 made_with=made_with,
             ),

@@ -26,7 +26,7 @@ from pack_data.sequences import Sequences, digest
 from pack_data.store import StoredFile, lengths_of, write_shard
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, examples_of, masked_count
-from pack_data.text.wordpiece import Vocabulary, load_vocabulary
+from pack_data.text.tokenizer_file import AnyVocabulary, load_either
 
 
 def remove_and_build_again(work: Path) -> str:
@@ -113,13 +113,14 @@ class ExamplesTask:
     part: int
     stream: int  # of random numbers: the part's number, counted on over all that was appended
     lower_case: bool
+    vocabulary: str  # name of its file in the work folder
     options: ExampleOptions
     schema: PackSchema
 
 
 @lru_cache(maxsize=2)
-def _vocabulary(path: str, lower_case: bool) -> Vocabulary:
-    return load_vocabulary(path, lower_case)
+def _vocabulary(path: str, lower_case: bool) -> AnyVocabulary:
+    return load_either(path, lower_case)
 
 
 def make_part(task: ExamplesTask) -> Dict[str, Any]:
@@ -127,7 +128,8 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
     work, note = Path(task.work), Path(task.work) / f"{examples_name(task.part)}.json"
     text = work / text_name(task.part)
     if not note.exists():  # a cluster may run a finished task again
-        documents, vocabulary = list(read_text(work, task.part)), _vocabulary(str(work / "vocab.txt"), task.lower_case)
+        documents = list(read_text(work, task.part))
+        vocabulary = _vocabulary(str(work / task.vocabulary), task.lower_case)
         sequences = examples_of(documents, vocabulary, task.options, task.stream)
         save_examples(work, task.part, sequences, task.schema, documents=len(documents))
     if text.exists():

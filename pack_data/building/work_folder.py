@@ -17,7 +17,7 @@ PLAN, LOCK = "plan.json", "lock"
 HELD_OUT_WORK = "held-out"
 # The names of files that a build makes in its work folder; it removes no others.
 _OWN = re.compile(
-    r"lock|vocab\.txt|(plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|(pack|slot)(-\d{5,})?\.npy|"
+    r"lock|vocab\.txt|(tokenizer|plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|(pack|slot)(-\d{5,})?\.npy|"
     r"(scattered|shuffled)-\d{5,}-\d{5,}\.(bin|npy)|"
     r"(text|examples|sorted|shard)-\d{5,}\.(jsonl|json|bin|npy)|packs-\d{5,}-[0-9a-f]{8}\.npy|lengths-[0-9a-f]{8}\.npy|"
     r"[\w.-]+\.\d+\.tmp"
@@ -26,7 +26,7 @@ _OWN = re.compile(
 
 # What may lie in the folder of a data set that has no manifest yet: what a stopped build leaves, and a system's files.
 _LEFT = re.compile(
-    r"(vocab\.txt|recipe\.json|packs-\d{5,}-[0-9a-f]{8}\.npy|lengths-[0-9a-f]{8}\.npy)(\.building)?|"
+    r"(vocab\.txt|tokenizer\.json|recipe\.json|packs-\d{5,}-[0-9a-f]{8}\.npy|lengths-[0-9a-f]{8}\.npy)(\.building)?|"
     r"manifest\.json\.building|[\w.-]+\.\d+\.tmp|\..*|lost\+found"
 )
 

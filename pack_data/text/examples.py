@@ -17,7 +17,7 @@ import numpy as np
 
 from pack_data.sequences import Sequences, ragged_index, starts_of
 from pack_data.text.corpus import Document, split_sentences
-from pack_data.text.wordpiece import Vocabulary
+from pack_data.text.tokenizer_file import AnyVocabulary
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TokenisedDocuments:
     document_ends: List[int]
 
 
-def tokenise(documents: Sequence[Document], vocabulary: Vocabulary) -> TokenisedDocuments:
+def tokenise(documents: Sequence[Document], vocabulary: AnyVocabulary) -> TokenisedDocuments:
     """Cuts documents into sentences and sentences into tokens; a sentence without tokens is left out."""
     sentences: List[str] = []
     counts: List[int] = []
@@ -198,7 +198,7 @@ def _fitting(sizes: np.ndarray, rows: np.ndarray, most: np.ndarray) -> np.ndarra
 
 
 def make_examples(
-    documents: TokenisedDocuments, vocabulary: Vocabulary, options: ExampleOptions, part: int = 0
+    documents: TokenisedDocuments, vocabulary: AnyVocabulary, options: ExampleOptions, part: int = 0
 ) -> Sequences:
     """The examples of these documents: duplication_factor passes, each with new segments and a new masking.
 
@@ -219,7 +219,7 @@ def make_examples(
 def _with_masks(
     documents: TokenisedDocuments,
     pairs: np.ndarray,
-    vocabulary: Vocabulary,
+    vocabulary: AnyVocabulary,
     options: ExampleOptions,
     rng: np.random.Generator,
 ) -> Sequences:
@@ -228,8 +228,8 @@ def _with_masks(
     starts = starts_of(lengths)
     ids = np.empty(int(lengths.sum()), dtype=np.int32)
     middle, end = starts + 1 + a_length, starts + lengths - 1
-    ids[starts] = vocabulary.ids["[CLS]"]
-    ids[middle] = ids[end] = vocabulary.ids["[SEP]"]
+    ids[starts] = vocabulary.special.first
+    ids[middle] = ids[end] = vocabulary.special.separator
     ids[ragged_index(starts + 1, a_length)] = documents.ids[ragged_index(a_start, a_length)]
     ids[ragged_index(middle + 1, b_length)] = documents.ids[ragged_index(b_start, b_length)]
     special = np.concatenate([starts, middle, end])
@@ -239,7 +239,7 @@ def _with_masks(
         inside = vocabulary.continues[ids]
         inside[starts + 1] = inside[middle + 1] = False
     counts, positions, labels = _mask(
-        ids, lengths, special, inside, vocabulary.ids["[MASK]"], len(vocabulary), options, rng
+        ids, lengths, special, inside, vocabulary.special.mask, len(vocabulary), options, rng
     )
     return Sequences(
         lengths,
@@ -251,7 +251,7 @@ def _with_masks(
 
 
 def examples_of(
-    documents: Sequence[Document], vocabulary: Vocabulary, options: ExampleOptions, part: int = 0
+    documents: Sequence[Document], vocabulary: AnyVocabulary, options: ExampleOptions, part: int = 0
 ) -> Sequences:
     """Text to examples: `tokenise`, then `make_examples`."""
     return make_examples(tokenise(documents, vocabulary), vocabulary, options, part)

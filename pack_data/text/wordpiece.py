@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, List, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterable, List, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -22,6 +22,14 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # A vocabulary is trained on the first so many characters of the text, and knows so many different ones.
 TRAINING_CHARACTERS = 32 << 20
 LARGEST_ALPHABET = 1000
+
+
+class Special(NamedTuple):
+    """Ids of the special tokens that examples are made with."""
+
+    first: int  # [CLS]
+    separator: int  # [SEP]
+    mask: int  # [MASK]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +56,10 @@ class Vocabulary:
     def ids(self) -> dict:
         return {token: number for number, token in enumerate(self.tokens)}
 
+    @property
+    def special(self) -> Special:
+        return Special(*(self.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")))
+
     @cached_property
     def continues(self) -> np.ndarray:
         """Whether a token goes on with the word before it ("##ing"), bool [tokens]."""
@@ -73,14 +85,19 @@ class Vocabulary:
 
     def encode(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
         """Token ids of all sentences, flat int32, and the number of each, int64 [sentences], without special tokens."""
-        ids: List[np.ndarray] = [np.zeros(0, dtype=np.int32)]
-        lengths: List[int] = []
-        # In blocks: the library's result takes a hundred bytes for each token.
-        for start in range(0, len(sentences), 4096):
-            for item in self._tokenizer.encode_batch(list(sentences[start : start + 4096]), add_special_tokens=False):
-                ids.append(np.array(item.ids, dtype=np.int32))
-                lengths.append(len(ids[-1]))
-        return np.concatenate(ids), np.array(lengths, dtype=np.int64)
+        return encode(self._tokenizer, sentences)
+
+
+def encode(tokenizer: Tokenizer, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
+    """As `Vocabulary.encode`."""
+    ids: List[np.ndarray] = [np.zeros(0, dtype=np.int32)]
+    lengths: List[int] = []
+    # In blocks: the library's result takes a hundred bytes for each token.
+    for start in range(0, len(sentences), 4096):
+        for item in tokenizer.encode_batch(list(sentences[start : start + 4096]), add_special_tokens=False):
+            ids.append(np.array(item.ids, dtype=np.int32))
+            lengths.append(len(ids[-1]))
+    return np.concatenate(ids), np.array(lengths, dtype=np.int64)
 
 
 def _untrained(model: Any, lower_case: bool) -> Tokenizer:

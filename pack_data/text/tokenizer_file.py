@@ -1,0 +1,106 @@
+"""A tokenizer.json of the `tokenizers` library in place of a WordPiece vocabulary.
+
+The special tokens are the file's own: those of BERT ([CLS], [SEP], [MASK]) or those of RoBERTa (<s>, </s>, <mask>).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Sequence, Tuple, Union
+
+import numpy as np
+
+from pack_data.decoding import Fields, one_line, parse_json
+from pack_data.files import read_regular
+from pack_data.text.wordpiece import Special, Vocabulary, encode, load_vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER = "tokenizer.json"  # its name in a data set
+_MOST_BYTES = 1 << 28
+_SPECIAL = (("[CLS]", "[SEP]", "[MASK]"), ("<s>", "</s>", "<mask>"))  # first, separator, mask
+
+
+class TokenizerFile:
+    """Text to token ids as a tokenizer.json says; known by the sha256 of the file.
+
+    ValueError where the file is none, or has no special tokens for the first place, between segments and for a mask.
+    """
+
+    def __init__(self, content: bytes, name: str = TOKENIZER) -> None:
+        # A build works in several processes; the library's threads would compete with them (and warn after a fork).
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from tokenizers import Tokenizer
+
+        way_out = "give the tokenizer.json that save_pretrained or the tokenizers library wrote"
+        self._fields = Fields.of(parse_json(content, name, way_out), name, way_out)
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_str(content.decode())
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"{name}: no tokenizer ({one_line(error)}); {way_out}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._content, self._name = content, name
+        self._numbers = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.special = self._special_tokens()
+
+    def _special_tokens(self) -> Special:
+        for tokens in _SPECIAL:
+            if all(token in self._numbers for token in tokens):
+                return Special(*(self._numbers[token] for token in tokens))
+        wanted = " or ".join(" ".join(tokens) for tokens in _SPECIAL)
+        raise ValueError(
+            f"{self._name}: has no special tokens for the beginning, the separator and the mask ({wanted}); add them "
+            "to the tokenizer, or take one of a masked language model"
+        )
+
+    def __len__(self) -> int:
+        """Ids are below this."""
+        return max(self._numbers.values()) + 1
+
+    @property
+    def text(self) -> bytes:
+        """The content of the file."""
+        return self._content
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self._content).hexdigest()
+
+    @cached_property
+    def continues(self) -> np.ndarray:
+        """Whether a token goes on with the word before it, bool [ids].  ValueError where tokens do not say it."""
+        model = self._fields.object("model").tree
+        prefix = model.get("continuing_subword_prefix") if model.get("type") == "WordPiece" else None
+        if not prefix:
+            raise ValueError(
+                f"{self._name}: a {model.get('type', 'tokenizer')} model does not mark the pieces that continue a "
+                "word, so whole words cannot be masked; leave out --whole-word-masking"
+            )
+        found = np.zeros(len(self), bool)
+        found[[number for token, number in self._numbers.items() if token.startswith(prefix)]] = True
+        return found
+
+    def encode(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
+        """As `Vocabulary.encode`."""
+        return encode(self._tokenizer, sentences)
+
+
+AnyVocabulary = Union[Vocabulary, TokenizerFile]
+
+
+def load_tokenizer(path: Union[str, Path]) -> TokenizerFile:
+    """Reads a tokenizer.json."""
+    if not os.path.exists(path):
+        raise ValueError(f"{path}: no such tokenizer; give a tokenizer.json")
+    content = read_regular(Path(path), way_out="give a tokenizer.json", most_bytes=_MOST_BYTES)
+    return TokenizerFile(content, str(path))
+
+
+def load_either(path: Union[str, Path], lower_case: bool = True) -> AnyVocabulary:
+    """The vocabulary of a data set: its tokenizer.json, or its vocab.txt."""
+    return load_tokenizer(path) if Path(path).name == TOKENIZER else load_vocabulary(path, lower_case)

@@ -1,0 +1,169 @@
+"""A tokenizer.json in place of a vocabulary, alone and in a build."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pack_data.build import BuildOptions, build
+from pack_data.building import inputs, stages
+from pack_data.store import PackStore
+from pack_data.text.tokenizer_file import TOKENIZER, TokenizerFile, load_either, load_tokenizer
+from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
+from pack_data.verify import verify
+from tests.pack_data.text_corpus import write_corpus
+
+TEXTS = ["The packer packs packed packs.", "A packing of packs: unpacked, repacked!", "Ünïcode and 数字 too."] * 5
+ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+def byte_level(special=ROBERTA, size=300):
+    """A byte-level BPE, as RoBERTa and GPT-2 have."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=list(special),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.enable_truncation(4)  # of the file, and not meant for packing
+    tokenizer.enable_padding(length=8)
+    return tokenizer.to_str().encode()
+
+
+def wordpiece():
+    """BERT's own, with one word that has pieces."""
+    from tokenizers import BertWordPieceTokenizer
+
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL_TOKENS, "un", "##pack", "##ed", "a"))}
+    return BertWordPieceTokenizer(vocabulary).to_str().encode()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(inputs, "PART_CHARACTERS", 6000)
+    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
+
+
+@pytest.fixture
+def roberta(tmp_path):
+    path = tmp_path / "given.json"
+    path.write_bytes(byte_level())
+    return path
+
+
+def build_with(corpus, out, tokenizer, **options):
+    return build(
+        BuildOptions(
+            out,
+            corpus=corpus,
+            tokenizer=tokenizer,
+            max_sequence_length=64,
+            packer="spfhp",
+            duplication_factor=1,
+            workers=1,
+            **options,
+        )
+    )
+
+
+def test_special_tokens_are_those_of_the_file():
+    tokenizer = TokenizerFile(byte_level())
+    assert tokenizer.special == (0, 2, 4) and len(tokenizer) == 300
+    assert TokenizerFile(wordpiece()).special == Vocabulary((*SPECIAL_TOKENS, "a")).special == (2, 3, 4)
+
+
+def test_text_becomes_whole_ids_without_special_tokens_truncation_or_padding():
+    ids, lengths = TokenizerFile(byte_level()).encode([*TEXTS, ""])
+    assert lengths.sum() == len(ids) and lengths[-1] == 0 and lengths[0] > 4
+    assert ids.min() > 4
+    known, same = TokenizerFile(wordpiece()), Vocabulary((*SPECIAL_TOKENS, "un", "##pack", "##ed", "a"))
+    for ours, theirs in zip(known.encode(["A unpacked zebra"]), same.encode(["A unpacked zebra"])):
+        assert ours.tolist() == theirs.tolist()
+    assert known.continues.tolist() == same.continues.tolist()
+
+
+def without(content, name):
+    tree = json.loads(content)
+    del tree[name]
+    return json.dumps(tree).encode()
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"no json", "not JSON"),
+        (b"[1]", "must hold an object"),
+        (b'{"version": "1.0"}', "no tokenizer"),
+        (without(byte_level(), "model"), "no tokenizer"),
+        (byte_level(special=("<|endoftext|>",)), "no special tokens"),
+    ],
+)
+def test_what_is_no_tokenizer_for_bert_is_one_line(tmp_path, content, said):
+    path = tmp_path / "given.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=said) as caught:
+        load_tokenizer(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_build_keeps_the_tokenizer_and_verify_and_rebuilding_know_it(corpus, tmp_path, roberta):
+    out = tmp_path / "data"
+    with build_with(corpus, out, roberta) as store:
+        manifest = store.manifest
+        tokenizer = load_either(out / TOKENIZER)
+        assert (out / TOKENIZER).read_bytes() == roberta.read_bytes() and not (out / "vocab.txt").exists()
+        assert (manifest.vocabulary_size, manifest.vocabulary_sha256) == (len(tokenizer), tokenizer.sha256)
+        batch = store.batch(np.arange(len(store)))
+        first = batch["input_ids"][np.arange(len(store))[:, None], batch["next_sentence_positions"]]
+        assert (first[batch["next_sentence_weights"] == 1] == tokenizer.special.first).all()
+        assert (batch["input_ids"] == tokenizer.special.mask).any()
+    assert verify(out).manifest == manifest
+    assert build_with(corpus, out, roberta).manifest == manifest
+    other = tmp_path / "other.json"
+    other.write_bytes(byte_level(size=320))
+    with pytest.raises(ValueError, match="vocabulary, tokenizer or recipe"):
+        build_with(corpus, out, other)
+    (out / TOKENIZER).write_bytes(other.read_bytes())
+    with pytest.raises(ValueError):
+        verify(out)
+
+
+def test_what_is_appended_is_cut_by_the_same_tokenizer(tmp_path, roberta):
+    first, second = write_corpus(tmp_path / "one"), tmp_path / "more"
+    second.mkdir()
+    (second / "new.txt").write_text("A packer packs. It packs packs.\nThey are packed and unpacked. " * 30)
+    out = tmp_path / "data"
+    before = build_with(first, out, roberta).manifest
+    build(BuildOptions(out, corpus=second, append=True, workers=1)).close()
+    with PackStore.open(out) as store:
+        assert store.manifest.vocabulary_sha256 == before.vocabulary_sha256
+        assert store.manifest.sequences > before.sequences
+    verify(out)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"vocabulary": "vocab.txt"}, "--tokenizer and --vocabulary"),
+        ({"lower_case": False}, "--tokenizer and --keep-case"),
+        ({"synthetic": "squad_1_1_384"}, "--synthetic has no text"),
+    ],
+)
+def test_options_that_contradict_a_tokenizer_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        BuildOptions("data", tokenizer="tokenizer.json", **options)
+
+
+def test_whole_words_need_a_tokenizer_that_marks_them(corpus, tmp_path, roberta):
+    with pytest.raises(ValueError, match="whole words cannot be masked"):
+        build_with(corpus, tmp_path / "data", roberta, whole_word_masking=True)
