@@ -17,6 +17,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from pack_data import row_benchmark
 from pack_data.build import BuildOptions, build_and_report
 from pack_data.building.assignment import assign
 from pack_data.building.runner import available_cores
@@ -125,9 +126,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--sequences",
         type=positive_int,
-        default=whole.sequences // 16,
         metavar="N",
-        help=f"how many (default a sixteenth of the {whole.sequences:,} of Wikipedia)",
+        help=f"how many (default a sixteenth of the {whole.sequences:,} of Wikipedia; with --rows 100,000)",
+    )
+    parser.add_argument(
+        "--rows",
+        action="store_true",
+        help="instead: rows of 4,096 to 131,072 slots at many depths, beside the packers of others that are installed",
     )
     parser.add_argument("--packer", choices=PACKERS, default="optimal")
     parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
@@ -138,6 +143,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--folder", metavar="DIR", help="where to build, for a moment (default: the system's place for temporary files)"
     )
     args = parser.parse_args(argv)
+    if args.rows:
+        row_benchmark.main(args.sequences or 100_000)
+        return 0
+    args.sequences = args.sequences or whole.sequences // 16
     if resource is None:
         raise ValueError("pack_data.benchmark needs a POSIX system such as Linux or macOS (resource is missing here)")
 

@@ -38,7 +38,7 @@ pack_data.optimal
 pack_data.lengths.factors
 pack_data.building
 pack_data.bins pack_data.stream pack_data.batching pack_data.measuring
-pack_data.build pack_data.verify pack_data.convert pack_data.compare
+pack_data.build pack_data.verify pack_data.convert pack_data.compare pack_data.row_benchmark
 pack_data.benchmark pack_data.__main__ pack_data
 
 ipu_packed_bert.settings ipu_packed_bert.run_folder ipu_packed_bert.configurations ipu_packed_bert.processes
