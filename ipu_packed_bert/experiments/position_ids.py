@@ -5,7 +5,11 @@ model for one epoch from the same weights.  A way that fills its rows trains twi
 others, which makes fewer and larger updates, and with the mean number of tokens of a padded update, which makes as
 many updates.  The loss of an update is the mean over its predicted tokens on all ranks.
 
-    torchrun --nproc-per-node 8 -m ipu_packed_bert.experiments position_ids --data-dir DIR --full --model FOLDER
+Padding-free rows take our attention, within each sequence only, unless --attention names another; padded ones take the
+library's. A fully filled batch is bs rows of msl tokens, joined to one for the model; a packing of whole rows can also
+take one row of bs x msl tokens.
+
+    torchrun --nproc-per-node 8 -m ipu_packed_bert.experiments position_ids --data-dir DIR --full --model FOLDER --fsdp
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
@@ -23,7 +29,10 @@ from ipu_packed_bert.experiments.runner import Cell, Row, Runner
 from ipu_packed_bert.experiments.texts import TextSet, TokenSet, encode, text_sets
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
+from pack_data.command import positive_int
 from pack_data.memory import PeakMemory
+
+T = TypeVar("T")
 
 PADDED = "RandomSampling+Padding"  # the baseline
 # Ways that fill their batches, so that they make fewer updates of bs x msl tokens.
@@ -36,6 +45,10 @@ FILLED = (
     "OptimalPacking+PosID",
 )
 SAME_UPDATES = ", as many updates"
+ONE_ROW = ", one row"
+# Ways that fill rows of msl tokens each; the other filled ones fill bs x msl tokens in any case.
+BY_ROWS = ("FixedLengthPacking+PosID", "OptimalPacking+PosID")
+VARIANTS = (*WAYS, *(way + ONE_ROW for way in BY_ROWS), *(way + SAME_UPDATES for way in FILLED))
 
 
 class CausalSize(NamedTuple):
@@ -50,6 +63,8 @@ class CausalSize(NamedTuple):
     vocabulary_size: int  # trained on the training texts
     learning_rate: float
 
+
+ATTENTIONS = ("padding_free", "sdpa", "eager", "flash_attention_2", "flex_attention")
 
 SIZES = {
     "quick": CausalSize(48, 8, 128, 4, 32, 1, 1024, 3.0e-3),
@@ -83,11 +98,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="a causal Hugging Face model with its tokenizer, in place of the small new one",
     )
+    parser.add_argument(
+        "--attention",
+        choices=ATTENTIONS,
+        default=ATTENTIONS[0],
+        help="attn_implementation of padding-free batches; padded ones take sdpa (default %(default)s, which is ours)",
+    )
+    number = partial(parser.add_argument, type=positive_int)
+    number("--accumulate", default=1, metavar="N", help="batches of a rank in an update (default 1)")
+    number("--max-sequence-length", metavar="MSL", help="tokens of a row, in place of the size's")
+    number("--examples", metavar="N", help="training examples of each data set, in place of the size's")
+    parser.add_argument("--fsdp", action="store_true", help="under torchrun: weights sharded by fully_shard")
+    parser.add_argument("--ways", nargs="+", choices=VARIANTS, default=VARIANTS, metavar="WAY", help="only these")
+
+
+def size_of(options: Any) -> CausalSize:
+    size = SIZES[options.size]
+    return size._replace(
+        max_sequence_length=options.max_sequence_length or size.max_sequence_length,
+        training_examples=options.examples or size.training_examples,
+    )
 
 
 def settings(options: Any) -> Dict[str, Any]:
     return {
-        "size": list(SIZES[options.size]),
+        "size": list(size_of(options)),
+        "attention": options.attention,
+        "accumulate": options.accumulate,
+        "fsdp": options.fsdp,
         "data_dir": str(options.data_dir),
         "model": options.model,
         "ranks": _ranks(),
@@ -97,8 +135,15 @@ def settings(options: Any) -> Dict[str, Any]:
 # ---- one run
 
 
+def way_of(variant: str) -> str:
+    """The name of the way of a variant."""
+    return variant.replace(SAME_UPDATES, "").replace(ONE_ROW, "")
+
+
 def options_of(variant: str, tokens: TokenSet, size: CausalSize, ranks: int, seed: int) -> BatchOptions:
-    """bs rows of msl tokens.  For as many updates: one row of as many tokens as bs examples have on average."""
+    """bs rows of msl tokens, or one of bs x msl; for as many updates, one row of as many tokens as bs examples have."""
+    if variant.endswith(ONE_ROW):
+        return BatchOptions(1, size.batch_size * size.max_sequence_length, ranks, seed)
     if not variant.endswith(SAME_UPDATES):
         return BatchOptions(size.batch_size, size.max_sequence_length, ranks, seed)
     mean = int(round(size.batch_size * tokens.lengths.mean()))
@@ -152,37 +197,35 @@ def new_model(tokens: TokenSet, size: CausalSize, folder: Optional[str], device:
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(device)
 
 
-def train(variant: str, tokens: TokenSet, size: CausalSize, folder: Optional[str], where: Place, seed: int) -> Row:
+def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, where: Place, seed: int) -> Row:
     """One epoch.  The row is the same on every rank, except for seconds and memory."""
     import torch
 
     from ipu_packed_bert.optim import warmup_linear
+    from ipu_packed_bert.padding_free.choice import use_padding_free
     from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator
-    from ipu_packed_bert.padding_free.probe import check_no_leak
     from ipu_packed_bert.padding_free.update import mean_loss, take_step, to_device
 
-    way = WAYS[variant.replace(SAME_UPDATES, "")]
-    model = new_model(tokens, size, folder, where.device, seed)
-    options = options_of(variant, tokens, size, where.ranks, seed)
-    batches = Batches(way.name, tokens.training, options, model, rank=where.rank)
+    way = WAYS[way_of(variant)]
+    model = new_model(tokens, size, options.model, where.device, seed)
+    sizes = options_of(variant, tokens, size, where.ranks, seed)
     if way.padding_free:
-        check_no_leak(model, longest=int(tokens.lengths.max()))
+        use_padding_free(model, longest=int(tokens.lengths.max()), attention=options.attention)
+    batches = Batches(way.name, tokens.training, sizes, model, rank=where.rank)
     cuda = torch.cuda if where.device.type == "cuda" else None
-    network = model
-    if where.ranks > 1:
-        network = torch.nn.parallel.DistributedDataParallel(model, device_ids=[where.device] if cuda else None)
+    network = distributed(model, options.fsdp, where)
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     memory = PeakMemory()
     if cuda:
         cuda.reset_peak_memory_stats(where.device)
-    steps = len(batches)
+    steps = -(-len(batches) // options.accumulate)
     results = []
     seconds = 0.0
-    for step, inputs in enumerate(batches):
+    for step, inputs in enumerate(groups(batches, options.accumulate)):
         start = time.perf_counter()
         rate = size.learning_rate * warmup_linear(step, steps=steps, warmup_steps=max(1, steps // 10))
-        results.append(take_step(network, optimizer, [to_device(inputs, where.device)], rate))
+        results.append(take_step(network, optimizer, [to_device(each, where.device) for each in inputs], rate))
         if cuda:
             cuda.synchronize()
         seconds += time.perf_counter() - start
@@ -202,11 +245,32 @@ def train(variant: str, tokens: TokenSet, size: CausalSize, folder: Optional[str
     }
 
 
+def groups(batches: Iterable[T], size: int) -> Iterator[List[T]]:
+    """`size` batches at a time, fewer at the end."""
+    source = iter(batches)
+    return iter(lambda: list(islice(source, size)), [])
+
+
+def distributed(model: Any, sharded: bool, where: Place) -> Any:
+    """The model in DistributedDataParallel, or with its layers sharded; alone in a process as it is."""
+    import torch
+
+    if where.ranks == 1:
+        return model
+    if not sharded:
+        devices = [where.device] if where.device.type == "cuda" else None
+        return torch.nn.parallel.DistributedDataParallel(model, device_ids=devices)
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.get_decoder().layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
 # ---- the experiment
 
 
-def cells_of(data: Sequence[TextSet], seeds: int) -> List[Cell]:
-    names = list(WAYS) + [way + SAME_UPDATES for way in FILLED]
+def cells_of(data: Sequence[TextSet], seeds: int, names: Sequence[str] = VARIANTS) -> List[Cell]:
     return [Cell(f"{each.name}: {name}", seed) for seed in range(1, seeds + 1) for each in data for name in names]
 
 
@@ -214,7 +278,7 @@ class NineWays:
     """Cell -> its row.  Called on every rank."""
 
     def __init__(self, options: Any) -> None:
-        self.size, self._model = SIZES[options.size], options.model
+        self.size, self._options = size_of(options), options
         self.data = text_sets(options.data_dir, self.size.training_examples, self.size.held_out_examples)
         self.where = place()
         self._tokens: Dict[str, TokenSet] = {}
@@ -224,12 +288,14 @@ class NineWays:
         if name not in self._tokens:
             data = next(each for each in self.data if each.name == name)
             length, vocabulary = self.size.max_sequence_length, self.size.vocabulary_size
-            self._tokens[name] = encode(data, max_sequence_length=length, vocabulary_size=vocabulary, model=self._model)
+            self._tokens[name] = encode(
+                data, max_sequence_length=length, vocabulary_size=vocabulary, model=self._options.model
+            )
         return self._tokens[name]
 
     def __call__(self, cell: Cell) -> List[Row]:
         name, variant = cell.variant.split(": ", 1)
-        row = train(variant, self.tokens(name), self.size, self._model, self.where, cell.seed)
+        row = train(variant, self.tokens(name), self.size, self._options, self.where, cell.seed)
         return [{"data": name, "way": variant, **row}]
 
 
@@ -262,7 +328,7 @@ def run(options: Any, runner: Runner) -> None:
         return measure(cell)
 
     try:
-        rows = runner.run(cells_of(measure.data, options.seeds), on_all_ranks)
+        rows = runner.run(cells_of(measure.data, options.seeds, options.ways), on_all_ranks)
     finally:
         if ranks > 1:
             _broadcast(None)
@@ -270,7 +336,8 @@ def run(options: Any, runner: Runner) -> None:
     text = "\n".join(section(each.name, rows, measure) for each in measure.data)
     counts = f"{options.seeds} seed{'' if options.seeds == 1 else 's'}, {ranks} process{'' if ranks == 1 else 'es'}"
     source = options.data_dir or "embedded corpus"
-    text += f"\n{describe(measure.size)}; {counts}; {source}; {tables.machine()}\n"
+    attention = f"padding-free rows by {options.attention}"
+    text += f"\n{describe(measure.size)}; {attention}; {counts}; {source}; {tables.machine()}\n"
     runner.write("table.md", text)
     print("\n" + text)
     if options.plot:
@@ -291,7 +358,7 @@ def section(name: str, rows: Sequence[Row], measure: NineWays) -> str:
     lines = []
     for variant, runs in _runs_by_variant(name, rows):
         options = options_of(variant, tokens, measure.size, measure.where.ranks, seed=1)
-        properties = report(WAYS[variant.replace(SAME_UPDATES, "")], tokens.lengths, options).properties
+        properties = report(WAYS[way_of(variant)], tokens.lengths, options).properties
         memory = [run["peak_memory_mib"] for run in runs if run["peak_memory_mib"] is not None]
         lines.append(
             [
@@ -318,11 +385,11 @@ def plot(rows: Sequence[Row], measure: NineWays, path: Path) -> None:
     figure, axes = new_figure(7.0 * len(measure.data), 5.0, columns=len(measure.data))
     for each, axis in zip(measure.data, axes):
         for variant, runs in _runs_by_variant(each.name, rows):
-            colour = list(WAYS).index(variant.replace(SAME_UPDATES, "")) % 10
+            colour = list(WAYS).index(way_of(variant)) % 10
             axis.plot(
                 [np.mean([run["seconds"] for run in runs])],
                 [np.mean([run["held_out_loss"] for run in runs])],
-                "^" if variant.endswith(SAME_UPDATES) else "o",
+                "^" if variant.endswith(SAME_UPDATES) else "s" if variant.endswith(ONE_ROW) else "o",
                 color=f"C{colour}",
                 label=variant,
             )

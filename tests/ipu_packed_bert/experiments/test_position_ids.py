@@ -18,7 +18,15 @@ pytest.importorskip(
 
 from ipu_packed_bert.experiments import position_ids  # noqa: E402
 from ipu_packed_bert.experiments.__main__ import main  # noqa: E402
-from ipu_packed_bert.experiments.position_ids import FILLED, PADDED, SAME_UPDATES, SIZES, options_of  # noqa: E402
+from ipu_packed_bert.experiments.position_ids import (  # noqa: E402
+    FILLED,
+    ONE_ROW,
+    PADDED,
+    SAME_UPDATES,
+    SIZES,
+    VARIANTS,
+    options_of,
+)
 from ipu_packed_bert.experiments.texts import TextSet, encode  # noqa: E402
 from pack_data.batching.plans import WAYS  # noqa: E402
 from pack_data.command import run_main  # noqa: E402
@@ -75,7 +83,7 @@ def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch):
     )
     printed = capsys.readouterr().out
     rows = rows_of(tmp_path / "out")
-    assert len(rows) == 2 * (len(WAYS) + len(FILLED)) and all(way in printed for way in WAYS)
+    assert len(rows) == 2 * len(VARIANTS) and all(way in printed for way in WAYS)
     for name in ("GSM8K", "GPTeacher"):
         mine = {way: row for (data, way), row in rows.items() if data == name}
         assert len({row["tokens"] for row in mine.values()}) == 1
@@ -121,31 +129,28 @@ def test_a_missing_file_is_one_line(tmp_path, capsys):
     assert "gsm8k/train.jsonl.xz: no such file" in message and message.count("\n") == 1
 
 
-def test_two_processes_of_torchrun(tmp_path):
-    """Ranks with half a batch each make the updates of one process with the whole; rank 0 alone writes."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "ipu_packed_bert.experiments",
-        "position_ids",
-        "--quick",
-        "--seeds",
-        "1",
-        "--no-plot",
-        "--out",
-        str(tmp_path / "two"),
-    ]
+def test_one_row_holds_as_much_as_the_rows_of_a_batch():
+    encoded = encode(TextSet("texts", texts(200, 3), texts(4, 4)), max_sequence_length=64, vocabulary_size=128)
+    sizes = [options_of(f"OptimalPacking+PosID{more}", encoded, SIZES["quick"], 1, 0) for more in ("", ONE_ROW)]
+    assert [(each.batch_size, each.capacity) for each in sizes] == [(4, sizes[0].capacity), (1, sizes[0].capacity)]
+
+
+@pytest.mark.parametrize("sharded", [[], ["--fsdp"]])
+def test_two_processes_of_torchrun(tmp_path, sharded):
+    """Two ranks with a batch each make the updates of one process with two batches an update; rank 0 alone writes."""
+    given = ["position_ids", "--quick", "--seeds", "1", "--no-plot", "--ways", PADDED, "MiniBatchPacking+PosID"]
+    assert run_main(main, [*given, "--accumulate", "2", "--out", str(tmp_path / "one")]) == 0
+    processes = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ipu_packed_bert.experiments"]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=Path(position_ids.__file__).parents[2], timeout=300
+        [sys.executable, "-m", *processes, *given, *sharded, "--out", str(tmp_path / "two")],
+        capture_output=True,
+        text=True,
+        cwd=Path(position_ids.__file__).parents[2],
+        timeout=300,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = rows_of(tmp_path / "two")
-    assert len(rows) == len(WAYS) + len(FILLED) and "2 processes" in done.stdout
-    found = {way: row for (_, way), row in rows.items()}
-    for value in ("updates", "training_loss", "held_out_loss"):  # the same global batches, padded and not, on two ranks
-        assert float(found["MiniBatchPacking+PosID"][value]) == pytest.approx(float(found[PADDED][value]), rel=1e-5)
+    assert done.returncode == 0, done.stderr
+    one, two = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
+    assert "2 processes" in done.stdout and list(one) == list(two) and len(one) == 2
+    for key, row in one.items():
+        for value in ("updates", "training_loss", "held_out_loss"):
+            assert float(two[key][value]) == pytest.approx(float(row[value]), rel=1e-5)
