@@ -63,7 +63,7 @@ ipu_packed_bert.predictions
 ipu_packed_bert.throughput ipu_packed_bert.padding_free ipu_packed_bert.layouts
 ipu_packed_bert.report
 ipu_packed_bert.experiments
-ipu_packed_bert.commands
+ipu_packed_bert.commands ipu_packed_bert.padding_free.benchmark
 ipu_packed_bert
 profiling run_pretraining examples
 """  # noqa: E501

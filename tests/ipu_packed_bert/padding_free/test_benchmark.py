@@ -1,0 +1,52 @@
+"""The benchmark's counts and its goal; how long things take is no matter here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.padding_free_models import transformers  # noqa: F401, without it there is nothing to measure
+
+from ipu_packed_bert.padding_free import benchmark  # isort: skip
+
+
+def test_the_same_examples_on_every_side():
+    setup = benchmark.Setup(16, 1, 40, 2, 1, 64, "cpu")
+    line = benchmark.measure_rows("some", np.array([20, 9, 30, 50, 5, 7]), 64, setup)
+    assert (line.examples, line.tokens) == (4, 20 + 9 + 30 + 5)
+    assert line.padded_slots == 2 * 20 + 2 * 30 and line.goal == pytest.approx(64 / 100 / 0.95)
+    assert list(line.seconds) == [benchmark.PADDED, benchmark.SORTED, benchmark.DENSE, benchmark.OURS]
+    assert line.relative[benchmark.PADDED] == 1.0 and line._replace(slots=4096).goal == 1.0
+    cells = [cell.strip() for cell in benchmark.rows_table([line]).splitlines()[2].split("|")]
+    assert cells[1:5] == ["some", "64", "4", "0.64"]
+
+
+def test_what_computes_something_else_is_not_timed(monkeypatch):
+    class WithoutBoundaries(benchmark.PaddingFreeCollator):
+        def __call__(self, examples):
+            inputs = super().__call__(examples)
+            kept = ("input_ids", "labels")
+            return {name: inputs[name] for name in kept}
+
+    monkeypatch.setattr(benchmark, "PaddingFreeCollator", WithoutBoundaries)
+    with pytest.raises(RuntimeError, match="the losses differ"):
+        benchmark.measure_rows("some", np.array([20, 9, 30]), 64, benchmark.Setup(16, 1, 40, 2, 1, 64, "cpu"))
+
+
+def test_lengths_follow_the_quantiles():
+    draw = np.random.default_rng(0)
+    for name, quantiles in benchmark.QUANTILES.items():
+        lengths = benchmark.lengths_of(name, 4000, draw)
+        assert len(quantiles) == 21 and quantiles[0] <= lengths.min() and lengths.max() <= quantiles[-1]
+        assert abs(np.median(lengths) - quantiles[10]) < 5
+    assert benchmark.lengths_of(benchmark.LONG_TAILED, 4000, draw).max() > 2000
+
+
+def test_the_command(capsys):
+    sizes = "--hidden 16 --layers 1 --vocabulary 40 --rounds 1 --examples 5 --longest 16 --batch 1".split()
+    assert benchmark.main(["--rows", "32,64", "--device", "cpu", "--dense-up-to", "32", *sizes]) == 0
+    text = capsys.readouterr().out
+    assert text.count("| GSM8K ") == 2 and "MiniBatchPacking+PosID, ours" in text and "of 6 lines" in text
+    with pytest.raises(SystemExit) as caught:
+        benchmark.main(["--rows", "0"])
+    assert caught.value.code == 2
