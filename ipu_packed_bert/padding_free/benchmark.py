@@ -129,9 +129,13 @@ def examples_of(lengths: Sequence[int], vocabulary: int, draw: np.random.Generat
 def fill(lengths: np.ndarray, slots: int) -> List[int]:
     """The first examples that fit into a row; longer ones are cut, as their row would be."""
     row: List[int] = []
+    free = slots
     for length in np.minimum(lengths, slots).tolist():
-        if sum(row) + length <= slots:
+        if length <= free:
             row.append(length)
+            free -= length
+        if not free:
+            break
     return row
 
 
