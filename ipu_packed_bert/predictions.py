@@ -185,6 +185,11 @@ def prepare(
     engine = build_engine(config, task, choice, packing_factor=1.0)
     with contextlib.ExitStack() as unwound:
         unwound.callback(engine.close)
+        if engine.share[1] > 1:
+            raise ValueError(
+                f"poprun started {engine.share[1]} instances, each of which would give its own part of the answers; "
+                "start one, without poprun"
+            )
         state = engine.state()
         weights, loaded = merged(state["model"], trained.weights)
         if loaded.fresh:
@@ -208,6 +213,12 @@ def in_calls(config: FinetuneConfig, rows: int, *, ipus: bool) -> FinetuneConfig
         replicas = 1
     batch = dataclasses.replace(config.batch, micro_batch=size, sequences_per_update=number * replicas * size)
     return dataclasses.replace(config, batch=batch)
+
+
+def compile_program(prepared: Prepared) -> None:
+    """On IPUs, the program that predicts, so that no answer's time is that of compiling it; on the host nothing."""
+    if prepared.config.engine.kind == "ipu":
+        prepared.engine.predict(next(in_order(prepared.task.packs, prepared.layout)))
 
 
 class Found(NamedTuple):

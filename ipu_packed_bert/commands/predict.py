@@ -140,6 +140,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         )
         say(f"engine    {prepared.engine.description}")
         started = time.perf_counter()
+        predictions.compile_program(prepared)
+        if prepared.config.engine.kind == "ipu":
+            say(f"compiled  in {time.perf_counter() - started:.1f} s")
+        started = time.perf_counter()
         with contextlib.closing(progress_bar(packing.packs, "answering", shown=args.progress, unit=" rows")) as bar:
             found = predictions.predict(prepared, seen=bar.update)
         seconds = time.perf_counter() - started

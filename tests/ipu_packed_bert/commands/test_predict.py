@@ -103,6 +103,7 @@ def test_on_ipus_they_are_the_hosts(models, tmp_path, kind):
     with installed(ipus=4):
         machine.float64 = True
         found, made = answered(models[kind], file, kind, *on_ipus, "batch.micro_batch=2")
+        predictions.compile_program(made)  # it is compiled
         assert machine.compilations == ["inference"] and made.layout.packs_per_update % 4 == 0
     machine.reset()
     assert found == expected
@@ -284,3 +285,16 @@ def test_a_folder_that_names_no_task_is_told_it(models, tmp_path, capsys):
     assert "no architecture is none that answers" in capsys.readouterr().err
     assert run(folder, file, "regression") == 0
     assert yaml.safe_load(capsys.readouterr().out).keys() == {"record", "prediction"}
+
+
+def test_one_of_several_instances_is_refused(models, tmp_path, capsys, monkeypatch):
+    """Each would have a part of the answers."""
+    monkeypatch.setattr(HostEngine, "share", (0, 2))
+    file = training_file(tmp_path, "regression")
+    assert run(models["regression"], file, "regression", "--output", tmp_path / "answers.jsonl") == 2
+    assert "poprun started 2 instances" in capsys.readouterr().err and not (tmp_path / "answers.jsonl").exists()
+    ranks = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, str(value))
+    assert run(models["regression"], file, "regression") == 2
+    assert "every process of torchrun would make all of the answers for itself" in capsys.readouterr().err
