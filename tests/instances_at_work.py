@@ -25,6 +25,7 @@ from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.config import config_from_tree
 from ipu_packed_bert.loader import GlobalBatches, StoredPacks
 from ipu_packed_bert.processes import joined
+from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.command import run_main
 from pack_data.store import PackStore
@@ -83,7 +84,7 @@ def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
             instances=job.size,
             replicas=REPLICAS,
             store=dist.FileStore(str(folder / f"device-{number}"), job.size),
-            seconds=job.options.get("seconds", 300.0),
+            seconds=job.options.get("seconds", 600.0),
         )
         with installed(ipus=REPLICAS // job.size, poprun=run, horovod=job.horovod) as (sdk, _):
             from ipu_packed_bert.engine.ipu import poprun
@@ -142,6 +143,24 @@ def trained(
                     "compilations": dict(engine.compilations),
                     "description": engine.description,
                 }
+
+
+def fine_tuned(work: Work, *, config: Any, steps: int) -> Dict[str, Any]:
+    """Updates of a fine-tuning run in float64, and what it predicts afterwards."""
+    with contextlib.ExitStack() as opened:
+        processes = opened.enter_context(joined(instances=engines.instances))
+        opened.enter_context(_double(work.sdk))
+        prepared = prepare(config, processes=processes)
+        task, engine = prepared.task, opened.enter_context(contextlib.closing(prepared.engine))
+        batches = opened.enter_context(contextlib.closing(prepared.batches))
+        log = [engine.step(next(batches), 0.01).metrics for _ in range(steps)]
+        predicted = task.predict(engine, batches.held_out())
+        return {
+            "engine": engine.state(),
+            "log": log,
+            "held_out": predicted.counts,
+            "outputs": [torch.from_numpy(each) for each in predicted.outputs],
+        }
 
 
 # ---- whole runs -----------------------------------------------------------------------------------------------------

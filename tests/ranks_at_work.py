@@ -126,7 +126,7 @@ def run_all(folder: Path, works: Sequence[Callable[[], None]]) -> None:
     ]
     for process in started:
         process.start()
-    waiting, end = {process.sentinel: process for process in started}, time.monotonic() + 300
+    waiting, end = {process.sentinel: process for process in started}, time.monotonic() + 600
     while waiting and time.monotonic() < end:
         for sentinel in multiprocessing.connection.wait(list(waiting), timeout=5):
             if waiting.pop(sentinel).exitcode:

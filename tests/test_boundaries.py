@@ -209,7 +209,7 @@ def test_loads_without_torch(statement):
 def test_reading_ahead_and_the_optimisers_state_load_without_the_sdk():
     statement = (
         "import sys; sys.modules['poptorch'] = None; import ipu_packed_bert.engine.ipu.feed, "
-        "ipu_packed_bert.engine.ipu.state"
+        "ipu_packed_bert.engine.ipu.poprun, ipu_packed_bert.engine.ipu.state"
     )
     finished = subprocess.run([sys.executable, "-c", statement], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

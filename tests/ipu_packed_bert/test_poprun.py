@@ -3,6 +3,7 @@
 They are real processes, on stand-ins for PopTorch, popdist and Horovod (tests/instances_at_work.py).
 """
 
+import importlib.util
 import re
 
 import pytest
@@ -20,6 +21,8 @@ from pack_data.command import run_main
 from pack_data.store import PackStore
 from tests.fakes.popdist import PopRun
 from tests.fakes.sdk import installed
+from tests.fine_tuning_files import tiny_checkpoint, training_file
+from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.instances_at_work import (
     ENVIRONMENT,
     ON_IPUS,
@@ -28,6 +31,7 @@ from tests.instances_at_work import (
     apart_on_the_device,
     at_work,
     exchanged,
+    fine_tuned,
     ran,
     trained,
 )
@@ -37,6 +41,7 @@ from tests.tolerances import assert_same
 
 LEGS = (1, 2, 4, 1)  # instances of a run that is resumed three times
 SAVED, STEPS = 3, 5  # update after which a run is told to stop; updates of a whole one
+HAS_SAFETENSORS = importlib.util.find_spec("safetensors") is not None
 DROPOUT = ["model.hidden_dropout=0.3"]
 
 
@@ -53,6 +58,16 @@ def work(tmp_path_factory):
         former = f"leg {leg}"
     for name, steps, after in (("dropout", 2, None), ("first half", 1, None), ("second half", 1, "first half")):
         jobs.append(Job(name, 2, trained, dict(data=data, steps=steps, after=after, overrides=DROPOUT)))
+    if HAS_SAFETENSORS:
+        config = fine_tuning_config(
+            tiny_checkpoint(folder / "bert"),
+            training_file(folder, "squad"),
+            task="squad",
+            engine={"kind": "ipu", "half_weights": False, "stochastic_rounding": False, "loss_scaling": 16.0},
+            placement={"replicas": 4},
+            batch={"sequences_per_update": 24, "micro_batch": 1},
+        )
+        jobs += [Job(f"squad, {size}", size, fine_tuned, dict(config=config, steps=2)) for size in (1, 2)]
     settings = [word for each in [*ON_IPUS, f"run.steps={STEPS}"] for word in ("--set", each)]
 
     def new(name, *more):
@@ -123,6 +138,18 @@ def test_random_streams_go_on_exactly_with_the_same_number_of_instances(found):
     streams = whole[0]["engine"]["ipu_random"]
     assert len(streams) == 2 and not torch.equal(streams[0], streams[1])
     assert torch.equal(streams, halves[1][0]["engine"]["ipu_random"])
+
+
+@pytest.mark.skipif(not HAS_SAFETENSORS, reason="Hugging Face's files: pip install safetensors")
+def test_fine_tuning_in_instances_is_that_of_one_process(found):
+    (one,), several = found["squad, 1"], found["squad, 2"]
+    for each in several:
+        same_state(one, each)
+        assert each["held_out"] == one["held_out"] and one["held_out"]["sequences"] > 1
+        for ours, theirs in zip(one["log"], each["log"]):
+            assert theirs == pytest.approx(ours, rel=1e-11)
+        for ours, theirs in zip(one["outputs"], each["outputs"]):
+            torch.testing.assert_close(theirs, ours, rtol=1e-9, atol=1e-9)
 
 
 # ---- whole runs -----------------------------------------------------------------------------------------------------

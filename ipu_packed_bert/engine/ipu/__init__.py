@@ -5,5 +5,5 @@ blocks and stages come from `placement.py`, and PopTorch makes one program of fo
 A call of that program takes a whole global batch: rows per call = micro-batch x gradient accumulation x replicas.
 Gradients are reduced by their mean over those micro-batches, for which the loss is scaled (`model/loss.py`).
 
-`feed` and `state` load without the SDK.
+`feed`, `poprun` and `state` load without the SDK.
 """
