@@ -163,6 +163,8 @@ class PackStream:
     def put(self, example: Any, length: int) -> bool:
         """Adds a sequence of `length` tokens; whether packs are `ready`."""
         number = self._taken
+        if type(length) is not int:
+            length = whole_number(f"the length of sequence {number} of the stream", length)
         if not 1 <= length <= self.max_sequence_length:
             raise ValueError(
                 f"sequence {number} of the stream has length {shown(length)}; a row has {self.max_sequence_length} "

@@ -251,6 +251,14 @@ def test_a_length_that_no_row_has_is_one_line(length):
         list(PackStream(10).packs([("a", 3), ("b", length)]))
 
 
+def test_lengths_of_numpy_are_whole_numbers_and_floats_are_none():
+    stream = PackStream(10)
+    stream.push("a", np.int64(3))
+    json.dumps(stream.state_dict())
+    with pytest.raises(ValueError, match="the length of sequence 1 of the stream"):
+        stream.push("b", 3.0)
+
+
 def test_a_state_of_another_stream_is_refused():
     state = PackStream(10, buffer_sequences=4).state_dict()
     with pytest.raises(ValueError, match="buffer_sequences was 4, it is 5 here"):
