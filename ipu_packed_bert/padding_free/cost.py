@@ -1,0 +1,179 @@
+"""What a row costs a model: fitted to a short measurement, for plans whose ranks take equally long.
+
+    python -m ipu_packed_bert.padding_free.cost            # a small Llama; then two processes with both plans
+
+The time of a forward and backward pass is a constant, a part for each token, and a part for each pair of tokens of one
+example: constant + linear * tokens + quadratic * sum of squared lengths.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from functools import partial
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import distributed
+
+from ipu_packed_bert.padding_free.collators import Inputs, PaddingFreeCollator
+from ipu_packed_bert.padding_free.update import loss_sum, to_device
+from pack_data.batching.balanced import StepCost
+from pack_data.batching.plans import BatchOptions, get_way
+from pack_data.command import ArgumentParser, positive_int, run_main
+
+WAY = "OptimalPacking+PosID"
+
+
+class MeasuredCost(NamedTuple):
+    """Seconds of a forward and backward pass: constant + those of each sequence (`cost`)."""
+
+    cost: StepCost
+    constant: float
+    error: float  # largest deviation of a measured row from the fit, as a share of the measurement
+
+
+def _row(model: Any, lengths: Sequence[int], seed: int = 0) -> Inputs:
+    """Examples of these lengths, of random tokens."""
+    draw = np.random.default_rng(seed)
+    size = int(model.get_input_embeddings().weight.shape[0])
+    examples = [{"input_ids": draw.integers(0, size, length).tolist()} for length in lengths]
+    return to_device(PaddingFreeCollator(model)(examples), next(model.parameters()).device)
+
+
+def _seconds(model: Any, inputs: Inputs) -> float:
+    cuda = next(model.parameters()).device.type == "cuda"
+    start = time.perf_counter()
+    loss_sum(model, inputs).backward()
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def fit(rows: Sequence[Sequence[int]], seconds: Sequence[float]) -> MeasuredCost:
+    """The coefficients, none below 0, with the least squares of the relative deviations. rows: lengths of each row."""
+    from scipy.optimize import nnls
+
+    measured = np.array(seconds, float)
+    terms = np.array([[1.0, sum(row), sum(length**2 for length in row)] for row in rows])
+    weighted = terms / measured[:, None]
+    scale = weighted.max(axis=0)
+    found = nnls(weighted / scale, np.ones(len(measured)))[0] / scale
+    error = float(np.abs(terms @ found / measured - 1).max())
+    return MeasuredCost(StepCost(float(found[1]), float(found[2])), float(found[0]), error)
+
+
+def measure_cost(model: Any, *, max_sequence_length: int, repeats: int = 3) -> MeasuredCost:
+    """Times rows of some lengths through a model that `use_padding_free` has switched. Gradients are cleared.
+
+    max_sequence_length: tokens of a full row, at least 64. The least time of `repeats` interleaved passes counts.
+    """
+    if max_sequence_length < 64:
+        raise ValueError(f"max_sequence_length is {max_sequence_length}; rows of fewer than 64 tokens say nothing")
+    rows = [
+        [tokens // count] * count
+        for tokens in (max_sequence_length // 4, max_sequence_length // 2, max_sequence_length)
+        for count in (1, 4, 16)
+    ]
+    inputs = [_row(model, row) for row in rows]
+    _seconds(model, inputs[0])  # the first pass sets up
+    least = [min(times) for times in zip(*([_seconds(model, each) for each in inputs] for _ in range(repeats)))]
+    model.zero_grad(set_to_none=True)
+    return fit(rows, least)
+
+
+# ---- two processes, with the plans by rows and levelled
+
+
+def small_llama(max_sequence_length: int) -> Any:
+    """A Llama of hidden size 128 with 2 layers and random weights, ready for padding-free rows."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from ipu_packed_bert.padding_free.choice import use_padding_free
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=1024,
+            hidden_size=128,
+            intermediate_size=512,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=max_sequence_length,
+        )
+    )
+    use_padding_free(model)
+    return model
+
+
+def _steps(rank: int, ranks: int, meeting: str, given: Dict[str, Any], results: str) -> None:
+    """One process: the first steps of both plans in turn; rank 0 writes the seconds of each."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    slots, lengths = given["slots"], np.array(given["lengths"])
+    model = small_llama(slots)
+    plans = []
+    for cost in (None, StepCost(*given["cost"])):
+        plans.append(get_way(WAY).plan(lengths, BatchOptions(1, slots, ranks, cost=cost)))
+    seconds: List[List[float]] = [[], []]
+    chosen = np.random.default_rng(0).permutation(min(plan.steps for plan in plans) - 1)[: given["steps"]]
+    for step in [int(chosen[0]), *chosen.tolist()]:  # the first one sets up
+        for number, plan in enumerate(plans):
+            row = [piece.stop - piece.start for (pieces) in plan.batch(step, rank) for piece in pieces]
+            inputs = _row(model, row)
+            distributed.barrier()
+            start = time.perf_counter()
+            loss_sum(model, inputs).backward()
+            for parameter in model.parameters():
+                distributed.all_reduce(parameter.grad)
+            seconds[number].append(time.perf_counter() - start)
+            model.zero_grad(set_to_none=True)
+    if not rank:
+        np.save(results, np.array(seconds)[:, 1:])
+    distributed.destroy_process_group()
+
+
+def measure_ranks(
+    lengths: np.ndarray, slots: int, cost: StepCost, *, ranks: int = 2, steps: int = 40
+) -> Tuple[float, float]:
+    """Mean seconds of a step with the plan by rows and with the levelled one, in as many processes as ranks (gloo).
+
+    The same steps' numbers of both plans in turn, drawn at random; they hold different examples of one data set.
+    """
+    given = {"slots": slots, "lengths": lengths.tolist(), "cost": (cost.linear, cost.quadratic), "steps": steps}
+    with tempfile.TemporaryDirectory() as folder:
+        results = os.path.join(folder, "seconds.npy")
+        arguments = (ranks, os.path.join(folder, "meeting"), given, results)
+        torch.multiprocessing.spawn(_steps, arguments, nprocs=ranks)
+        by_rows, levelled = np.load(results).mean(axis=1).tolist()
+    return by_rows, levelled
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(prog="python -m ipu_packed_bert.padding_free.cost", description=__doc__.split("\n\n")[0])
+    number = partial(parser.add_argument, type=positive_int)
+    number("--max-sequence-length", default=2048, metavar="S", help="tokens of a row (default 2,048)")
+    number("--examples", default=4000, metavar="N", help="log-normal lengths, median S / 20 (default 4,000)")
+    number("--ranks", default=2, metavar="R", help="processes (default 2)")
+    number("--steps", default=40, metavar="N", help="steps of each plan (default 40)")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    slots = args.max_sequence_length
+    found = measure_cost(small_llama(slots), max_sequence_length=slots)
+    print(
+        f"a row costs {found.constant * 1e3:.2f} ms, {found.cost.linear * 1e6:.2f} us a token and "
+        f"{found.cost.quadratic * 1e9:.3f} ns a token squared; every row measured is within {found.error:.0%} of it"
+    )
+    lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(np.log(slots / 20), 1.2, args.examples)), 1, slots)
+    by_rows, levelled = measure_ranks(lengths.astype(np.int64), slots, found.cost, ranks=args.ranks, steps=args.steps)
+    print(
+        f"{args.ranks} processes, {args.steps} steps of each plan in turn: {by_rows * 1e3:.1f} ms a step by rows, "
+        f"{levelled * 1e3:.1f} ms levelled, {by_rows / levelled:.3f} times as fast"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))
