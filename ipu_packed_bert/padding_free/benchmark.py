@@ -15,7 +15,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -39,8 +39,13 @@ QUANTILES = {
 }
 LONG_TAILED = "long-tailed"  # log-normal: half of the examples below 100 tokens, one in a hundred above 1,600
 PADDED, SORTED, DENSE, OURS = "padded at random", "padded sorted", "dense mask", "ours"
-WAYS = ("RandomSampling+Padding", "GroupByLength+Padding", "MiniBatchPacking+PosID", "Multipack+PosID")
-WAYS += ("OptimalPacking+PosID",)
+WAYS: Tuple[str, ...] = (
+    "RandomSampling+Padding",
+    "GroupByLength+Padding",
+    "MiniBatchPacking+PosID",
+    "Multipack+PosID",
+    "OptimalPacking+PosID",
+)
 
 
 class Setup(NamedTuple):
