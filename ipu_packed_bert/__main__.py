@@ -74,6 +74,7 @@ COMMANDS: Dict[str, Command] = {
     "certificate": _packing("certificate"),
     "sort": _packing("sort"),
     "batching": _packing("batching"),
+    "stream": _packing("stream"),
     "benchmark-build": _packing("benchmark"),
 }
 
