@@ -51,7 +51,7 @@ class _Solving(NamedTuple):
 
     counts: np.ndarray
     due: int  # sequences that have arrived when its prices are taken up
-    worth: Future
+    worth: Optional[Future]  # None: it is solved when it is due
 
 
 class PackStream:
@@ -272,7 +272,8 @@ class PackStream:
         """Counts what has arrived; takes up new prices, and begins to solve for others, when it is time."""
         self._note_arrived()
         if self._solving is not None and self._arrived >= self._solving.due:
-            self._take_up(self._solving.counts, self._solving.worth.result())
+            counts, _, worth = self._solving
+            self._take_up(counts, solve(counts, *self._limits) if worth is None else worth.result())
             self._solving = None
         if self._prices is None:
             self._take_up(self._learnt.copy(), solve(self._learnt, *self._limits))
@@ -356,24 +357,40 @@ class PackStream:
         taken, arrived = fields.integer("taken", least=0), fields.integer("arrived", least=0)
         waits = Waits(*(fields.object("waits").integer(name, least=0) for name in Waits._fields))
         buffer = Buffer(S, self.max_sequences_per_pack)
-        for row in fields.list_of("waiting", Fields.any):
-            number, since, length, example = row
-            if not 1 <= length <= S:
-                raise fields.error("waiting", f"a length is {shown(length)}, beyond the {S} slots of a row")
-            buffer.add(length, Waiting(number, since, example))
-        for length, until in fields.list_of("resting", Fields.any):
+        for number, since, length, example in fields.list_of("waiting", _row, 4):
+            for value in (number, since):
+                whole_number("state of the stream: a number in waiting", value, least=0)
+            buffer.add(
+                whole_number("state of the stream: a length in waiting", length, least=1, most=S),
+                Waiting(number, since, example),
+            )
+        for length, until in fields.list_of("resting", Fields.integers, 2, least=0):
+            if length > S:
+                raise fields.error("resting", f"lengths go up to {S}")
             buffer.rests_until[length] = until
-        learnt, known = values(fields.any("learnt")), fields.any("prices")
-        solving, following = fields.any("solving"), fields.integer("next", least=0)
-        ready = deque(Pack(*row) for row in fields.list_of("ready", Fields.any))
+        ready = deque(Pack(*row) for row in fields.list_of("ready", _row, 2))
+        learnt, following = values(fields.any("learnt")), fields.integer("next", least=0)
+        known = None if fields.any("prices") is None else [values(row, "prices") for row in _row(fields, "prices", 2)]
+        solving = None
+        if fields.any("solving") is not None:
+            counts, due = _row(fields, "solving", 2)
+            solving = values(counts, "solving"), whole_number("state of the stream: solving", due, least=0)
+        for name, found in (("prices", known), ("solving", solving)):
+            if found is not None and not found[0].any():
+                raise fields.error(name, "must be of lengths that were seen")
         buffer.settle()
         self._buffer, self._learnt, self._ready, self._waits = buffer, learnt, ready, waits
         self._taken, self._arrived, self._next = taken, arrived, following
         self._prices = self._from = self._solving = None
         if known is not None:
-            self._take_up(*map(values, known))
-        if solving is not None:
-            self._solve(values(solving[0]), solving[1])
+            self._take_up(*known)
+        if solving is not None:  # no thread is begun: a worker process that gets this object would not have it
+            self._solving = _Solving(*solving, None)
+
+
+def _row(fields: Fields, key: Any, length: int) -> List[Any]:
+    """A list of so many values of any kind."""
+    return fields.list_of(key, Fields.any, length=length)
 
 
 def _split(rows: List[List[Tuple[Waiting, int]]], more: int) -> None:

@@ -21,6 +21,7 @@ from pack_data.stream.pack_stream import PackStream
 Row = Dict[str, List[int]]
 
 TOKENS = "input_ids"
+_COLUMNS = [TOKENS, "position_ids", "seq_lengths"]  # of every row
 
 
 def pieces_of(example: Mapping[str, Any], longer: Longer, name: str) -> Iterator[Dict[str, Any]]:
@@ -72,7 +73,8 @@ class PackRows:
             seed=self.seed,
         )
         rows = [row_of([pieces[number] for number in bin_]) for bin_ in packed.bins]
-        columns = list(rows[0]) if rows else [TOKENS, "position_ids", "seq_lengths"]
+        # A column that has as many values as tokens in some examples only, by chance, is not one of tokens.
+        columns = [column for column in rows[0] if all(column in row for row in rows)] if rows else _COLUMNS
         return {column: [row[column] for row in rows] for column in columns}
 
 

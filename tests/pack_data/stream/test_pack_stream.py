@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -136,6 +137,7 @@ def test_a_state_taken_while_a_programme_is_solved_gives_the_same_packs(monkeypa
         solving += state["solving"] is not None
         second = new()
         second.load_state_dict(state)
+        second = pickle.loads(pickle.dumps(second))  # as a worker process of a DataLoader gets it
         rest = itertools.islice(enumerate(lengths), second.taken, None)
         assert begun + list(second.packs(rest)) == whole
     assert solving > 0
@@ -266,6 +268,31 @@ def test_a_state_of_another_stream_is_refused():
     for broken in ({}, {**state, "taken": -1}, {**state, "waiting": [[0, 0, 11, "a"]]}, {**state, "learnt": [1.0]}):
         with pytest.raises(ValueError, match="state of the stream"):
             PackStream(10, buffer_sequences=4).load_state_dict(broken)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("waiting", [3]),
+        ("waiting", [["a", 0, 3, "x"]]),
+        ("waiting", [[0, 0, "a", "x"]]),
+        ("resting", [[11, 3]]),
+        ("resting", [["a", 3]]),
+        ("ready", [3]),
+        ("ready", [[[], [], []]]),
+        ("prices", 5),
+        ("prices", [[0.0] * 11, [0.0] * 11]),
+        ("solving", [[0.0] * 11, 9]),
+        ("solving", [[1.0] * 11, "a"]),
+    ],
+)
+def test_a_state_that_is_damaged_is_one_line_and_changes_nothing(name, value):
+    stream = PackStream(10, buffer_sequences=4)
+    stream.push("a", 7)
+    before = stream.state_dict()
+    with pytest.raises(ValueError, match=f"state of the stream: .*{name}") as caught:
+        stream.load_state_dict({**before, name: value})
+    assert "\n" not in str(caught.value) and stream.state_dict() == before
 
 
 def test_the_command_prints_gap_waiting_and_speed(capsys, tmp_path):

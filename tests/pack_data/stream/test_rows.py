@@ -58,6 +58,14 @@ def test_longer_examples_follow_the_rule():
         list(packed_rows(given, 4))
 
 
+@pytest.mark.parametrize("seed", range(4))  # the order of the rows
+def test_a_column_as_long_as_the_tokens_by_chance_is_left_out(seed):
+    batch = {"input_ids": [[1, 2], [3, 4, 5, 6]], "notes": [["a", "b"], ["c"]]}
+    columns = PackRows(4, seed=seed)(batch)
+    assert set(columns) == {"input_ids", "position_ids", "seq_lengths"}
+    assert sorted(columns["input_ids"]) == [[1, 2], [3, 4, 5, 6]]
+
+
 def test_a_batch_without_examples_has_no_rows():
     assert PackRows(4)({"input_ids": []}) == {"input_ids": [], "position_ids": [], "seq_lengths": []}
 
