@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, List, Optional
 
 from ipu_packed_bert.padding_free.attention import NAME, REGISTERED
-from ipu_packed_bert.padding_free.models import Choice, attention_of, base_of, choose
+from ipu_packed_bert.padding_free.models import Choice, attention_of, base_of, choose, chosen_for
 from ipu_packed_bert.padding_free.probe import WAY_OUT, check_no_leak
 
 
@@ -20,7 +20,7 @@ def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Op
 
     Raises ValueError where nothing is right; the model then stays as it was.
     """
-    base, loaded = base_of(model), attention_of(model)
+    base, loaded, before = base_of(model), attention_of(model), chosen_for(model)
     cached = getattr(base.config, "use_cache", None)
     refusals = {}
     for choice in _candidates(loaded, attention):
@@ -32,7 +32,7 @@ def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Op
             return choice
         except ValueError as error:
             refusals[str(choice)] = str(error)
-            choose(model, None)
+            choose(model, before)
             base.config.use_cache = cached
             if attention_of(model) != loaded:
                 base.set_attn_implementation(loaded)

@@ -57,13 +57,18 @@ def attention_of(model: Any) -> str:
 
 def choice_of(model: Any) -> Choice:
     """What `use_padding_free` chose; else what goes with the attention that the model has."""
-    kind, base = attention_of(model), base_of(model)
-    chosen: Optional[Choice] = base.__dict__.get(_PLACE)
+    kind, chosen = attention_of(model), chosen_for(model)
     if chosen is not None and chosen.attention == kind:
         return chosen
     if kind == NAME or "flash" in kind:
         return Choice(kind, "cu_seq_lens")
     return Choice(kind, "position_ids" if kind == "flex_attention" else "attention_mask")
+
+
+def chosen_for(model: Any) -> Optional[Choice]:
+    """What `choose` remembers."""
+    found: Optional[Choice] = base_of(model).__dict__.get(_PLACE)
+    return found
 
 
 def choose(model: Any, choice: Optional[Choice]) -> None:

@@ -52,16 +52,16 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
 
     model: plain, in DistributedDataParallel, or sharded by torch's `fully_shard` (FSDP2).  The mean over ranks that the
     last two take is undone here.  Every process holds examples of its own.
-    micro_batches: this rank's share, at least one.  Unless the model is plain, all ranks must have the same number:
+    micro_batches: this rank's share.  Unless the model is plain, all ranks must have the same number:
     ValueError otherwise, on every rank.
     An update without any predicted token adds nothing: its loss is 0 over 0 tokens.
     """
     ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
     device = next(model.parameters()).device
     averaged = _is_averaged(model)
-    predicted = torch.stack([supervised(inputs["labels"]) for inputs in micro_batches]).sum()
     own = torch.tensor([0.0, len(micro_batches), len(micro_batches) ** 2], dtype=torch.float64, device=device)
-    own[0] = predicted
+    if micro_batches:  # a rank without any must take part, or the others would wait for it for ever
+        own[0] = torch.stack([supervised(inputs["labels"]) for inputs in micro_batches]).sum()
     if ranks > 1:
         distributed.all_reduce(own)
     tokens, number, squares = (int(value) for value in own.tolist())
@@ -83,7 +83,7 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     if ranks > 1:
         distributed.all_reduce(total)
         if not averaged:
-            for parameter in model.parameters():
+            for parameter in (each for each in model.parameters() if each.requires_grad):
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 distributed.all_reduce(parameter.grad)

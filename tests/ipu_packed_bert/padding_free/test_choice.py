@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.padding_free import PaddingCollator, PaddingFreeCollator, use_padding_free
-from ipu_packed_bert.padding_free.models import attention_of
+from ipu_packed_bert.padding_free.models import Choice, attention_of, choice_of, choose
 from tests.padding_free_models import (
     CONFIGS,
     WINDOWED,
@@ -57,3 +57,13 @@ def test_what_takes_no_attention_is_refused_and_stays_as_it_was():
     with pytest.raises(ValueError, match="AttentionInterface.*padding way") as caught:
         use_padding_free(model)
     assert "\n" not in str(caught.value) and attention_of(model) == before
+
+
+def test_what_was_chosen_before_stays_where_nothing_else_is_right():
+    model = a_model()
+    use_padding_free(model)
+    chosen = Choice(attention_of(model), "cu_seq_lens", seq_idx=True)
+    choose(model, chosen)
+    with pytest.raises(ValueError, match="padding way"):
+        use_padding_free(model, attention="nonsense")
+    assert choice_of(model) == chosen

@@ -96,6 +96,7 @@ def test_an_update_is_the_same_however_it_is_cut():
 def test_an_update_without_a_supervised_token_adds_nothing():
     model = a_model()
     assert accumulate(model, [PaddingFreeCollator(model)([]), PaddingCollator()(some_examples(1, [1]))]) == (0.0, 0)
+    assert accumulate(model, []) == (0.0, 0)
     assert all(gradient is None for gradient in gradients(model))
 
 
@@ -115,6 +116,8 @@ def one_rank(rank, folder):
     torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
     for kind in KINDS:
         model = a_model()
+        if kind == "plain":  # gradients of frozen weights would let the weight decay of an optimizer change them
+            model.frozen = torch.nn.Linear(2, 2).requires_grad_(False)
         # 8, 1 + 11 + 4 and 2 + 10 tokens: unequal shares, and for the plain model unequal numbers of them.
         shares = micro_batches(model, [1, 4])
         parallel = on_several_devices(kind, model)
@@ -122,8 +125,13 @@ def one_rank(rank, folder):
         if kind != "plain":
             with pytest.raises(ValueError, match="all 2 ranks together 3; give each rank as many"):
                 accumulate(parallel, unequal[rank])
+            with pytest.raises(ValueError, match="all 2 ranks together 1; give each rank as many"):
+                accumulate(parallel, [shares[:1], []][rank])
         result = accumulate(parallel, (unequal if kind == "plain" else [shares[:2], shares[2:] + empty])[rank])
         found = [gradient.full_tensor() if kind == "fully_shard" else gradient for gradient in gradients(model)]
+        if kind == "plain":
+            assert found[-2:] == [None, None]
+            del found[-2:]
         torch.save(
             {"loss": result.loss, "tokens": result.supervised_tokens, "gradients": found}, folder / f"{rank}-{kind}.pt"
         )
