@@ -12,6 +12,7 @@ import contextlib
 import io
 import os
 import signal
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
@@ -84,7 +85,6 @@ def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
             instances=job.size,
             replicas=REPLICAS,
             store=dist.FileStore(str(folder / f"device-{number}"), job.size),
-            seconds=job.options.get("seconds", 600.0),
         )
         with installed(ipus=REPLICAS // job.size, poprun=run, horovod=job.horovod) as (sdk, _):
             from ipu_packed_bert.engine.ipu import poprun
@@ -210,15 +210,21 @@ def _to_happen(engine: Any, at: int, what: str) -> None:
 
 
 def alone_on_the_device(work: Work, *, seconds: float) -> str:
-    """One instance reads its weights back, and the other does something else or nothing: what the device says."""
+    """One instance reads its weights back, and the other does nothing for `seconds`: what the device says."""
     with joined(instances=engines.instances):
         pass
+    device, told = work.run.device, dist.FileStore(str(work.folder / "told"), work.size)
     if work.rank:
+        told.wait(["told"], timedelta(minutes=5))
+        device.together("read the weights")  # what the first one has begun ends, too late
         return ""
+    device.seconds = seconds  # from here on: the others may be slow to meet
     try:
-        work.run.device.together("read the weights")
+        device.together("read the weights")
     except RuntimeError as error:
         return f"failed: {type(error).__name__}"
+    finally:
+        told.set("told", "yes")
     return "done"
 
 

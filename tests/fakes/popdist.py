@@ -14,18 +14,26 @@ import torch.distributed as dist
 
 from tests.fakes import poptorch as stand_in
 
+_SECONDS = 600.0  # beyond which somebody has not come, also on a busy machine
+
 
 class Exchange:
-    """What several instances exchange, by a group of their own."""
+    """What several instances exchange, by a group of their own.
+
+    seconds: how long one waits for the others in an exchange; until they have met, however busy the machine is.
+    """
 
     def __init__(self, name, store, index, instances, seconds):
-        self.name, self.index, self.instances = name, index, instances
-        self._group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), index, instances, timedelta(seconds=seconds))
+        self.name, self.index, self.instances, self.seconds = name, index, instances, seconds
+        self._group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), index, instances, timedelta(minutes=10))
+
+    def _end(self, work):
+        work.wait(timedelta(seconds=self.seconds))
 
     def gathered(self, tensor):
         """[instances, ...]."""
         found = [torch.empty_like(tensor) for _ in range(self.instances)]
-        self._group.allgather([found], [tensor]).wait()
+        self._end(self._group.allgather([found], [tensor]))
         return torch.stack(found)
 
     def together(self, what):
@@ -36,7 +44,7 @@ class Exchange:
     def summed(self, tensors):
         """The tensors by name, each summed over the instances."""
         flat = torch.cat([torch.as_tensor(tensor).reshape(-1) for tensor in tensors.values()])
-        self._group.allreduce([flat]).wait()
+        self._end(self._group.allreduce([flat]))
         parts = flat.split([tensor.numel() for tensor in tensors.values()])
         return {name: part.reshape(tensor.shape) for (name, tensor), part in zip(tensors.items(), parts)}
 
@@ -47,16 +55,16 @@ class PopRun:
     store: of torch.distributed, the same in all instances; None: they are never to exchange anything.
     """
 
-    def __init__(self, *, index, instances, replicas, local_replicas=None, store=None, seconds=120.0):
+    def __init__(self, *, index, instances, replicas, local_replicas=None, store=None):
         self.index, self.instances, self.replicas = index, instances, replicas
         self.local_replicas = replicas // instances if local_replicas is None else local_replicas
         self.ready, self.device = False, None
-        self._store, self._seconds = store, seconds
+        self._store = store
 
     def exchange(self, name):
         if self._store is None or self.instances == 1:
             return None
-        return Exchange(name, self._store, self.index, self.instances, self._seconds)
+        return Exchange(name, self._store, self.index, self.instances, _SECONDS)
 
     def popdist(self):
         """The module `popdist`."""

@@ -83,7 +83,7 @@ def work(tmp_path_factory):
         Job("exported", 2, ran, dict(arguments=new("exported", program[0]))),
         Job("loaded", 2, ran, dict(arguments=new("loaded", program[1]))),
         Job("loaded alone", 1, ran, dict(arguments=new("alone", program[1]))),
-        Job("alone", 2, alone_on_the_device, dict(seconds=1.0), True),
+        Job("alone", 2, alone_on_the_device, dict(seconds=0.2), True),
         Job("apart", 2, apart_on_the_device, {}),
         Job("Horovod", 3, exchanged, {}, True),
         Job("gloo", 3, exchanged, {}),
