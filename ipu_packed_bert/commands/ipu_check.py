@@ -53,14 +53,14 @@ def parse(argv: Optional[Sequence[str]]) -> Any:
         "--micro-batches",
         type=positive_int,
         metavar="N",
-        help="of a replica in an update; default: the pipeline's stages",
+        help="of a replica in an update; default, and at least: the pipeline's stages",
     )
     parser.add_argument("--updates", type=positive_int, default=UPDATES, metavar="N", help="default %(default)s")
     parser.add_argument("--no-host", action="store_true", help="do not compute the first loss on the host")
     parser.add_argument(
         "--no-count", action="store_true", help="do not compile a second time, without the profile, to count cycles"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default runs/ipu-check-NAME-TIME")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="a new folder; default runs/ipu-check-NAME-TIME")
     return parser.parse_args(argv)
 
 
@@ -77,7 +77,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     choose_engine(replace(config, engine=replace(config.engine, kind="ipu", offline_export="program")))
     from ipu_packed_bert.engine.ipu.inventory import inventory
 
-    check = Check(config, args, inventory(config))
+    found = inventory(config)
+    refuse_too_few_micro_batches(args.micro_batches, config, simulated=found.model_asked_by is not None)
+    refuse_a_check_in(args.out)
+    check = Check(config, args, found)
     try:
         check.run()
     except KeyboardInterrupt:
@@ -87,6 +90,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     print("\n" + "\n".join(check.finish()))
     print(f"\nbundle    {check.file}, to be attached to a report; the profile is in {check.folder / 'profile'}")
     return int(check.bundle["verdict"]["status"])
+
+
+def refuse_too_few_micro_batches(number: Optional[int], config: Config, *, simulated: bool) -> None:
+    """Raises ValueError where so many do not fill the pipeline of what is checked."""
+    if simulated:
+        config, _ = config.applied_without_ipus()
+    if number is not None and number < config.pipeline_stages:
+        raise ValueError(
+            f"--micro-batches is {number}; must be at least {config.pipeline_stages}, the stages of the pipeline"
+        )
+
+
+def refuse_a_check_in(folder: Optional[Path]) -> None:
+    """Raises ValueError where the profile and the program of a former check would be taken for those of this one."""
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"--out {folder}: exists and is not an empty folder; give another one")
 
 
 class LeftOut(Exception):

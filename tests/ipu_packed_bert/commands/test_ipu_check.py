@@ -288,6 +288,27 @@ def test_without_the_sdk_it_is_one_line(tmp_path, monkeypatch, capsys):
     assert said.out == "" and said.err.count("\n") == 1 and not (tmp_path / "check").exists()
 
 
+def test_micro_batches_that_do_not_fill_the_pipeline_are_refused(check, capsys):
+    """Of the five stages that two IPUs have."""
+    status, bundle = check("--micro-batches", "4")
+    assert (status, bundle) == (2, None)
+    assert (
+        capsys.readouterr().err
+        == "error: --micro-batches is 4; must be at least 5, the stages of the pipeline\n"
+    )
+
+
+def test_a_former_profile_is_not_taken_for_this_one(check, capsys):
+    """Where the updates are left out, only a former check's would be there to read."""
+    former = check.folder / "profile" / "run" / "training" / "profile.pop"
+    former.parent.mkdir(parents=True)
+    former.write_text("of a former check")
+    status, bundle = check(ipus=0)
+    assert (status, bundle) == (2, None) and former.read_text() == "of a former check"
+    error = capsys.readouterr().err
+    assert "check: exists and is not an empty folder" in error and error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "text", ["[]", "{}", '{"kind": "another", "format": 1}', '{"kind": "packed-bert ipu-check", "format": 2}']
 )
