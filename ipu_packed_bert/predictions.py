@@ -23,7 +23,7 @@ from ipu_packed_bert.hugging_face import Weights, merged, read_folder
 from ipu_packed_bert.loader import Batch, Layout, in_order
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG
 from ipu_packed_bert.runs import on_engine
-from ipu_packed_bert.settings import parse_yaml, peek
+from ipu_packed_bert.settings import OVERRIDE, parse_yaml, peek
 from ipu_packed_bert.start import fine_tuned, folder_of, labels_of
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask
@@ -158,6 +158,11 @@ def configured(trained: Trained, asked: Asked, overrides: Sequence[str] = ()) ->
     tree["model"] = {"checkpoint": trained.name, "hidden_dropout": 0.0, "attention_dropout": 0.0}
     tree["run"] = {"export": False}
     config = config_from_tree(tree, trained.name, overrides, stored=trained.stored)
+    kept: Mapping[str, Optional[Sequence[str]]] = {**_KEPT, "data": _KEPT_DATA}
+    for key in (key for key, origin in config.origins.items() if origin == OVERRIDE):
+        section, _, name = key.partition(".")
+        if section not in kept or name not in (kept[section] or (name,)):
+            raise ValueError(f"--set {key}=...: is of training and changes no answer; leave it out")
     if config.task.name != trained.tree["task"]["name"]:
         raise ValueError(
             f"--set task.name={config.task.name}: {trained.name} was trained for {trained.tree['task']['name']}"

@@ -147,11 +147,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         with contextlib.closing(progress_bar(packing.packs, "answering", shown=args.progress, unit=" rows")) as bar:
             found = predictions.predict(prepared, seen=bar.update)
         seconds = time.perf_counter() - started
-    text = "".join(f"{line}\n" for line in predictions.lines(found.answers))
+    text = "".join(f"{line}\n" for line in predictions.lines(found.answers)).encode()
     if args.output is None:
-        sys.stdout.write(text)
+        sys.stdout.buffer.write(text)  # UTF-8, whatever the terminal's encoding
+        sys.stdout.flush()
     else:
-        write_atomically(args.output, text.encode())
+        write_atomically(args.output, text)
         say(f"answers   {args.output}, {len(found.answers):,} lines")
     say(
         f"speed     {packing.packs / found.seconds:,.1f} packs/s, {found.sequences / found.seconds:,.1f} sequences/s"

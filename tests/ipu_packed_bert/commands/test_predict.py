@@ -233,6 +233,17 @@ def test_standard_input_and_questions_a_line(models, monkeypatch, tmp_path, caps
     assert "error: standard input line 1: no column 'text'" in capsys.readouterr().err
 
 
+def test_answers_on_standard_output_are_utf_8(models, monkeypatch, tmp_path):
+    """Whatever the terminal's encoding; what could not be written would be lost with all other answers."""
+    file, output = tmp_path / "words.conll", io.BytesIO()
+    file.write_text("r\u00edo\n\u5ddd\n", encoding="utf-8")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="ascii"))
+        assert run(models["tokens"], file, "tokens") == 0
+        sys.stdout.flush()
+        assert json.loads(output.getvalue().decode())["words"] == ["r\u00edo", "\u5ddd"]
+
+
 def test_interrupted_it_leaves_what_was_there(models, tmp_path, capsys, monkeypatch):
     file, output = training_file(tmp_path, "regression"), tmp_path / "answers.jsonl"
     output.write_text("former\n")
@@ -262,6 +273,9 @@ def test_interrupted_it_leaves_what_was_there(models, tmp_path, capsys, monkeypa
         (["--set", "task.name=tokens"], "/model was trained for single_label"),
         (["--engine", "ipu"], "the Poplar SDK is missing"),
         (["--set", "batch.micro_batch=0"], "batch.micro_batch is 0"),
+        (["--set", "data.evaluation=other.csv"], "--set data.evaluation=...: is of training and changes no answer"),
+        (["--set", "batch.sequences_per_update=8"], "batch.sequences_per_update=...: is of training"),
+        (["--set", "run.seed=7"], "--set run.seed=...: is of training"),
         (["--output", "no/such/folder"], "no/such is no folder"),
     ],
 )
