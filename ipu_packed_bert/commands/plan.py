@@ -30,5 +30,8 @@ def of_fine_tuning(arguments: Sequence[str]) -> bool:
     path = Path(named.resume, CONFIG) if named.resume else config_file(named.config) if named.config else None
     if path is None or not path.is_file():
         return False
-    task = peek("task.name", load_yaml(path), [each for each in named.set if each])
-    return task not in (None, PRETRAINING)
+    tree, overrides = load_yaml(path), [each for each in named.set if each]
+    task = peek("task.name", tree, overrides)
+    if task is None:  # only fine-tuning has these; its first task need not be named
+        return any(peek(f"data.{name}", tree, overrides) is not None for name in ("training", "evaluation"))
+    return task != PRETRAINING

@@ -164,3 +164,14 @@ def test_layers_of_another_network_are_refused(checkpoint, tmp_path, capsys):
     (tmp_path / "tiny.yml").write_text(config.to_yaml())
     assert command("plan", "--config", tmp_path / "tiny.yml") == 2
     assert "placement.layers_per_ipu places 12 layers, the network has 2" in capsys.readouterr().err
+
+
+def test_a_task_that_is_not_named_is_questions(tmp_path, capsys):
+    """Without task.name a file is of fine-tuning where it names data files of it, and of pre-training otherwise."""
+    file, factor = tmp_path / "tiny.yml", ("--packing-factor", "2", "--set", "engine.kind=host")
+    file.write_text("data: {training: questions.json}\n")
+    assert command("plan", "--config", file, *factor) == 0
+    assert "squad, rows of 384 slots" in capsys.readouterr().out
+    file.write_text("data: {directory: packs}\n")
+    assert command("plan", "--config", file, *factor) == 0
+    assert "squad" not in capsys.readouterr().out
