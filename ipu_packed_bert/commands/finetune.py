@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Optional, Sequence
 from ipu_packed_bert.commands.run_options import (
     add_run_options,
     add_which_run,
+    compiled_words,
     options_without_plan,
     parse_run,
     resumes_there,
@@ -123,7 +124,6 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
         if prepared.steps:
             prepared.engine.compile(prepared.batches.first())
         if config.engine.offline_export:
-            file = config.engine.offline_export
-            print(f"compiled  {file}; where the IPUs are: --set engine.executable={file}, with {file}.json beside it")
+            print(f"compiled  {compiled_words(config.engine.offline_export, processes)}")
             return 0
         return fine_tune(prepared, args.resume or args.out, resumed=former_run, progress=args.progress)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, List, Mapping, NamedTuple, Optional, Sequ
 from ipu_packed_bert.commands.run_options import (
     add_run_options,
     add_which_run,
+    compiled_words,
     options_without_plan,
     parse_run,
     resumes_there,
@@ -239,12 +240,7 @@ def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
 
         engine.compile(batches.first())
         if config.engine.offline_export:
-            file = config.engine.offline_export
-            if processes.size > 1:
-                each = f"{file}-I-of-{processes.size}, by each instance I its own; "
-                print(f"compiled  {each}under the same poprun line: --set engine.executable={file}")
-                return 0
-            print(f"compiled  {file}; where the IPUs are: --set engine.executable={file}, with {file}.json beside it")
+            print(f"compiled  {compiled_words(config.engine.offline_export, processes)}")
             return 0
         load(begin, ready, args, same_batch=not changes.other_batch)
         if engine.share[0]:  # the first process writes for all

@@ -111,3 +111,13 @@ def _there(folder: str) -> bool:
     from ipu_packed_bert.runlog import resumes
 
     return resumes(folder)
+
+
+def compiled_words(file: str, processes: Processes) -> str:
+    """Where the programs of engine.offline_export lie, and how they are run."""
+    if processes.size > 1:
+        return (
+            f"{file}-I-of-{processes.size}, by each instance I its own; under the same poprun line: --set "
+            f"engine.executable={file}"
+        )
+    return f"{file}; where the IPUs are: --set engine.executable={file}, with {file}.json beside it"
