@@ -83,7 +83,7 @@ def find_trained(folder: Path, task: Optional[str] = None) -> Trained:
         return _of_folder(folder, task)
     if (folder / CONFIG).is_file():
         name = peek("task.name", parse_yaml((folder / CONFIG).read_text(encoding="utf-8"), folder / CONFIG), ())
-        if name not in TASKS:
+        if not isinstance(name, str) or name not in TASKS:
             raise ValueError(
                 f"{folder}: a run of pre-training, which has no head that answers; fine-tune it first: packed-bert "
                 f"finetune --config ... --set model.checkpoint={folder}"

@@ -95,7 +95,14 @@ def read_bundle(path: Path) -> Bundle:
         raise ValueError(f"{path}: no bundle of packed-bert ipu-check; give the bundle.json that it wrote")
     if found.any("format") != FORMAT:
         raise found.error("format", f"must be {FORMAT}")
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+    bundle = json.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        page(bundle)
+        int(bundle["verdict"]["status"])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path}: the bundle is cut or changed ({problem}); get the file again") from None
+    return bundle
 
 
 # ------------------------------------------------------------------------------------------------------------- verdict

@@ -292,10 +292,7 @@ def test_micro_batches_that_do_not_fill_the_pipeline_are_refused(check, capsys):
     """Of the five stages that two IPUs have."""
     status, bundle = check("--micro-batches", "4")
     assert (status, bundle) == (2, None)
-    assert (
-        capsys.readouterr().err
-        == "error: --micro-batches is 4; must be at least 5, the stages of the pipeline\n"
-    )
+    assert capsys.readouterr().err == "error: --micro-batches is 4; must be at least 5, the stages of the pipeline\n"
 
 
 def test_a_former_profile_is_not_taken_for_this_one(check, capsys):
@@ -310,7 +307,15 @@ def test_a_former_profile_is_not_taken_for_this_one(check, capsys):
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{}", '{"kind": "another", "format": 1}', '{"kind": "packed-bert ipu-check", "format": 2}']
+    "text",
+    [
+        "[]",
+        "{}",
+        '{"kind": "another", "format": 1}',
+        '{"kind": "packed-bert ipu-check", "format": 2}',
+        '{"kind": "packed-bert ipu-check", "format": 1}',
+        '{"kind": "packed-bert ipu-check", "format": 1, "configuration": [], "device": 3}',
+    ],
 )
 def test_what_is_no_bundle_is_one_line(tmp_path, capsys, text):
     (tmp_path / "bundle.json").write_text(text)

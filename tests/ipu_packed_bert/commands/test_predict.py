@@ -137,7 +137,10 @@ def test_a_run_its_exported_model_and_its_own_evaluation_agree(tmp_path, capsys)
     assert "task.positive_label is 'other', and task.metric mrpc has F1 of that label" in capsys.readouterr().err
     # A run of pre-training, and an encoder alone, have nothing to answer with.
     import_folder(start, tmp_path / "pretrained")
+    (tmp_path / "nameless").mkdir()
+    (tmp_path / "nameless" / "config.yml").write_text("task: {name: [squad]}\n")
     for model, message in (
+        (tmp_path / "nameless", "which has no head that answers"),
         (tmp_path / "pretrained", "a run of pre-training, which has no head that answers; fine-tune it first"),
         (start, "BertModel is none that answers"),
         (tmp_path / "nothing", "nothing: no such folder"),
