@@ -53,7 +53,10 @@ def _seconds(model: Any, inputs: Inputs) -> float:
 
 
 def fit(rows: Sequence[Sequence[int]], seconds: Sequence[float]) -> MeasuredCost:
-    """The coefficients, none below 0, with the least squares of the relative deviations. rows: lengths of each row."""
+    """The coefficients, none below 0, with the least squares of the relative deviations. rows: lengths of each row.
+
+    ValueError where the times do not grow with the tokens.
+    """
     from scipy.optimize import nnls
 
     measured = np.array(seconds, float)
@@ -61,6 +64,11 @@ def fit(rows: Sequence[Sequence[int]], seconds: Sequence[float]) -> MeasuredCost
     weighted = terms / measured[:, None]
     scale = weighted.max(axis=0)
     found = nnls(weighted / scale, np.ones(len(measured)))[0] / scale
+    if not found[1:].any():
+        raise ValueError(
+            "the times measured do not grow with the tokens of a row; measure longer rows, or more often, on a machine "
+            "that does nothing else"
+        )
     error = float(np.abs(terms @ found / measured - 1).max())
     return MeasuredCost(StepCost(float(found[1]), float(found[2])), float(found[0]), error)
 
@@ -69,6 +77,8 @@ def measure_cost(model: Any, *, max_sequence_length: int, repeats: int = 3) -> M
     """Times rows of some lengths through a model that `use_padding_free` has switched. Gradients are cleared.
 
     max_sequence_length: tokens of a full row, at least 64. The least time of `repeats` interleaved passes counts.
+    In a process group every rank calls it: the slowest rank's times count, and all get the same coefficients, to the
+    bit, since they plan the same epoch.
     """
     if max_sequence_length < 64:
         raise ValueError(f"max_sequence_length is {max_sequence_length}; rows of fewer than 64 tokens say nothing")
@@ -81,7 +91,17 @@ def measure_cost(model: Any, *, max_sequence_length: int, repeats: int = 3) -> M
     _seconds(model, inputs[0])  # the first pass sets up
     least = [min(times) for times in zip(*([_seconds(model, each) for each in inputs] for _ in range(repeats)))]
     model.zero_grad(set_to_none=True)
-    return fit(rows, least)
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return fit(rows, least)
+    device = next(model.parameters()).device
+    slowest = torch.tensor(least, dtype=torch.float64, device=device)
+    distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
+    found = fit(rows, slowest.tolist())
+    values = [found.cost.linear, found.cost.quadratic, found.constant, found.error]
+    shared = torch.tensor(values, dtype=torch.float64, device=device)
+    distributed.broadcast(shared, 0)  # processors may round the fit differently
+    linear, quadratic, constant, error = shared.tolist()
+    return MeasuredCost(StepCost(linear, quadratic), constant, error)
 
 
 # ---- two processes, with the plans by rows and levelled

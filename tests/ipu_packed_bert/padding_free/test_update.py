@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import multiprocessing
 
+from ipu_packed_bert.padding_free import cost
 from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator
 from ipu_packed_bert.padding_free.update import IGNORED, accumulate, loss_sum, mean_loss, supervised, take_step
 from tests.padding_free_models import a_model, alone, some_examples
@@ -135,6 +136,10 @@ def one_rank(rank, folder):
         torch.save(
             {"loss": result.loss, "tokens": result.supervised_tokens, "gradients": found}, folder / f"{rank}-{kind}.pt"
         )
+    # Each rank measures other times, and all plan with one cost.
+    cost._seconds = lambda model, inputs: 1e-3 + 1e-6 * (1 + rank) * inputs["input_ids"].shape[1]
+    measured = cost.measure_cost(a_model(), max_sequence_length=64)
+    assert measured.cost.linear == pytest.approx(2e-6) and measured.constant == pytest.approx(1e-3)
     torch.distributed.destroy_process_group()
 
 
