@@ -6,7 +6,7 @@ Written to be read. It shares no line with the program that made the recipe. Wha
 2. the packs hold exactly the sequences of the histogram, a CSV file `length,count` (without one this is not checked);
 3. no pack that obeys S and D is worth more than 1 at the certificate's prices: each length has a price, in units of
    1 / denominator. So a packing needs as many packs as all sequences together are worth (weak duality);
-4. `lower_bound` is that number, rounded up, and `lp_bound` that number as a float.
+4. `lower_bound` is that number, rounded up, and `lp_bound` that number as a float, or null.
 
 Exit status 0: all hold. 1: the first that does not is printed.
 """
@@ -59,14 +59,15 @@ def need(holds, otherwise):
 
 
 def check(recipe, counts):
-    said, certificate = recipe["accounting"], recipe["certificate"]
+    said, certificate, lp = recipe["accounting"], recipe["certificate"], recipe["accounting"]["lp_bound"]
     S, D, packs = said["max_sequence_length"], said["max_sequences_per_pack"], 0
     placed: dict = {}  # length -> sequences
     need(len(recipe["strategies"]) == len(recipe["repeats"]), "strategies and repeats are not as many")
     for strategy, repeat in zip(recipe["strategies"], recipe["repeats"]):
+        whole = all(type(number) is int and number > 0 for number in (repeat, *strategy))
+        need(strategy and whole, f"{repeat} times {strategy}: it takes whole numbers of at least 1")
         need(sum(strategy) <= S, f"a pack of {sum(strategy)} tokens: {strategy}")
         need(D is None or len(strategy) <= D, f"a pack of {len(strategy)} sequences: {strategy}")
-        need(repeat > 0 and min(strategy) > 0, f"{repeat} times {strategy}: both are at least 1")
         packs += repeat
         for length in strategy:
             placed[length] = placed.get(length, 0) + repeat
@@ -84,7 +85,7 @@ def check(recipe, counts):
     worth = Fraction(sum(placed.get(length, 0) * price for length, price in zip(lengths, prices))) / one
     bound = -(-worth.numerator // worth.denominator)
     need(bound == said["lower_bound"], f"at least {bound} packs are needed; the recipe says {said['lower_bound']}")
-    need(abs(said["lp_bound"] - worth) <= max(1, worth) / 10**12, f"lp_bound is not {float(worth)!r}")
+    need(lp is None or abs(lp - worth) <= max(1, worth) / 10**12, f"lp_bound is not {float(worth)!r}")
     return f"right: {packs:,} packs; no packing has fewer than {bound:,}"
 
 

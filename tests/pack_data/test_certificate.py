@@ -352,6 +352,23 @@ def test_the_checker_values_packs_as_the_proof_does(priced, slots, depth):
     assert checker.divisible(priced, slots, depth) == divisible_pack_value(lengths, prices, slots, depth)
 
 
+@pytest.mark.parametrize(
+    "strategies, repeats",
+    [([[3, 3], [3], []], [1, 1, 1]), ([[3, 3], [3, 3]], [1, 0.5]), ([[3, 3], [1.5, 1.5]], [1, 1])],
+)
+def test_the_checker_takes_no_parts_of_packs_or_of_sequences(strategies, repeats):
+    packing = pack(LengthHistogram.from_lengths(np.array([3, 3, 3]), 6), max_sequences_per_pack=2)
+    said = {**packing.to_json(), "packs": sum(repeats)}
+    given = {"accounting": said, "certificate": packing.certificate.to_json()}
+    recipe = {**given, "strategies": strategies, "repeats": repeats}
+    with pytest.raises(SystemExit, match="it takes whole numbers of at least 1"):
+        checker.check(json.loads(json.dumps(recipe), parse_float=checker.Fraction), None)
+
+
+def test_the_checker_takes_a_recipe_without_an_lp_bound(squad):
+    assert checked(replace(squad, lp_bound=None)) is None
+
+
 def test_the_checker_is_short_and_runs_without_any_package(tmp_path, squad):
     source = Path(checker.__file__)
     assert len(source.read_text().splitlines()) < 100
