@@ -9,7 +9,8 @@ import re
 import sys
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Mapping, NoReturn, Optional, Sequence
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping, NoReturn, Optional, Sequence, Union
 
 from pack_data.packages import package_of
 
@@ -135,12 +136,15 @@ def list_commands(
     return 0
 
 
+def _whole_number(text: str) -> int:
+    """-1 for what is none. Signs between thousands alone: `2,4`, meant as two numbers, is not read as 24."""
+    number = re.fullmatch("[0-9]{1,18}|[0-9]{1,3}(,[0-9]{3}){1,5}|[0-9]{1,3}(_[0-9]{3}){1,5}", text.strip())
+    return int(number[0].replace(",", "")) if number else -1
+
+
 def positive_int(text: str) -> int:
     """An argparse type: a whole number of at least 1; `1_000` and `1,000` are read as well."""
-    try:
-        value = int(text.replace(",", ""))
-    except ValueError:
-        value = 0
+    value = _whole_number(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value
@@ -159,10 +163,7 @@ def positive_seconds(text: str) -> float:
 
 def count_from_zero(text: str) -> int:
     """An argparse type: a whole number of at least 0."""
-    try:
-        value = int(text.replace(",", ""))
-    except ValueError:
-        value = -1
+    value = _whole_number(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return value
@@ -194,6 +195,14 @@ def parse_depth(text: str) -> Optional[int]:
 
 def depth_text(max_sequences_per_pack: Optional[int]) -> str:
     return "unlimited" if max_sequences_per_pack is None else str(max_sequences_per_pack)
+
+
+def check_output(option: str, file: Union[str, Path]) -> None:
+    """Raises ValueError where no file of this name can be written: before the work, which may take long."""
+    if not Path(file).parent.is_dir():
+        raise ValueError(f"{option} {file}: there is no folder {Path(file).parent}; make it first")
+    if Path(file).is_dir():
+        raise ValueError(f"{option} {file}: is a folder; name a file in it")
 
 
 def progress_bar(total: Optional[int], description: str, *, shown: Optional[bool] = None, unit: str = "it"):

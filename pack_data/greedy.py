@@ -12,7 +12,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.command import progress_bar, run_main
+from pack_data.command import count_from_zero, progress_bar, run_main
 from pack_data.decoding import packing_depth, whole_number
 from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
@@ -114,7 +114,9 @@ def _count_rows(rows: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0, help="draws the order in which the sequences arrive; default 0")
+    parser.add_argument(
+        "--seed", type=count_from_zero, default=0, help="draws the order in which the sequences arrive; default 0"
+    )
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Sequence
 
-from pack_data.command import ArgumentParser, depth_text, parse_depth
+from pack_data.command import ArgumentParser, check_output, depth_text, parse_depth
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 
 
@@ -38,8 +37,8 @@ def run_packer(
     parser.add_argument("--out", metavar="FILE", help="write the recipe (strategies and repeats) as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args(argv)
-    if args.out and not Path(args.out).parent.is_dir():  # before the packing is solved, which may take long
-        raise ValueError(f"--out {args.out}: there is no folder {Path(args.out).parent}; make it first")
+    if args.out:
+        check_output("--out", args.out)
 
     histogram = histogram_from(args)
     packing = pack(histogram, max_sequences_per_pack=args.max_sequences_per_pack, **options(args))

@@ -14,7 +14,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.command import ArgumentParser, positive_int, run_main
+from pack_data.command import ArgumentParser, count_from_zero, positive_int, run_main
 from pack_data.decoding import whole_number
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
@@ -120,7 +120,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--batch-size", type=positive_int, default=256, metavar="N", help="rows in a batch; default 256"
     )
-    parser.add_argument("--seed", type=int, default=0, help="draws the order of the batches; default 0")
+    parser.add_argument("--seed", type=count_from_zero, default=0, help="draws the order of the batches; default 0")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args(argv)
     histogram = histogram_from(args)

@@ -11,7 +11,6 @@ machine moves all sides alike.  On a CPU times are of this process (not of the c
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from ipu_packed_bert.padding_free.choice import switch
 from ipu_packed_bert.padding_free.collators import Batches, Inputs, PaddingCollator, PaddingFreeCollator
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
 from pack_data.batching.plans import BatchOptions
+from pack_data.command import ArgumentParser, count_from_zero, counted, positive_int, run_main
 from pack_data.memory import PeakMemory
 
 Example = Dict[str, np.ndarray]
@@ -95,12 +95,16 @@ def model_of(setup: Setup, positions: int) -> Any:
         vocab_size=setup.vocabulary,
         hidden_size=setup.hidden_size,
         num_hidden_layers=setup.layers,
-        num_attention_heads=max(1, setup.hidden_size // 64),
+        num_attention_heads=_heads(setup),
         intermediate_size=4 * setup.hidden_size,
         max_position_embeddings=positions,
         use_cache=False,
     )
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(setup.device)
+
+
+def _heads(setup: Setup) -> int:
+    return max(1, setup.hidden_size // 64)
 
 
 def seconds_of(work: Callable[[], Any], device: str) -> float:
@@ -240,25 +244,57 @@ def rows_table(lines: Sequence[Line]) -> str:
 
 
 def numbers(text: str) -> List[int]:
-    return [int(each) for each in text.split(",")]
+    return [positive_int(each) for each in text.split(",")]
+
+
+def _refuse(rows: Sequence[int], setup: Setup) -> None:
+    """Raises ValueError for sizes that no Llama has, and for a device that is not here."""
+    if min(rows) < 2:
+        raise ValueError(f"--rows {min(rows)}: a row of one token predicts nothing; give at least 2")
+    heads = _heads(setup)
+    if setup.hidden_size % (2 * heads):
+        raise ValueError(
+            f"--hidden {setup.hidden_size}: must be a multiple of {2 * heads}, for {counted(heads, 'head')}"
+        )
+    if setup.vocabulary < 2:
+        raise ValueError(f"--vocabulary {setup.vocabulary}: must be at least 2, as token 0 is the padding")
+    if setup.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no CUDA device here; leave --device out")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ipu_packed_bert.padding_free.benchmark", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = ArgumentParser(prog="python -m ipu_packed_bert.padding_free.benchmark", description=__doc__)
     parser.add_argument("--rows", type=numbers, default=[1024, 2048, 4096, 8192, 16384], metavar="N,N,...")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="gsm8k/ and gpteacher/, in place of quantiles")
-    parser.add_argument("--hidden", type=int, default=128, metavar="N", help="width of the Llama (default: 128)")
-    parser.add_argument("--layers", type=int, default=2, metavar="N", help="its layers (default: 2)")
-    parser.add_argument("--vocabulary", type=int, default=4096, metavar="N", help="its vocabulary (default: 4,096)")
-    parser.add_argument("--batch", type=int, default=4, metavar="N", help="examples of a padded batch (default: 4)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="(default: 5)")
     parser.add_argument(
-        "--dense-up-to", type=int, default=4096, metavar="N", help="longest row with a dense mask (default: 4,096)"
+        "--hidden", type=positive_int, default=128, metavar="N", help="width of the Llama (default: 128)"
     )
-    parser.add_argument("--examples", type=int, default=160, metavar="N", help="of the epoch (default: 160; 0: none)")
-    parser.add_argument("--longest", type=int, default=512, metavar="N", help="tokens of an example in the epoch")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--layers", type=positive_int, default=2, metavar="N", help="its layers (default: 2)")
+    parser.add_argument(
+        "--vocabulary", type=positive_int, default=4096, metavar="N", help="its vocabulary (default: 4,096)"
+    )
+    parser.add_argument(
+        "--batch", type=positive_int, default=4, metavar="N", help="examples of a padded batch (default: 4)"
+    )
+    parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="(default: 5)")
+    parser.add_argument(
+        "--dense-up-to",
+        type=count_from_zero,
+        default=4096,
+        metavar="N",
+        help="longest row with a dense mask (default: 4,096)",
+    )
+    parser.add_argument(
+        "--examples", type=count_from_zero, default=160, metavar="N", help="of the epoch (default: 160; 0: none)"
+    )
+    parser.add_argument(
+        "--longest",
+        type=positive_int,
+        default=512,
+        metavar="N",
+        help="tokens of an example in the epoch (default: 512)",
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
     setup = Setup(
         options.hidden,
@@ -269,12 +305,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         options.dense_up_to,
         options.device,
     )
-    if min(*options.rows, *setup[:5]) < 1:
-        parser.error("rows, sizes and rounds must be at least 1")
-    try:
-        lengths = _all_lengths(options.data_dir)
-    except ValueError as error:
-        parser.error(str(error))
+    _refuse(options.rows, setup)
+    lengths = _all_lengths(options.data_dir)
     print(
         f"Llama of hidden {setup.hidden_size}, {setup.layers} layers, vocabulary {setup.vocabulary:,}; padded batches "
         f"of {setup.batch_size}; {setup.rounds} rounds; {setup.device}; {machine()}\n\n"
@@ -317,4 +349,4 @@ def _all_lengths(data_dir: Optional[Path]) -> Dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

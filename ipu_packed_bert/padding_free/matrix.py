@@ -9,7 +9,7 @@ otherwise it must be refused.  The status is 1 if one is neither.
 
 from __future__ import annotations
 
-import argparse
+import difflib
 import sys
 import warnings
 from typing import Any, List, NamedTuple, Optional, Sequence
@@ -24,6 +24,7 @@ from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
 from ipu_packed_bert.padding_free.families import FAMILIES, VOCABULARY, build
 from ipu_packed_bert.padding_free.models import Choice
 from ipu_packed_bert.padding_free.update import without_labels
+from pack_data.command import ArgumentParser, run_main
 from pack_data.tables import markdown
 
 ATTENTIONS = ("eager", "sdpa", NAME)
@@ -102,13 +103,14 @@ def table(verdicts: Sequence[Verdict]) -> str:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ipu_packed_bert.padding_free.matrix", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = ArgumentParser(prog="python -m ipu_packed_bert.padding_free.matrix", description=__doc__)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"some of: {'; '.join(FAMILIES)}")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.families if name not in FAMILIES]
     if unknown:
-        parser.error(f"no family {unknown[0]!r}; there are: {'; '.join(FAMILIES)}")
+        near = difflib.get_close_matches(unknown[0], FAMILIES, n=1)
+        meant = f", did you mean {near[0]!r}?" if near else ""
+        parser.error(f"{unknown[0]!r} is no family{meant}; a name with a comma or a space is one argument in quotes")
     quiet()
     verdicts, absent = [], []
     for family in options.families or FAMILIES:
@@ -137,4 +139,4 @@ def quiet() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

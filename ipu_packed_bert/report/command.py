@@ -34,7 +34,7 @@ from ipu_packed_bert.plan import memory_words, micro_batch_that_fits, plan
 from ipu_packed_bert.report import paper, pictures, scaling, sources, tables
 from ipu_packed_bert.report.packings import Packings
 from pack_data import sort
-from pack_data.command import ArgumentParser, positive_int
+from pack_data.command import ArgumentParser, check_output, positive_int
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.factors import parse_factor, planned_factor
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
@@ -344,8 +344,8 @@ def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) ->
         raise ValueError("--json and --csv exclude each other; choose one")
     if args.plot is not None and args.plot.suffix not in (".png", ".svg"):
         raise ValueError(f"--plot {args.plot}: must end in .png or .svg")
-    if args.plot is not None and not args.plot.parent.is_dir():
-        raise ValueError(f"--plot {args.plot}: there is no folder {args.plot.parent}; make it first")
+    if args.plot is not None:
+        check_output("--plot", args.plot)
     report = OverheadReport(args)
     report.run()
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
-from pack_data.command import ArgumentParser, positive_int, progress_bar, run_main
+from pack_data.command import ArgumentParser, count_from_zero, positive_int, progress_bar, run_main
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.tables import text_table
 
@@ -32,7 +32,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     number("--examples", default=4000, metavar="N", help="drawn from the histogram (default 4000)")
     number("--batch-size", default=4, metavar="BS", help="examples or rows of a rank's batch (default 4)")
     number("--ranks", default=2, metavar="R", help="processes that share each step (default 2)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=count_from_zero, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
     args = parser.parse_args(argv)
 

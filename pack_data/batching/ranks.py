@@ -10,7 +10,7 @@ import numpy as np
 
 from pack_data.batching.balanced import StepCost, karmarkar_karp, lower_bound
 from pack_data.batching.plans import BatchOptions, EpochPlan, get_way
-from pack_data.command import ArgumentParser, positive_int, progress_bar, run_main
+from pack_data.command import ArgumentParser, count_from_zero, positive_int, progress_bar, run_main
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.tables import text_table
 
@@ -85,7 +85,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         metavar=("A", "B"),
         help="of a token, and of a token squared; default 12288 and 1, six times a hidden size of 2,048 for one",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=count_from_zero, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
     args = parser.parse_args(argv)
 

@@ -137,7 +137,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
     if resource is None:
         raise ValueError("this benchmark needs a POSIX system such as Linux or macOS (resource is missing here)")
+    if args.folder and not Path(args.folder).is_dir():
+        raise ValueError(f"--folder {args.folder}: no such folder; make it first")
     if args.one:
+        if len(args.sequences) > 1:
+            raise ValueError("--one measures one number; give it with --sequences N")
         print(json.dumps(measure(args.sequences[0], args.max_sequences_per_pack, args.workers, args.folder)))
         return 0
 

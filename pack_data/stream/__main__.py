@@ -10,7 +10,16 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 
 from pack_data import optimal
-from pack_data.command import ArgumentParser, depth_text, parse_depth, positive_int, progress_bar, run_main
+from pack_data.command import (
+    ArgumentParser,
+    check_output,
+    count_from_zero,
+    depth_text,
+    parse_depth,
+    positive_int,
+    progress_bar,
+    run_main,
+)
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.lengths.synthetic import synthetic_histogram
@@ -214,10 +223,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--longest-wait", type=positive_int, metavar="W", help="packs a sequence may wait (default 4 B; at least B)"
     )
     parser.add_argument("--alone", action="store_true", help="leave out windows and open rows")
-    parser.add_argument("--seed", type=int, default=0, help="of the order (default 0)")
+    parser.add_argument("--seed", type=count_from_zero, default=0, help="of the order (default 0)")
     parser.add_argument("--plot", metavar="FILE", help="a picture of gap against buffer (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
     args = parser.parse_args(argv)
+    if args.plot:
+        check_output("--plot", args.plot)
+    if args.grid and (args.synthetic or args.histogram != parser.get_default("histogram")):
+        raise ValueError("--grid has its own streams; leave out --histogram and --synthetic, or --grid")
 
     if args.grid:
         cases = list(grid_cases(args.sequences or 1_000_000, args.seed))

@@ -1,5 +1,6 @@
 """What every command shares: how mistakes are printed, and the list of commands."""
 
+import argparse
 import re
 import subprocess
 import sys
@@ -7,8 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from pack_data import spfhp
-from pack_data.command import ArgumentParser, NotFinite, Problems, list_commands, run_main
+from pack_data import optimal, spfhp
+from pack_data.batching import ranks
+from pack_data.building import benchmark as building_benchmark
+from pack_data.command import (
+    ArgumentParser,
+    NotFinite,
+    Problems,
+    count_from_zero,
+    list_commands,
+    positive_int,
+    run_main,
+)
+from pack_data.stream import __main__ as stream
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,3 +135,36 @@ def test_memory_that_is_not_there_is_one_line(capsys, error):
     error = RuntimeError("a mistake of ours")
     with pytest.raises(RuntimeError, match="of ours"):
         run_main(main, [])
+
+
+@pytest.mark.parametrize("typed", ["7", "1,000", "12,345,678", "1_000"])
+def test_thousands_may_be_set_apart(typed):
+    assert positive_int(typed) == count_from_zero(typed) == int(typed.replace(",", "").replace("_", ""))
+
+
+@pytest.mark.parametrize("typed", ["2,4", "1,5", "8,64", "1024,2048", ",", "1,", "1e3", "-1", "", "9" * 5000])
+def test_several_numbers_are_not_read_as_one(typed):
+    for number in (positive_int, count_from_zero):
+        with pytest.raises(argparse.ArgumentTypeError):
+            number(typed)
+
+
+@pytest.mark.parametrize(
+    "main, options, words",
+    [
+        (optimal.main, "--out .", "--out .: is a folder; name a file in it"),
+        (stream.main, "--plot .", "--plot .: is a folder; name a file in it"),
+        (stream.main, "--plot nowhere/x.png", "--plot nowhere/x.png: there is no folder nowhere; make it first"),
+        (stream.main, "--grid --synthetic uniform:max=9,n=9", "--grid has its own streams"),
+        (stream.main, "--seed -1", "'-1' is not a whole number of at least 0"),
+        (ranks.main, "--seed -1", "'-1' is not a whole number of at least 0"),
+        (ranks.main, "--ranks 8,64", "'8,64' is not a whole number of at least 1"),
+        (building_benchmark.main, "--folder nowhere", "--folder nowhere: no such folder; make it first"),
+        (building_benchmark.main, "--one --sequences 10 20", "--one measures one number"),
+    ],
+)
+def test_mistakes_are_told_before_the_work(main, options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_main(main, options.split()) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and not printed.out

@@ -8,6 +8,7 @@ import pytest
 from tests.padding_free_models import transformers  # noqa: F401, without it there is nothing to measure
 
 from ipu_packed_bert.padding_free import benchmark  # isort: skip
+from pack_data.command import run_main
 
 
 def test_the_same_examples_on_every_side():
@@ -49,6 +50,21 @@ def test_the_command(capsys, monkeypatch):
     text = capsys.readouterr().out
     assert sum(line.startswith("| GSM8K") for line in text.splitlines()) == 1 and "of 3 lines" in text
     assert "MiniBatchPacking+PosID, ours" in text
-    with pytest.raises(SystemExit) as caught:
-        benchmark.main(["--rows", "0"])
-    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ("--rows 0", "whole number of at least 1"),
+        ("--rows 64,1", "--rows 1: a row of one token"),
+        ("--hidden 7", "--hidden 7: must be a multiple of 2, for 1 head"),
+        ("--vocabulary 1", "--vocabulary 1: must be at least 2"),
+        ("--examples -1", "whole number of at least 0"),
+        ("--device nope", "invalid choice: 'nope'"),
+        ("--data-dir nowhere", "nowhere/gsm8k"),
+    ],
+)
+def test_mistakes_are_one_line(options, words, capsys):
+    assert run_main(benchmark.main, options.split()) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and printed.err.count("\n") == 1 and not printed.out
