@@ -39,7 +39,7 @@ def _whole(digits: str) -> int:
 def _row(line: bytes) -> Dict[str, Any]:
     """The fields of a line; lists of integers as arrays. Raises RecordError."""
     try:
-        row = json.loads(line.decode(), parse_int=_whole)
+        row = json.loads(line.decode("utf-8-sig"), parse_int=_whole)
     except RecursionError:
         raise RecordError("the JSON in it is nested too deeply to be read") from None
     except RecordError:

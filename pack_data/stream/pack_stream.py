@@ -67,7 +67,7 @@ class PackStream:
 
     ranks: processes that read the same stream; this one is number `rank`.  share "sequences": each packs its share of
     the sequences (number i goes to rank i modulo ranks).  "packs": all make the same packs and take turns; at the end
-    some packs are split so that each rank gets equally many.
+    some packs are split so that each rank gets equally many, as far as enough sequences wait there.
 
     Nothing is random and nothing depends on time: the same sequences give the same packs, also after `load_state_dict`.
     """

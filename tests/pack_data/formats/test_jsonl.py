@@ -40,6 +40,12 @@ def test_each_line_is_a_sequence_of_its_integer_lists(tmp_path, name):
     assert named_histogram(path, 8) == count([path], 8) and count([path]).counts.tolist() == [0, 1, 0, 1, 1]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(ROWS[0]).encode())
+    assert values(open_source(str(path))) == [{name: ROWS[0][name] for name in ("input_ids", "labels")}]
+
+
 def test_lists_alone_are_input_ids(tmp_path):
     path = write(tmp_path / "a.jsonl", [[3, 4], [5]])
     assert values(open_source(path)) == [{"input_ids": [3, 4]}, {"input_ids": [5]}]
