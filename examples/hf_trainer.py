@@ -1,5 +1,6 @@
 """Hugging Face's Trainer on packs, beside the same Trainer on padded batches.
 
+    pip install '.[trainers]'
     python examples/hf_trainer.py [--model NAME]
 
 The line that matters is `pack_into(trainer, ...)`.

@@ -1,5 +1,6 @@
 """TRL's SFTTrainer on packs, beside the same SFTTrainer on padded batches; only completions are trained on.
 
+    pip install '.[trainers]'
     python examples/trl_sft.py [--model NAME]
 
 The line that matters is `pack_into(trainer)`.
