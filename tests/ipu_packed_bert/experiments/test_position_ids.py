@@ -146,7 +146,7 @@ def test_two_processes_of_torchrun(tmp_path, sharded):
         capture_output=True,
         text=True,
         cwd=Path(position_ids.__file__).parents[2],
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     one, two = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
