@@ -278,6 +278,8 @@ class NineWays:
     """Cell -> its row.  Called on every rank."""
 
     def __init__(self, options: Any) -> None:
+        if options.model is not None and not Path(options.model, "config.json").is_file():  # else asked of the hub
+            raise ValueError(f"--model {options.model}: no config.json there; give the folder of a Hugging Face model")
         self.size, self._options = size_of(options), options
         self.data = text_sets(options.data_dir, self.size.training_examples, self.size.held_out_examples)
         self.where = place()

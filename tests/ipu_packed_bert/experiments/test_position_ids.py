@@ -127,6 +127,10 @@ def test_a_missing_file_is_one_line(tmp_path, capsys):
     assert run_main(main, ["position_ids", "--quick", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     message = capsys.readouterr().err
     assert "gsm8k/train.jsonl.xz: no such file" in message and message.count("\n") == 1
+    given = ["--quick", "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
+    assert run_main(main, ["position_ids", *given]) == 2
+    message = capsys.readouterr().err
+    assert "nowhere: no config.json there" in message and message.count("\n") == 1
 
 
 def test_one_row_holds_as_much_as_the_rows_of_a_batch():
