@@ -1,13 +1,11 @@
 """Checks a recipe and its proof with Python alone, no package: `python checker.py RECIPE [HISTOGRAM.csv]`.
 
 Written to be read. It shares no line with the program that made the recipe. What it establishes, in whole numbers:
-
 1. no pack holds more than S tokens or D sequences;
 2. the packs hold exactly the sequences of the histogram, a CSV file `length,count` (without one this is not checked);
 3. no pack that obeys S and D is worth more than 1 at the certificate's prices: each length has a price, in units of
    1 / denominator. So a packing needs as many packs as all sequences together are worth (weak duality);
 4. `lower_bound` is that number, rounded up, and `lp_bound` that number as a float, or null.
-
 Exit status 0: all hold. 1: the first that does not is printed.
 """
 
@@ -90,6 +88,8 @@ def check(recipe, counts):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] in ([], ["-h"], ["--help"]):
+        sys.exit(__doc__)
     with open(sys.argv[1], encoding="utf-8") as file:
         given = json.load(file, parse_float=Fraction)  # exact
     histogram = None
