@@ -123,8 +123,11 @@ def _check_made_by_a_build(work: Path, out: Path) -> None:
 
 
 def clear(folder: Path, keep: Sequence[str] = (LOCK,)) -> None:
-    """Removes what builds make; other files stay."""
-    for item in sorted(folder.iterdir()):
+    """Removes what builds make; other files stay.
+
+    The notes go last, the plan after all: what a kill leaves behind is still known as a build's, and is cleared again.
+    """
+    for item in sorted(folder.iterdir(), key=lambda item: (item.name == PLAN, item.name == COMMIT, item.name)):
         if item.is_dir() and not item.is_symlink() and item.name in (READY, HELD_OUT_WORK):
             clear(item)
             if not any(item.iterdir()):

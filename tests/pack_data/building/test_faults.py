@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,6 +81,38 @@ def test_stopped_between_any_two_files(corpus, tmp_path, monkeypatch):
                 assert (out.with_name("data.building") / COMMIT).exists() or content(out) == expected
         build_small(corpus, out, overwrite=True).close()
         assert content(out) == expected and not out.with_name("data.building").exists()
+
+
+def test_stopped_while_the_work_folder_is_cleared(corpus, tmp_path, monkeypatch):
+    """A build that was stopped after its commit is finished by the next one, wherever that one is stopped."""
+    build_small(corpus, tmp_path / "calm").close()
+    expected = content(tmp_path / "calm")
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "complete", lambda work: (_ for _ in ()).throw(Stopped()))
+        with pytest.raises(Stopped):
+            build_small(corpus, tmp_path / "stopped" / "data")
+    unlink, count, stopped = Path.unlink, 0, True
+    while stopped:
+        count, left = count + 1, [count]
+        folder = tmp_path / str(count)
+        shutil.copytree(tmp_path / "stopped", folder)
+
+        def counted(path, *arguments, left=left):
+            if not left[0]:
+                raise Stopped
+            left[0] -= 1
+            unlink(path, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", counted)
+            try:
+                build_small(corpus, folder / "data").close()
+                stopped = False
+            except Stopped:
+                pass
+        build_small(corpus, folder / "data").close()
+        assert content(folder / "data") == expected and not (folder / "data.building").exists()
+    assert count > 10
 
 
 def test_what_was_complete_is_not_made_again(corpus, tmp_path, monkeypatch):
