@@ -149,10 +149,12 @@ def detect(path: str) -> str:
     for magic, name in MAGIC:
         if head.startswith(magic):
             return name
-    # A TFRecord begins with a length of eight bytes, most of them 0.
     if _suffix(first) == "jsonl" or head.lstrip()[:1] in (b"{", b"[") and b"\0" not in head:
         return "jsonl"
-    is_frame = len(head) == 12 and tfrecord.masked_crc(head[:8]) == tfrecord.HEADER.unpack(head)[1]
+    # A TFRecord begins with a length of eight bytes, the last of them 0; only then its checksum's package is needed.
+    is_frame = (
+        len(head) == 12 and head[5:8] == b"\0\0\0" and tfrecord.masked_crc(head[:8]) == tfrecord.HEADER.unpack(head)[1]
+    )
     if is_frame or head.startswith(tfrecord.GZIP_MAGIC) or _suffix(first) == "TFRecord":
         return _tfrecord_format(first)
     if not head:
