@@ -163,15 +163,7 @@ class _Probe:
     def _tried(self, call: Callable[[], torch.Tensor], what: str) -> torch.Tensor:
         try:
             return call()
-        except (
-            AttributeError,
-            IndexError,
-            KeyError,
-            NotImplementedError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{self.name}: {what}: {' '.join(str(error).split())[:300]}") from None
 
     def _references(self) -> List[str]:
