@@ -24,6 +24,42 @@ IN_MEMORY = 1 << 24
 _BLOCK = 1 << 16
 
 
+class Places(NamedTuple):
+    """All places of a packing, by length and then by strategy. An entry is one slot of one strategy; it stands for
+    `repeat` packs with consecutive numbers from `base` on."""
+
+    deepest: int  # sequences of the deepest pack, at least 1
+    packs: int
+    dtype: np.dtype  # of a place, pack * deepest + slot
+    starts: np.ndarray  # int64 [S + 2]: how many places there are for shorter lengths
+    base: np.ndarray  # int64 [entries]
+    repeat: np.ndarray  # int64 [entries]
+    slot: np.ndarray  # int64 [entries]
+
+    @property
+    def ends(self) -> np.ndarray:
+        """int64 [entries]: places up to and with each entry."""
+        ends: np.ndarray = np.cumsum(self.repeat)
+        return ends
+
+    @classmethod
+    def of(cls, packing: Packing) -> Places:
+        depths, repeats = packing.depths, np.array(packing.repeats, dtype=np.int64)
+        packs, deepest = int(repeats.sum()), max(packing.largest_depth, 1)
+        slot = np.concatenate([np.arange(depth) for depth in depths.tolist()] or [np.zeros(0, np.int64)])
+        lengths = np.fromiter(chain.from_iterable(packing.strategies), np.int64, len(slot))
+        order = np.argsort(lengths, kind="stable")
+        return cls(
+            deepest,
+            packs,
+            np.dtype(np.int32 if packs * deepest < 1 << 31 else np.int64),
+            np.concatenate([[0], np.cumsum(packing.placed())]),
+            np.repeat(np.cumsum(repeats) - repeats, depths)[order],
+            np.repeat(repeats, depths)[order],
+            slot[order],
+        )
+
+
 def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]]) -> Assignment:
     """Assigns every sequence to a pack: at random among the sequences of its length, and the packs in random order.
 
@@ -31,35 +67,27 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
     several, such as (seed, epoch). Needs about 20 bytes for each sequence.
     """
     lengths = np.asarray(lengths)
-    S, depths, deepest = packing.max_sequence_length, packing.depths, max(packing.largest_depth, 1)
-    repeats = np.array(packing.repeats, dtype=np.int64)
-    packs = int(repeats.sum())
+    S = packing.max_sequence_length
     _check_lengths(lengths, packing)
     rng = np.random.default_rng(seed)
 
-    # All places, numbered pack * deepest + slot, sorted by the length that each place is for. An entry is one slot of
-    # one strategy; it stands for `repeat` packs with consecutive numbers from `base` on.
-    place_type = np.int32 if packs * deepest < 1 << 31 else np.int64
-    slot_of: np.ndarray = np.concatenate([np.arange(depth) for depth in depths.tolist()] or [np.zeros(0, np.int64)])
-    length_of = np.fromiter(chain.from_iterable(packing.strategies), np.int64, len(slot_of))
-    order = np.argsort(length_of, kind="stable")
-    repeat = np.repeat(repeats, depths)[order]
-    base = np.repeat(np.cumsum(repeats) - repeats, depths)[order]
-    places = np.repeat((base - (np.cumsum(repeat) - repeat)).astype(place_type), repeat)
+    # All places, numbered pack * deepest + slot, sorted by the length that each place is for.
+    all_places = Places.of(packing)
+    place_type, deepest, repeat = all_places.dtype.type, all_places.deepest, all_places.repeat
+    places = np.repeat((all_places.base - (all_places.ends - repeat)).astype(place_type), repeat)
     places += np.arange(len(places), dtype=place_type)
-    places = _shuffled_numbers(packs, place_type, rng)[places]
+    places = _shuffled_numbers(all_places.packs, place_type, rng)[places]
     places *= place_type(deepest)
-    places += np.repeat(slot_of[order].astype(place_type), repeat)
+    places += np.repeat(all_places.slot.astype(place_type), repeat)
 
     # The places of each length are shuffled; the sequences of that length then take them in their own order.
-    ends = np.cumsum(packing.placed())
-    for start, end in zip(ends[:-1].tolist(), ends[1:].tolist()):
+    for start, end in zip(all_places.starts[1:-1].tolist(), all_places.starts[2:].tolist()):
         rng.shuffle(places[start:end])
     # NumPy sorts numbers of sixteen bits by radix, four times as fast as by comparison.
     key_type = np.uint16 if S < 1 << 16 else np.uint32
     pack: np.ndarray = np.empty(len(lengths), dtype=place_type)
     slot = np.empty(len(lengths), dtype=smallest_type(deepest - 1))
-    dealt = ends - packing.placed()
+    dealt = all_places.starts[:-1].copy()
     for start in range(0, len(lengths), _BLOCK):
         keys = lengths[start : start + _BLOCK].astype(key_type)
         order = np.argsort(keys, kind="stable")

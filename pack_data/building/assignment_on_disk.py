@@ -18,13 +18,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.building.assignment import IN_MEMORY
+from pack_data.building.assignment import IN_MEMORY, Places
 from pack_data.building.runner import TaskRunner
 from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import (
@@ -48,57 +47,29 @@ _OPEN_FILES = 64
 _PASSING = ("scattered-*", "shuffled-*")
 
 
-class _Places(NamedTuple):
-    """All places of a packing, by length and then by strategy: entry e stands for the packs base[e] and following."""
-
-    deepest: int  # sequences of the deepest pack
-    packs: int
-    dtype: np.dtype  # of a place
-    starts: np.ndarray  # [S + 2]: how many places there are for shorter lengths
-    ends: np.ndarray  # [entries]: places up to and with this entry
-    base: np.ndarray  # [entries]
-    slot: np.ndarray  # [entries]
-
-    @classmethod
-    def of(cls, packing: Packing) -> _Places:
-        depths, repeats = packing.depths, np.array(packing.repeats, dtype=np.int64)
-        packs, deepest = int(repeats.sum()), max(packing.largest_depth, 1)
-        slot = np.concatenate([np.arange(depth) for depth in depths.tolist()] or [np.zeros(0, np.int64)])
-        lengths = np.fromiter(chain.from_iterable(packing.strategies), np.int64, len(slot))
-        order = np.argsort(lengths, kind="stable")
-        return cls(
-            deepest,
-            packs,
-            np.dtype(np.int32 if packs * deepest < 1 << 31 else np.int64),
-            np.concatenate([[0], np.cumsum(packing.placed())]),
-            np.cumsum(np.repeat(repeats, depths)[order]),
-            np.repeat(np.cumsum(repeats) - repeats, depths)[order],
-            slot[order],
-        )
-
-    def lists(self, numbers: int) -> List[Tuple[int, int]]:
-        """(start, end) of every list: the packs, then the places of a length or of several, by length."""
-        found, first = [(0, self.packs)], 0
-        for start, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist()):
-            if end - first > numbers:
-                if start > first:
-                    found.append((first, start))
-                first = start
-                if end - start > numbers:
-                    found.append((start, end))
-                    first = end
-        if self.starts[-1] > first:
-            found.append((first, int(self.starts[-1])))
-        return found
+def _lists(places: Places, numbers: int) -> List[Tuple[int, int]]:
+    """(start, end) of every list: the packs, then the places of a length or of several, by length."""
+    found, first = [(0, places.packs)], 0
+    for start, end in zip(places.starts[:-1].tolist(), places.starts[1:].tolist()):
+        if end - first > numbers:
+            if start > first:
+                found.append((first, start))
+            first = start
+            if end - start > numbers:
+                found.append((start, end))
+                first = end
+    if places.starts[-1] > first:
+        found.append((first, int(places.starts[-1])))
+    return found
 
 
-def _places(recipe: Path) -> _Places:
+def _places(recipe: Path) -> Places:
     return _places_once(recipe, recipe.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=2)
-def _places_once(recipe: Path, _: int) -> _Places:
-    return _Places.of(Packing.load(recipe))
+def _places_once(recipe: Path, _: int) -> Places:
+    return Places.of(Packing.load(recipe))
 
 
 class _Files:
@@ -174,18 +145,18 @@ class ListTask:
         return self.path("shuffled", self.part).exists()
 
 
-def _values(task: ListTask, places: _Places, start: int, end: int) -> np.ndarray:
+def _values(task: ListTask, places: Places, start: int, end: int) -> np.ndarray:
     """The numbers of a list from `start` to `end`, in the order before it is shuffled."""
     if not task.number:
         return np.arange(start, end, dtype=places.dtype)
-    values = np.empty(end - start, places.dtype)
+    values, ends = np.empty(end - start, places.dtype), places.ends
     work, at = Path(task.work), start
     with _Files(sorted(work.glob("shuffled-00000-*.bin")), places.dtype, places.packs) as order:
-        for entry in range(int(np.searchsorted(places.ends, start, side="right")), len(places.ends)):
+        for entry in range(int(np.searchsorted(ends, start, side="right")), len(ends)):
             if at == end:
                 break
-            begin = int(places.ends[entry - 1]) if entry else 0
-            some, own = min(end, int(places.ends[entry])) - at, values[at - start :]
+            begin = int(ends[entry - 1]) if entry else 0
+            some, own = min(end, int(ends[entry])) - at, values[at - start :]
             order.read(int(places.base[entry]) + at - begin, some, own)
             own[:some] *= places.dtype.type(places.deepest)
             own[:some] += places.dtype.type(places.slot[entry])
@@ -324,7 +295,7 @@ def assign_on_disk(
     killed call has finished is kept. The packing must place the sequences exactly (Packing.check).
     """
     numbers = NUMBERS
-    lists = _places(recipe).lists(numbers)
+    lists = _lists(_places(recipe), numbers)
 
     def tasks(which: Sequence[int]) -> Iterator[ListTask]:
         for number in which:
