@@ -7,7 +7,6 @@ checksums.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -23,33 +22,15 @@ from pack_data.building.assignment import assign
 from pack_data.building.runner import available_cores
 from pack_data.command import ArgumentParser, parse_depth, positive_int, run_main
 from pack_data.histogram import LengthHistogram
+from pack_data.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.packers import PACKERS, get_packer
 from pack_data.store import PackStore, check_blocks, map_table
 from pack_data.tables import text_table
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 HISTOGRAM = "wikipedia_512"
 Row = Tuple[str, str, str]
 # Packs read, at least, where there are so many.
 _READ = 1 << 15
-
-
-def peak_megabytes(who: int) -> float:
-    """The most memory one process has held, MiB: this one, or the largest of its ended workers."""
-    kilobytes = resource.getrusage(who).ru_maxrss
-    return kilobytes / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-
-
-def cpu_seconds() -> float:
-    """Of this process and its ended workers, user and system."""
-    return sum(
-        usage.ru_utime + usage.ru_stime
-        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    )
 
 
 def time_assignment(histogram: LengthHistogram, packing) -> Row:
@@ -62,8 +43,7 @@ def time_assignment(histogram: LengthHistogram, packing) -> Row:
     return (
         "assignment",
         f"{seconds:.2f} s",
-        f"of {len(lengths):,} lengths to packs; {peak_megabytes(resource.RUSAGE_SELF):,.0f} MiB at most "
-        "in this process",
+        f"of {len(lengths):,} lengths to packs; {peak_megabytes():,.0f} MiB at most in this process",
     )
 
 
@@ -147,8 +127,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         row_benchmark.main(args.sequences or 100_000)
         return 0
     args.sequences = args.sequences or whole.sequences // 16
-    if resource is None:
-        raise ValueError("pack_data.benchmark needs a POSIX system such as Linux or macOS (resource is missing here)")
+    check_counted()
 
     histogram = scaled(whole, args.sequences)
     rows: List[Row] = [
@@ -171,7 +150,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         )
         cpu = cpu_seconds() - before
         # Before reading: a memory map counts as memory of the process until the system takes it back.
-        own, worker = peak_megabytes(resource.RUSAGE_SELF), peak_megabytes(resource.RUSAGE_CHILDREN)
+        own, worker = peak_megabytes(), peak_megabytes(workers=True)
         with built.store as store:
             packs, seconds = len(store), built.seconds
             size = sum(entry.bytes for entry in store.manifest.shards)

@@ -1,11 +1,35 @@
-"""How much memory a piece of work needs, as the operating system counts it."""
+"""How much memory, and processor time, a piece of work needs, as the operating system counts it."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import sys
 from typing import Optional
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+
+def check_counted() -> None:
+    """ValueError where the system does not count what processes use."""
+    if resource is None:
+        raise ValueError("this benchmark needs a POSIX system such as Linux or macOS (resource is missing here)")
+
+
+def peak_megabytes(*, workers: bool = False) -> float:
+    """The most memory one process has held, MiB: this one, or the largest of its ended workers."""
+    kilobytes = resource.getrusage(resource.RUSAGE_CHILDREN if workers else resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def cpu_seconds() -> float:
+    """Of this process and its ended workers, user and system."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 class PeakMemory:

@@ -25,14 +25,10 @@ from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import examples_name
 from pack_data.command import ArgumentParser, parse_depth, positive_int, run_main
 from pack_data.histogram import LengthHistogram
+from pack_data.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.packers import get_packer
 from pack_data.packs import SLOT, PackSchema, StoredColumn
 from pack_data.tables import text_table
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 HISTOGRAM = "wikipedia_512"
 PART = 1 << 15  # sequences, as in a build
@@ -93,7 +89,7 @@ def measure(sequences: int, depth: Optional[int], workers: int, folder: Optional
         given = sum(path.stat().st_size for path in work.iterdir())
         disk = _Disk(work)
         disk.start()
-        start, used = time.perf_counter(), time.process_time()
+        start, used = time.perf_counter(), cpu_seconds()
         on_disk = sequences > IN_MEMORY
         if on_disk:
             runner = open_runner(workers, None)
@@ -105,17 +101,11 @@ def measure(sequences: int, depth: Optional[int], workers: int, folder: Optional
             assign(np.concatenate(lengths), packing, (0, 0))
         return {
             "seconds": time.perf_counter() - start,
-            "processor": time.process_time() - used + (_usage(resource.RUSAGE_CHILDREN)[1] if on_disk else 0.0),
-            "own": _usage(resource.RUSAGE_SELF)[0],
-            "worker": _usage(resource.RUSAGE_CHILDREN)[0] if on_disk and workers > 1 else 0.0,
+            "processor": cpu_seconds() - used,
+            "own": peak_megabytes(),
+            "worker": peak_megabytes(workers=True) if on_disk and workers > 1 else 0.0,
             "disk": (disk.stop() - given) / 1e6,
         }
-
-
-def _usage(who: int) -> Tuple[float, float]:
-    """(MiB of the largest process, seconds of processor time)."""
-    found = resource.getrusage(who)
-    return found.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10), found.ru_utime + found.ru_stime
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -135,8 +125,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--folder", metavar="DIR", help="where to work (default: the system's place for such files)")
     parser.add_argument("--one", action="store_true", help="one number, here; prints JSON")
     args = parser.parse_args(argv)
-    if resource is None:
-        raise ValueError("this benchmark needs a POSIX system such as Linux or macOS (resource is missing here)")
+    check_counted()
     if args.folder and not Path(args.folder).is_dir():
         raise ValueError(f"--folder {args.folder}: no such folder; make it first")
     if args.one:
