@@ -8,7 +8,6 @@ ranks: give the sampler the number of ranks and this process's rank.
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import torch
@@ -21,11 +20,7 @@ from pack_data.batching.sampler import IndexBatchSampler
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="", help="a Hugging Face model; by default a small random one")
-    parser.add_argument("--examples", type=int, default=400)
-    parser.add_argument("--row", type=int, default=1024, help="tokens of a packed row")
-    options = parser.parse_args()
+    options = tiny.options(__doc__)
     dataset = tiny.examples(options.examples)
     lengths = [len(example["input_ids"]) for example in dataset]
     seconds = {}

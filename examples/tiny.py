@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any, Dict, List
 
 import numpy as np
@@ -9,6 +10,15 @@ import torch
 import transformers
 
 WORDS, LONGEST = 200, 256
+
+
+def options(about: str) -> argparse.Namespace:
+    """What every example is told."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--model", default="", help="a Hugging Face model; by default a small random one")
+    parser.add_argument("--examples", type=int, default=400)
+    parser.add_argument("--row", type=int, default=1024, help="tokens of a packed row")
+    return parser.parse_args()
 
 
 def load(name: str) -> Any:

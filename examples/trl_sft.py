@@ -8,7 +8,6 @@ The line that matters is `pack_into(trainer)`.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 
 import datasets
@@ -19,11 +18,7 @@ from ipu_packed_bert.padding_free import pack_into
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="", help="a Hugging Face model; by default a small random one")
-    parser.add_argument("--examples", type=int, default=400)
-    parser.add_argument("--row", type=int, default=1024, help="tokens of a packed row")
-    options = parser.parse_args()
+    options = tiny.options(__doc__)
     texts = [[f"w{token}" for token in row["input_ids"]] for row in tiny.examples(options.examples)]
     rows = [{"prompt": " ".join(text[:-5] or ["w0"]), "completion": " " + " ".join(text[-5:])} for text in texts]
     seconds = {}

@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Optional, Sequence
 
+from ipu_packed_bert.commands.run_options import add_settings
 from ipu_packed_bert.processes import refuse_several
 from ipu_packed_bert.settings import peek
 from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, Source
@@ -70,17 +71,11 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         choices=sorted(set(FORMATS.values())),
         help="of FILE; default by its name's ending, on standard input json for questions, conll for words, else jsonl",
     )
-    parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
-    parser.add_argument(
-        "--micro-batch", type=positive_int, metavar="N", help="rows in one forward pass; default the run's"
+    add_settings(
+        parser, "override one setting of the run, any number of times: --set data.packer=none answers unpacked"
     )
     parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="a.b=c",
-        dest="overrides",
-        help="override one setting of the run, any number of times: --set data.packer=none answers unpacked",
+        "--micro-batch", type=positive_int, metavar="N", help="rows in one forward pass; default the run's"
     )
     parser.add_argument("--progress", action="store_true", default=None, help="bars although stderr is no terminal")
     args = parser.parse_args(argv)

@@ -28,9 +28,15 @@ def add_which_run(parser: argparse.ArgumentParser, *, named: str, finished: str 
     )
 
 
+def add_settings(parser: argparse.ArgumentParser, text: str) -> None:
+    """--engine and --set, which override settings; text: the help of --set."""
+    parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides", help=text)
+
+
 def add_run_options(parser: argparse.ArgumentParser, *, setting: str) -> None:
     """The others that every task has. setting: an example of --set."""
-    parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
+    add_settings(parser, f"override one setting, any number of times: --set {setting}")
     parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
     parser.add_argument(
         "--resume-if-there",
@@ -44,14 +50,6 @@ def add_run_options(parser: argparse.ArgumentParser, *, setting: str) -> None:
         metavar="N",
         help="at the end of the run, N updates beside the same sequences unpacked: speed, loss and gradients; as --set"
         " run.compare_unpacked=...",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="a.b=c",
-        dest="overrides",
-        help=f"override one setting, any number of times: --set {setting}",
     )
     parser.add_argument(
         "--allow-change",
