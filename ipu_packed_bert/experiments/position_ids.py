@@ -179,22 +179,22 @@ def place() -> Place:
 def new_model(tokens: TokenSet, size: CausalSize, folder: Optional[str], device: Any, seed: int) -> Any:
     """A small new Llama, or the model of a Hugging Face folder."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoModelForCausalLM
+
+    from ipu_packed_bert.padding_free.models import new_llama
 
     torch.manual_seed(seed)
     if folder:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=dtype, attn_implementation="sdpa")
         return model.to(device)
-    config = LlamaConfig(
-        vocab_size=tokens.vocabulary_size,
+    model = new_llama(
         hidden_size=size.hidden_size,
-        num_hidden_layers=size.num_layers,
-        num_attention_heads=max(1, size.hidden_size // 64),
-        intermediate_size=4 * size.hidden_size,
-        max_position_embeddings=size.max_sequence_length * size.batch_size,
+        layers=size.num_layers,
+        vocabulary_size=tokens.vocabulary_size,
+        positions=size.max_sequence_length * size.batch_size,
     )
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(device)
+    return model.to(device)
 
 
 def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, where: Place, seed: int) -> Row:

@@ -24,6 +24,7 @@ from ipu_packed_bert.experiments.texts import encode, text_sets
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import switch
 from ipu_packed_bert.padding_free.collators import Batches, Inputs, PaddingCollator, PaddingFreeCollator
+from ipu_packed_bert.padding_free.models import new_llama
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
 from pack_data.batching.plans import BatchOptions
 from pack_data.command import ArgumentParser, count_from_zero, counted, positive_int, run_main
@@ -88,19 +89,11 @@ def lengths_of(name: str, count: int, draw: np.random.Generator) -> np.ndarray:
 
 def model_of(setup: Setup, positions: int) -> Any:
     """A small new Llama."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=setup.vocabulary,
-        hidden_size=setup.hidden_size,
-        num_hidden_layers=setup.layers,
-        num_attention_heads=_heads(setup),
-        intermediate_size=4 * setup.hidden_size,
-        max_position_embeddings=positions,
-        use_cache=False,
+    model = new_llama(
+        hidden_size=setup.hidden_size, layers=setup.layers, vocabulary_size=setup.vocabulary, positions=positions
     )
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(setup.device)
+    return model.to(setup.device)
 
 
 def _heads(setup: Setup) -> int:

@@ -19,6 +19,7 @@ import torch
 from torch import distributed
 
 from ipu_packed_bert.padding_free.collators import Inputs, PaddingFreeCollator
+from ipu_packed_bert.padding_free.models import new_llama
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
 from pack_data.batching.balanced import StepCost
 from pack_data.batching.plans import BatchOptions, get_way
@@ -109,21 +110,10 @@ def measure_cost(model: Any, *, max_sequence_length: int, repeats: int = 3) -> M
 
 def small_llama(max_sequence_length: int) -> Any:
     """A Llama of hidden size 128 with 2 layers and random weights, ready for padding-free rows."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     from ipu_packed_bert.padding_free.choice import use_padding_free
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=1024,
-            hidden_size=128,
-            intermediate_size=512,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=max_sequence_length,
-        )
-    )
+    model = new_llama(hidden_size=128, layers=2, vocabulary_size=1024, positions=max_sequence_length)
     use_padding_free(model)
     return model
 
