@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import List, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
-SUITE = ("test_fake_poptorch", "test_ipu_signatures", "test_ipu_lowering", "test_ipu_engine", "test_ipu_tier")
+SUITE = (
+    "test_fake_poptorch",
+    "test_ipu_signatures",
+    "test_ipu_lowering",
+    "test_ipu_engine",
+    "test_ipu_tier",
+    "test_poprun",
+    "tasks/test_on_ipus",
+    "tasks/test_ipu_graphs",
+)
 ON_THE_SDK = ("test_ipu_tier",)
 
 
@@ -39,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         model = f"{attached} IPUs" if attached else "the Poplar IPU Model"
     print(f"PopTorch {poptorch.__version__} on {model}", flush=True)
     suites = ((SUITE, ["-m", "not ipu"]), (ON_THE_SDK, ["-m", "ipu", "--durations=5"]))
-    return max(run(modules, [*options, *argv]) for modules, options in suites if modules)
+    return max(run(modules, [*options, *argv]) for modules, options in suites)
 
 
 def asked_for(variable: str) -> bool:
