@@ -132,6 +132,7 @@ def open_or_build(config: Config, *, progress: Optional[bool] = None, build: boo
                 seed=data.seed,
                 json_field=data.json_field,
                 held_out=data.held_out,
+                workers=None,
             ),
             progress,
         ).close()

@@ -19,8 +19,8 @@ import numpy as np
 from pack_data import row_benchmark
 from pack_data.build import BuildOptions, build_and_report
 from pack_data.building.assignment import assign
-from pack_data.building.runner import available_cores
-from pack_data.command import ArgumentParser, parse_depth, positive_int, run_main
+from pack_data.command import ArgumentParser, parse_depth, positive_int, process_count, run_main
+from pack_data.cores import available_cores
 from pack_data.histogram import LengthHistogram
 from pack_data.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.packers import PACKERS, get_packer
@@ -117,7 +117,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--packer", choices=PACKERS, default="optimal")
     parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
     parser.add_argument(
-        "--workers", type=positive_int, default=available_cores(), metavar="N", help="processes (default: one a core)"
+        "--workers", type=process_count, default=available_cores(), metavar="N", help="processes (default: one a core)"
     )
     parser.add_argument(
         "--folder", metavar="DIR", help="where to build, for a moment (default: the system's place for temporary files)"

@@ -21,11 +21,11 @@ from typing import Optional, Sequence
 from pack_data.bad_records import add_reading_options
 from pack_data.building.former import with_former_options
 from pack_data.building.options import BuildOptions
-from pack_data.building.runner import open_runner
+from pack_data.building.runner import check_not_in_a_starting_worker, open_runner
 from pack_data.building.sides import TRAINING, held_out_folder
 from pack_data.building.stages import Built, Stages
 from pack_data.building.work_folder import check_out, work_folder
-from pack_data.command import ArgumentParser, counted, parse_depth, positive_int, run_main
+from pack_data.command import ArgumentParser, counted, parse_depth, positive_int, process_count, run_main
 from pack_data.histogram import PUBLISHED
 from pack_data.packers import PACKERS, get_packer
 from pack_data.store import PackStore, read_manifest
@@ -37,6 +37,8 @@ def build(options: BuildOptions, progress: Optional[bool] = None) -> PackStore:
     """Builds the data set, or continues a build that was killed, and opens it. ValueError for a user's mistake.
 
     progress: whether to show bars on stderr; None: where that is a terminal.
+    It works in this process alone. With options.workers above 1, or None for one a core, a script calls it under
+    `if __name__ == "__main__":`, because each worker process imports the script.
     """
     return build_and_report(options, progress).store
 
@@ -50,6 +52,7 @@ def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> 
             "pack_data.build needs a POSIX system such as Linux or macOS (fcntl is missing here); "
             "build there and copy the folder"
         ) from None
+    check_not_in_a_starting_worker()
     out = Path(options.out) if Path(options.out).name else Path(options.out).resolve()
     options = replace(options, out=out)
     check_out(out, list(options.given_files().values()))
@@ -210,7 +213,7 @@ def _parser() -> ArgumentParser:
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--workers",
-        type=positive_int,
+        type=process_count,
         metavar="N",
         help="processes (default: one a core); the result does not depend on it",
     )

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, NoReturn, Optional, Sequence, Union
 
+from pack_data.cores import available_cores, most_processes
 from pack_data.packages import package_of
 
 
@@ -147,6 +148,17 @@ def positive_int(text: str) -> int:
     value = _whole_number(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def process_count(text: str) -> int:
+    """An argparse type: processes of this machine, at least 1 and no more than can be of use."""
+    value = positive_int(text)
+    if value > most_processes():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is more than the {most_processes()} processes that can be of use here; this machine has "
+            f"{counted(available_cores(), 'core')}"
+        )
     return value
 
 

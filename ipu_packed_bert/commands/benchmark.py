@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, ModelConfig
 from ipu_packed_bert.processes import Processes, joined
-from pack_data.command import ArgumentParser, parse_depth, positive_int, progress_bar
+from pack_data.command import ArgumentParser, parse_depth, positive_int, process_count, progress_bar
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
@@ -43,7 +43,7 @@ def parse_lengths(text: str) -> List[int]:
 
 
 def parse_ranks(text: str) -> List[int]:
-    return parse_lengths(text) if text else []
+    return [process_count(part) for part in text.split(",")] if text else []
 
 
 def model_of(size: str, *, vocabulary: int, slots: int, dropout: float) -> ModelConfig:

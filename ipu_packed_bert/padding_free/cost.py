@@ -23,7 +23,7 @@ from ipu_packed_bert.padding_free.models import new_llama
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
 from pack_data.batching.balanced import StepCost
 from pack_data.batching.plans import BatchOptions, get_way
-from pack_data.command import ArgumentParser, positive_int, run_main
+from pack_data.command import ArgumentParser, positive_int, process_count, run_main
 
 WAY = "OptimalPacking+PosID"
 
@@ -166,7 +166,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     number = partial(parser.add_argument, type=positive_int)
     number("--max-sequence-length", default=2048, metavar="S", help="tokens of a row (default 2,048)")
     number("--examples", default=4000, metavar="N", help="log-normal lengths, median S / 20 (default 4,000)")
-    number("--ranks", default=2, metavar="R", help="processes (default 2)")
+    number("--ranks", type=process_count, default=2, metavar="R", help="processes (default 2)")
     number("--steps", default=40, metavar="N", help="steps of each plan (default 40)")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -20,10 +20,11 @@ import numpy as np
 
 from pack_data.building.assignment import IN_MEMORY, assign
 from pack_data.building.assignment_on_disk import assign_on_disk
-from pack_data.building.runner import available_cores, open_runner
+from pack_data.building.runner import open_runner
 from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import examples_name
-from pack_data.command import ArgumentParser, parse_depth, positive_int, run_main
+from pack_data.command import ArgumentParser, parse_depth, positive_int, process_count, run_main
+from pack_data.cores import available_cores
 from pack_data.histogram import LengthHistogram
 from pack_data.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.packers import get_packer
@@ -120,7 +121,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
     parser.add_argument(
-        "--workers", type=positive_int, default=available_cores(), metavar="N", help="processes (default: one a core)"
+        "--workers", type=process_count, default=available_cores(), metavar="N", help="processes (default: one a core)"
     )
     parser.add_argument("--folder", metavar="DIR", help="where to work (default: the system's place for such files)")
     parser.add_argument("--one", action="store_true", help="one number, here; prints JSON")

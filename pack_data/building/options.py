@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from pack_data.bad_records import MOST_RECORD_BYTES
+from pack_data.cores import most_processes
 from pack_data.decoding import packing_depth, whole_number
 from pack_data.packs import default_predictions
 from pack_data.text.corpus import EMBEDDED
@@ -55,12 +56,14 @@ class BuildOptions:
     held_out: float = 0.0  # share of the documents in a second data set, OUT-held-out
     overwrite: bool = False  # replace a data set in `out` that was made otherwise
     append: bool = False  # add to the data set in `out`, with the options it was made with
-    workers: Optional[int] = None  # None: one a core
+    workers: Optional[int] = 1  # processes; None: one a core, for which a script needs `if __name__ == "__main__":`
     dask: Optional[str] = None
 
     def __post_init__(self) -> None:
         for name, least in (("skip_bad", 0), ("max_record_bytes", 1), ("max_sequence_length", 1), ("sequences", 1)):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
+        if self.workers is not None:
+            object.__setattr__(self, "workers", whole_number("workers", self.workers, least=1, most=most_processes()))
         object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}; the share of documents held out is from 0 to below 1")

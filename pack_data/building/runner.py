@@ -7,18 +7,21 @@ any order, and twice: each writes whole files under names of its own.
 from __future__ import annotations
 
 import abc
+import multiprocessing
 import os
 import signal
 import threading
 import time
+from multiprocessing.synchronize import Event
 from typing import Any, Callable, Iterable, Iterator, Optional
 
+from pack_data.cores import available_cores, most_processes
+from pack_data.decoding import whole_number
 from pack_data.packages import load_package
 
-
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_GUARD = (
+    'each of them imports the script that started it, so put what the script does under `if __name__ == "__main__":`'
+)
 
 
 class TaskRunner(abc.ABC):
@@ -51,8 +54,19 @@ class SerialRunner(TaskRunner):
         pass
 
 
-def _follow_parent(parent: int) -> None:
+def check_not_in_a_starting_worker() -> None:
+    """Ends, without a word, a worker that runs the script of its parent again: the parent has the words for it.
+
+    A spawned process imports the script that started it. Where the script has no `if __name__ == "__main__":`, the
+    worker builds as the script does, before it is ready for a task.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(1)
+
+
+def _begin(parent: int, begun: Event) -> None:
     """Leaves Ctrl-C to the parent, and ends a worker whose parent was killed, which would wait for tasks for ever."""
+    begun.set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
@@ -68,11 +82,12 @@ class ProcessRunner(TaskRunner):
 
     def __init__(self, workers: int) -> None:
         from concurrent.futures import ProcessPoolExecutor
-        from multiprocessing import get_context
 
         self.workers = workers
+        context = multiprocessing.get_context("spawn")
+        self._begun = context.Event()  # a worker is ready for tasks
         self._pool = ProcessPoolExecutor(
-            workers, mp_context=get_context("spawn"), initializer=_follow_parent, initargs=(os.getpid(),)
+            workers, mp_context=context, initializer=_begin, initargs=(os.getpid(), self._begun)
         )
 
     def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
@@ -93,6 +108,10 @@ class ProcessRunner(TaskRunner):
                 for future in done:
                     yield future.result()
         except BrokenProcessPool:
+            if not self._begun.is_set():
+                raise ValueError(
+                    f"workers = {self.workers}: no worker process could start; {_GUARD}, or leave workers at 1"
+                ) from None
             raise ValueError(
                 "a worker process was killed (out of memory?); run the same command again, it continues; "
                 "--workers 1 needs least memory"
@@ -115,11 +134,13 @@ class DaskRunner(TaskRunner):
         distributed = load_package("distributed", "--dask")
         self._cluster: Optional[Any] = None
         if address.startswith("local:"):
-            if not address[len("local:") :].isdigit() or int(address[len("local:") :]) < 1:
+            if not address[len("local:") :].isdecimal():
                 raise ValueError(f"--dask {address}: local:N needs a number of workers N of at least 1")
-            self._cluster = distributed.LocalCluster(
-                n_workers=int(address[len("local:") :]), threads_per_worker=1, dashboard_address=None
-            )
+            count = whole_number("--dask local:N: N", int(address[len("local:") :]), least=1, most=most_processes())
+            try:
+                self._cluster = distributed.LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
+            except RuntimeError as error:
+                raise ValueError(f"--dask {address}: no worker could start ({error}); {_GUARD}") from None
             address = self._cluster.scheduler_address
         self.client = distributed.Client(address)
 

@@ -22,7 +22,7 @@ from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple
 import numpy as np
 
 from pack_data.bad_records import MOST_RECORD_BYTES, add_record_limit
-from pack_data.command import ArgumentParser, positive_int, progress_bar
+from pack_data.command import ArgumentParser, positive_int, process_count, progress_bar
 from pack_data.files import LONGEST_LINE, check_compressed, open_regular, short_lines
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
 from pack_data.npy import map_array, read_header
@@ -329,7 +329,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument(
         "--workers",
-        type=positive_int,
+        type=process_count,
         metavar="N",
         help="processes; default: one for each file and core, if there is much to read",
     )

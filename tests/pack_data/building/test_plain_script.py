@@ -1,0 +1,42 @@
+"""A build called from a plain script, which worker processes would run once more."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pack_data import BuildOptions
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = """
+from pack_data import BuildOptions, build
+
+HOW = dict(synthetic="squad_1_1_384", sequences=50, max_sequence_length=384, packer="spfhp")
+with build(BuildOptions(out="one", **HOW)) as store:
+    print(store.manifest.sequences)
+try:
+    build(BuildOptions(out="two", workers=2, **HOW))
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_one_process_needs_no_guard_and_the_error_of_more_names_it(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    sequences, error = done.stdout.splitlines()
+    assert sequences == "50"
+    assert "workers = 2" in error and 'if __name__ == "__main__":' in error and "memory" not in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "script.py"]
+
+
+@pytest.mark.parametrize("workers", [0, -1, 10**6, 1.0])
+def test_a_number_of_workers_that_cannot_be(workers):
+    with pytest.raises(ValueError, match="workers = "):
+        BuildOptions(out="data", workers=workers)
