@@ -24,7 +24,8 @@ WIDTH, LINES = 300, 256  # pixels of a row, and of the rows before packing
 PAGE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 700 356" width="700" height="356" role="img">
 <title>{title}</title>
 <style>
-text {{ font: 16px sans-serif; fill: #1a202c }} .large {{ font-weight: bold }} .page {{ fill: #ffffff; stroke: #cbd5e0 }}
+text {{ font: 16px sans-serif; fill: #1a202c }} .large {{ font-weight: bold }}
+.page {{ fill: #ffffff; stroke: #cbd5e0 }}
 .padding {{ fill: #f6ad55 }} .s1 {{ fill: #1a4e8a }} .s2 {{ fill: #4a90d9 }} .s3 {{ fill: #a3cdf5 }}
 @media (prefers-color-scheme: dark) {{ text {{ fill: #edf2f7 }} .page {{ fill: #1a202c; stroke: #4a5568 }} }}
 </style>
@@ -43,7 +44,7 @@ class Half(NamedTuple):
 
 
 def lines(packing: Packing, count: int) -> List[Tuple[int, ...]]:
-    """The strategies of `count` rows at even distances among all rows, in their order: longest first sequences first."""
+    """The strategies of `count` rows at even distances among all rows, longest first sequences first."""
     ends = np.cumsum(packing.repeats, dtype=np.int64)
     places = (2 * np.arange(count) + 1) * packing.packs // (2 * count)
     return [packing.strategies[each] for each in np.searchsorted(ends, places, side="right").tolist()]
