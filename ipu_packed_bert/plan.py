@@ -1,8 +1,8 @@
 """The plan of a run: what would sit on which IPU, how large an update is, how much memory and traffic that takes.
 
 Everything is computed from the configuration and, where it is there, the data set's manifest; no device and no torch.
-Counted are weights, gradient accumulators, optimiser state on the chip and activations. Not counted are the program,
-the exchange buffers and the temporary values of products: they take what is left.
+Counted are weights, gradient accumulators, optimiser state on the chip, activations, and the room that products may
+take for temporary values (placement.available_memory_proportion). The program and its exchange are estimated.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from pack_data.tables import text_table
 
 IPU_BYTES = MK2.memory_per_tile * MK2.tiles
 MIB = 1024.0 * 1024.0
-# Counted memory of the fullest IPU of the published POD16 configurations (BERT-large at 512, IPU 1), which run on Mk2:
+# Counted memory of the fullest IPU of the published POD16 configurations (BERT-large at 128, IPU 1), which run on Mk2:
 # beside that much, what is not counted is known to fit.
-FULLEST_PUBLISHED = 0.5617
+FULLEST_PUBLISHED = 0.7983
+# What is not counted, code and exchange, as a share of a tile. No more than the published configurations leave: 20 % in
+# PyTorch, 8 % in PopART and TensorFlow (BERT-large at 384, proportion 0.4), whose products may not use all their room.
+CODE_LEAST, CODE_MOST = 0.08, 0.20
 WIDTH = {"float16": 2, "float32": 4}
 
 
@@ -54,11 +57,28 @@ class Memory(NamedTuple):
     weights: float
     gradients: float
     optimizer: float
-    activations: float
+    kept: float  # activations, from forward to backward, of all micro-batches under way
+    at_work: float  # activations of the layer, or of the logits, that is computed or recomputed
+    products: float  # what products may take for temporary values, at most
+
+    @property
+    def activations(self) -> float:
+        return self.kept + self.at_work
 
     @property
     def total(self) -> float:
+        """What must be there, whatever Poplar does."""
         return self.weights + self.gradients + self.optimizer + self.activations
+
+    @property
+    def together(self) -> float:
+        """All that is counted."""
+        return self.total + self.products
+
+    @property
+    def share(self) -> float:
+        """:attr:`together`, of what an IPU has; of each tile as much, where all are equally full."""
+        return self.together / IPU_BYTES
 
 
 class Update(NamedTuple):
@@ -111,17 +131,18 @@ class RunPlan(NamedTuple):
     @property
     def fullest(self) -> float:
         """Counted memory of the fullest IPU, as a share of what an IPU has."""
-        return max(memory.total for memory in self.memory) / IPU_BYTES
+        return max(memory.share for memory in self.memory)
 
     @property
     def fits(self) -> Optional[bool]:
-        """True up to the counted memory of the fullest published configuration, False above that of an IPU.
+        """True up to the counted memory of the fullest published configuration; on the host, whose is not planned here.
 
-        None between the two, where what is not counted decides. On the host, whose memory is not planned, True.
+        False where an IPU has too little even without temporary values of products. None between the two, where what
+        is not counted decides, and how much of their room the products take.
         """
         if self.config.engine.kind == "host" or self.fullest <= FULLEST_PUBLISHED:
             return True
-        return False if self.fullest > 1 else None
+        return False if max(memory.total for memory in self.memory) > IPU_BYTES else None
 
 
 def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> RunPlan:
@@ -211,6 +232,7 @@ def ipu_memory(config: Config, placement: Placement, ipu: int, predictions: int,
         optimizer = number * (WIDTH[engine.first_moment_type] + WIDTH["float32"])
         if config.placement.replicated_tensor_sharding:
             optimizer /= config.placement.replicas
+    kept, at_work = _activations(config, placement, ipu, predictions, depth)
     return Memory(
         ipu=ipu,
         blocks=blocks,
@@ -218,7 +240,9 @@ def ipu_memory(config: Config, placement: Placement, ipu: int, predictions: int,
         weights=number * _width(config),
         gradients=number * WIDTH[engine.gradient_accumulator_type],
         optimizer=optimizer,
-        activations=_activations(config, placement, ipu, predictions, depth),
+        kept=kept,
+        at_work=at_work,
+        products=config.placement.available_memory_proportion[ipu] * IPU_BYTES,
     )
 
 
@@ -226,7 +250,7 @@ def _width(config: Config) -> int:
     return WIDTH["float16" if config.engine.half_weights else "float32"]
 
 
-def _activations(config: Config, placement: Placement, ipu: int, predictions: int, depth: int) -> float:
+def _activations(config: Config, placement: Placement, ipu: int, predictions: int, depth: int) -> Tuple[float, float]:
     """Kept from forward to backward for every micro-batch under way, and the layer being worked on.
 
     In a pipeline of f forward stages, stage i runs backwards 2 (f - 1 - i) micro-batches after it ran forwards.
@@ -250,7 +274,7 @@ def _activations(config: Config, placement: Placement, ipu: int, predictions: in
                 # Logits, and their soft-max and gradient.
                 width = _width(config) + 2 * (_width(config) if config.engine.half_logits else WIDTH["float32"])
                 at_work = max(at_work, width * config.batch.micro_batch * predictions * config.model.vocabulary_size)
-    return kept + at_work
+    return kept, at_work
 
 
 def _hidden(config: Config) -> float:
@@ -301,6 +325,18 @@ def print_plan(
     return 1 if made.fits is False else 0
 
 
+MEMORY_PARTS = ("weights", "gradients", "state", "kept", "at work", "products")
+CODE_WORDS = (
+    f"Code and exchange come on top, {CODE_LEAST:.0%} to {CODE_MOST:.0%} of a tile, estimated; products may take less"
+)
+
+
+def memory_parts(memory: Memory) -> Dict[str, float]:
+    """Bytes of what is counted, by the names of `MEMORY_PARTS`; they add up to ``memory.together``."""
+    found = (memory.weights, memory.gradients, memory.optimizer, memory.kept, memory.at_work, memory.products)
+    return dict(zip(MEMORY_PARTS, found))
+
+
 def verdict(made: RunPlan, smaller: Optional[int]) -> List[str]:
     """:func:`memory_words` as lines of the plan."""
     first, *rest = memory_words(made, smaller)
@@ -330,14 +366,21 @@ NOTHING_FITS = "no micro-batch fits: more IPUs a replica, or other placement.lay
 
 def fit_words(made: RunPlan) -> str:
     """Whether the counted memory fits, in words."""
-    most = max(made.memory, key=lambda memory: memory.total)
     if made.fits:
-        return f"fits: at most {made.fullest:.0%} of an IPU is counted, no more than in the published configurations"
+        return (
+            f"fits: at most {made.fullest:.0%} of a tile is counted, no more than in the published configurations "
+            f"({FULLEST_PUBLISHED:.0%})"
+        )
     if made.fits is False:
-        return f"does not fit: what is counted alone takes {made.fullest:.0%} of IPU {most.ipu}"
+        most = max(made.memory, key=lambda memory: memory.total)
+        return (
+            f"does not fit: IPU {most.ipu} takes {most.total / IPU_BYTES:.0%} of its memory before products have any "
+            "room"
+        )
+    fullest = max(made.memory, key=lambda memory: memory.share)
     return (
-        f"tight, unknown: {made.fullest:.0%} of IPU {most.ipu} is counted; the fullest published one "
-        f"counts {FULLEST_PUBLISHED:.0%}, and program and temporary values are not counted"
+        f"tight, unknown: {made.fullest:.0%} of IPU {fullest.ipu} is counted; the fullest published one counts "
+        f"{FULLEST_PUBLISHED:.0%}, and code and exchange take {CODE_LEAST:.0%} to {CODE_MOST:.0%}"
     )
 
 
@@ -419,28 +462,25 @@ def ipu_lines(made: RunPlan) -> List[str]:
         ),
         "",
     ]
-    rows = [
-        ["IPU", "blocks", "parameters", "weights", "gradients", "optimiser", "activations", "together", "of the IPU"]
-    ]
+    rows = [["IPU", "blocks", "parameters", *MEMORY_PARTS, "together", "KiB/tile", "of it"]]
     for memory in made.memory:
         rows.append(
             [
                 str(memory.ipu),
                 _blocks(memory.blocks),
                 f"{memory.parameters / 1e6:,.1f} M",
-                *(
-                    _mib(value)
-                    for value in (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.total)
-                ),
-                f"{memory.total / IPU_BYTES:.0%} {_bar(memory.total / IPU_BYTES)}",
+                *(_mib(value) for value in memory_parts(memory).values()),
+                _mib(memory.together),
+                f"{memory.share * MK2.memory_per_tile / 1024:,.0f}",
+                f"{memory.share:.0%} {_bar(memory.share)}",
             ]
         )
     return (
         text
-        + text_table(rows, left={1, 8}, indent="  ")
+        + text_table(rows, left={1, len(rows[0]) - 1}, indent="  ")
         + [
-            f"  Bytes in MiB, of {IPU_BYTES / MIB:,.0f} MiB an IPU ({MK2.memory_per_tile // 1024} KiB x"
-            f" {MK2.tiles:,} tiles); computed. Program, exchange and temporary values need room too.",
+            f"  MiB of {IPU_BYTES / MIB:,.0f} ({MK2.memory_per_tile // 1024} KiB x {MK2.tiles:,} tiles); computed."
+            f" {CODE_WORDS}.",
             "  Optimiser state is "
             + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")
             + (", shared out among the replicas" if config.placement.replicated_tensor_sharding else "")

@@ -30,7 +30,7 @@ from typing import Callable, List, Optional, Sequence, Tuple
 from ipu_packed_bert.config import Config, load_config
 from ipu_packed_bert.configurations import FOLDER, config_file
 from ipu_packed_bert.cycles import arrangement, calibration, matmul, points, target, workload
-from ipu_packed_bert.plan import memory_words, micro_batch_that_fits, plan
+from ipu_packed_bert.plan import RunPlan, memory_words, micro_batch_that_fits, plan
 from ipu_packed_bert.report import paper, pictures, scaling, sources, tables
 from ipu_packed_bert.report.packings import Packings
 from pack_data import sort
@@ -125,15 +125,19 @@ class OverheadReport:
 
     def too_large_for(self, name: str, config: Config, depth: Optional[int], packing_factor: float) -> Optional[str]:
         """A line that says so where the configuration's counted memory at this depth exceeds an IPU's, else None."""
-        config = replace(config, data=replace(config.data, max_sequences_per_pack=depth))
-        made = plan(config, packing_factor=packing_factor)
+        made = self.planned(config, depth, packing_factor)
         if made.fits is not False:
             return None
-        smaller = micro_batch_that_fits(config, packing_factor=packing_factor)
+        smaller = micro_batch_that_fits(made.config, packing_factor=packing_factor)
         line = f"{name}: {'; '.join(memory_words(made, smaller))}"
         if line not in self.too_large:
             self.too_large.append(line)
         return line
+
+    def planned(self, config: Config, depth: Optional[int], packing_factor: float) -> RunPlan:
+        """The plan of a configuration at this depth."""
+        config = replace(config, data=replace(config.data, max_sequences_per_pack=depth))
+        return plan(config, packing_factor=packing_factor)
 
     def histogram(self) -> LengthHistogram:
         return histogram_from(self.args)
@@ -232,6 +236,7 @@ class OverheadReport:
             config.accumulation(factor),
             factor,
             source,
+            self.planned(config, depth, factor),
             self.too_large_for(name, config, depth, factor),
         )
 
@@ -248,7 +253,7 @@ class OverheadReport:
         if len(runs) > 1:
             self.tables.append(paper.what_if(runs, self.calibration))
         for run in runs:
-            self.tables.append(paper.breakdown(run, self.calibration))
+            self.tables += [paper.breakdown(run, self.calibration), paper.memory(run)]
 
     @property
     def options_change_a_setting(self) -> bool:
@@ -257,7 +262,7 @@ class OverheadReport:
 
     def per_ipu(self) -> None:
         run = self.modelled(self.main_path, self.args.overrides)
-        self.tables.append(paper.breakdown(run, self.calibration))
+        self.tables += [paper.breakdown(run, self.calibration), paper.memory(run)]
 
     def scaling(self) -> None:
         histogram = self.histogram()

@@ -21,7 +21,9 @@ from ipu_packed_bert.cycles.lowering import (
 )
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.cycles.points import FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_OVERHEAD, POD64_SCALING, POPART, TABLE2
+from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.cycles.workload import Machine, engine_arrangement, shape_of
+from ipu_packed_bert.plan import CODE_WORDS, IPU_BYTES, MEMORY_PARTS, MIB, RunPlan, fit_words, memory_parts
 from ipu_packed_bert.report.packings import PackingKey, Packings, PackingSummary
 from ipu_packed_bert.report.scaling import ScalingPoint
 from ipu_packed_bert.report.sources import MeasuredOverhead
@@ -422,6 +424,7 @@ class ModelledRun(NamedTuple):
     accumulation: int
     packing_factor: float
     factor_source: str
+    made: RunPlan  # its memory is printed beside its throughput
     too_large: Optional[str] = None  # a line where it does not fit; then no rate is given
 
 
@@ -494,6 +497,35 @@ def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
     )
 
 
+def memory(run: ModelledRun) -> Table:
+    """The plan's memory of each IPU, in MiB, and of one of its tiles."""
+    rows: List[Dict[str, Any]] = []
+    for each in run.made.memory:
+        rows.append(
+            {
+                "ipu": str(each.ipu),
+                **{name: value / MIB for name, value in memory_parts(each).items()},
+                "together": each.together / MIB,
+                "tile": each.share * MK2.memory_per_tile / 1024,
+                "share": percent(each.share),
+            }
+        )
+    parts = [ReportColumn(name, name, COMPUTED, ",.0f") for name in MEMORY_PARTS]
+    return Table(
+        "memory",
+        f"{run.name}: memory of each IPU in MiB, of {IPU_BYTES / MIB:,.0f}",
+        (
+            ReportColumn("ipu", "IPU", CONFIGURED),
+            *parts,
+            ReportColumn("together", "together", COMPUTED, ",.0f"),
+            ReportColumn("tile", "KiB/tile", COMPUTED, ",.0f"),
+            ReportColumn("share", "of it %", COMPUTED, ".0f"),
+        ),
+        rows,
+        (f"{CODE_WORDS}.", fit_words(run.made)),
+    )
+
+
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
@@ -530,6 +562,7 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
                 "rate_upper": rate_of(run, calibration.lower),
                 "cycles_ratio": per_pack / first[1],
                 "rate_ratio": None if rate is None or first[0] is None else rate / first[0],
+                "fullest": percent(run.made.fullest),
             }
         )
     return Table(
@@ -550,6 +583,7 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
             ReportColumn("rate_upper", "at most", MODEL, ",.0f"),
             ReportColumn("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
             ReportColumn("rate_ratio", "seq/s ratio", MODEL, ".4f"),
+            ReportColumn("fullest", "fullest tile %", COMPUTED, ".0f"),
         ),
         rows,
         (

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from ipu_packed_bert import plan
+from ipu_packed_bert.config import load_config
 from ipu_packed_bert.configurations import FOLDER
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.lowering import SCORES
@@ -330,7 +332,7 @@ def test_a_machine_is_named_after_its_configuration(run):
     found = {}
     for name, replicas in (("packed_phase2_pod16", 4), ("packed_phase2_pod4", 1)):
         config = str(FOLDER / (name + ".yml"))
-        (table,) = json.loads(
+        table, memory = json.loads(
             run(
                 "--per-ipu",
                 "--config",
@@ -344,6 +346,11 @@ def test_a_machine_is_named_after_its_configuration(run):
         )["tables"]
         note = table["notes"][1]
         assert f"x 4 IPUs = {4 * replicas} IPUs" in note and "POD16" not in note
+        # The memory beside it is that of the plan.
+        planned = plan.plan(load_config(config, ["without_ipus=null"]), packing_factor=1.996).memory
+        parts = [plan.memory_parts(each) for each in planned]
+        assert [{name: row[name] * plan.MIB for name in plan.MEMORY_PARTS} for row in memory["rows"]] == parts
+        assert [row["together"] * plan.MIB for row in memory["rows"]] == [sum(each.values()) for each in parts]
         found[name] = float(note.split(": ")[1].split(" ")[0].replace(",", ""))
     assert found["packed_phase2_pod16"] == pytest.approx(4 * found["packed_phase2_pod4"], rel=0.03)
 
@@ -353,7 +360,8 @@ def test_what_does_not_fit_gets_no_throughput(cycle_cache, monkeypatch, capsys):
     assert run_main(command.main, ("--micro-batch", "64", "--packing-factor", "1.996", "--json")) == 1
     out, error = capsys.readouterr()
     plain = json.loads(out)
-    what_if, fitting, large = plain["tables"]
+    what_if, fitting, _, large, memory = plain["tables"]
+    assert "does not fit" in memory["notes"][1]
     first, second = what_if["rows"]
     assert (
         first["rate"] > 0
