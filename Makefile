@@ -12,7 +12,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
 .PHONY: help pretrain bench test gpu check coverage mutants test-sdk test-ipu test-wheel weights print-python38 clean
-.PHONY: test-trainers test-trainers-newest test-trainers-older
+.PHONY: test-trainers test-trainers-newest test-trainers-older docs
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make bench      what packing brings on this machine: speed-up beside the packing factor, 1 and 2 processes"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-ipu   the IPU suite where the Poplar SDK is, on IPUs or on the IPU Model; PYTHON=the SDK's environment"
 	@echo "make test-trainers"
 	@echo "                Hugging Face's Trainer and TRL's SFTTrainer on packs: the newest ones, and a pair that is a year older"
+	@echo "make docs       run the code blocks of README and docs/, and build the pages below build/docs"
 	@echo "make test-wheel build the wheel, install it into an empty environment, and use it there"
 	@echo "make weights    fetch a small trained BERT (84 MB) for fine-tuning, experiments and one test"
 	@echo "make clean      remove the virtual environments; runs/ and data/ stay"
@@ -114,6 +115,19 @@ test-trainers-newest test-trainers-older: test-trainers-%: .venv-trainers-%/read
 	.venv-trainers-$*/bin/pip install --quiet -r requirements-trainers-$*.txt
 	@touch $@
 
+# The blocks of the pages run as they stand, then Sphinx, whose warnings are errors.  PAGES="docs/data.md" runs the blocks of some.
+docs: .venv-docs/ready
+	.venv-docs/bin/python docs/run_blocks.py $(PAGES)
+	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -d build/doctrees docs build/docs
+	@echo "the pages: build/docs/index.html"
+
+.venv-docs/ready: .venv/ready requirements-docs.txt requirements-trainers-newest.txt
+	.venv/bin/python -m venv --clear .venv-docs
+	.venv/bin/python $(SITE_PACKAGES) > "$$(.venv-docs/bin/python $(SITE_PACKAGES))/base.pth"
+	.venv-docs/bin/pip install --quiet -r requirements-trainers-newest.txt -r requirements-docs.txt
+	.venv-docs/bin/pip install --quiet --no-deps -e .
+	@touch $@
+
 # What `pip install .[train]` gives on a machine that has nothing else.
 test-wheel: .venv/ready
 	rm -rf .venv-wheel build
@@ -124,4 +138,4 @@ test-wheel: .venv/ready
 	.venv/bin/python -m pytest -n 0 tests/test_wheel.py --packed-bert .venv-wheel/bin/packed-bert
 
 clean:
-	rm -rf .venv .venv-sdk .venv-wheel .venv-trainers-* build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage*
+	rm -rf .venv .venv-sdk .venv-wheel .venv-trainers-* .venv-docs build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage*

@@ -1,0 +1,290 @@
+"""Runs the code blocks of README.md, CONTRIBUTING.md and docs/ as they stand; CONTRIBUTING.md says how blocks are marked.
+
+    python docs/run_blocks.py [PAGE ...]
+
+The blocks of a page run in order: Python blocks in one process, with the names of those before; each `sh` block in a
+shell of its own, which the first line that fails ends.  They run in a scratch folder that has the checkout's files as
+links, so that data/ and runs/ are the page's own, and a folder my_texts/.  Two pages run at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = ("sh", "python")
+SHOWN = ("text", "yaml", "json", "toml", "mermaid")
+LONGEST_PAGE = 600  # seconds until a page is stopped: a block that waits for something would wait for ever
+# Of the checkout, what a page makes for itself.
+OWN = ("build", "data", "runs")
+
+_FENCE = re.compile(r"( *)(`{3,}|~{3,})\s*(\S*)\s*$")
+_COMMENT = re.compile(r"<!--(.*?)-->\s*$", re.S)
+_LIST = re.compile(r" {0,3}([-*+]|\d+[.)]) ")
+
+
+class Block(NamedTuple):
+    """A block of a page, shown or in a comment."""
+
+    page: str
+    line: int  # of its first line of code, from 1
+    language: str
+    code: str
+    not_run: Optional[str] = None  # the reason
+    status: int = 0  # that its last line ends with
+    hidden: bool = False  # in a comment: what the page says in words
+
+    @property
+    def place(self) -> str:
+        """Page and line."""
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(text: str, page: str) -> List[Block]:
+    """The blocks of a page in order; ValueError for one whose language or mark is none."""
+    found: List[Block] = []
+    mark: Dict[str, Any] = {}
+    marked = 0  # the line of the mark
+    for line, kind, indent, language, code in _pieces(text, page):
+        if kind == "text":
+            if mark and code.strip():
+                raise ValueError(f"{page}:{marked}: this mark stands above text; put it right above its block")
+            continue
+        if kind == "comment":
+            first = re.match(r"\s*first \((\w+)\):\n(.*)", code, re.S)
+            if first:
+                if first.group(1) not in RUN:
+                    raise ValueError(f"{page}:{line}: first ({first.group(1)}); must be one of {', '.join(RUN)}")
+                found.append(Block(page, line + 1, first.group(1), first.group(2), hidden=True))
+                continue
+            reason, status = re.match(r"\s*not run: *(\S.*?)\s*$", code), re.match(r"\s*ends with (\d+)\s*$", code)
+            if reason or status:
+                mark = {"not_run": reason.group(1)} if reason else {"status": int(status.group(1)) if status else 0}
+                marked = line
+            elif re.match(r"\s*(not run|first|ends with)\b", code):
+                raise ValueError(
+                    f"{page}:{line}: no such mark; they are `not run: REASON`, `ends with STATUS`, `first (sh):` and "
+                    "`first (python):`"
+                )
+            continue
+        if language in RUN:
+            lines = [each[indent:] if not each[:indent].strip() else each for each in code.splitlines()]
+            found.append(Block(page, line, language, "\n".join(lines) + "\n", **mark))
+        elif language.startswith("{") or language in SHOWN:
+            if mark:
+                raise ValueError(f"{page}:{line}: a block of {language} is never run; leave out its mark")
+        else:
+            raise ValueError(
+                f"{page}:{line}: a block of language {language!r}; must be fenced, with one of "
+                f"{', '.join(RUN)} (run as it stands) or {', '.join(SHOWN)} (shown)"
+            )
+        mark = {}
+    if mark:
+        raise ValueError(f"{page}:{marked}: this mark stands above no block")
+    return found
+
+
+def _pieces(text: str, page: str) -> Iterator[Tuple[int, str, int, str, str]]:
+    """(first line, "text" | "comment" | "block", indentation, language, content) of a page, in order."""
+    lines = text.splitlines()
+    at, in_list, blank = 0, False, True
+    while at < len(lines):
+        line, start = lines[at], at
+        fence = _FENCE.match(line)
+        if fence:
+            closing = re.compile(rf" *{fence.group(2)[0]}{{{len(fence.group(2))},}}\s*$")
+            at += 1
+            while at < len(lines) and not closing.match(lines[at]):
+                at += 1
+            if at == len(lines):
+                raise ValueError(f"{page}:{start + 1}: this block has no end")
+            yield start + 2, "block", len(fence.group(1)), fence.group(3), "\n".join(lines[start + 1 : at])
+        elif line.lstrip().startswith("<!--"):
+            while at < len(lines) - 1 and "-->" not in lines[at]:
+                at += 1
+            comment = _COMMENT.match("\n".join(lines[start : at + 1]).strip())
+            if not comment:
+                raise ValueError(f"{page}:{start + 1}: a comment ends with --> and nothing behind it")
+            yield start + 1, "comment", 0, "", comment.group(1)
+        elif line.startswith("    ") and blank and not in_list and line.strip():
+            yield start + 1, "block", 4, "", line
+        else:
+            if line.strip() and not line.startswith("  "):
+                in_list = bool(_LIST.match(line))
+            yield start + 1, "text", 0, "", line
+        blank = not lines[at].strip()
+        at += 1
+
+
+# ---------------------------------------------------------------------------------------------- one page, in a process
+
+
+def run_page(blocks: Sequence[Block]) -> Iterator[Tuple[Block, float]]:
+    """Run the blocks in this folder, one after another: each with the seconds it took. SystemExit where one fails."""
+    names: Dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks:
+        if block.not_run:
+            continue
+        started = time.perf_counter()
+        print(f"--- {block.place}", flush=True)
+        if block.language == "sh":
+            done = subprocess.run(["bash", "-e", "-o", "pipefail", "-c", block.code])
+            if done.returncode != block.status:
+                raise SystemExit(f"{block.place}: ended with {done.returncode}, not {block.status}:\n{block.code}")
+        else:
+            try:
+                # As many empty lines before it as the page has, so that a traceback names the page's line.
+                exec(compile("\n" * (block.line - 1) + block.code, block.page, "exec"), names)
+            except BaseException:
+                raise SystemExit(f"{traceback.format_exc()}\n{block.place}: failed:\n{block.code}") from None
+        sys.stdout.flush()
+        yield block, time.perf_counter() - started
+
+
+def run_one(page: str, results: str) -> None:
+    """In the process of one page: run it in this folder, and write what each block took."""
+    took: List[Tuple[str, int, float]] = []
+    try:
+        for block, seconds in run_page(blocks_of((ROOT / page).read_text(encoding="utf-8"), page)):
+            took.append((block.place, block.hidden, seconds))
+    finally:
+        Path(results).write_text(json.dumps(took), encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------------------------------- all of them
+
+
+class Page(NamedTuple):
+    """What came of a page."""
+
+    name: str
+    failed: str  # what was printed, "" if nothing failed
+    seconds: float
+    took: List[Tuple[str, bool, float]]  # of each block: place, whether it is hidden, seconds
+
+
+def scratch_environment() -> Dict[str, str]:
+    """Commands of this Python first, the checkout's modules, one thread, and no network for models and data sets."""
+    commands = [str(Path(sys.executable).parent), str(ROOT / ".venv" / "bin"), os.environ.get("PATH", os.defpath)]
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join(commands),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+        "MPLBACKEND": "Agg",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def write_texts(folder: Path) -> None:
+    """300 documents, a file each, in words of a language that has sentences; the same ones always."""
+    folder.mkdir()
+    draw = random.Random(0)
+    words = [f"{first}{second}" for first in "ba ke li mo nu ra se ti vo zu".split() for second in "n r s t l".split()]
+    for number in range(300):
+        sentences = [draw.choices(words, weights=range(len(words), 0, -1), k=draw.randint(3, 20)) for _ in range(12)]
+        text = "\n".join(" ".join(sentence).capitalize() + "." for sentence in sentences)
+        (folder / f"{number:03}.txt").write_text(text, encoding="utf-8")
+
+
+def run_in_scratch(page: str) -> Page:
+    """Run a page in a folder and a process of its own."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="blocks-") as folder:
+        scratch, results, output = Path(folder, "page"), Path(folder, "took.json"), Path(folder, "output")
+        scratch.mkdir()
+        for entry in ROOT.iterdir():
+            if entry.name not in OWN and (not entry.name.startswith(".") or entry.name == ".venv"):
+                (scratch / entry.name).symlink_to(entry)
+        write_texts(scratch / "my_texts")
+        command = [sys.executable, "-u", str(Path(__file__).resolve()), "--one", str(results), page]
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                command,
+                cwd=str(scratch),
+                env=scratch_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(timeout=LONGEST_PAGE)
+            except BaseException as error:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                status = 124
+        said = output.read_text(errors="replace")
+        took = json.loads(results.read_text()) if results.exists() else []
+    failed = ""
+    if status:
+        failed = said + (f"{page}: stopped after {LONGEST_PAGE} s\n" if status == 124 else "")
+    return Page(page, failed, time.perf_counter() - started, took)
+
+
+def all_pages() -> List[str]:
+    """README.md, CONTRIBUTING.md and every page below docs/, from the root."""
+    return ["README.md", "CONTRIBUTING.md"] + sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("pages", nargs="*", help="all unless some are named")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--slowest", type=int, default=5, help="how many of the slowest blocks are named")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.one:
+        run_one(options.pages[0], options.one)
+        return 0
+    pages = [os.path.relpath(os.path.abspath(page), str(ROOT)) for page in options.pages] or all_pages()
+    started = time.perf_counter()
+    try:
+        blocks = [block for page in pages for block in blocks_of((ROOT / page).read_text(encoding="utf-8"), page)]
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    # The pages that have most to run first.
+    work = Counter(block.page for block in blocks if not block.not_run)
+    failed, took = [], []
+    with ThreadPoolExecutor(options.processes) as pool:
+        for done in pool.map(run_in_scratch, sorted(work, key=lambda page: -work[page])):
+            took += done.took
+            shown = sum(not hidden for _, hidden, _ in done.took)
+            print(
+                f"{done.name:<34} {shown:>3} blocks {done.seconds:>6.1f} s{'  FAILED' * bool(done.failed)}", flush=True
+            )
+            if done.failed:
+                failed.append(done.name)
+                print(done.failed, file=sys.stderr, flush=True)
+    shown = [place for place, hidden, _ in took if not hidden]
+    print(f"{len(shown)} blocks of {len(work)} pages run in {time.perf_counter() - started:.0f} s; not run:")
+    for reason, number in Counter(block.not_run for block in blocks if block.not_run).most_common():
+        print(f"  {number:>3}  {reason}")
+    slowest = sorted(took, key=lambda each: -each[2])[: options.slowest]
+    print("slowest: " + ", ".join(f"{place} {seconds:.1f} s" for place, _, seconds in slowest))
+    if failed:
+        print(f"error: {', '.join(failed)}: a block failed", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
