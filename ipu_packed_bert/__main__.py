@@ -71,6 +71,9 @@ COMMANDS: Dict[str, Command] = {
         "ipu_packed_bert.commands.pack", "packs a histogram of lengths; --packer NAME, optimal unless told otherwise"
     ),
     "compare": _packing("compare"),
+    "look": Command(
+        "ipu_packed_bert.commands.look", "one HTML page of a histogram, a packed data set or a run, with pictures"
+    ),
     "certificate": _packing("certificate"),
     "sort": _packing("sort"),
     "batching": _packing("batching"),

@@ -10,6 +10,13 @@ from pack_data.plotting import new_figure, save
 Points = Tuple[List[int], List[float]]  # sequences seen, loss
 
 
+def padding_avoided(packs: int, sequences: int, tokens: int, max_sequence_length: int) -> float:
+    """Fraction of the padding of the same sequences, one in a row, that their packs do without; 0 if there is none."""
+    unpacked = sequences * max_sequence_length - tokens
+    packed = packs * max_sequence_length - tokens
+    return 1.0 - packed / unpacked if unpacked else 0.0
+
+
 class Curves(NamedTuple):
     """What is drawn."""
 
@@ -20,6 +27,7 @@ class Curves(NamedTuple):
     tokens: int
     packed_padding: int  # slots of the packs that hold no token
     unpacked_padding: int  # those that the same sequences would leave empty, each alone in its row
+    padding_avoided: float  # a fraction
 
 
 def curves(
@@ -50,6 +58,7 @@ def curves(
         tokens,
         packs * max_sequence_length - tokens,
         total * max_sequence_length - tokens,
+        padding_avoided(packs, total, tokens, max_sequence_length),
     )
 
 

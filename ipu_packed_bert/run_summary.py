@@ -14,8 +14,8 @@ from ipu_packed_bert.compare_unpacked import EXPECTED, SideBySide, compare_unpac
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.run_folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
-from ipu_packed_bert.run_picture import curves, draw
-from ipu_packed_bert.runlog import RunLog, Totals, in_words, padding_avoided, skipped_updates
+from ipu_packed_bert.run_picture import curves, draw, padding_avoided
+from ipu_packed_bert.runlog import RunLog, Totals, in_words, skipped_updates
 from ipu_packed_bert.train import Outcome
 from pack_data.command import NotFinite, counted
 from pack_data.files import write_atomically
@@ -44,7 +44,7 @@ class RunSummary:
     sequences_per_second: float  # of the last process, without its first update, which warms up
     tokens_per_second: float
     packing_factor: float  # sequences in a pack
-    padding_avoided: float  # a fraction: see runlog.padding_avoided
+    padding_avoided: float  # a fraction: see run_picture.padding_avoided
     first_loss: Optional[float]
     loss: Optional[float]  # of the last update
     held_out: Optional[Mapping[str, Any]]  # step, sequences and metrics of the last evaluation, and a baseline's

@@ -34,6 +34,7 @@ from ipu_packed_bert.run_folder import (
     environment_of,
     read_log,
 )
+from ipu_packed_bert.run_picture import padding_avoided
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, not_finite
 from pack_data.files import locked, write_atomically
@@ -45,13 +46,6 @@ _RECENT = 20
 _PADDING_AVOIDED = (
     "padding avoided: of the padding that the same sequences have in rows of one, the share that their packs do without"
 )
-
-
-def padding_avoided(packs: int, sequences: int, tokens: int, max_sequence_length: int) -> float:
-    """Fraction of the padding of the same sequences, one in a row, that their packs do without; 0 if there is none."""
-    unpacked = sequences * max_sequence_length - tokens
-    packed = packs * max_sequence_length - tokens
-    return 1.0 - packed / unpacked if unpacked else 0.0
 
 
 class Totals(NamedTuple):

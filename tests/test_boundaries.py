@@ -18,6 +18,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 # that it begins with; every file belongs to one.
 ARROW = """
 pack_data.cores pack_data.files pack_data.decoding pack_data.npy pack_data.memory pack_data.packages pack_data.command pack_data.tables pack_data.plotting pack_data.bad_records
+pack_data.page
 pack_data.blocks
 pack_data.sequences
 pack_data.text
@@ -39,6 +40,7 @@ pack_data.lengths.factors
 pack_data.building
 pack_data.bins pack_data.stream pack_data.batching pack_data.measuring
 pack_data.build pack_data.verify pack_data.convert pack_data.compare pack_data.row_benchmark
+pack_data.look
 pack_data.benchmark pack_data.__main__ pack_data
 
 ipu_packed_bert.settings ipu_packed_bert.run_folder ipu_packed_bert.configurations ipu_packed_bert.processes
@@ -56,7 +58,7 @@ ipu_packed_bert.plan
 ipu_packed_bert.finetune_plan
 ipu_packed_bert.engine
 ipu_packed_bert.train ipu_packed_bert.compare_unpacked
-ipu_packed_bert.runlog ipu_packed_bert.run_picture ipu_packed_bert.unigram
+ipu_packed_bert.runlog ipu_packed_bert.run_picture ipu_packed_bert.run_page ipu_packed_bert.unigram
 ipu_packed_bert.run_summary
 ipu_packed_bert.runs
 ipu_packed_bert.predictions
@@ -183,9 +185,10 @@ def test_the_model_knows_no_device():
         "for module in pkgutil.iter_modules(pack_data.__path__):\n"
         "    __import__('pack_data.' + module.name)",
         "import ipu_packed_bert.config, ipu_packed_bert.placement",
-        "import ipu_packed_bert.plan, ipu_packed_bert.report.command, ipu_packed_bert.report.calibrate",
+        "import ipu_packed_bert.plan, ipu_packed_bert.report.command, ipu_packed_bert.report.calibrate, "
+        "ipu_packed_bert.commands.look",
     ],
-    ids=["pack_data", "config", "plan and report"],
+    ids=["pack_data", "config", "plan, report and look"],
 )
 def test_loads_without_torch(statement):
     """With torch, poptorch and every extra forbidden, what has to pack and plan on any machine still loads."""

@@ -1,0 +1,130 @@
+"""A page to look at: lengths and how they pack, a packed data set, or the folder of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Optional, Sequence
+
+from ipu_packed_bert.run_page import is_run, sections_of_run
+from pack_data import look
+from pack_data.command import ArgumentParser, check_output, count_from_zero, parse_depth, positive_int, run_main
+from pack_data.compare import ALGORITHMS
+from pack_data.histogram import PUBLISHED
+from pack_data.lengths.counting import count
+from pack_data.packers import PACKERS, packs_at_depth
+from pack_data.page.document import Page
+from pack_data.store import MANIFEST, PackStore
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(
+        prog="python -m ipu_packed_bert.commands.look",
+        description="Writes one HTML page that needs nothing else: no network, no other file. Its tables sort, its\n"
+        "pictures say more where they are pointed at, and each can be saved as SVG.\n\n"
+        "Of lengths: how long they are, how a packing fills its packs, the padding by depth and packer, the proof\n"
+        "that no packing is better, and a pack with its attention mask. Of a run: losses, throughput, padding saved.",
+    )
+    parser.add_argument(
+        "what",
+        metavar="WHAT",
+        help="what python -m pack_data.histogram takes: a packed data set, a shipped name "
+        f"({', '.join(PUBLISHED)}), a CSV 'length,count', lengths as text or .npy, sequences in a format that is "
+        "read; or the folder of a run",
+    )
+    parser.add_argument("--html", metavar="FILE", help="the page, written whole or not at all")
+    parser.add_argument("--json", action="store_true", help="print what the page's tables hold as one JSON object")
+    parser.add_argument(
+        "--max-sequence-length", type=positive_int, metavar="S", help="slots of a pack; else as WHAT says"
+    )
+    parser.add_argument("--packer", default=None, help="of the packing that is drawn; default optimal")
+    parser.add_argument("--depth", type=parse_depth, default=3, metavar="D", help="of that packing; default 3")
+    parser.add_argument("--pack", type=count_from_zero, default=0, metavar="N", help="of a data set: the pack drawn")
+    parser.add_argument(
+        "--depths",
+        type=lambda text: tuple(parse_depth(part) for part in text.split(",")),
+        default=look.DEPTHS,
+        metavar="D,D,...",
+        help="packing depths to compare; default 2,3,4,8,unlimited",
+    )
+    parser.add_argument("--packers", metavar="NAME,...", help=f"to compare: some of {','.join(ALGORITHMS)}")
+    args = parser.parse_args(argv)
+    if not args.html and not args.json:
+        raise ValueError("nothing to write: give --html FILE, or --json")
+    if args.html:
+        check_output("--html", args.html)
+    page = _page(args)
+    if args.html:
+        page.write(args.html)
+    if args.json:
+        print(json.dumps(page.to_json()))
+    else:
+        tables, pictures = len(page.tables()), len(page.pictures())
+        print(f"page      {args.html}: {pictures} pictures, {tables} tables")
+    return 0
+
+
+def _page(args: argparse.Namespace) -> Page:
+    folder = Path(args.what)
+    if args.what not in PUBLISHED and folder.is_dir() and is_run(folder):
+        lead = f"The run in {folder}: losses, throughput, and the padding that its packs did without."
+        return Page(f"Run {folder.resolve().name}", lead, sections_of_run(folder))
+    packer = args.packer or "optimal"
+    if packer not in PACKERS:
+        raise ValueError(f"--packer {packer}: no packer has this name; there are {', '.join(PACKERS)}")
+    if not packs_at_depth(packer, args.depth):
+        raise ValueError(f"--packer {packer}: does not pack at this --depth; give a smaller one, at most 3")
+    packers = _packers(args.packers)
+    if args.what not in PUBLISHED and (folder / MANIFEST).is_file():
+        return _page_of_data_set(folder, args, packers)
+    histogram = count([args.what], args.max_sequence_length)
+    if not histogram.sequences:
+        raise ValueError(f"{args.what}: holds no sequence; there is nothing to look at")
+    lead = (
+        f"{histogram.sequences:,} sequences of at most {histogram.max_sequence_length} tokens, and what packing them "
+        "brings."
+    )
+    sections = look.sections_of_histogram(
+        histogram,
+        packer=packer,
+        depth=args.depth,
+        depths=args.depths,
+        packers=packers,
+        progress=None,
+    )
+    return Page(f"Packing {histogram.name}", lead, sections)
+
+
+def _page_of_data_set(folder: Path, args: argparse.Namespace, packers: Optional[Sequence[str]]) -> Page:
+    given = [
+        option
+        for option, value in (("--max-sequence-length", args.max_sequence_length), ("--packer", args.packer))
+        if value is not None
+    ]
+    if given:
+        raise ValueError(f"{given[0]}: {folder} is packed already; leave the option out, or give its lengths as a file")
+    with PackStore.open(folder) as store:
+        manifest = store.manifest
+        if not manifest.packs:
+            raise ValueError(f"{folder}: holds no pack; there is nothing to look at")
+        sections = look.sections_of_data_set(store, pack=args.pack, depths=args.depths, packers=packers, progress=None)
+    lead = (
+        f"The data set {folder}: {manifest.sequences:,} sequences in {manifest.packs:,} packs of "
+        f"{manifest.schema.max_sequence_length} slots."
+    )
+    return Page(f"Data set {folder.resolve().name}", lead, sections)
+
+
+def _packers(given: Optional[str]) -> Optional[Sequence[str]]:
+    if given is None:
+        return None
+    names = given.split(",")
+    unknown = [name for name in names if name not in ALGORITHMS]
+    if unknown:
+        raise ValueError(f"--packers: no packer is called {unknown[0]!r}; there are {', '.join(ALGORITHMS)}")
+    return names
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

@@ -1,0 +1,222 @@
+"""A page: sections of words, tables and pictures, written as one HTML file that needs nothing else.
+
+Every cell of a table holds its value as JSON beside what is shown of it, so that what reads the page gets back the
+numbers that it was made from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from html import escape
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union
+
+from pack_data.files import write_atomically
+from pack_data.page import style
+from pack_data.page.charts import Bars, HeatMap, Lines, Picture, Tiles
+from pack_data.page.svg import draw
+
+
+class Cell(NamedTuple):
+    """A value that is shown in words of its own."""
+
+    value: Any
+    text: str
+
+
+class Column(NamedTuple):
+    """form: format specification of its numbers; none: words, or numbers of any kind. source: said in a footnote."""
+
+    key: str
+    title: str
+    form: str = ""
+    source: str = ""
+
+
+class Table(NamedTuple):
+    """rows: by the columns' keys; what is missing is shown as `-`. name: unique on a page."""
+
+    name: str
+    title: str
+    columns: Tuple[Column, ...]
+    rows: Sequence[Mapping[str, Any]]
+    notes: Tuple[str, ...] = ()
+
+
+class Words(NamedTuple):
+    """A paragraph."""
+
+    text: str
+
+
+Part = Union[Words, Table, Picture]
+
+
+class Section(NamedTuple):
+    title: str
+    parts: Tuple[Part, ...]
+
+
+class Page(NamedTuple):
+    title: str
+    lead: str
+    sections: Tuple[Section, ...]
+
+    def tables(self) -> List[Table]:
+        return [part for section in self.sections for part in section.parts if isinstance(part, Table)]
+
+    def pictures(self) -> List[Picture]:
+        kinds = (Bars, Lines, HeatMap, Tiles)
+        return [part for section in self.sections for part in section.parts if isinstance(part, kinds)]
+
+    def to_json(self) -> Dict[str, Any]:
+        """What the tables hold, and the titles of the pictures, as plain values."""
+        return {
+            "title": self.title,
+            "tables": {
+                table.name: [{column.key: plain(row.get(column.key)) for column in table.columns} for row in table.rows]
+                for table in self.tables()
+            },
+            "pictures": [picture.title for picture in self.pictures()],
+        }
+
+    def html(self) -> str:
+        """The page. ValueError where two pictures or two tables have one title, or two tables one name."""
+        for what, names in (
+            ("pictures", [picture.title for picture in self.pictures()]),
+            ("tables", [table.title for table in self.tables()]),
+            ("names of tables", [table.name for table in self.tables()]),
+            ("sections", [section.title for section in self.sections]),
+        ):
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            if twice:
+                raise ValueError(f"{self.title}: two {what} are called {twice[0]!r}; give each its own")
+        links = "".join(
+            f'<a href="#part{number}">{escape(section.title)}</a>' for number, section in enumerate(self.sections)
+        )
+        drawn = 0
+        body = [f"<h1>{escape(self.title)}</h1>\n<p>{escape(self.lead)}</p>\n<nav>{links}</nav>"]
+        for number, section in enumerate(self.sections):
+            body.append(f'<section id="part{number}"><h2>{escape(section.title)}</h2>')
+            for part in section.parts:
+                if isinstance(part, Words):
+                    body.append(f"<p>{escape(part.text)}</p>")
+                elif isinstance(part, Table):
+                    body.append(_table(part))
+                else:
+                    body.append(_figure(part, drawn))
+                    drawn += 1
+            body.append("</section>")
+        return _FRAME.format(
+            title=escape(self.title), page=style.PAGE, drawing=style.DRAWING, body="\n".join(body), script=style.SCRIPT
+        )
+
+    def write(self, path: Union[str, Path]) -> None:
+        """Writes the file, whole or not at all."""
+        write_atomically(Path(path), self.html().encode())
+
+
+# The policy forbids the page to load anything from anywhere.
+_FRAME = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
+script-src 'unsafe-inline'; img-src data:">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style id="drawing">{drawing}</style>
+<style>{page}</style>
+</head>
+<body>
+{body}
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def plain(value: Any) -> Any:
+    """What JSON has a word for: a cell's value, null for what is not finite, lists for tuples."""
+    if isinstance(value, Cell):
+        return plain(value.value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return value
+
+
+def shown(value: Any, form: str = "") -> str:
+    """What a cell shows."""
+    if isinstance(value, Cell):
+        return value.text
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "not finite"
+    if isinstance(value, (int, float)):
+        return format(value, form or ("," if isinstance(value, int) else ",.4g"))
+    if isinstance(value, str):
+        return value
+    return json.dumps(plain(value))
+
+
+def footnotes(columns: Sequence[Column]) -> Dict[str, str]:
+    """A letter for each source of the columns, in their order; none where all have the same."""
+    sources = list(dict.fromkeys(column.source for column in columns if column.source))
+    return {source: chr(ord("a") + number) for number, source in enumerate(sources)}
+
+
+def _table(table: Table) -> str:
+    letters = footnotes(table.columns)
+    words = {
+        column.key
+        for column in table.columns
+        if not column.form and any(isinstance(plain(row.get(column.key)), (str, list)) for row in table.rows)
+    }
+    heads, lines = [], []
+    for column in table.columns:
+        mark = f"<sup>{letters[column.source]}</sup>" if column.source else ""
+        kind = ' class="w"' if column.key in words else ""
+        heads.append(
+            f'<th scope="col"{kind} data-key="{escape(column.key)}">'
+            f'<button type="button">{escape(column.title)}</button>{mark}</th>'
+        )
+    for row in table.rows:
+        cells = []
+        for column in table.columns:
+            value = row.get(column.key)
+            kind = ' class="w"' if column.key in words else ""
+            data = escape(json.dumps(plain(value), allow_nan=False))
+            cells.append(f'<td{kind} data-value="{data}">{escape(shown(value, column.form))}</td>')
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    notes = [f"{letter}: {source}" for source, letter in letters.items()]
+    below = (["; ".join(notes) + "."] if notes else []) + list(table.notes)
+    return (
+        f'<div class="scroll"><table id="{escape(table.name)}"><caption>{escape(table.title)}</caption>'
+        f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>"
+        + "\n".join(lines)
+        + "</tbody></table></div>"
+        + _notes(below)
+    )
+
+
+def _figure(picture: Picture, number: int) -> str:
+    name = re.sub("[^a-z0-9]+", "_", picture.title.lower()).strip("_")[:60]
+    return (
+        f'<figure id="picture{number}">{draw(picture, number)}'
+        f'<button type="button" data-file="{name}.svg">Save as SVG</button></figure>' + _notes(picture.notes)
+    )
+
+
+def _notes(notes: Sequence[str]) -> str:
+    return "".join(f'<p class="note">{escape(note)}</p>' for note in notes)

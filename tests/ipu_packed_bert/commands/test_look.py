@@ -1,0 +1,99 @@
+"""`packed-bert look`: one page of what is named, the same as JSON, and one line for every mistake."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ipu_packed_bert import __main__ as packed_bert
+from pack_data.command import run_main
+from tests.pages import Browser, check_page
+from tests.tiny_runs import tiny_data
+
+FEW = ("--depths", "2", "--packers", "spfhp,best_fit")
+
+
+def look(*arguments):
+    return run_main(packed_bert.main, ["look", *map(str, arguments)])
+
+
+@pytest.fixture
+def lengths(tmp_path):
+    path = tmp_path / "lengths.npy"
+    np.save(path, np.random.default_rng(0).integers(2, 17, 200))
+    return path
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    records = [dict(step=n, loss=9 / n, packs=2, sequences=3, tokens=90, seconds=0.5) for n in (1, 2, 3)]
+    (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def test_of_lengths_data_sets_and_runs(tmp_path, capsys, lengths, run):
+    data = tiny_data(tmp_path / "data")
+    text = tmp_path / "lengths.txt"
+    text.write_text("3\n5\n5\n")
+    for what, pictures in ((lengths, 11), (text, 11), (data, 11), (run, 3)):
+        page = tmp_path / "page.html"
+        assert look(what, "--html", page, "--json", *FEW) == 0
+        printed = json.loads(capsys.readouterr().out)
+        read = check_page(page.read_text(encoding="utf-8"))
+        assert len(read.pictures) >= pictures
+        assert read.pictures == printed["pictures"] and read.tables == printed["tables"]
+
+
+def test_shipped_names_know_their_slots(capsys):
+    options = ("--depth", "2", "--packer", "spfhp", "--depths", "2", "--packers", "spfhp")
+    assert look("squad_1_1_384", "--json", *options) == 0
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert {row["what"]: row["value"] for row in tables["lengths"]}["max_sequence_length"] == 384
+
+
+def test_a_browser_opens_the_page_of_lengths_in_silence(tmp_path, capsys, lengths):
+    assert look(lengths, "--html", tmp_path / "page.html", *FEW) == 0
+    assert str(tmp_path / "page.html") in capsys.readouterr().out
+    document, said = Browser(tmp_path).opened((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert said == [] and document.count("<svg") >= 11
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        ((), "WHAT"),
+        (("{lengths}",), "--html"),
+        (("{folder}/none.npy", "--html", "{page}"), "none.npy"),
+        (("{folder}", "--html", "{page}"), "{folder}"),
+        (("{lengths}", "--html", "{folder}/none/page.html"), "no folder"),
+        (("{lengths}", "--html", "{folder}"), "is a folder"),
+        (("{lengths}", "--html", "{page}", "--packer", "best"), "best"),
+        (("{lengths}", "--html", "{page}", "--packer", "nnlshp", "--depth", "8"), "--depth"),
+        (("{lengths}", "--html", "{page}", "--packers", "best"), "best"),
+        (("{lengths}", "--html", "{page}", "--depths", "2,x"), "--depths"),
+        (("{lengths}", "--html", "{page}", "--max-sequence-length", "8"), "length"),
+        (("{empty}", "--html", "{page}"), "empty.txt"),
+        (("{data}", "--html", "{page}", "--pack", "1000"), "--pack 1000"),
+        (("{data}", "--html", "{page}", "--packer", "spfhp"), "packed already"),
+        (("{data}", "--html", "{page}", "--max-sequence-length", "64"), "packed already"),
+        (("{broken}", "--html", "{page}"), "log.jsonl"),
+    ],
+)
+def test_a_mistake_is_one_line_and_no_file(tmp_path, capsys, lengths, arguments, named):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "empty.txt").write_text("")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "log.jsonl").write_text("no JSON\n")
+    page = tmp_path / "page.html"
+    places = dict(lengths=lengths, folder=folder, page=page, empty=tmp_path / "empty.txt", broken=broken)
+    if "{data}" in arguments:
+        places["data"] = tiny_data(tmp_path / "data")
+    page.write_text("former")
+    assert look(*(str(each).format(**places) for each in arguments)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and named.format(**places) in said
+    assert page.read_text() == "former"
