@@ -566,10 +566,8 @@ def host_loss(config: Config, batch: Any) -> float:
 def model_work(pipeline: Pipeline, micro_batches: int, parameters: Parameters) -> List[Dict[str, Any]]:
     """Cycles that each IPU works in an update, by class, as the cycle model says."""
     target, found = pipeline.target, []
-    for ipu, once, link, streamed in zip(
-        pipeline.ipus, pipeline.update_costs, pipeline.update_link_bytes, pipeline.update_streamed_bytes
-    ):
-        cost = ipu.total * float(micro_batches) + once
+    for ipu, once in zip(pipeline.ipus, pipeline.updates):
+        cost = ipu.total * float(micro_batches) + once.cost
         classes = {
             popvision.PRODUCTS: cost.matmul,
             popvision.COMPUTE: cost.vertices,
@@ -579,8 +577,10 @@ def model_work(pipeline: Pipeline, micro_batches: int, parameters: Parameters) -
         }
         classes = {name: parameters.factor * cycles for name, cycles in classes.items()}
         leaving = target.link_cycles(sum(ipu.link_bytes.values()))
-        classes[popvision.LINKS] = micro_batches * leaving + target.link_cycles(link)
-        classes[popvision.HOST] = target.streaming_cycles(streamed)
+        update = pipeline.ipu_update(ipu.number, parameters)
+        summed = update.links + update.gateways + update.steps
+        classes[popvision.LINKS] = micro_batches * leaving + summed * target.clock_hz
+        classes[popvision.HOST] = update.streaming * target.clock_hz
         found.append({"ipu": ipu.number, "cycles": sum(classes.values()), "classes": classes})
     return found
 

@@ -1,23 +1,25 @@
-"""The two fitted parameters, their fit, and the errors of the fitted model and of a trivial one.
+"""The three fitted parameters, their fit, and the errors of the fitted model and of a trivial one.
 
 factor: how many times longer everything on chip takes than the formulas say.
 layout: cycles per byte of rearrangements whose atom size is not published, from 0.44 (8-byte atoms) to 5.148 (2-byte).
+replica_seconds: what the host takes between two calls, for each replica that a process serves.
 
-They are fitted to the throughputs D1 to D6 and to the paper's overhead at depth 2, and to nothing else. Standard
-errors: 10 % for a published throughput (a task differs by 13 % between frameworks), 0.25 points for the overhead.
+They are fitted to the published throughputs (`points.POINTS`) and to the paper's overhead at depth 2, and to nothing
+else. Standard errors: 10 % for a published throughput (a task differs by 13 % between frameworks), 0.25 points for the
+overhead.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, sqrt
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert import configurations
 from ipu_packed_bert.cycles.arrangement import UNPACKED
-from ipu_packed_bert.cycles.lowering import short_name
+from ipu_packed_bert.cycles.lowering import ATTENTION, FEED_FORWARD, half_of, short_name
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_CONFIG, PAPER_OVERHEAD, POINTS, POPART, Point
 from ipu_packed_bert.cycles.target import TARGETS
@@ -41,6 +43,17 @@ class Observation(NamedTuple):
     def predicted(self, parameters: Parameters) -> float:
         """Sequences per second of the whole machine."""
         return self.pipeline.sequences_per_second(self.point.accumulation, self.point.sequences_per_pack, parameters)
+
+    def seconds(self, parameters: Parameters) -> float:
+        """Of one weight update."""
+        return self.pipeline.step(self.point.accumulation, parameters).seconds
+
+    @property
+    def measured_seconds(self) -> float:
+        """Of one weight update, as the published throughput implies."""
+        point = self.point
+        packs = point.accumulation * self.pipeline.micro_batch * self.pipeline.placement.replicas
+        return packs * point.sequences_per_pack / point.sequences_per_second
 
     def trivial(self) -> float:
         """Sequences per second at 31 % of peak."""
@@ -66,12 +79,12 @@ class Calibration:
     @property
     def lower(self) -> Parameters:
         """8-byte atoms."""
-        return Parameters(self.parameters.factor, REARRANGE_BYTE[8])
+        return replace(self.parameters, layout=REARRANGE_BYTE[8])
 
     @property
     def upper(self) -> Parameters:
         """2-byte atoms."""
-        return Parameters(self.parameters.factor, REARRANGE_BYTE[2])
+        return replace(self.parameters, layout=REARRANGE_BYTE[2])
 
 
 def machines(folder: Optional[Path]) -> Dict[str, Machine]:
@@ -86,7 +99,9 @@ def observe(machine_of: Dict[str, Machine], load_config: Callable[..., Any]) -> 
     for point in POINTS:
         config = load_config(configurations.FOLDER / point.config, IPUS_ONLY + point.overrides)
         machine = machine_of[point.target]
-        pipeline = machine.pipeline(config, arrangement=point.arrangement)
+        pipeline = machine.pipeline(
+            config, arrangement=point.arrangement, feed_forward_per_ipu=point.feed_forward_per_ipu
+        )
         graph = machine.traces.training(config, shape_of(config), point.arrangement)
         found.append(Observation(point, pipeline, ideal_cycles(graph, pipeline)))
     config = load_config(configurations.FOLDER / PAPER_CONFIG, IPUS_ONLY)
@@ -100,7 +115,7 @@ def observe(machine_of: Dict[str, Machine], load_config: Callable[..., Any]) -> 
 
 def ideal_cycles(graph: Graph, pipeline: Pipeline) -> float:
     """Multiply-adds of the encoder layers on the fullest IPU, recomputation included, at AMP peak."""
-    macs = 0.0
+    macs = {ATTENTION: 0.0, FEED_FORWARD: 0.0}
     last = graph.num_layers - 1
     for operation in graph.operations:
         if layer_of(operation.scope) != last:
@@ -110,8 +125,13 @@ def ideal_cycles(graph: Graph, pipeline: Pipeline) -> float:
             continue
         left = operation.inputs()[1 if name in ("addmm", "baddbmm") else 0]
         work = graph.values[left].elements * graph.values[operation.outputs[0]].shape[-1]
-        macs += work * (2 if operation.phase == "forward" and pipeline.placement.recompute else 1)
-    return macs * max(pipeline.placement.layers_per_ipu) / pipeline.target.peak_macs_per_cycle
+        times = 2 if operation.phase == "forward" and pipeline.placement.recompute else 1
+        macs[half_of(operation.scope)] += work * times
+    fullest = max(
+        sum(number * macs[half] for half, number in pipeline.placement.halves(ipu.number).items())
+        for ipu in pipeline.ipus
+    )
+    return fullest / pipeline.target.peak_macs_per_cycle
 
 
 def overhead(packed: Pipeline, unpacked: Pipeline, parameters: Parameters) -> float:
@@ -149,17 +169,45 @@ def _minimum(function: Callable[[float], float], low: float, high: float, steps:
     return (a + b) / 2.0
 
 
-def fit(observations: Sequence[Observation], paper: Optional[Tuple[Pipeline, Pipeline]]) -> Parameters:
-    """Least squares over both parameters, rounded to four decimals."""
+def _at_layout(observations: Sequence[Observation], layout: float) -> Parameters:
+    """The best factor and seconds of the host at a layout parameter: Gauss-Newton on the logarithms of the seconds.
 
-    def best_factor(layout: float) -> float:
-        return _minimum(lambda factor: _loss(observations, paper, Parameters(factor, layout)), 0.5, 2.5, steps=40)
+    The seconds of an update are linear in both, but for which IPU takes longest; that one is taken from factors near 1.
+    """
+    terms = []
+    for observation in observations:
+        low, high, host = (
+            observation.seconds(Parameters(factor, layout, seconds))
+            for factor, seconds in ((0.9, 0.0), (1.1, 0.0), (0.9, 1.0))
+        )
+        on_chip = (high - low) / 0.2
+        terms.append((on_chip, host - low, low - 0.9 * on_chip, observation.measured_seconds))
+    factor, host_seconds = 1.0, 0.005
+    for _ in range(12):
+        rows = []
+        for on_chip, host, rest, measured in terms:
+            now = factor * on_chip + host_seconds * host + rest
+            rows.append((on_chip / now, host / now, log(measured / now)))
+        a, b, c = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+        d, e = (sum(row[i] * row[2] for row in rows) for i in (0, 1))
+        determinant = a * c - b * b
+        further = (a * e - b * d) / determinant if determinant > 1e-12 * a * c else -host_seconds
+        if host_seconds + further > 0.0:
+            host_seconds, factor = host_seconds + further, factor + (c * d - b * e) / determinant
+        else:  # no negative seconds: the best factor without them
+            host_seconds, factor = 0.0, factor + (d + b * host_seconds) / a
+    return Parameters(factor, layout, host_seconds)
+
+
+def fit(observations: Sequence[Observation], paper: Optional[Tuple[Pipeline, Pipeline]]) -> Parameters:
+    """Least squares over the three parameters, rounded: the first two to four decimals, seconds to six."""
 
     def at(layout: float) -> float:
-        return _loss(observations, paper, Parameters(best_factor(layout), layout))
+        return _loss(observations, paper, _at_layout(observations, layout))
 
-    layout = _minimum(at, REARRANGE_BYTE[8], REARRANGE_BYTE[2], steps=40)
-    return Parameters(round(best_factor(layout), 4), round(layout, 4))
+    layout = _minimum(at, REARRANGE_BYTE[8], REARRANGE_BYTE[2], steps=32)
+    found = _at_layout(observations, layout)
+    return Parameters(round(found.factor, 4), round(layout, 4), round(found.replica_seconds, 6))
 
 
 def calibrate(observations: Observations) -> Calibration:
@@ -193,6 +241,10 @@ def calibrate(observations: Observations) -> Calibration:
             "left_out": round(100 * overhead(*paper, without_paper), 4),
         },
         "rms_error": {key: _rms([row[key + "_error"] for row in rows]) for key in ("fitted", "left_out", "trivial")},
+        "mean_error": {key: _mean([row[key + "_error"] for row in rows]) for key in ("fitted", "left_out", "trivial")},
+        "worst_error": {
+            key: max(abs(row[key + "_error"]) for row in rows) for key in ("fitted", "left_out", "trivial")
+        },
     }
     return Calibration(parameters, report)
 
@@ -205,12 +257,17 @@ def _rms(errors: Sequence[float]) -> float:
     return round(sqrt(sum(log(1.0 + error) ** 2 for error in errors) / len(errors)), 4)
 
 
+def _mean(errors: Sequence[float]) -> float:
+    return round(sum(abs(error) for error in errors) / len(errors), 4)
+
+
 def to_json(calibration: Calibration) -> str:
     return (
         json.dumps(
             {
                 "factor": calibration.parameters.factor,
                 "layout_cycles_per_byte": calibration.parameters.layout,
+                "replica_seconds": calibration.parameters.replica_seconds,
                 "report": calibration.report,
             },
             indent=1,
@@ -223,4 +280,6 @@ def to_json(calibration: Calibration) -> str:
 def load(path: Path = STORED) -> Calibration:
     """The committed parameters."""
     stored = json.loads(path.read_text(encoding="utf-8"))
-    return Calibration(Parameters(stored["factor"], stored["layout_cycles_per_byte"]), stored["report"])
+    return Calibration(
+        Parameters(stored["factor"], stored["layout_cycles_per_byte"], stored["replica_seconds"]), stored["report"]
+    )

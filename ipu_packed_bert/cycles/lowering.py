@@ -22,6 +22,7 @@ from ipu_packed_bert.cycles.tracing import Graph, Operation, Value, layer_of, la
 MASK_BUILD, MASK_APPLICATION, SCORES = "mask build", "mask application", "query/key product"
 POSITIONS, CLS, MLM, LOSS, COPIES = "position gather", "CLS gather", "MLM slots", "loss unpacking", "copies"
 ENCODER = "encoder"
+ATTENTION, FEED_FORWARD = "attention", "feed forward"  # the halves of an encoder layer
 CATEGORIES = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
 
 VIEWS = frozenset(
@@ -117,6 +118,7 @@ class Entry(NamedTuple):
     phase: str
     category: str
     cost: Cost
+    half: str = ""  # of an encoder layer: ATTENTION or FEED_FORWARD, which may lie on different IPUs
 
 
 class Edge(NamedTuple):
@@ -161,6 +163,13 @@ def block_of(scope: str) -> str:
     if scope.startswith("bert.embeddings"):
         return "embeddings"
     return "heads"
+
+
+def half_of(scope: str) -> str:
+    """Which half of an encoder layer a scope or a parameter's name lies in; "" outside the layers."""
+    if layer_of(scope) is None:
+        return ""
+    return ATTENTION if ".attention" in scope else FEED_FORWARD
 
 
 def element_bytes(dtype: str) -> int:
@@ -246,7 +255,8 @@ class Lowering:
                 continue
             cost = self.operation(operation)
             name = "layer" if alike and layer is not None else block_of(operation.scope)
-            entries.append(Entry(operation.operator, name, operation.phase, self.category(operation), cost))
+            half = half_of(operation.scope)
+            entries.append(Entry(operation.operator, name, operation.phase, self.category(operation), cost, half))
         return Lowered(tuple(entries), dict(self.unknown), alike)
 
     def category(self, operation: Operation) -> str:

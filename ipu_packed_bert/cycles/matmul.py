@@ -306,7 +306,14 @@ class Planner:
         self._path = None
         if folder is not None:
             # A plan does not depend on the clock and the links: Mk2 and Bow share their plans.
-            machine = replace(target, name="", clock_hz=0.0, link_bytes_per_second=0.0, streaming_bytes_per_second=0.0)
+            machine = replace(
+                target,
+                name="",
+                clock_hz=0.0,
+                link_bytes_per_second=0.0,
+                gateway_bytes_per_second=0.0,
+                streaming_bytes_per_second=0.0,
+            )
             digest = hashlib.sha256(repr(astuple(machine)).encode() + Path(__file__).read_bytes()).hexdigest()
             self._path = folder / f"plans_{digest[:24]}.json"
             self._plans = self._load(self._path)

@@ -5,29 +5,35 @@ IPU 0 where the tied table is, then all of it backwards: 9 stages. In fine-tunin
 steady state every IPU works on a micro-batch of each of its stages, then all of them copy to their neighbours:
 
     cycles of an update = (accumulation + stages - 1) * (slowest IPU + slowest copy) + once-per-update work
+
+and then the host's part of a call (`update`), during which the IPUs wait.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert.config import training_stages
 from ipu_packed_bert.cycles import vertices
 from ipu_packed_bert.cycles.layout import Cost, step, total
 from ipu_packed_bert.cycles.lowering import (
+    ATTENTION,
     CATEGORIES,
     COPIES,
     ENCODER,
+    FEED_FORWARD,
     Edge,
     Lowered,
     Lowering,
     block_of,
     element_bytes,
+    half_of,
 )
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
 from ipu_packed_bert.cycles.tracing import Graph, layer_of
+from ipu_packed_bert.cycles.update import IpuUpdate, UpdateCost, host_seconds, ipu_cost
 
 
 class PipelinePlacement(NamedTuple):
@@ -42,6 +48,9 @@ class PipelinePlacement(NamedTuple):
     recompute: bool = True
     half_partials: bool = True
     heads_return: bool = True  # to the first IPU, as in pre-training; otherwise they are where the last layer is
+    # Where the feed-forward halves of the layers lie elsewhere than their attention: their number on each IPU. Only
+    # published runs of PopART do so; `layers_per_ipu` then counts the attention halves.
+    feed_forward_per_ipu: Tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -51,6 +60,11 @@ class PipelinePlacement(NamedTuple):
     def heads_ipu(self) -> int:
         """The IPU that the heads lie on."""
         return 0 if self.heads_return else max(ipu for ipu, layers in enumerate(self.layers_per_ipu) if layers)
+
+    def halves(self, ipu: int) -> Dict[str, int]:
+        """How many attention and feed-forward halves of layers lie on an IPU."""
+        elsewhere = self.feed_forward_per_ipu or self.layers_per_ipu
+        return {ATTENTION: self.layers_per_ipu[ipu], FEED_FORWARD: elsewhere[ipu]}
 
     def ipu_of_layer(self, layer: int) -> int:
         """The IPU that encoder layer number `layer` lies on."""
@@ -66,10 +80,11 @@ class PipelinePlacement(NamedTuple):
 
 @dataclass(frozen=True)
 class Parameters:
-    """The two calibrated parameters (`calibration`)."""
+    """The calibrated parameters (`calibration`)."""
 
     factor: float = 1.0  # on everything that happens on chip
     layout: float = 3.125  # cycles a byte of rearrangements with unknown atoms, 0.44 to 5.148
+    replica_seconds: float = 0.0  # of the host, a call and replica that a process serves (`update`)
 
 
 class Ipu(NamedTuple):
@@ -83,12 +98,13 @@ class Ipu(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Cycles of one weight update."""
+    """Cycles and seconds of one weight update."""
 
     pipeline_cycle: float  # slowest IPU and copy phase
     update: float  # once per weight update
-    cycles: float  # all of it
-    seconds: float
+    cycles: float  # all of it, without the host
+    seconds: float  # the host's part included
+    once: UpdateCost  # what is paid once, by cause
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +115,7 @@ class Pipeline:
     placement: PipelinePlacement
     target: Target
     micro_batch: int  # packs
-    update_costs: Tuple[Cost, ...]  # of each IPU, once per weight update
-    update_link_bytes: Tuple[float, ...]  # gradients summed over replicas
-    update_streamed_bytes: Tuple[float, ...]  # optimiser state from and to streaming memory
+    updates: Tuple[IpuUpdate, ...]  # of each IPU, once per weight update
     unknown: Dict[str, int]
 
     def ipu_cycles(self, ipu: Ipu, parameters: Parameters) -> float:
@@ -138,26 +152,48 @@ class Pipeline:
                 found[COPIES] = found.get(COPIES, 0.0) + self.target.link_cycles(sum(ipu.link_bytes.values()))
         return found
 
-    def update_cycles(self, parameters: Parameters) -> float:
-        return max(
-            parameters.factor * cost.cycles(parameters.layout)
-            + self.target.link_cycles(link)
-            + self.target.streaming_cycles(streamed)
-            for cost, link, streamed in zip(self.update_costs, self.update_link_bytes, self.update_streamed_bytes)
+    def ipu_update(self, number: int, parameters: Parameters) -> UpdateCost:
+        """What an update costs IPU `number` beyond the pipeline, without the host."""
+        return ipu_cost(
+            self.updates[number],
+            self.placement.replicas,
+            len(self.ipus),
+            self.target,
+            factor=parameters.factor,
+            layout=parameters.layout,
         )
 
-    def step(self, accumulation: int, parameters: Parameters) -> Step:
-        cycle, update = self.pipeline_cycle(parameters), self.update_cycles(parameters)
+    def update_cost(self, parameters: Parameters, *, instances: Optional[int] = None) -> UpdateCost:
+        """What an update costs beyond the pipeline: the slowest IPU's part and the host's.
+
+        instances: processes that share the replicas, as poprun starts them; None: one for each pod.
+        """
+        slowest = max((self.ipu_update(ipu.number, parameters) for ipu in self.ipus), key=lambda cost: cost.device)
+        host = host_seconds(
+            self.placement.replicas,
+            len(self.ipus),
+            self.target,
+            replica_seconds=parameters.replica_seconds,
+            instances=instances,
+        )
+        return replace(slowest, host=host)
+
+    def update_cycles(self, parameters: Parameters) -> float:
+        """Cycles of an update beyond the pipeline, without the host."""
+        return self.update_cost(parameters).device * self.target.clock_hz
+
+    def step(self, accumulation: int, parameters: Parameters, *, instances: Optional[int] = None) -> Step:
+        once = self.update_cost(parameters, instances=instances)
+        cycle, update = self.pipeline_cycle(parameters), once.device * self.target.clock_hz
         cycles = (accumulation + self.placement.stages - 1) * cycle + update
-        return Step(cycle, update, cycles, self.target.seconds(cycles))
+        return Step(cycle, update, cycles, self.target.seconds(cycles) + once.host, once)
 
     def sequences_per_second(
-        self, accumulation: int, packing_factor: float, parameters: Parameters, *, replicas: Optional[int] = None
+        self, accumulation: int, packing_factor: float, parameters: Parameters, *, instances: Optional[int] = None
     ) -> float:
         """Throughput of all replicas; `packing_factor` sequences stand in a pack."""
-        replicas = self.placement.replicas if replicas is None else replicas
-        sequences = accumulation * self.micro_batch * replicas * packing_factor
-        return sequences / self.step(accumulation, parameters).seconds
+        sequences = accumulation * self.micro_batch * self.placement.replicas * packing_factor
+        return sequences / self.step(accumulation, parameters, instances=instances).seconds
 
 
 def edges(graph: Graph) -> List[Edge]:
@@ -205,7 +241,7 @@ def assemble(
         ).run()
     crossing = edges(graph)
     links = _link_bytes(graph, crossing, placement, num_layers, count)
-    elements = _parameters_per_ipu(graph, placement, num_layers, count)
+    elements, tensors = _parameters_per_ipu(graph, placement, count)
     hidden = _hidden_elements(graph, crossing)
     carried = _carried_elements(graph, crossing, count)
 
@@ -214,8 +250,10 @@ def assemble(
     for number, layers in enumerate(placement.layers_per_ipu):
         here = lowered[placement.memory_proportion[number]]
         costs: Dict[str, Cost] = {category: Cost() for category in CATEGORIES}
+        feed_forward = placement.halves(number)[FEED_FORWARD]
         for entry in here.entries:
-            times = _times(entry.block, number, first_layer, layers, placement.heads_ipu)
+            of_layer = feed_forward if entry.half == FEED_FORWARD else layers
+            times = _times(entry.block, number, first_layer, of_layer, placement.heads_ipu)
             # The heads' backward pass follows their forward pass at once: nothing there is recomputed.
             if entry.phase == "forward" and placement.recompute and entry.block != "heads":
                 times *= 2
@@ -233,18 +271,19 @@ def assemble(
         first_layer += layers
 
     share = placement.replicas if placement.sharded else 1
-    update_costs, update_links, streamed = [], [], []
-    for number in range(count):
-        update_costs.append(_update_cost(update, planner, elements[number] / share, placement))
-        reduced = 2 * (placement.replicas - 1) / placement.replicas * elements[number] * HALF
-        update_links.append(reduced)
-        streamed.append(2 * 8 * elements[number] / share if placement.off_chip else 0.0)
+    updates = [
+        IpuUpdate(
+            _update_cost(update, planner, elements[number] / share, placement),
+            elements[number],
+            tensors[number],
+            2 * 8 * elements[number] / share if placement.off_chip else 0.0,
+        )
+        for number in range(count)
+    ]
     unknown: Dict[str, int] = {}
     for result in lowered.values():
         unknown.update(result.unknown)
-    return Pipeline(
-        tuple(ipus), placement, target, micro_batch, tuple(update_costs), tuple(update_links), tuple(streamed), unknown
-    )
+    return Pipeline(tuple(ipus), placement, target, micro_batch, tuple(updates), unknown)
 
 
 def _times(block: str, ipu: int, first_layer: int, layers: int, heads_ipu: int) -> int:
@@ -325,19 +364,19 @@ def _layer_readers(crossing: Sequence[Edge]) -> Dict[int, set]:
     return readers
 
 
-def _parameters_per_ipu(graph: Graph, placement: PipelinePlacement, num_layers: int, count: int) -> List[int]:
-    """Parameter elements on each IPU."""
-    layer_elements = other = 0
+def _parameters_per_ipu(graph: Graph, placement: PipelinePlacement, count: int) -> Tuple[List[int], List[int]]:
+    """Parameter elements on each IPU, and the tensors that they are in."""
+    sizes: Dict[str, List[int]] = {"": [], ATTENTION: [], FEED_FORWARD: []}
     for index in graph.parameters:
-        layer = layer_of(graph.values[index].name)
-        if layer is None:
-            other += graph.values[index].elements
-        elif layer == 0:
-            layer_elements += graph.values[index].elements
-    return [
-        layers * layer_elements + (other if number == 0 else 0)
-        for number, layers in enumerate(placement.layers_per_ipu)
-    ]
+        value = graph.values[index]
+        if layer_of(value.name) in (None, 0):
+            sizes[half_of(value.name)].append(value.elements)
+    elements, tensors = [], []
+    for number in range(count):
+        times = {"": int(number == 0), **placement.halves(number)}
+        elements.append(sum(times[part] * sum(found) for part, found in sizes.items()))
+        tensors.append(sum(times[part] * len(found) for part, found in sizes.items()))
+    return elements, tensors
 
 
 def _update_cost(update: Graph, planner: Planner, elements: float, placement: PipelinePlacement) -> Cost:

@@ -1,8 +1,10 @@
 """Measurements that others published: throughputs and overheads, to fit the model or to compare it with.
 
-D1 and D2 are computed from the logs of the MLPerf v1.0 closed division (mlcommons/training_results_v1.0, Graphcore);
-D3 to D6 are from Graphcore's performance results page; D9 and D10 are Tables 1 and 2 of the packedBERT paper.
-The settings of each run are those of the published configurations of its code.
+D1 and D2 are computed from the logs of the MLPerf v1.0 closed division (mlcommons/training_results_v1.0, Graphcore), E1
+to E3 from those of v1.1, E5 and E6 from those of v2.0: sequences of a block, two a pack as the runs count them, by the
+mean seconds between its start and its end, the first block left out. D3 to D6, D8 and E4 are from Graphcore's
+performance results page; D9 and D10 are Tables 1 and 2 of the packedBERT paper.
+The settings of each run are those of the published configurations of its code. In all of them a call is one update.
 """
 
 from __future__ import annotations
@@ -30,9 +32,28 @@ class Point(NamedTuple):
     sequences_per_pack: float
     sequences_per_second: float
     source: str
+    feed_forward_per_ipu: Tuple[int, ...] = ()  # where they lie apart from the attention halves of their layers
 
 
 _POPART = ("model.vocabulary_size=30400", "data.vocabulary_size=30400", "placement.embedding_serialization_factor=5")
+# MLPerf v1.1 and v2.0.
+_LATER = ("model.vocabulary_size=30912", "data.vocabulary_size=30912", "placement.embedding_serialization_factor=4")
+_ON_CHIP = ("placement.optimizer_state_off_chip=false",)
+
+
+def _eight(replicas: int, attention: str, proportion: str) -> Tuple[str, ...]:
+    """Replicas of eight IPUs, with so many attention halves of layers on each."""
+    return _ON_CHIP + (
+        f"placement.replicas={replicas}",
+        "placement.ipus_per_replica=8",
+        f"placement.layers_per_ipu={attention}",
+        f"placement.available_memory_proportion={proportion}",
+    )
+
+
+_V11 = ("[1, 2, 3, 4, 3, 4, 3, 4]", "[0.20, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25]")
+_V20 = ("[1, 3, 3, 3, 4, 3, 4, 3]", "[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]")
+_THREE = ("batch.micro_batch=3", "model.attention_dropout=0.1")
 POINTS: Tuple[Point, ...] = (
     Point(
         "D1",
@@ -50,13 +71,7 @@ POINTS: Tuple[Point, ...] = (
         "D2",
         "large 512 packed, POD64, 8 IPUs a replica",
         "packed_phase2_pod16.yml",
-        _POPART
-        + (
-            "placement.replicas=8",
-            "placement.ipus_per_replica=8",
-            "placement.layers_per_ipu=[0, 3, 3, 3, 3, 4, 4, 4]",
-            "placement.available_memory_proportion=[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]",
-        ),
+        _POPART + _eight(8, "[0, 3, 3, 3, 3, 4, 4, 4]", _V20[1]),
         POPART,
         "mk2",
         96,
@@ -112,6 +127,97 @@ POINTS: Tuple[Point, ...] = (
         3656.0,
         "Graphcore performance results, SDK 3.1",
     ),
+    Point(
+        "D8",
+        "large 128 unpacked, PopART, POD64",
+        "unpacked_phase1_pod16.yml",
+        _POPART + ("placement.replicas=16",),
+        UNPACKED,
+        "bow",
+        512,
+        1.0,
+        19353.0,
+        "Graphcore performance results, before SDK 2.5",
+    ),
+    Point(
+        "E1",
+        "large 512 packed, POD16",
+        "packed_phase2_pod16.yml",
+        _LATER
+        + ("placement.layers_per_ipu=[4, 7, 6, 7]", "placement.available_memory_proportion=[0.23, 0.23, 0.23, 0.23]"),
+        POPART,
+        "mk2",
+        192,
+        2.0,
+        1527.3,
+        "MLPerf v1.1 closed, 14 blocks of run 0",
+        feed_forward_per_ipu=(5, 6, 7, 6),
+    ),
+    Point(
+        "E2",
+        "large 512 packed, POD64, 8 IPUs a replica",
+        "packed_phase2_pod16.yml",
+        _LATER + _eight(8, *_V11),
+        POPART,
+        "mk2",
+        96,
+        2.0,
+        4802.9,
+        "MLPerf v1.1 closed, median of its runs",
+        feed_forward_per_ipu=(2, 2, 3, 3, 4, 3, 4, 3),
+    ),
+    Point(
+        "E3",
+        "large 512 packed, POD128, 8 IPUs a replica",
+        "packed_phase2_pod16.yml",
+        _LATER + _eight(16, *_V11),
+        POPART,
+        "mk2",
+        96,
+        2.0,
+        9059.0,
+        "MLPerf v1.1 closed, 18 blocks of run 0",
+        feed_forward_per_ipu=(2, 2, 3, 3, 4, 3, 4, 3),
+    ),
+    Point(
+        "E4",
+        "large 512 packed, Bow Pod64, micro-batch 3",
+        "packed_phase2_pod16.yml",
+        _LATER + _THREE + _eight(8, *_V20),
+        POPART,
+        "bow",
+        96,
+        2.0,
+        7460.0,
+        "Graphcore performance results; settings of MLPerf v2.0 closed",
+        feed_forward_per_ipu=(1, 3, 3, 3, 3, 4, 3, 4),
+    ),
+    Point(
+        "E5",
+        "large 512 packed, Bow Pod128, micro-batch 3",
+        "packed_phase2_pod16.yml",
+        _LATER + _THREE + _eight(16, *_V20),
+        POPART,
+        "bow",
+        64,
+        2.0,
+        12535.0,
+        "MLPerf v2.0 closed, 17 blocks of runs 1 and 7",
+        feed_forward_per_ipu=(1, 3, 3, 3, 3, 4, 3, 4),
+    ),
+    Point(
+        "E6",
+        "large 512 packed, Bow Pod256, micro-batch 3",
+        "packed_phase2_pod16.yml",
+        _LATER + _THREE + _eight(32, *_V20),
+        POPART,
+        "bow",
+        36,
+        2.0,
+        19180.0,
+        "MLPerf v2.0 closed, 14 blocks of runs 2 and 6",
+        feed_forward_per_ipu=(1, 3, 3, 3, 3, 4, 3, 4),
+    ),
 )
 
 # D9: Table 1 of the paper, overhead in percent by packing depth. The model is fitted to depth 2; its values at the
@@ -138,4 +244,3 @@ TABLE2: Tuple[Table2Row, ...] = (
     Table2Row("large", 384, "packed_phase2_384_pod16.yml", 1.70, 1.69),
 )
 FRAMEWORK_SPREAD = 0.13  # D7: the same task in TF1 and TF2 against PopART
-POD64_SCALING = 3.74  # D8: POD64 / POD16, large 128, Bow: 19353 / 5179 sequences/s

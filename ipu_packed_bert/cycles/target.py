@@ -27,6 +27,10 @@ class Target:
     dispatch_cycles: int = 64  # call and return of a compute set: 50 to 100 in practice, inferred
     fragment_cycles: int = 3  # issue slots of a separately addressed exchange fragment
     link_bytes_per_second: float = 64.0e9  # one direction between neighbours (two of ten links): inferred
+    # One direction of the gateway links, an IPU's share: a machine of four IPUs has two of 100 Gb/s (IPU-M2000 and
+    # Bow-2000 data sheets, "east" and "west"). They join pods of 64 IPUs, which IPU-Links join (IPU-POD64 data sheet).
+    gateway_bytes_per_second: float = 6.25e9
+    ipus_per_pod: int = 64
     streaming_bytes_per_second: float = 5.0e9  # DDR an IPU (20 GB/s an M2000): recalled, uncertain by a factor of 2
 
     def per_tile(self, elements: int) -> int:
@@ -45,10 +49,6 @@ class Target:
         if num_bytes == 0:
             return 0.0
         return num_bytes / self.link_bytes_per_second * self.clock_hz + self.global_sync_cycles
-
-    def streaming_cycles(self, num_bytes: float) -> float:
-        """Cycles that `num_bytes` take from or to streaming memory."""
-        return num_bytes / self.streaming_bytes_per_second * self.clock_hz
 
     @property
     def peak_macs_per_cycle(self) -> int:

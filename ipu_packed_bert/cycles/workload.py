@@ -149,13 +149,21 @@ class Machine:
         self._pipelines: Dict[Tuple, Pipeline] = {}
 
     def pipeline(
-        self, config: Any, *, arrangement: Optional[Arrangement] = None, depth: Optional[int] = None
+        self,
+        config: Any,
+        *,
+        arrangement: Optional[Arrangement] = None,
+        depth: Optional[int] = None,
+        feed_forward_per_ipu: Tuple[int, ...] = (),
     ) -> Pipeline:
-        """The configuration's training step on this target; `depth` replaces the configured packing depth."""
+        """The configuration's training step on this target.
+
+        depth: instead of the configured packing depth. feed_forward_per_ipu: as in `PipelinePlacement`.
+        """
         shape = shape_of(config, depth=depth)
         if arrangement is None:
             arrangement = engine_arrangement(config) if shape.depth > 1 else UNPACKED
-        placement = placement_of(config)
+        placement = placement_of(config)._replace(feed_forward_per_ipu=feed_forward_per_ipu)
         key = (
             astuple(config.model),
             astuple(config.loss),

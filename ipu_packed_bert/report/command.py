@@ -9,7 +9,7 @@ published (measured by others), computed (arithmetic), config.
   --graphs             Table 1's overheads for this engine's graph, for an additive mask and for the paper's own graph
   --per-ipu            cycles of each IPU, the bottleneck, sequences/s of all replicas
   --scaling            Figure 5: packing against un-padding on 1 to 2048 devices
-  --points             published measurements D1 to D11, the model's errors and those of "31 % of peak"
+  --points             published measurements, the model's errors and those of "31 % of peak"
   --arrangements       ways to write mask, heads and positions, and what each gains
   --config A --config B                                                        what if: any configurations
   --config A [--set KEY=VALUE] [--depth 4] [--target bow] [--micro-batch 3]    what if: changed, against as written
@@ -359,7 +359,11 @@ def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) ->
         print(
             json.dumps(
                 {
-                    "calibration": {"factor": parameters.factor, "layout_cycles_per_byte": parameters.layout},
+                    "calibration": {
+                        "factor": parameters.factor,
+                        "layout_cycles_per_byte": parameters.layout,
+                        "replica_seconds": parameters.replica_seconds,
+                    },
                     "unknown_operators": report.machine.unknown,
                     "does_not_fit": report.too_large,
                     "tables": [tables.as_json(table) for table in report.tables],
@@ -375,10 +379,12 @@ def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) ->
         for line in report.too_large:
             if line not in said:
                 print(f"\n{line}")
-        parameters, rms = report.calibration.parameters, report.calibration.report["rms_error"]
+        parameters, errors = report.calibration.parameters, report.calibration.report
         print(
-            f"\nModel: calibrated with 2 parameters (factor {parameters.factor}, layout {parameters.layout} "
-            f"cycles/byte; left-out error {100 * rms['left_out']:.1f} % rms over six published throughputs)."
+            f"\nModel: 3 fitted parameters (factor {parameters.factor}, layout {parameters.layout} cycles/byte, host "
+            f"{1e3 * parameters.replica_seconds:.1f} ms a call and replica). {len(errors['points'])} published "
+            f"throughputs, each left out of its own fit: {100 * errors['mean_error']['left_out']:.1f} % off on "
+            f"average, {100 * errors['worst_error']['left_out']:.1f} % at worst."
         )
         unknown = ", ".join(f"{operator} x{times}" for operator, times in sorted(report.machine.unknown.items()))
         print(f"Operators without an estimator, costed as elementwise work: {unknown or 'none'}.")

@@ -1,6 +1,7 @@
-"""The two fitted parameters: what they were fitted on, that the fit is reproduced, and what it predicts."""
+"""The fitted parameters: what they were fitted on, that the fit is reproduced, and what it predicts."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,21 @@ from ipu_packed_bert.cycles.target import get_target
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
 
 # Cycles of a pipeline cycle that the published throughputs imply, in millions.
-IMPLIED = {"D1": 14.39, "D2": 8.60, "D3": 11.39, "D4": 14.9, "D5": 14.22, "D6": 15.94}
+IMPLIED = {
+    "D1": 14.39,
+    "D2": 8.60,
+    "D3": 11.39,
+    "D4": 14.9,
+    "D5": 14.22,
+    "D6": 15.94,
+    "D8": 12.05,
+    "E1": 13.38,
+    "E2": 7.595,
+    "E3": 8.054,
+    "E4": 10.203,
+    "E5": 11.334,
+    "E6": 12.821,
+}
 # Multiply-adds with recomputation at AMP peak, as a share of the measured cycles, percent.
 SHARE_OF_PEAK = {"D1": 28.8, "D2": 27.6, "D3": 34.3, "D4": 27.8, "D5": 35.6, "D6": 34.3}
 
@@ -32,11 +47,11 @@ def test_the_stored_fit_is_reproduced_bit_for_bit(fitted):
     assert calibration.to_json(fitted) == calibration.STORED.read_text(encoding="utf-8")
 
 
-def test_two_parameters_fitted_on_the_named_points_only():
+def test_three_parameters_fitted_on_the_named_points_only():
     stored = json.loads(calibration.STORED.read_text(encoding="utf-8"))
-    assert set(stored) == {"factor", "layout_cycles_per_byte", "report"}
+    assert set(stored) == {"factor", "layout_cycles_per_byte", "replica_seconds", "report"}
     assert stored["report"]["fitted_on"] == [point.name for point in POINTS] + ["Table 1, depth 2"]
-    assert [point.name for point in POINTS] == ["D1", "D2", "D3", "D4", "D5", "D6"] and FITTED_DEPTH == 2
+    assert [point.name for point in POINTS] == "D1 D2 D3 D4 D5 D6 D8 E1 E2 E3 E4 E5 E6".split() and FITTED_DEPTH == 2
 
 
 def test_parameters_are_physical():
@@ -44,6 +59,7 @@ def test_parameters_are_physical():
     # Rearranging costs something between 8-byte and 2-byte atoms; formulas for this chip need no large factor.
     assert REARRANGE_BYTE[8] < parameters.layout < REARRANGE_BYTE[2]
     assert 0.8 < parameters.factor < 1.3
+    assert 0.001 < parameters.replica_seconds < 0.02  # a host's call: milliseconds
     assert calibration.load().lower.layout == REARRANGE_BYTE[8] and calibration.load().upper.layout == REARRANGE_BYTE[2]
 
 
@@ -61,18 +77,26 @@ def test_throughputs_imply_the_reference_cycles(observations):
         )
         cycles = seconds * get_target(point.target).clock_hz
         assert cycles / 1e6 == pytest.approx(IMPLIED[point.name], rel=0.005)
-        assert 100 * found.ideal_cycles / cycles == pytest.approx(SHARE_OF_PEAK[point.name], rel=0.01)
+        assert found.measured_seconds == pytest.approx(seconds * (point.accumulation + stages - 1))
+        if point.name in SHARE_OF_PEAK:
+            assert 100 * found.ideal_cycles / cycles == pytest.approx(SHARE_OF_PEAK[point.name], rel=0.01)
 
 
-def test_better_than_31_percent_of_peak_even_when_left_out(fitted):
-    rms = fitted.report["rms_error"]
-    assert rms["left_out"] < 0.7 * rms["trivial"] and rms["fitted"] <= rms["left_out"]
-    assert all(abs(row["left_out_error"]) < 0.13 for row in fitted.report["points"])  # the spread between frameworks
+def test_within_6_percent_on_average_and_10_at_worst_when_left_out(fitted):
+    """Of every published throughput, short accumulation and large pods included; "31 % of peak" is far from it."""
+    mean, worst = fitted.report["mean_error"], fitted.report["worst_error"]
+    assert mean["left_out"] < 0.06 and worst["left_out"] < 0.10
+    assert mean["fitted"] <= mean["left_out"] < 0.5 * mean["trivial"]
+    for row in fitted.report["points"]:
+        assert (row["left_out_error"] > 0) == (row["fitted_error"] > 0), row["point"]
+        assert abs(row["left_out_error"]) >= abs(row["fitted_error"]), row["point"]
 
 
 def test_orders_workloads_by_share_of_peak_which_the_trivial_model_cannot(observations, fitted):
     shares = [
-        (SHARE_OF_PEAK[o.point.name], o.predicted(fitted.parameters) / o.trivial()) for o in observations.throughputs
+        (SHARE_OF_PEAK[o.point.name], o.predicted(fitted.parameters) / o.trivial())
+        for o in observations.throughputs
+        if o.point.name in SHARE_OF_PEAK
     ]
     pairs = [(a, b) for i, a in enumerate(shares) for b in shares[:i] if abs(a[0] - b[0]) > 1.5]
     assert len(pairs) >= 8
@@ -98,14 +122,25 @@ def test_depths_that_were_not_fitted(observations, fitted, cycle_cache, load):
     assert values == sorted(values) and values[-1] - values[0] < 1.0
 
 
-def test_a_planted_pair_of_parameters_is_found(observations):
-    """Throughputs made by the model itself give its parameters back."""
-    planted = Parameters(1.1, 2.0)
+@pytest.mark.parametrize("planted", [Parameters(1.1, 2.0, 0.012), Parameters(0.9, 4.0, 0.0)])
+def test_planted_parameters_are_found(observations, planted):
+    """Throughputs made by the model itself give its parameters back; so does a host that takes no time."""
     made = [
         o._replace(point=o.point._replace(sequences_per_second=o.predicted(planted))) for o in observations.throughputs
     ]
     found = calibration.fit(made, None)
-    assert found.factor == pytest.approx(1.1, rel=0.01) and found.layout == pytest.approx(2.0, rel=0.05)
+    assert found.factor == pytest.approx(planted.factor, rel=0.01)
+    assert found.layout == pytest.approx(planted.layout, rel=0.05)
+    assert found.replica_seconds == pytest.approx(planted.replica_seconds, rel=0.02, abs=2e-5)
+
+
+def test_parameters_fit_where_the_loss_is_least(observations, fitted):
+    paper = (observations.packed, observations.unpacked)
+    best = calibration._loss(observations.throughputs, paper, fitted.parameters)
+    for field, step in (("factor", 0.004), ("layout", 0.02), ("replica_seconds", 3e-4)):
+        for sign in (-1, 1):
+            moved = replace(fitted.parameters, **{field: getattr(fitted.parameters, field) + sign * step})
+            assert calibration._loss(observations.throughputs, paper, moved) > best, field
 
 
 def test_table2_points_are_those_of_the_paper():
