@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
 import sys
 from pathlib import Path
+from typing import Any, List
 
 DOCS = Path(__file__).resolve().parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS)]
+
+from reference import PACKAGES, as_rst, fields_of, names_page, setting_sections, settings_tables  # noqa: E402
 
 from ipu_packed_bert import __version__  # noqa: E402
 
@@ -21,5 +27,42 @@ html_title = f"ipu_packed_bert {release}"
 html_copy_source = False
 html_show_sourcelink = False
 
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+# What stands in an annotation is a link where it is public, and plain text elsewhere: no index of others is fetched.
+autodoc_type_aliases = {
+    name: f"{package}.{name}" for package in reversed(PACKAGES) for name in importlib.import_module(package).__all__
+}
+nitpick_ignore_regex = [("py:.*", ".*")]
+
 # The pages' own anchors for links such as data.md#size.
 myst_heading_anchors = 3
+
+
+def generate(app: Any, name: str, source: List[str]) -> None:
+    """Put what is generated in the place of its comment, and link the files of the root that are pages here."""
+    text = source[0]
+    text = re.sub(r"\]\((\.\./)+CONTRIBUTING\.md", f"]({'../' * name.count('/')}contributing.md", text)
+    text = re.sub(r"\]\((\.\./)+CHANGELOG\.md", f"]({'../' * name.count('/')}changelog.md", text)
+    sections = setting_sections()
+    text = re.sub(r"<!-- generated: settings of ([\w-]+) -->", lambda found: settings_tables(sections[found[1]]), text)
+    source[0] = re.sub(r"<!-- generated: names of ([\w.]+) -->", lambda found: names_page(found[1]), text)
+
+
+def docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: List[str]) -> None:
+    """Turn a docstring into reStructuredText, and add the fields of a dataclass."""
+    parameters: List[str] = []
+    if callable(value):
+        try:
+            parameters = list(inspect.signature(value).parameters)
+        except (TypeError, ValueError):
+            parameters = []
+    lines[:] = as_rst(lines, parameters)
+    if what == "class":
+        fields = [f"- ``{field}`` ({kind}): {comment}" for field, kind, comment in fields_of(value) if comment]
+        lines += ["", *fields, ""] if fields else []
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", generate)
+    app.connect("autodoc-process-docstring", docstring)

@@ -1,4 +1,4 @@
-"""Runs the code blocks of README.md, CONTRIBUTING.md and docs/ as they stand; CONTRIBUTING.md says how blocks are marked.
+"""Runs the code blocks of README.md, CONTRIBUTING.md and docs/ as they stand; CONTRIBUTING.md says how to mark them.
 
     python docs/run_blocks.py [PAGE ...]
 

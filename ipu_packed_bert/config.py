@@ -47,7 +47,7 @@ SCHEDULES = ("linear", "polynomial", "cosine", "constant")
 class PretrainingConfig:
     """What is learnt."""
 
-    name: str = setting(PRETRAINING, choices=(PRETRAINING,))
+    name: str = setting(PRETRAINING, "what is trained on packs", choices=(PRETRAINING,))
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,16 @@ class ModelConfig:
         30522, "rows of the embedding table; left out: as the data set", minimum=8, maximum=1 << 24
     )
     # The maxima are beyond every network there is: a slip of the keyboard is told before anything is allocated.
-    hidden_size: int = setting(768, minimum=1, maximum=1 << 16)
-    num_layers: int = setting(12, minimum=1, maximum=1 << 12)
-    num_heads: int = setting(12, minimum=1, maximum=1 << 12)
-    intermediate_size: int = setting(3072, minimum=1, maximum=1 << 20)
+    hidden_size: int = setting(768, "features of a token", minimum=1, maximum=1 << 16)
+    num_layers: int = setting(12, "encoder layers", minimum=1, maximum=1 << 12)
+    num_heads: int = setting(12, "attention heads of a layer", minimum=1, maximum=1 << 12)
+    intermediate_size: int = setting(3072, "features inside a feed-forward block", minimum=1, maximum=1 << 20)
     max_position_embeddings: int = setting(
         512, "left out: at least data.max_sequence_length", minimum=8, maximum=1 << 20
     )
     type_vocabulary_size: int = setting(2, "segments", minimum=2, maximum=1 << 16)
-    hidden_dropout: float = setting(0.1, minimum=0.0, below=1.0)
-    attention_dropout: float = setting(0.0, minimum=0.0, below=1.0)
+    hidden_dropout: float = setting(0.1, "share of features set to 0", minimum=0.0, below=1.0)
+    attention_dropout: float = setting(0.0, "share of attention weights set to 0", minimum=0.0, below=1.0)
     layer_norm_eps: float = setting(1.0e-3, "as published for IPUs; BERT's own is 1.0e-12", above=0.0)
     initializer_range: float = setting(0.02, "standard deviation of fresh weights", above=0.0)
 
@@ -110,7 +110,7 @@ class LossConfig:
 class OptimizerConfig:
     """The optimiser as for unpacked data, and what packing changes of it (packedBERT, section 3.3)."""
 
-    name: str = setting("lamb", choices=("lamb", "adamw"))
+    name: str = setting("lamb", "which optimiser", choices=("lamb", "adamw"))
     learning_rate: float = setting(2.828e-3, "the peak, reached after the warm-up", above=0.0)
     warmup_fraction: float = setting(0.128, "share of the schedule's updates", minimum=0.0, maximum=1.0)
     schedule: str = setting("linear", "after the warm-up, from the peak to 0; constant stays there", choices=SCHEDULES)
@@ -118,10 +118,10 @@ class OptimizerConfig:
     schedule_steps: Optional[int] = setting(
         None, "its updates, those of the warm-up included; null: run.steps when the run starts", minimum=1
     )
-    beta1: float = setting(0.9, minimum=0.0, below=1.0)
-    beta2: float = setting(0.999, minimum=0.0, below=1.0)
-    eps: float = setting(1.0e-6, above=0.0)
-    weight_decay: float = setting(0.01, minimum=0.0)
+    beta1: float = setting(0.9, "decay of the first moment, the mean gradient", minimum=0.0, below=1.0)
+    beta2: float = setting(0.999, "decay of the second moment, the mean square", minimum=0.0, below=1.0)
+    eps: float = setting(1.0e-6, "added to the root of the second moment", above=0.0)
+    weight_decay: float = setting(0.01, "decoupled; not of biases and LayerNorms", minimum=0.0)
     bias_correction: bool = setting(True, "of the moments")
     max_weight_norm: float = setting(65500.0, "LAMB: bound of a tensor's norm in its trust ratio", minimum=0.0)
     max_gradient_norm: Optional[float] = setting(
@@ -199,7 +199,7 @@ class PlacementConfig:
         "mk2", "its clock: mk2 1.33 GHz, bow 1.85 GHz; the program is the same", choices=("mk2", "bow")
     )
     replicas: int = setting(1, "copies of the model", minimum=1)
-    ipus_per_replica: int = setting(1, minimum=1)
+    ipus_per_replica: int = setting(1, "that a copy of the model is spread over", minimum=1)
     layers_per_ipu: Tuple[int, ...] = setting((12,), "left out with one IPU: model.num_layers", minimum=0)
     available_memory_proportion: Tuple[float, ...] = setting(
         (0.28,), "of products, for each IPU", above=0.0, maximum=1.0
@@ -397,6 +397,7 @@ class Config:
         return tree
 
     def to_yaml(self) -> str:
+        """All settings, as a file that `load_config` reads."""
         return yaml.safe_dump(self.as_dict(), sort_keys=False, default_flow_style=False)
 
     def annotated(self) -> str:

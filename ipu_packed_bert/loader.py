@@ -230,14 +230,17 @@ class GlobalBatches:
 
     @property
     def packs_per_update(self) -> int:
+        """Rows of a global batch."""
         return self.layout.packs_per_update
 
     @property
     def micro_batches_per_update(self) -> int:
+        """Micro-batches of all replicas or ranks in a global batch."""
         return self.layout.micro_batches_per_update
 
     @property
     def updates_per_epoch(self) -> int:
+        """Global batches in which every pack comes once, the last one perhaps incomplete."""
         return -(-len(self.packs) // self.packs_per_update)
 
     @property

@@ -83,10 +83,12 @@ class Packing:
 
     @property
     def packs(self) -> int:
+        """Packs of all strategies."""
         return sum(self.repeats)
 
     @property
     def sequences(self) -> int:
+        """Sequences in all packs."""
         return int(self.depths @ np.array(self.repeats, np.int64))
 
     @property
@@ -101,6 +103,7 @@ class Packing:
 
     @property
     def padding_tokens(self) -> int:
+        """Slots without a token."""
         return self.slots - self.tokens
 
     @property

@@ -156,9 +156,11 @@ class PackSchema:
         return cls(max_sequence_length, max_sequences_per_pack, 0, TOKENS, tuple(columns))
 
     def on(self, axis: str) -> Tuple[StoredColumn, ...]:
+        """The columns that have a value for each slot, sequence or prediction."""
         return tuple(column for column in self.columns if column.axis == axis)
 
     def width(self, axis: str) -> int:
+        """Values of a pack on an axis: its slots, sequences or predictions."""
         return {
             SLOT: self.max_sequence_length,
             SEQUENCE: self.max_sequences_per_pack,
@@ -191,6 +193,7 @@ class PackSchema:
         return tuple(name for name in own if name not in ("input_mask", "positions")) + ("input_mask", "positions")
 
     def to_json(self) -> Dict[str, Any]:
+        """Plain values, as a manifest holds them."""
         return {
             "kind": self.kind,
             "max_sequence_length": self.max_sequence_length,

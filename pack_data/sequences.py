@@ -102,6 +102,7 @@ class Sequences:
 
     @classmethod
     def from_examples(cls, examples: Iterable[Example]) -> Sequences:
+        """Columns from examples, in their order."""
         examples = list(examples)
 
         def flat(rows: Sequence[Sequence[int]]) -> np.ndarray:
@@ -122,6 +123,7 @@ class Sequences:
         )
 
     def to_examples(self) -> List[Example]:
+        """Inverse of `from_examples`."""
         token_ends, prediction_ends = np.cumsum(self.lengths), np.cumsum(self.prediction_counts)
         return (
             [

@@ -99,6 +99,7 @@ class Manifest:
 
     @property
     def kind(self) -> str:
+        """Of the sequences, as the schema names it."""
         return self.schema.kind
 
     @property
@@ -112,6 +113,7 @@ class Manifest:
         return self.tokens / (self.packs * self.schema.max_sequence_length) if self.packs else 0.0
 
     def to_json(self) -> Dict[str, Any]:
+        """Plain values, as manifest.json holds them."""
         data: Dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,

@@ -27,6 +27,7 @@ class StepResult(NamedTuple):
 
     @property
     def loss(self) -> float:
+        """Of the update, as its task normalises it."""
         return self.metrics["loss"]
 
     @property
@@ -115,8 +116,9 @@ class Engine(abc.ABC):
     def state(self) -> Dict[str, Any]:
         """Copies of all that training changes, as tensors on the CPU and plain values.
 
-        {"model": {name: float32 tensor, Hugging Face names},
-         "optimizer": {"step": int, "exp_avg": {name: tensor}, "exp_avg_sq": {name: tensor}}, ...}
+            {"model": {name: float32 tensor, Hugging Face names},
+             "optimizer": {"step": int, "exp_avg": {name: tensor}, "exp_avg_sq": {name: tensor}}, ...}
+
         Any engine loads "model" and "optimizer" of any other; further keys are the engine's own.
         """
 

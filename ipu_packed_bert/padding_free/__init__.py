@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, List
 if TYPE_CHECKING:
     from ipu_packed_bert.padding_free.choice import use_padding_free
     from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator, PaddingFreeCollator, inputs_for
+    from ipu_packed_bert.padding_free.cost import MeasuredCost, measure_cost
     from ipu_packed_bert.padding_free.probe import check_no_leak
     from ipu_packed_bert.padding_free.streams import PackedStream
     from ipu_packed_bert.padding_free.trainers import pack_into
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "Batches": "collators",
+    "MeasuredCost": "cost",
     "PackedStream": "streams",
     "PaddingCollator": "collators",
     "PaddingFreeCollator": "collators",
@@ -30,6 +32,7 @@ _PLACES = {
     "check_no_leak": "probe",
     "inputs_for": "collators",
     "mean_loss": "update",
+    "measure_cost": "cost",
     "pack_into": "trainers",
     "take_step": "update",
     "use_padding_free": "choice",
@@ -37,6 +40,7 @@ _PLACES = {
 
 __all__ = [
     "Batches",
+    "MeasuredCost",
     "PackedStream",
     "PaddingCollator",
     "PaddingFreeCollator",
@@ -45,6 +49,7 @@ __all__ = [
     "check_no_leak",
     "inputs_for",
     "mean_loss",
+    "measure_cost",
     "pack_into",
     "take_step",
     "use_padding_free",

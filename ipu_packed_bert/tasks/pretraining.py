@@ -47,6 +47,7 @@ class Pretraining(Task):
 
     @property
     def heads(self) -> Tuple[Part, ...]:
+        """What follows the last layer, as a placement may move it."""
         parts = [("MLM head", "cls.predictions")]
         if self._loss.next_sentence:
             parts += [("pooler", "bert.pooler"), ("NSP head", "cls.seq_relationship")]

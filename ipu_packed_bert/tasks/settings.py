@@ -68,14 +68,14 @@ T = TypeVar("T")
 class TaskConfig:
     """What is learnt; each task adds its own settings."""
 
-    name: str = setting(SQUAD, choices=tuple(TASKS))
+    name: str = setting(SQUAD, "which task", choices=tuple(TASKS))
 
 
 @dataclass(frozen=True)
 class SquadConfig(TaskConfig):
     """Questions and paragraphs, as BERT cuts them into windows and reads answers out of them."""
 
-    name: str = setting(SQUAD, choices=tuple(TASKS))
+    name: str = setting(SQUAD, "which task", choices=tuple(TASKS))
     max_query_length: int = setting(64, "tokens of a question; what is longer is cut", minimum=1)
     stride: int = setting(128, "tokens from one window's start to the next one's", minimum=1)
     max_answer_length: int = setting(30, "tokens", minimum=1)
@@ -89,10 +89,10 @@ class SquadConfig(TaskConfig):
 class ClassificationConfig(TaskConfig):
     """Which columns of a CSV, TSV or JSONL file hold what."""
 
-    name: str = setting(SINGLE_LABEL, choices=tuple(TASKS))
-    text_column: str = setting("text")
+    name: str = setting(SINGLE_LABEL, "which task", choices=tuple(TASKS))
+    text_column: str = setting("text", "of the text")
     second_text_column: Optional[str] = setting(None, "for pairs of texts")
-    label_column: str = setting("label")
+    label_column: str = setting("label", "of the label, or of the labels")
     label_separator: str = setting("|", "between the labels of one text, multi_label")
     threshold: float = setting(0.5, "probability from which a label is given, multi_label", above=0.0, below=1.0)
     metric: Optional[str] = setting(
@@ -112,13 +112,13 @@ class ClassificationConfig(TaskConfig):
 class TokensConfig(TaskConfig):
     """The columns of a JSONL file with a sentence's words and their labels; others have a word and a label a line."""
 
-    name: str = setting(TOKENS, choices=tuple(TASKS))
-    words_column: str = setting("words")
-    labels_column: str = setting("labels")
+    name: str = setting(TOKENS, "which task", choices=tuple(TASKS))
+    words_column: str = setting("words", "of the list of words")
+    labels_column: str = setting("labels", "of the list of labels, one a word")
 
 
 # The settings of each task, all of them in the section `task`.
-_SETTINGS = {
+SETTINGS_OF = {
     SQUAD: SquadConfig,
     SINGLE_LABEL: ClassificationConfig,
     MULTI_LABEL: ClassificationConfig,
@@ -136,7 +136,7 @@ class FinetuneData:
     training_examples: Optional[int] = setting(None, "questions or texts drawn at random; null: all", minimum=1)
     evaluation_examples: Optional[int] = setting(None, "the same ones for every seed; null: all", minimum=1)
     max_sequence_length: int = setting(384, "slots per pack, S", minimum=8)
-    packer: str = setting("optimal", choices=PACKERS)
+    packer: str = setting("optimal", "which sequences share a row; none: unpacked", choices=PACKERS)
     max_sequences_per_pack: Optional[int] = setting(None, "packing depth, D; null: unlimited", minimum=1)
     seed: int = setting(5, "of the training examples drawn", minimum=0, maximum=2**31 - 1)
 
@@ -152,29 +152,29 @@ class StartConfig:
     hidden_dropout: Optional[float] = setting(None, "null: the checkpoint's", minimum=0.0, below=1.0)
     attention_dropout: Optional[float] = setting(None, "null: the checkpoint's", minimum=0.0, below=1.0)
     vocabulary_size: int = setting(4096, "when training one", minimum=128)
-    hidden_size: int = setting(256, minimum=1)
-    num_layers: int = setting(4, minimum=1)
-    num_heads: int = setting(4, minimum=1)
-    intermediate_size: int = setting(1024, minimum=1)
+    hidden_size: int = setting(256, "features of a token", minimum=1)
+    num_layers: int = setting(4, "encoder layers", minimum=1)
+    num_heads: int = setting(4, "attention heads of a layer", minimum=1)
+    intermediate_size: int = setting(1024, "features inside a feed-forward block", minimum=1)
 
 
 @dataclass(frozen=True)
 class FinetuneOptimizer:
     """The optimiser.  Packing changes nothing here: an update holds about as many sequences packed as unpacked."""
 
-    name: str = setting("adamw", choices=("lamb", "adamw"))
+    name: str = setting("adamw", "which optimiser", choices=("lamb", "adamw"))
     learning_rate: float = setting(5.0e-5, "the peak, reached after the warm-up", above=0.0)
-    warmup_fraction: float = setting(0.1, minimum=0.0, maximum=1.0)
+    warmup_fraction: float = setting(0.1, "share of the schedule's updates", minimum=0.0, maximum=1.0)
     schedule: str = setting("linear", "after the warm-up, from the peak to 0; constant stays there", choices=SCHEDULES)
     schedule_power: float = setting(1.0, "polynomial: of the share of its updates that is left", above=0.0)
     schedule_steps: Optional[int] = setting(
         None, "its updates, those of the warm-up included; null: those of run.epochs", minimum=1
     )
-    beta1: float = setting(0.9, minimum=0.0, below=1.0)
-    beta2: float = setting(0.999, minimum=0.0, below=1.0)
-    eps: float = setting(1.0e-6, above=0.0)
-    weight_decay: float = setting(0.01, minimum=0.0)
-    bias_correction: bool = setting(True)
+    beta1: float = setting(0.9, "decay of the first moment, the mean gradient", minimum=0.0, below=1.0)
+    beta2: float = setting(0.999, "decay of the second moment, the mean square", minimum=0.0, below=1.0)
+    eps: float = setting(1.0e-6, "added to the root of the second moment", above=0.0)
+    weight_decay: float = setting(0.01, "decoupled; not of biases and LayerNorms", minimum=0.0)
+    bias_correction: bool = setting(True, "of the moments")
     max_weight_norm: float = setting(65500.0, "LAMB", minimum=0.0)
     max_gradient_norm: Optional[float] = setting(1.0, "of the whole update; null: not clipped", above=0.0)
 
@@ -191,7 +191,7 @@ class FinetuneBatch:
 class FinetuneRun:
     """How long, how often written down, and from which seed."""
 
-    epochs: int = setting(2, minimum=1)
+    epochs: int = setting(2, "passes over the training examples", minimum=1)
     seed: int = setting(5, "new heads, dropout, order of the packs", minimum=0, maximum=2**31 - 1)
     log_every: int = setting(1, "updates between points in TensorBoard; log.jsonl has every update", minimum=1)
     evaluate_every: int = setting(0, "updates; 0: only at the end", minimum=0)
@@ -207,7 +207,7 @@ class FinetuneRun:
     export: bool = setting(True, "write the model as a Hugging Face folder")
 
 
-_SECTIONS = {
+SECTIONS = {
     "data": FinetuneData,
     "model": StartConfig,
     "optimizer": FinetuneOptimizer,
@@ -336,13 +336,14 @@ class FinetuneConfig:
     @property
     def sections(self) -> Dict[str, Any]:
         """The dataclass of each section."""
-        return {section: getattr(self, section) for section in ("task", *_SECTIONS)}
+        return {section: getattr(self, section) for section in ("task", *SECTIONS)}
 
     def as_dict(self) -> Dict[str, Any]:
         """Nested plain values; :func:`load_config` of them gives an equal configuration."""
         return as_tree(self.sections)
 
     def to_yaml(self) -> str:
+        """All settings, as a file that `load_config` reads."""
         return yaml.safe_dump(self.as_dict(), sort_keys=False, default_flow_style=False)
 
     def annotated(self) -> str:
@@ -366,8 +367,8 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, sto
     if name == PRETRAINING:
         raise ConfigError(f"{path}: task.name is {name}; this is a configuration of pre-training: run_pretraining.py")
     # An unknown name is refused by the rule of the setting; its other settings are then those of no task.
-    task = _SETTINGS.get(name, TaskConfig) if isinstance(name, str) else TaskConfig
-    reader = SettingsReader({"task": task, **_SECTIONS}, path, gone=_GONE, stored=stored)
+    task = SETTINGS_OF.get(name, TaskConfig) if isinstance(name, str) else TaskConfig
+    reader = SettingsReader({"task": task, **SECTIONS}, path, gone=_GONE, stored=stored)
     reader.read(tree, FILE)
     for override in overrides:
         reader.override(override)

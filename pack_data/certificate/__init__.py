@@ -40,6 +40,7 @@ class Certificate:
             raise ValueError("certificate: a price is at least 0, the denominator at least 1")
 
     def to_json(self) -> Dict[str, Any]:
+        """Plain values, as a recipe holds them."""
         return {
             "max_sequence_length": self.max_sequence_length,
             "max_sequences_per_pack": self.max_sequences_per_pack,

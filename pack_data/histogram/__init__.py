@@ -192,6 +192,7 @@ class LengthHistogram:
 
     @property
     def max_sequence_length(self) -> int:
+        """Slots of a pack, S."""
         return len(self.counts) - 1
 
     @property
@@ -201,10 +202,12 @@ class LengthHistogram:
 
     @property
     def sequences(self) -> int:
+        """How many there are, of all lengths."""
         return int(self.counts.sum())
 
     @property
     def tokens(self) -> int:
+        """Real tokens of all sequences."""
         return int(self.counts @ np.arange(len(self.counts), dtype=np.int64))
 
     @property
@@ -219,6 +222,7 @@ class LengthHistogram:
 
     @property
     def mean_length(self) -> float:
+        """Tokens of a sequence, 0 where there is none."""
         return self.tokens / self.sequences if self.sequences else 0.0
 
     @property

@@ -1,5 +1,6 @@
 """Packs from a stream of sequences, with a bounded buffer.  `python -m pack_data.stream` measures it."""
 
 from pack_data.stream.pack_stream import Pack, PackStream, Waits
+from pack_data.stream.rows import PackRows, packed_rows
 
-__all__ = ["Pack", "PackStream", "Waits"]
+__all__ = ["Pack", "PackRows", "PackStream", "Waits", "packed_rows"]

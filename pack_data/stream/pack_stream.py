@@ -43,6 +43,7 @@ class Waits(NamedTuple):
 
     @property
     def mean(self) -> float:
+        """Packs closed while a sequence waited, on average."""
         return self.total / self.sequences if self.sequences else 0.0
 
 
@@ -132,6 +133,7 @@ class PackStream:
 
     @property
     def waits(self) -> Waits:
+        """How long sequences have waited so far."""
         return self._waits
 
     def packs(self, source: Iterable[Tuple[Any, int]]) -> Iterator[Pack]:

@@ -21,8 +21,8 @@ from tests.tiny_runs import tiny_config, tiny_data, tiny_settings
 KEYS = sorted(
     {
         *keys_of(pretraining.SECTIONS),
-        *keys_of(fine_tuning._SECTIONS),
-        *(key for task in fine_tuning._SETTINGS.values() for key in keys_of({"task": task})),
+        *keys_of(fine_tuning.SECTIONS),
+        *(key for task in fine_tuning.SETTINGS_OF.values() for key in keys_of({"task": task})),
     }
 )
 
