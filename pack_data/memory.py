@@ -1,4 +1,4 @@
-"""How much memory, and processor time, a piece of work needs, as the operating system counts it."""
+"""How much memory, and processor time, a piece of work needs, as the operating system counts it; buffers kept."""
 
 from __future__ import annotations
 
@@ -30,6 +30,25 @@ def cpu_seconds() -> float:
     """Of this process and its ended workers, user and system."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+# Parameters of mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def keep_buffers() -> bool:
+    """Let this process keep the memory that it frees, for its next buffers.  Whether the C library does so (glibc).
+
+    Otherwise glibc maps every buffer above 32 MiB anew and gives it back after use, and each use begins with a fault
+    for every page.  The memory of the process stays at its peak then.  Not to be undone.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        if not hasattr(library, "gnu_get_libc_version"):  # another one's mallopt may take other parameters
+            return False
+        return bool(library.mallopt(_M_MMAP_MAX, 0) and library.mallopt(_M_TRIM_THRESHOLD, -1))
+    except (AttributeError, OSError, TypeError):
+        return False
 
 
 class PeakMemory:

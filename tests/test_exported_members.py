@@ -79,6 +79,7 @@ PUBLIC = {
         "accumulate",
         "check_no_leak",
         "inputs_for",
+        "keep_buffers",
         "mean_loss",
         "measure_cost",
         "pack_into",

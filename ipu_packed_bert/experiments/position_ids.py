@@ -30,7 +30,7 @@ from ipu_packed_bert.experiments.texts import TextSet, TokenSet, encode, text_se
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
 from pack_data.command import positive_int
-from pack_data.memory import PeakMemory
+from pack_data.memory import PeakMemory, keep_buffers
 
 T = TypeVar("T")
 
@@ -171,6 +171,8 @@ def place() -> Place:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+    else:
+        keep_buffers()
     if ranks > 1 and not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl" if cuda else "gloo")
     return Place(device, rank, ranks)
@@ -280,6 +282,11 @@ class NineWays:
     def __init__(self, options: Any) -> None:
         if options.model is not None and not Path(options.model, "config.json").is_file():  # else asked of the hub
             raise ValueError(f"--model {options.model}: no config.json there; give the folder of a Hugging Face model")
+        if options.fsdp and _ranks() < 2:
+            raise ValueError(
+                "--fsdp shards the weights over several processes; start them with torchrun --nproc-per-node N -m "
+                "ipu_packed_bert.experiments position_ids, or leave --fsdp out"
+            )
         self.size, self._options = size_of(options), options
         self.data = text_sets(options.data_dir, self.size.training_examples, self.size.held_out_examples)
         self.where = place()

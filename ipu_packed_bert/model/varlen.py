@@ -9,19 +9,21 @@ nobody reads it. Letters as in `bert.py`: B rows, S slots, N heads, A width of a
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional
+from functools import partial
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from ipu_packed_bert.model.blocks import Blocks, attend_in_blocks, blocks_of
 
 
 class Boundaries(NamedTuple):
     """Where the sequences of a micro-batch are, its rows laid end to end; the padding of a row counts as its last."""
 
     cumulative: torch.Tensor  # int32 [B (D + 1) + 1], first 0, last T; a length of 0 where a row has fewer sequences
-    lengths: Optional[List[int]]  # [B (D + 1)] for blocks, which need numbers; None where a kernel reads the tensor
-    padding: int  # every `padding`-th length, D + 1, is padding
+    blocks: Optional[Blocks]  # of the same, for calls that need numbers; None where a kernel reads the tensor
 
 
 class SequenceBoundaries(nn.Module):
@@ -40,26 +42,20 @@ class SequenceBoundaries(nn.Module):
     def forward(self, input_mask_BS, dtype: torch.dtype) -> Boundaries:
         lengths_BE = (input_mask_BS.unsqueeze(2) == self.numbers).sum(dim=1, dtype=torch.int32)
         cumulative = F.pad(lengths_BE.flatten().cumsum(0, dtype=torch.int32), (1, 0))
-        lengths = lengths_BE.flatten().tolist() if self.blocks else None
-        return Boundaries(cumulative, lengths, len(self.numbers))
+        if not self.blocks:
+            return Boundaries(cumulative, None)
+        lengths = lengths_BE.flatten().tolist()
+        return Boundaries(cumulative, blocks_of(lengths, cumulative.device, padding=len(self.numbers)))
 
 
 class BlockContext(nn.Module):
-    """As `bert.SdpaContext`, sequence by sequence: as many small attentions as there are sequences."""
+    """As `bert.SdpaContext`: a small attention for each sequence, or for all short ones of the same length."""
 
     def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: Boundaries, dropout: float) -> torch.Tensor:
-        pieces = zip(*(_end_to_end(heads).split(boundaries.lengths) for heads in (query_BNSA, key_BNSA, value_BNSA)))
-        contexts = []
-        for number, (query_LNA, key_LNA, value_LNA) in enumerate(pieces, start=1):
-            if number % boundaries.padding == 0 or not len(query_LNA):
-                contexts.append(torch.zeros_like(query_LNA))
-                continue
-            query_1NLA, key_1NLA, value_1NLA = (
-                piece.transpose(0, 1).unsqueeze(0) for piece in (query_LNA, key_LNA, value_LNA)
-            )
-            context_1NLA = F.scaled_dot_product_attention(query_1NLA, key_1NLA, value_1NLA, dropout_p=dropout)
-            contexts.append(context_1NLA.squeeze(0).transpose(0, 1))
-        return _rows(torch.cat(contexts), query_BNSA)
+        assert boundaries.blocks is not None, "made for the kernel"
+        heads = [_end_to_end(each) for each in (query_BNSA, key_BNSA, value_BNSA)]
+        attend = partial(F.scaled_dot_product_attention, dropout_p=dropout)
+        return _rows(attend_in_blocks(heads, boundaries.blocks, attend), query_BNSA)
 
 
 class KernelContext(nn.Module):

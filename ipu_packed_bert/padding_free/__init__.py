@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.padding_free.streams import PackedStream
     from ipu_packed_bert.padding_free.trainers import pack_into
     from ipu_packed_bert.padding_free.update import UpdateResult, accumulate, mean_loss, take_step
+    from pack_data.memory import keep_buffers
 
 _PLACES = {
     "Batches": "collators",
@@ -31,6 +32,7 @@ _PLACES = {
     "accumulate": "update",
     "check_no_leak": "probe",
     "inputs_for": "collators",
+    "keep_buffers": "pack_data.memory",
     "mean_loss": "update",
     "measure_cost": "cost",
     "pack_into": "trainers",
@@ -48,6 +50,7 @@ __all__ = [
     "accumulate",
     "check_no_leak",
     "inputs_for",
+    "keep_buffers",
     "mean_loss",
     "measure_cost",
     "pack_into",
@@ -59,7 +62,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    place = _PLACES[name]
+    return getattr(import_module(place if "." in place else f"{__name__}.{place}"), name)
 
 
 def __dir__() -> List[str]:

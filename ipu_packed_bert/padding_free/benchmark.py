@@ -6,7 +6,8 @@
 Two tables.  The first: one row of each number of tokens and its examples in padded batches, forward and backward.  The
 second: an epoch by the ways of `pack_data.batching` relative to RandomSampling+Padding.  All sides of a line take turns
 in one process, and each ratio is the median over the rounds of ratios within a round, so that another load on the
-machine moves all sides alike.  On a CPU times are of this process (not of the clock), on CUDA of the clock.
+machine moves all sides alike.  On a CPU times are of this process (not of the clock), on CUDA of the clock; freed
+buffers are kept on all sides, unless --return-buffers is given.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ipu_packed_bert.padding_free.models import new_llama
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
 from pack_data.batching.plans import BatchOptions
 from pack_data.command import ArgumentParser, count_from_zero, counted, positive_int, run_main
-from pack_data.memory import PeakMemory
+from pack_data.memory import PeakMemory, keep_buffers
 
 Example = Dict[str, np.ndarray]
 
@@ -288,6 +289,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         help="tokens of an example in the epoch (default: 512)",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--return-buffers", action="store_true", help="give freed memory back to the system, as glibc does by itself"
+    )
     options = parser.parse_args(arguments)
     setup = Setup(
         options.hidden,
@@ -299,10 +303,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         options.device,
     )
     _refuse(options.rows, setup)
+    kept = options.device == "cpu" and not options.return_buffers and keep_buffers()
     lengths = _all_lengths(options.data_dir)
     print(
         f"Llama of hidden {setup.hidden_size}, {setup.layers} layers, vocabulary {setup.vocabulary:,}; padded batches "
-        f"of {setup.batch_size}; {setup.rounds} rounds; {setup.device}; {machine()}\n\n"
+        f"of {setup.batch_size}; {setup.rounds} rounds; {setup.device}{'; freed buffers kept' * kept}; {machine()}\n\n"
         f"Time of forward and backward relative to the same examples {PADDED} (below 1: faster); goal: at most this.\n"
     )
     lines = []

@@ -16,13 +16,12 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from ipu_packed_bert.padding_free.choice import use_padding_free
 from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
 from ipu_packed_bert.padding_free.models import choice_of
-from ipu_packed_bert.padding_free.update import IGNORED
+from ipu_packed_bert.padding_free.update import IGNORED, cross_entropy_sum
 from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.batching.sampler import IndexBatchSampler
@@ -216,6 +215,5 @@ class JoiningCollator:
 
 def _token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
     """The sum of the cross-entropies over the predicted tokens of the whole update, for models that cannot count."""
-    logits = outputs["logits"][:, :-1].float().flatten(0, 1)
-    total = F.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum")
+    total = cross_entropy_sum(outputs["logits"], labels)
     return total / ((labels[:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)

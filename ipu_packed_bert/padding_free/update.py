@@ -12,11 +12,14 @@ from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
 from torch import distributed
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.collators import Inputs
 
 IGNORED = -100  # the label of a token that is not predicted
+# Logits of which the loss is computed at once: those that stay in the cache of a CPU; enough to do for a GPU.
+NUMBERS_AT_ONCE = {"cpu": 2**18, "others": 2**25}
 
 
 class UpdateResult(NamedTuple):
@@ -39,12 +42,54 @@ def without_labels(inputs: Inputs) -> Inputs:
     return {name: value for name, value in inputs.items() if name != "labels"}
 
 
+class _CrossEntropySum(torch.autograd.Function):
+    """Some tokens at a time, so that the gradient of the logits is the only other array of their size."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(logits, labels)
+        accurate = torch.promote_types(logits.dtype, torch.float32)
+        total = torch.zeros((), dtype=accurate, device=logits.device)
+        for here in _pieces(logits):
+            total += F.cross_entropy(logits[here].to(accurate), labels[here], ignore_index=IGNORED, reduction="sum")
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: torch.Tensor) -> Any:
+        logits, labels = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        weights = torch.where(labels == IGNORED, 0.0, factor).unsqueeze(1)
+        words = labels.clamp(min=0).unsqueeze(1)  # of an ignored token any, as its weight is 0
+        for here in _pieces(logits):
+            part = torch.softmax(logits[here], dim=1, dtype=factor.dtype)
+            part.scatter_add_(1, words[here], part.new_full((len(part), 1), -1.0))
+            torch.mul(part, weights[here], out=part)
+            gradient[here] = part
+        return gradient, None
+
+
+def _pieces(logits: torch.Tensor) -> List[slice]:
+    numbers = NUMBERS_AT_ONCE["cpu" if logits.device.type == "cpu" else "others"]
+    step = max(1, numbers // max(1, logits.shape[1]))
+    return [slice(begin, begin + step) for begin in range(0, len(logits), step)]
+
+
+def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Sum of the cross-entropies of the predicted tokens: a scalar, in float32 or float64.
+
+    logits: [rows, tokens, vocabulary], of the token behind each; labels: [rows, tokens], -100 where nothing is
+    predicted.
+    """
+    behind = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # labels are moved, since moved logits would be a copy
+    total: torch.Tensor = _CrossEntropySum.apply(logits.flatten(0, 1), behind.flatten())
+    return total
+
+
 def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
     """Sum of the cross-entropies of the predicted tokens of one micro-batch: a scalar, in float32 or float64."""
-    logits = model(**without_labels(inputs), use_cache=False).logits[:, :-1]
-    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    labels = inputs["labels"][:, 1:]
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    logits = model(**without_labels(inputs), use_cache=False).logits
+    return cross_entropy_sum(logits, inputs["labels"])
 
 
 def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:

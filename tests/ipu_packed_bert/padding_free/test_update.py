@@ -7,10 +7,19 @@ import os
 import pytest
 import torch
 from torch import multiprocessing
+from torch.nn.functional import cross_entropy
 
-from ipu_packed_bert.padding_free import cost
+from ipu_packed_bert.padding_free import cost, update
 from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator
-from ipu_packed_bert.padding_free.update import IGNORED, accumulate, loss_sum, mean_loss, supervised, take_step
+from ipu_packed_bert.padding_free.update import (
+    IGNORED,
+    accumulate,
+    cross_entropy_sum,
+    loss_sum,
+    mean_loss,
+    supervised,
+    take_step,
+)
 from tests.padding_free_models import a_model, alone, some_examples
 from tests.tolerances import assert_same, relative_error
 
@@ -59,6 +68,24 @@ def test_labels_that_are_ignored_do_not_count():
     result = accumulate(model, [PaddingFreeCollator(model)([{**example, "labels": labels}])])
     assert result.supervised_tokens == 5
     assert result.loss == pytest.approx(float(kept.mean()), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype, allowed", [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 5e-3)])
+def test_the_loss_in_pieces_is_the_cross_entropy(dtype, allowed, monkeypatch):
+    """And its gradient: pieces of three tokens, a long run of ignored labels, and a word that no token may be."""
+    monkeypatch.setitem(update.NUMBERS_AT_ONCE, "cpu", 3 * 11)
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 7, 11, generator=draw, dtype=torch.float64).to(dtype)
+    logits[..., 10] = -torch.inf
+    labels = torch.randint(0, 10, (2, 7), generator=draw)
+    labels[0, 2:6] = IGNORED
+    given, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    found = cross_entropy_sum(given, labels)
+    expected = cross_entropy(exact[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
+    assert found.dtype == torch.promote_types(dtype, torch.float32)
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=allowed)
+    (one,), (other,) = torch.autograd.grad(3 * found, given), torch.autograd.grad(3 * expected, exact)
+    assert one.dtype == dtype and relative_error([one], [other]) <= allowed
 
 
 def test_an_evaluation_without_a_predicted_token_is_refused():
