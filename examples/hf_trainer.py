@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import tempfile
 
-import datasets
-import transformers
-
 import tiny
-from ipu_packed_bert.padding_free import pack_into
 
 
 def main() -> None:
-    options = tiny.options(__doc__)
+    options = tiny.options(__doc__, "transformers", "accelerate", "datasets")
+    import datasets
+    import transformers
+
+    from ipu_packed_bert.padding_free import pack_into
+
     rows = tiny.examples(options.examples)
     tokens = sum(len(row["input_ids"]) for row in rows)
     seconds = {}

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import time
 
-import torch
-from torch.utils.data import DataLoader
-
 import tiny
-from ipu_packed_bert.padding_free import PaddingCollator, PaddingFreeCollator, take_step, use_padding_free
-from pack_data.batching.plans import BatchOptions
-from pack_data.batching.sampler import IndexBatchSampler
 
 
 def main() -> None:
-    options = tiny.options(__doc__)
+    options = tiny.options(__doc__, "torch", "transformers")
+    import torch
+    from torch.utils.data import DataLoader
+
+    from ipu_packed_bert.padding_free import PaddingCollator, PaddingFreeCollator, take_step, use_padding_free
+    from pack_data.batching.plans import BatchOptions
+    from pack_data.batching.sampler import IndexBatchSampler
+
     dataset = tiny.examples(options.examples)
     lengths = [len(example["input_ids"]) for example in dataset]
     seconds = {}

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from typing import Any, Dict, List
 
 import numpy as np
-import torch
-import transformers
 
 WORDS, LONGEST = 200, 256
 
 
-def options(about: str) -> argparse.Namespace:
-    """What every example is told."""
+def options(about: str, *packages: str) -> argparse.Namespace:
+    """What every example is told.  One line and exit status 2 where a package is missing."""
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--model", default="", help="a Hugging Face model; by default a small random one")
     parser.add_argument("--examples", type=int, default=400)
     parser.add_argument("--row", type=int, default=1024, help="tokens of a packed row")
-    return parser.parse_args()
+    given = parser.parse_args()
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        parser.exit(2, f"error: this example needs {', '.join(missing)}: pip install '.[trainers]'\n")
+    return given
 
 
 def load(name: str) -> Any:
     """The model of this name or folder; the small one for an empty name."""
-    torch.manual_seed(0)
+    import transformers
+
+    transformers.set_seed(0)
     if name:
         return transformers.AutoModelForCausalLM.from_pretrained(name)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -34,13 +39,14 @@ def load(name: str) -> Any:
 def examples(count: int) -> List[Dict[str, List[int]]]:
     """Tokens and labels; the lengths are as uneven as those of instructions, half of them below 45 tokens."""
     rng = np.random.default_rng(0)
-    lengths = np.clip(rng.lognormal(3.8, 0.9, count).astype(int), 2, LONGEST)
+    lengths = rng.lognormal(3.8, 0.9, count).astype(int).clip(2, LONGEST)
     tokens = [rng.integers(3, WORDS, length).tolist() for length in lengths]
     return [{"input_ids": ids, "labels": ids} for ids in tokens]
 
 
 def tokenizer() -> Any:
     """One word a token: w0, w1, ..."""
+    import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(WORDS))]

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import tempfile
 
-import datasets
-import trl
-
 import tiny
-from ipu_packed_bert.padding_free import pack_into
 
 
 def main() -> None:
-    options = tiny.options(__doc__)
+    options = tiny.options(__doc__, "trl", "datasets")
+    import datasets
+    import trl
+
+    from ipu_packed_bert.padding_free import pack_into
+
     texts = [[f"w{token}" for token in row["input_ids"]] for row in tiny.examples(options.examples)]
     rows = [{"prompt": " ".join(text[:-5] or ["w0"]), "completion": " " + " ".join(text[-5:])} for text in texts]
     seconds = {}

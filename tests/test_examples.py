@@ -17,7 +17,17 @@ NEEDS = {"plain_loop": ["transformers"], "hf_trainer": ["accelerate", "datasets"
 
 def test_every_example_is_run_and_short():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "tiny"}
-    assert all(len(path.read_text(encoding="utf-8").splitlines()) < 60 for path in EXAMPLES.glob("*.py"))
+    assert all(len((EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 60 for name in NEEDS)
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_missing_package_is_one_line(name):
+    """In an environment that has the interpreter and NumPy, but not the packages that the example needs."""
+    hidden = f"import sys; sys.path.insert(0, {os.fspath(EXAMPLES)!r}); sys.argv = ['{name}']; import tiny, {name}; "
+    hidden += f"tiny.find_spec = lambda name: None; {name}.main()"
+    finished = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 2 and not finished.stdout
+    assert finished.stderr.startswith("error: this example needs ") and finished.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", NEEDS)

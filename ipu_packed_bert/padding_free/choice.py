@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, List, Optional
 
 from ipu_packed_bert.padding_free.attention import NAME, REGISTERED
-from ipu_packed_bert.padding_free.models import Choice, attention_of, base_of, choose, chosen_for
+from ipu_packed_bert.padding_free.models import Choice, attention_of, base_of, choose, chosen_for, refuse_first_fsdp
 from ipu_packed_bert.padding_free.probe import WAY_OUT, check_no_leak
 
 
@@ -20,6 +20,7 @@ def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Op
 
     Raises ValueError where nothing is right; the model then stays as it was.
     """
+    refuse_first_fsdp(model)
     base, loaded, before = base_of(model), attention_of(model), chosen_for(model)
     cached = getattr(base.config, "use_cache", None)
     refusals = {}

@@ -44,6 +44,20 @@ def base_of(model: Any) -> Any:
             return model
 
 
+def in_first_fsdp(model: Any) -> bool:
+    """Whether the model or a part of it is in FSDP1, which runs on no CPU: nothing of it can be tested here."""
+    return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+
+
+def refuse_first_fsdp(model: Any) -> None:
+    """Raises ValueError for a model that the probe cannot know."""
+    if in_first_fsdp(model):
+        raise ValueError(
+            "the model is in FullyShardedDataParallel (FSDP1), in which it is not probed; call use_padding_free(model) "
+            "before it is wrapped, or shard it with fully_shard"
+        )
+
+
 def text_config(model: Any) -> Any:
     """The configuration of the language model: the model's own, or the part of it that is about text."""
     config = base_of(model).config

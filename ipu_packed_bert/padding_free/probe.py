@@ -14,7 +14,14 @@ from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
-from ipu_packed_bert.padding_free.models import attention_of, base_of, choice_of, text_config, unwrapped
+from ipu_packed_bert.padding_free.models import (
+    attention_of,
+    base_of,
+    choice_of,
+    refuse_first_fsdp,
+    text_config,
+    unwrapped,
+)
 from ipu_packed_bert.padding_free.update import to_device, without_labels
 from ipu_packed_bert.padding_free.windows import far_settings, ignored_reach, too_long
 from pack_data.batching.collators import padding_free_batch
@@ -79,7 +86,7 @@ def check_no_leak(
 ) -> None:
     """Raise ValueError unless each example of a row gets the logits and gradients that it gets alone.
 
-    model: as it will be trained; in DistributedDataParallel, FSDP, PEFT, or compiled, which is not used here.
+    model: as it will be trained; in DistributedDataParallel, FSDP2, PEFT, or compiled, which is not used here.
     longest: tokens of the longest example in training; decides which windows and chunks matter.  By default the most
     that the model takes.  The test examples are longer than these windows, by as much again where they may be.
     forward: how the training calls the model, if not as `padding_free.update` does.
@@ -93,6 +100,7 @@ def check_no_leak(
     4. And with examples longer than each window, chunk or trained length below `longest`?
     Where not, the error names the first layer at fault, or the setting, and what to do.
     """
+    refuse_first_fsdp(model)
     check_window(model, longest)
     with _undisturbed(model):
         _Probe(model, longest, forward, vocabulary_size, seed).run()
@@ -311,9 +319,8 @@ class _Probe:
             handle.remove()
 
     def _gradients_as_alone(self, first: torch.Tensor, last: torch.Tensor) -> None:
-        """Where the tokens' embeddings can be had: not under FSDP's first version, nor with one token an example."""
-        sharded = type(self.model).__name__ == "FullyShardedDataParallel"
-        if sharded or self.length < 2:
+        """Where the tokens' embeddings can be had: not with one token an example."""
+        if self.length < 2:
             return
         both = [first, last]
         try:

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.collators import Inputs
+from ipu_packed_bert.padding_free.models import in_first_fsdp
 
 IGNORED = -100  # the label of a token that is not predicted
 # Logits of which the loss is computed at once: those that stay in the cache of a CPU; enough to do for a GPU.
@@ -147,7 +148,7 @@ def _is_averaged(model: Any) -> bool:
     """
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return True
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+    if in_first_fsdp(model):
         raise ValueError("accumulate does not know FullyShardedDataParallel (FSDP1); shard the model with fully_shard")
     if not _shards(model):
         return False

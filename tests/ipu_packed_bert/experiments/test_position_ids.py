@@ -57,6 +57,12 @@ def data_dir(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def buffers_as_they_are(monkeypatch):
+    """In the process of the tests, where keeping them cannot be undone."""
+    monkeypatch.setattr(position_ids, "keep_buffers", lambda: True)
+
+
 def rows_of(folder: Path):
     with open(folder / "runs.csv", encoding="utf-8") as file:
         return {(row["data"], row["way"]): row for row in csv.DictReader(file)}
@@ -131,6 +137,9 @@ def test_a_missing_file_is_one_line(tmp_path, capsys):
     assert run_main(main, ["position_ids", *given]) == 2
     message = capsys.readouterr().err
     assert "nowhere: no config.json there" in message and message.count("\n") == 1
+    assert run_main(main, ["position_ids", "--quick", "--fsdp", "--out", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert "torchrun --nproc-per-node N" in message and message.count("\n") == 1
 
 
 def test_one_row_holds_as_much_as_the_rows_of_a_batch():

@@ -8,7 +8,16 @@ import pytest
 from tests.padding_free_models import transformers  # noqa: F401, without it there is nothing to measure
 
 from ipu_packed_bert.padding_free import benchmark  # isort: skip
+from pack_data.batching.plans import BatchOptions
 from pack_data.command import run_main
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch):
+    """Calls of keep_buffers, which cannot be undone in the process of the tests."""
+    calls = []
+    monkeypatch.setattr(benchmark, "keep_buffers", lambda: calls.append(1) or True)
+    return calls
 
 
 def test_the_same_examples_on_every_side():
@@ -34,6 +43,12 @@ def test_what_computes_something_else_is_not_timed(monkeypatch):
         benchmark.measure_rows("some", np.array([20, 9, 30]), 64, benchmark.Setup(16, 1, 40, 2, 1, 64, "cpu"))
 
 
+def test_the_slots_of_batches_padded_at_random():
+    lengths = np.array([20, 9, 30, 50, 5, 7])
+    assert benchmark.slots_a_token(lengths, BatchOptions(1, 50)) == 1.0
+    assert benchmark.slots_a_token(lengths, BatchOptions(6, 50)) == pytest.approx(6 * 50 / lengths.sum())
+
+
 def test_lengths_follow_the_quantiles():
     draw = np.random.default_rng(0)
     for name, quantiles in benchmark.QUANTILES.items():
@@ -43,13 +58,16 @@ def test_lengths_follow_the_quantiles():
     assert benchmark.lengths_of(benchmark.LONG_TAILED, 4000, draw).max() > 2000
 
 
-def test_the_command(capsys, monkeypatch):
+def test_the_command(capsys, monkeypatch, kept):
     monkeypatch.setattr(benchmark, "WAYS", (benchmark.WAYS[0], "MiniBatchPacking+PosID"))
     sizes = "--hidden 16 --layers 1 --vocabulary 40 --rounds 1 --examples 5 --longest 16 --batch 1".split()
     assert benchmark.main(["--rows", "32", "--device", "cpu", "--dense-up-to", "16", *sizes]) == 0
     text = capsys.readouterr().out
     assert sum(line.startswith("| GSM8K") for line in text.splitlines()) == 1 and "of 3 lines" in text
     assert "MiniBatchPacking+PosID, ours" in text
+    assert len(kept) == 1 and "buffers kept" in text
+    given = ["--rows", "8", "--device", "cpu", "--return-buffers", *sizes, "--examples", "0"]
+    assert benchmark.main(given) == 0 and len(kept) == 1 and "buffers kept" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,22 @@ def test_wrapped_models_are_switched_and_probed(wrapper, one_process):
         check_no_leak(wrapped)
 
 
+def test_a_model_in_fsdp1_is_refused_and_one_that_was_switched_before_gets_its_boundaries():
+    class FullyShardedDataParallel(torch.nn.Module):
+        """By the name of torch's class, which wants another device than a CPU."""
+
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    model = FullyShardedDataParallel(a_model(dtype=torch.float32))
+    for call in (use_padding_free, check_no_leak):
+        with pytest.raises(ValueError, match="before it is wrapped, or shard it with fully_shard"):
+            call(model)
+    use_padding_free(model.module)
+    assert PaddingFreeCollator(model)(some_examples(1, [3, 4]))["cu_seq_lens_q"].tolist() == [0, 3, 7]
+
+
 def test_layers_that_need_the_number_of_the_example_get_it(monkeypatch):
     """A convolution of LFM2 that keeps examples apart by seq_idx, as the package causal_conv1d does on CUDA."""
     modeling = pytest.importorskip("transformers.models.lfm2.modeling_lfm2", reason="this Transformers has no LFM2")
