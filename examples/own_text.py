@@ -1,0 +1,57 @@
+"""Text to a trained BERT that fills in a word: build, train, go on after a stop, export, ask.
+
+    python examples/own_text.py [--text FILE|FOLDER] [--steps N] [--sentence "... [MASK] ..."]
+
+Without --text it learns from the documentation inside this Python. The last step needs `pip install transformers`.
+The four commands that this program gives are those that one types: `python -m pack_data.build`, and so on.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ipu_packed_bert import config_file, export_run
+from ipu_packed_bert.commands import pretrain
+from pack_data import BuildOptions, build
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--text", default="embedded", help="texts, a document a file; or a JSONL file; default: Python's")
+    parser.add_argument("--slots", type=int, default=128, help="tokens of a packed row")
+    parser.add_argument("--words", type=int, default=4096, help="size of the vocabulary that is learnt from the text")
+    parser.add_argument("--steps", type=int, default=300, help="weight updates")
+    parser.add_argument("--sentence", default="The function returns a [MASK] of strings.")
+    parser.add_argument("--out", type=Path, default=Path("own_text"), help="folder for all that is made")
+    options = parser.parse_args()
+    data, run, exported = (str(options.out / name) for name in ("data", "run", "hugging_face"))
+
+    # Pieces of the text in rows of --slots tokens, at most three in a row; one document in twenty is held out.
+    build(
+        BuildOptions(
+            data,
+            corpus=options.text,
+            vocabulary_size=options.words,
+            max_sequence_length=options.slots,
+            duplication_factor=1,
+            held_out=0.05,
+        )
+    ).close()
+
+    changed = ["batch.micro_batch=16", "batch.gradient_accumulation=1", f"optimizer.schedule_steps={options.steps}"]
+    settings = [word for change in changed for word in ("--set", change)]
+    config = str(config_file("packed_host"))
+    # Half of the updates, a checkpoint, and the other half: the losses are those of one run without the stop.
+    pretrain.main(["--config", config, "--data", data, "--out", run, "--steps", str(options.steps // 2), *settings])
+    pretrain.main(["--resume", run, "--steps", str(options.steps)])
+
+    export_run(Path(run), Path(exported))
+    from transformers import pipeline
+
+    for answer in pipeline("fill-mask", model=exported)(options.sentence):
+        print(f"{answer['score']:6.1%}  {answer['sequence']}")
+
+
+if __name__ == "__main__":
+    main()
