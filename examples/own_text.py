@@ -18,7 +18,9 @@ from pack_data import BuildOptions, build
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--text", default="embedded", help="texts, a document a file; or a JSONL file; default: Python's")
+    parser.add_argument(
+        "--text", default="embedded", help="texts, each file a document; or a JSONL file; default: Python's"
+    )
     parser.add_argument("--slots", type=int, default=128, help="tokens of a packed row")
     parser.add_argument("--words", type=int, default=4096, help="size of the vocabulary that is learnt from the text")
     parser.add_argument("--steps", type=int, default=300, help="weight updates")
@@ -27,7 +29,7 @@ def main() -> None:
     options = parser.parse_args()
     data, run, exported = (str(options.out / name) for name in ("data", "run", "hugging_face"))
 
-    # Pieces of the text in rows of --slots tokens, at most three in a row; one document in twenty is held out.
+    # Pieces of the text in rows of --slots tokens, at most three in a row.
     build(
         BuildOptions(
             data,
@@ -35,11 +37,11 @@ def main() -> None:
             vocabulary_size=options.words,
             max_sequence_length=options.slots,
             duplication_factor=1,
-            held_out=0.05,
         )
     ).close()
 
-    changed = ["batch.micro_batch=16", "batch.gradient_accumulation=1", f"optimizer.schedule_steps={options.steps}"]
+    changed = ["batch.micro_batch=16", "batch.gradient_accumulation=1", "run.evaluate_every=0"]
+    changed += [f"optimizer.schedule_steps={options.steps}"]
     settings = [word for change in changed for word in ("--set", change)]
     config = str(config_file("packed_host"))
     # Half of the updates, a checkpoint, and the other half: the losses are those of one run without the stop.

@@ -1,23 +1,42 @@
-"""The examples run as they stand, on their small model, and print the speed of both runs."""
+"""The examples run as they stand, in small: what they train is tiny, and so is what they read."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from tests.pack_data.text_corpus import write_corpus
+
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 NEEDS = {"plain_loop": ["transformers"], "hf_trainer": ["accelerate", "datasets"], "trl_sft": ["trl"]}
+NOTEBOOK = EXAMPLES / "paper_in_an_hour.ipynb"
+
+
+def run_here(name, monkeypatch, *arguments):
+    """What an example prints, run in this process as a script is."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    return printed.getvalue()
 
 
 def test_every_example_is_run_and_short():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "tiny"}
-    assert all(len((EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 60 for name in NEEDS)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "tiny", "own_text", "pod16_walkthrough"}
+    assert list(EXAMPLES.glob("*.ipynb")) == [NOTEBOOK]
+    assert all(
+        len(path.read_text(encoding="utf-8").splitlines()) < 60 for path in EXAMPLES.glob("*.py") if path.stem != "tiny"
+    )
 
 
 @pytest.mark.parametrize("name", NEEDS)
@@ -48,3 +67,66 @@ def test_an_example_prints_the_speed_of_both_runs(name, tmp_path):
     assert all(int(speed.replace(",", "")) > 0 for _, speed in speeds)
     assert re.search(r"^packed is [\d.]+ times as fast as unpacked$", finished.stdout, re.MULTILINE)
     assert not list(tmp_path.iterdir())
+
+
+def test_own_text_is_trained_in_two_parts_and_fills_in_a_word(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    texts = write_corpus(tmp_path / "texts", 20)
+    sizes = ("--slots", "32", "--words", "200", "--steps", "4")
+    printed = run_here("own_text", monkeypatch, "--text", texts, *sizes, "--sentence", "a [MASK] of the model")
+    log = [json.loads(line) for line in Path("own_text/run/log.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in log] == [1, 2, 3, 4]
+    answers = re.findall(r"^ *([\d.]+)%  (.+)$", printed, re.MULTILINE)
+    assert len(answers) == 5 and all(text.endswith("of the model") for _, text in answers)
+
+
+SMALL_IPUS = """
+data: {directory: data, max_sequence_length: 512, max_predictions_per_sequence: 76, max_sequences_per_pack: 3}
+model: {vocabulary_size: 30522, hidden_size: 16, num_layers: 2, num_heads: 2, intermediate_size: 32}
+batch: {micro_batch: 2, gradient_accumulation: 8}
+engine: {half_weights: false}
+placement: {replicas: 2, ipus_per_replica: 2, layers_per_ipu: [1, 1], available_memory_proportion: [0.2, 0.2]}
+"""
+
+
+@pytest.mark.parametrize("sdk", [False, True])
+def test_the_walk_through_a_pod_plans_and_compiles_as_far_as_it_can(sdk, tmp_path, monkeypatch):
+    """The Poplar SDK's stand-in compiles the program; without it the example says that it is not compiled, and why."""
+    from tests.fakes.sdk import installed
+
+    monkeypatch.chdir(tmp_path)
+    Path("small.yml").write_text(SMALL_IPUS)
+    arguments = ("--config", "small.yml", "--sequences", "60")
+    if sdk:
+        with installed(ipus=0):
+            printed = run_here("pod16_walkthrough", monkeypatch, *arguments)
+    else:
+        printed = run_here("pod16_walkthrough", monkeypatch, *arguments)
+    assert "verdict   fits" in printed and "pipeline cycle" in printed
+    assert Path("pod16/program.poptorch").is_file() is sdk
+    assert bool(re.search("^compiled  pod16/program.poptorch", printed, re.MULTILINE)) is sdk
+    assert bool(re.search("^not compiled: .*Poplar SDK", printed, re.MULTILINE)) is not sdk
+
+
+def code_of(notebook):
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def test_the_notebook_runs(monkeypatch):
+    """Every code cell in order, in one namespace; its own assertions hold."""
+    monkeypatch.setenv("QUICK", "1")
+    space = {"__name__": "__main__"}
+    with redirect_stdout(io.StringIO()):
+        for cell in code_of(json.loads(NOTEBOOK.read_text(encoding="utf-8"))):
+            exec(compile("".join(cell["source"]), f"{NOTEBOOK.name} {cell['id']}", "exec"), space)
+    assert space["apart"](space["packed_gradient"], space["unpacked_gradient"]) < 1e-12
+    assert space["found"].packing_factor > 1.5
+
+
+def test_the_notebook_was_saved_after_a_run_from_top_to_bottom():
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    cells = code_of(notebook)
+    assert (notebook["nbformat"], [cell["execution_count"] for cell in cells]) == (4, list(range(1, len(cells) + 1)))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert outputs and all(output["output_type"] == "stream" and output["name"] == "stdout" for output in outputs)
