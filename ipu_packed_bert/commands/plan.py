@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from ipu_packed_bert.commands import finetune, pretrain
+from ipu_packed_bert.commands import finetune, plan_search, pretrain
 from ipu_packed_bert.config import PRETRAINING
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.run_folder import CONFIG
@@ -15,8 +15,13 @@ from ipu_packed_bert.settings import load_yaml, peek
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """`pretrain --plan` or `finetune --plan`, as the configuration says, under a name of its own."""
-    arguments = [*(sys.argv[1:] if argv is None else argv), "--plan"]
+    """`pretrain --plan` or `finetune --plan`, as the configuration says, under a name of its own; or the search."""
+    given = sys.argv[1:] if argv is None else argv
+    if "--search" in given:
+        return plan_search.main(argv)
+    if "-h" in given or "--help" in given:
+        print(f"{plan_search.options().format_usage()}\nand, without --search:\n")
+    arguments = [*given, "--plan"]
     return finetune.main(arguments) if of_fine_tuning(arguments) else pretrain.main(arguments)
 
 

@@ -246,6 +246,14 @@ class Lowering:
     # The whole graph ------------------------------------------------------------------------------------------------
 
     def run(self) -> Lowered:
+        """The whole graph; the same one under the same settings is lowered once for a planner."""
+        settings = (self.memory_proportion, self.partial_bytes, self.serialized)
+        known = self.planner.lowered.setdefault(id(self.graph), (self.graph, {}))[1]
+        if settings not in known:
+            known[settings] = self._run()
+        return known[settings]
+
+    def _run(self) -> Lowered:
         alike = layers_alike(self.graph)
         chosen = self.graph.num_layers // 2  # the layer lowered for all; of three the one in the middle
         entries: List[Entry] = []

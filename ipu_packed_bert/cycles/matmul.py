@@ -13,7 +13,7 @@ import os
 from dataclasses import asdict, astuple, dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -302,6 +302,8 @@ class Planner:
     def __init__(self, target: Target, folder: Optional[Path] = None):
         self.target = target
         self.searched = 0  # plans that had to be searched, for the report and the tests
+        # Graphs lowered with these plans, by identity, with their results by settings; see `lowering.Lowering.run`.
+        self.lowered: Dict[int, Tuple[Any, Dict[Tuple, Any]]] = {}
         self._plans: Dict[str, MatmulPlan] = {}
         self._path = None
         if folder is not None:

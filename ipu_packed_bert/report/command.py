@@ -32,7 +32,7 @@ from ipu_packed_bert.configurations import FOLDER, config_file
 from ipu_packed_bert.cycles import arrangement, calibration, matmul, points, target, workload
 from ipu_packed_bert.plan import RunPlan, memory_words, micro_batch_that_fits, plan
 from ipu_packed_bert.report import paper, pictures, scaling, sources, tables
-from ipu_packed_bert.report.packings import Packings
+from ipu_packed_bert.report.packings import Packings, packed_factor
 from pack_data import sort
 from pack_data.command import ArgumentParser, check_output, positive_int
 from pack_data.histogram import LengthHistogram
@@ -196,11 +196,7 @@ class OverheadReport:
 
         def packed(histogram: LengthHistogram, packer: str, depth: Optional[int]) -> float:
             packed_by.append(f"{packer} on {histogram.name}")
-            packings = Packings(histogram, self.folder, [(packer, depth)])
-            try:
-                return packings[packer, depth].packing_factor
-            finally:
-                packings.close()
+            return packed_factor(histogram, self.folder, packer, depth)
 
         slots = config.data.max_sequence_length
         made = planned_factor(

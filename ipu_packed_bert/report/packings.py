@@ -93,6 +93,15 @@ class Packings:
             return None
 
 
+def packed_factor(histogram: LengthHistogram, folder: Optional[Path], packer: str, depth: Optional[int]) -> float:
+    """The packing factor of one packing, from the cache where it is known."""
+    packings = Packings(histogram, folder, [(packer, depth)])
+    try:
+        return packings[packer, depth].packing_factor
+    finally:
+        packings.close()
+
+
 def _sources_digest() -> str:
     """Changes whenever a packer's source does."""
     digest = hashlib.sha256()
