@@ -25,7 +25,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Set, Tuple
 
 from ipu_packed_bert.config import Config, load_config
 from ipu_packed_bert.configurations import FOLDER, config_file
@@ -164,8 +164,8 @@ class OverheadReport:
                     comparison.packed(depth)
             batching = sort.batch(histogram, batch_size=256)
             self.tables.append(paper.table1(comparison, packings, paper.ROWS, batching, histogram.name))
-            # One depth only: each further row needs two more traces. --graphs has all rows.
-            self.tables.append(paper.graphs(comparison, packings, [("nnlshp", 3)]))
+            if not (self.args.graphs or self.args.all):  # one depth: each further row needs two more traces
+                self.tables.append(paper.graphs(comparison, packings, [("nnlshp", 3)]))
         finally:
             packings.close()
         self.tables.append(paper.decomposition(comparison, self.depth(config)))
@@ -264,7 +264,7 @@ class OverheadReport:
         histogram = self.histogram()
         found = scaling.simulate(histogram.counts, hidden_size=self.main_config.model.hidden_size)
         factor, _ = self.factor(self.main_config, self.depth(self.main_config))
-        self.tables.append(paper.scaling(found, factor, histogram.name))
+        self.tables.append(paper.scaling(found, factor, histogram))
 
     def points(self) -> None:
         machine_of = calibration.machines(self.folder)
@@ -370,8 +370,8 @@ def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) ->
     elif args.csv:
         print(tables.as_csv(report.tables), end="")
     else:
-        print("\n\n".join(tables.text(table) for table in report.tables))
-        said = {note for table in report.tables for note in table.notes}
+        said: Set[str] = set()
+        print("\n\n".join(tables.text(table, said) for table in report.tables))
         for line in report.too_large:
             if line not in said:
                 print(f"\n{line}")

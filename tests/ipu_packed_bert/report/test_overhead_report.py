@@ -230,10 +230,8 @@ def test_decomposition_adds_up(machine, load, mask):
 def test_every_column_has_a_source(table1, graphs, comparison):
     for table in (table1, graphs, paper.decomposition(comparison, 3)):
         assert all(column.source in SOURCES for column in table.columns)
-        keys = {column.key for column in table.columns}
+        keys = {column.key for column in tables.every_column(table)}
         assert all(set(row) <= keys for row in table.rows)
-        lines = tables.text(table).splitlines()
-        assert lines[3].count("(") == len(table.columns)
 
 
 def test_csv_and_json_hold_the_same_numbers(table1):
@@ -280,11 +278,8 @@ def test_table1_of_a_small_histogram(run, tmp_path):
         "model.max_position_embeddings=32",
         "--json",
     )
-    (table, graphs, parts, all_depths) = json.loads(out)["tables"]
-    assert (
-        len(all_depths["rows"]) == 3 * 6
-        and [row for row in all_depths["rows"] if row["algorithm"] == "NNLSHP"] == graphs["rows"]
-    )
+    (table, parts, graphs) = json.loads(out)["tables"]
+    assert len(graphs["rows"]) == 3 * 6
     assert [row["algorithm"] for row in table["rows"]] == ["NONE", "SORT", "GREEDY"] + ["SPFHP"] * 2 + ["NNLSHP"] + [
         "SPFHP"
     ] * 3 + ["OPTIMAL"] * 5
@@ -292,11 +287,7 @@ def test_table1_of_a_small_histogram(run, tmp_path):
     assert by["OPTIMAL", "3"]["packing_factor"] >= max(
         by["SPFHP", "3"]["packing_factor"], by["NNLSHP", "3"]["packing_factor"]
     )
-    assert (
-        parts["name"] == "decomposition"
-        and graphs["name"] == "graphs"
-        and [row["depth"] for row in graphs["rows"]] == ["3"] * 3
-    )
+    assert parts["name"] == "decomposition" and graphs["name"] == "graphs"
 
 
 def test_what_if(run):
