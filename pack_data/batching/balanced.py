@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Callable, List, NamedTuple, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 # Share of the tokens that is kept back, in the shortest sequences, and share of a row that stays free for exchanges.
 _LEVELLING, _FREE = 0.03, 0.004
 # Exchanges end where the longest rank is so near its lower bound, or after so many tries in a row without a gain.
-_NEAR, _PATIENCE = 5e-4, 8
+_NEAR, _PATIENCE = 5e-4, 40
 # Sequences of a row that an exchange chooses from, and ranks that are asked for room before a sequence is left.
-_CHOICE, _ASKED = 24, 8
+_CHOICE, _ASKED = 16, 8
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class _Step:
         self.of_rank = [np.flatnonzero(self.rank == rank) for rank in range(ranks)]
 
     def batches(self) -> List[List[List[int]]]:
-        """For each rank its rows, as numbers of sequences."""
-        return [[self.rows[row].tolist() for row in own] for own in self.of_rank]
+        """For each rank its rows, as numbers of sequences; those that hold some."""
+        return [[self.rows[row].tolist() for row in own if len(self.rows[row])] for own in self.of_rank]
 
     def level(self, numbers: np.ndarray, slots: int) -> np.ndarray:
         """Puts further sequences, the longest first, where the load is least and the row has room. Returns the rest."""
@@ -227,8 +227,10 @@ def balanced_batches(
     rest = np.zeros(0, np.int64)
     begin = 0
     for step, end in zip(steps[:-1], cuts.tolist()):
-        state = _Step([rows[row] for row in step], ranks, batch_size, lengths, costs)
-        rest = state.level(np.concatenate([kept_back[begin:end], rest]), slots)
+        more = np.concatenate([kept_back[begin:end], rest])
+        spread = _spread([rows[row] for row in step], more, ranks, batch_size, lengths, costs, slots)
+        state = spread or _Step([rows[row] for row in step], ranks, batch_size, lengths, costs)
+        rest = more[:0] if spread else state.level(more, slots)
         state.exchange(slots, rng)
         batches += state.batches()
         begin = max(begin, end)
@@ -237,10 +239,29 @@ def balanced_batches(
     rest = state.level(np.concatenate([kept_back[begin:], rest]), slots)
     left = [*state.rows, *_first_fit(rest, lengths, slots)]
     for at in range(0, len(left), ranks * batch_size):
-        state = _Step(left[at : at + ranks * batch_size], ranks, batch_size, lengths, costs)
+        given = left[at : at + ranks * batch_size]
+        state = _spread(given, rest[:0], ranks, batch_size, lengths, costs, slots) or _Step(
+            given, ranks, batch_size, lengths, costs
+        )
         state.exchange(slots, rng)
         batches += state.batches()
     return batches
+
+
+def _spread(
+    rows: Sequence[np.ndarray],
+    more: np.ndarray,
+    ranks: int,
+    most: int,
+    lengths: np.ndarray,
+    costs: np.ndarray,
+    slots: int,
+) -> Optional[_Step]:
+    """The sequences of rows that are no whole number a rank, one by one; None where that does not fit, or is whole."""
+    if not rows or len(rows) % ranks == 0:
+        return None
+    state = _Step([np.zeros(0, np.int64)] * (ranks * most), ranks, most, lengths, costs)
+    return None if len(state.level(np.concatenate([*rows, more]), slots)) else state
 
 
 def _steps(work: np.ndarray, batch_size: int, ranks: int, rng: np.random.Generator) -> List[List[int]]:

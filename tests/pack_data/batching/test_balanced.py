@@ -57,6 +57,18 @@ def test_the_longest_rank_is_near_its_lower_bound(ranks, batch_size):
         assert after.near > 3 * before.near and after.excess < before.excess / 2
 
 
+@pytest.mark.parametrize("ranks, seed", [(8, 0), (8, 1), (16, 2)])
+def test_a_step_with_fewer_rows_than_the_others_is_level_too(ranks, seed):
+    """Rows that are no whole number a rank are taken apart, or some ranks would have a row more than others."""
+    lengths, cost = made_up(4000, 1024, seed), StepCost(3000.0, 1.0)
+    options = BatchOptions(4, 1024, ranks, cost=cost)
+    plan = levelled(lengths, options)
+    costs = cost.of(lengths)
+    loads = plan.loads(costs)[-2:]
+    bounds = [max(step.mean(), float(costs.max())) for step in loads]
+    assert (loads.max(axis=1) <= 1.02 * np.array(bounds)).all()
+
+
 def test_differencing_overflows_where_these_rows_do_not():
     lengths, cost = made_up(4000, 1024), StepCost(0.0, 1.0)
     options = BatchOptions(1, 1024, 8, cost=cost)
