@@ -12,13 +12,14 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
 .PHONY: help pretrain bench test gpu check coverage mutants test-sdk test-ipu test-wheel weights print-python38 clean
-.PHONY: test-trainers test-trainers-newest test-trainers-older docs
+.PHONY: test-trainers test-trainers-newest test-trainers-older docs figures
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make bench      what packing brings on this machine: speed-up beside the packing factor, 1 and 2 processes"
 	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
 	@echo "make gpu        what needs an NVIDIA GPU: its tests, and training steps in several layouts; PYTHON=one that has torch"
 	@echo "make check      lint, format and types"
+	@echo "make figures    the tables and pictures of docs/evidence.md from the committed results; trains nothing"
 	@echo "make coverage   the tests, and the lines that none of them runs"
 	@echo "make mutants    small random mistakes in the core modules: do the tests notice? (an hour; goes on where it was stopped)"
 	@echo "make test-sdk   run them in the IPU machines' world (Python 3.8, torch 2.0.1)"
@@ -50,6 +51,10 @@ check: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+# TAKE="--take OUT" first takes the finished cells of a run into the results.
+figures: .venv/ready
+	.venv/bin/python -m ipu_packed_bert.experiments.figures $(TAKE)
 
 coverage: .venv/ready
 	.venv/bin/python $(PYTEST) --cov=pack_data --cov=ipu_packed_bert --cov=profiling --cov-report=term-missing:skip-covered

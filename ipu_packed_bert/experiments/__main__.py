@@ -1,8 +1,9 @@
 """`python -m ipu_packed_bert.experiments NAME`: runs one experiment, or says which there are.
 
-An experiment is a module of this package with SUMMARY (what it shows, its default size and measured time),
-add_arguments(parser), settings(options) (all that decides what a cell measures) and run(options, runner).
-Options every experiment has: data_dir, out, size ("quick", "default" or "full"), seeds, plot, progress.
+An experiment is a module of this package with SUMMARY (what it shows, its default size and measured time), SIZES by
+name, add_arguments(parser), settings(options) (all that decides what a cell measures) and run(options, runner), which
+returns the exit status: 1 where the experiment shows nothing. DEFAULT names its size where that is not "default".
+Options every experiment has: data_dir, out, size, seeds, plot, progress.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from pack_data.command import ArgumentParser, positive_int, run_main, typed
 
 # Names and one line each; a module is imported when it is asked for.
 EXPERIMENTS = {
-    "learning_curves": "packed and unpacked pre-training, over sequences and over seconds (paper section 4.2, Figure "
-    "3)",
-    "ablation": "what each adjustment of packedBERT is worth (paper section 4.2.1, Figure 4)",
+    "pretraining": "packed against unpacked, and what each adjustment is worth (paper section 4.2, Figures 3 and 4)",
     "exactness": "packed and unpacked training give the same weights (beyond the paper)",
     "fine_tuning": "SQuAD and BANKING77 fine-tuned in packs: F1, accuracy, seconds (beyond the paper; needs "
     "--data-dir)",
@@ -56,23 +55,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         type=Path,
         default=Path("runs", "experiments", name),
         metavar="DIR",
-        help="default %(default)s; a run that was stopped goes on there",
+        help="default %(default)s; a run that was stopped goes on there, and processes may share it",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
-        "--full",
-        action="store_const",
-        const="full",
-        default="default",
-        dest="size",
-        help="the larger size, for a GPU or for hours",
+        "--size",
+        choices=experiment.SIZES,
+        default=getattr(experiment, "DEFAULT", "default"),
+        help="default %(default)s",
     )
+    size.add_argument("--full", action="store_const", const="full", dest="size", help="--size full, for a GPU")
     size.add_argument(
-        "--quick",
-        action="store_const",
-        const="quick",
-        dest="size",
-        help="the smallest size: shows that it runs, no more",
+        "--quick", action="store_const", const="quick", dest="size", help="--size quick: shows that it runs, no more"
     )
     parser.add_argument("--seeds", type=positive_int, default=3, metavar="N", help="runs of each variant, default 3")
     plot = parser.add_mutually_exclusive_group()
@@ -88,9 +82,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     elif int(os.environ.get("RANK", "0")):
         experiment.follow(options)  # under torchrun only one process writes
         return 0
-    with Runner(options.out, experiment.settings(options), progress=options.progress) as runner:
-        experiment.run(options, runner)
-    return 0
+    if hasattr(experiment, "choose"):
+        experiment.choose(options)
+    runner = Runner(options.out, experiment.settings(options), progress=options.progress)
+    return experiment.run(options, runner) or 0
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ import torch
 
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.experiments import pretraining, tables
-from ipu_packed_bert.experiments.pretraining import PretrainingSetup
+from ipu_packed_bert.experiments import packed_runs, tables
+from ipu_packed_bert.experiments.packed_runs import PretrainingSetup
 from ipu_packed_bert.experiments.runner import Cell, Row, Runner
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.optim import build_optimizer, learning_rate
@@ -33,7 +33,8 @@ SUMMARY = (
     "Data of the other experiments' size; hidden 32, 2 layers, 8 packs an update (quick: 5 updates)."
 )
 
-UPDATES = {"quick": 5, "default": 100, "full": 1000}
+UPDATES = {"quick": 5, "minutes": 100, "hours": 100, "full": 1000}
+SIZES, DEFAULT = UPDATES, "minutes"
 PACKS, MICRO_BATCH = 8, 2
 LIMIT = 1.0e-6  # relative L2 over all parameters, float64, after 100 updates
 
@@ -53,7 +54,7 @@ VARIANTS: Dict[str, Normalisation] = {
 
 def settings(options: Any) -> Dict[str, Any]:
     return {
-        **pretraining.settings(options),
+        **packed_runs.settings(options),
         "updates": UPDATES[options.size],
         "packs": PACKS,
         "micro_batch": MICRO_BATCH,
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: Any, runner: Runner) -> None:
-    setup = pretraining.setup(options)
+    setup = packed_runs.setup(options)
     updates = UPDATES[options.size]
     cells = [Cell(name, seed) for seed in range(1, options.seeds + 1) for name in VARIANTS]
     rows = runner.run(cells, lambda cell: part(setup, VARIANTS[cell.variant], seed=cell.seed, updates=updates))
@@ -145,8 +146,8 @@ def same_sequences(store: PackStore, *, seed: int, updates: int) -> Iterator[Tup
 
 def scales(batch: Batch, variant: Normalisation) -> Batch:
     """The batch with the variant's normalisation, in the variant's type."""
-    whole = pretraining.update_scales(batch, MICRO_BATCH)
-    scaled = whole if variant.whole_update else pretraining.micro_batch_means(whole, MICRO_BATCH)
+    whole = packed_runs.update_scales(batch, MICRO_BATCH)
+    scaled = whole if variant.whole_update else packed_runs.micro_batch_means(whole, MICRO_BATCH)
     kind = np.float64 if variant.dtype == torch.float64 else np.float32
     return {**scaled, **{name: scaled[name].astype(kind) for name in ("mlm_scale", "nsp_scale")}}
 

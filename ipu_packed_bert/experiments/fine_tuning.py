@@ -171,7 +171,7 @@ def run(options: Any, runner: Runner) -> None:
         for name in TASKS
         for packing in ("packed", "unpacked")
     ]
-    rows = runner.run([Cell(START, START_SEED)] + cells, measure)
+    rows = runner.run([Cell(START, START_SEED)], measure) + runner.run(cells, measure)
     runner.write_csv("curves.csv", rows)
     text = table(rows) + notes(rows, size, options) + "\n"
     runner.write("table.md", text)

@@ -1,13 +1,28 @@
-"""Learning curves as figures: a line for the mean over seeds, a band for all of them."""
+"""Figures of experiments: curves with a band over seeds, and differences with their intervals.
+
+Colours and dashes are chosen so that the lines differ in grey and for people who see few colours.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List, NamedTuple, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
+from ipu_packed_bert.experiments.statistics import Interval
 from pack_data.plotting import new_figure, save
+
+# Colours of Okabe and Ito, from dark to light, each with dashes of its own.
+STYLES = (
+    ("#000000", "-"),
+    ("#0072B2", "--"),
+    ("#D55E00", "-."),
+    ("#CC79A7", (0, (1, 1))),
+    ("#009E73", (0, (5, 1, 1, 1, 1, 1))),
+    ("#E69F00", "-"),
+    ("#56B4E9", "--"),
+)
 
 
 class Curve(NamedTuple):
@@ -16,7 +31,13 @@ class Curve(NamedTuple):
     label: str
     x: np.ndarray  # [seeds, points]
     y: np.ndarray  # [seeds, points]
-    dashed: bool = False
+
+
+class Line(NamedTuple):
+    """A value to compare with."""
+
+    y: float
+    label: str
 
 
 class Panel(NamedTuple):
@@ -26,25 +47,98 @@ class Panel(NamedTuple):
     x_label: str
     y_label: str
     curves: Sequence[Curve]
+    line: Optional[Line] = None
     logarithmic: bool = False
+    digits: int = 3  # of the last values
 
 
-def draw(panels: Sequence[Panel], path: Path) -> Path:
-    """Panels side by side. A band reaches from the lowest to the highest seed."""
-    figure, axes = new_figure(5.2 * len(panels), 4.0, columns=len(panels))
+class Bar(NamedTuple):
+    """A difference with its interval."""
+
+    label: str
+    interval: Interval
+    control: bool = False
+
+
+def draw(panels: Sequence[Panel], path: Path, *, caption: str = "") -> Path:
+    """Panels side by side. A band reaches from the lowest to the highest seed; last values stand at the right edge."""
+    figure, axes = new_figure(5.4 * len(panels), 4.2, columns=len(panels))
     labels: List[str] = list({curve.label: None for panel in panels for curve in panel.curves})
     for panel, axis in zip(panels, axes):
+        ends = []
         for curve in panel.curves:
-            colour = f"C{labels.index(curve.label) % 10}"
+            colour, dashes = STYLES[labels.index(curve.label) % len(STYLES)]
             x, y = curve.x.mean(axis=0), curve.y
-            axis.plot(x, y.mean(axis=0), color=colour, linestyle="--" if curve.dashed else "-", label=curve.label)
-            axis.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.18, linewidth=0)
+            axis.plot(x, y.mean(axis=0), color=colour, linestyle=dashes, linewidth=1.8)
+            axis.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+            ends.append((float(y.mean(axis=0)[-1]), colour))
         if panel.logarithmic:
             axis.set_yscale("log")
+        if panel.line is not None:
+            axis.axhline(panel.line.y, color="#777777", linewidth=1.0, linestyle=":")
+            axis.annotate(
+                panel.line.label,
+                (0.99, panel.line.y),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="bottom",
+                fontsize=8,
+                color="#555555",
+            )
         axis.set_title(panel.title)
         axis.set_xlabel(panel.x_label)
         axis.set_ylabel(panel.y_label)
         axis.grid(alpha=0.25)
-        axis.legend(fontsize=8)
+        if not panel.logarithmic:
+            _last_values(axis, ends, panel.digits)
+    styles = [STYLES[number % len(STYLES)] for number in range(len(labels))]
+    handles = [_handle(colour, dashes) for colour, dashes in styles]
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(5, len(labels)), fontsize=9, frameon=False)
+    if caption:
+        figure.supxlabel(caption, fontsize=8, color="#444444")
     save(figure, path)
     return path
+
+
+def draw_differences(
+    bars: Sequence[Bar], path: Path, *, margin: Optional[float], title: str, x_label: str, caption: str
+) -> Path:
+    """One line a difference, its mean and its interval; the margin as a band around 0."""
+    figure, (axis,) = new_figure(8.0, 1.6 + 0.36 * len(bars))
+    if margin is not None:
+        axis.axvspan(-margin, margin, color="#dddddd", linewidth=0)
+    axis.axvline(0.0, color="#777777", linewidth=1.0)
+    for place, bar in enumerate(bars):
+        interval, colour = bar.interval, "#D55E00" if bar.control else "#000000"
+        axis.plot([interval.low, interval.high], [place, place], color=colour, linewidth=2.4)
+        axis.plot([interval.mean], [place], marker="s" if bar.control else "o", color=colour, markersize=6)
+        axis.annotate(
+            f"{interval.mean:+.3f}", (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8
+        )
+    axis.set_yticks(range(len(bars)), [bar.label + (" (control)" if bar.control else "") for bar in bars], fontsize=9)
+    axis.invert_yaxis()
+    axis.set_title(title, fontsize=11)
+    axis.set_xlabel(x_label)
+    axis.grid(axis="x", alpha=0.25)
+    figure.supxlabel(caption, fontsize=8, color="#444444")
+    save(figure, path)
+    return path
+
+
+def _handle(colour: str, dashes: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, linestyle=dashes, linewidth=1.8)
+
+
+def _last_values(axis: Any, ends: Sequence[Any], digits: int) -> None:
+    """The last value of each curve at the right edge, moved apart where they would lie on each other."""
+    low, high = axis.get_ylim()
+    least = 0.055 * (high - low)
+    placed = low
+    for y, colour in sorted(ends):
+        height = max(y, placed)
+        placed = height + least
+        axis.annotate(
+            f"{y:.{digits}f}", (1.01, height), xycoords=("axes fraction", "data"), color=colour, fontsize=8, va="center"
+        )

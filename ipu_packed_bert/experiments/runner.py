@@ -4,8 +4,9 @@
     rows = runner.run(cells, measure)                                 # measure(cell) -> rows, plain values by name
     runner.write_csv("curves.csv", rows)
 
-`cells.jsonl` in the folder gets one line for each finished cell.  A run that was killed or interrupted leaves whole
-lines and at most one cut one, which is dropped; the same command then runs the cells that are missing.
+Each finished cell is a file in `cells/`, written whole or not at all. Several processes may run one experiment in one
+folder: each takes the next cell that nobody has, and the lock of a cell ends with its process, however that ends. So a
+run that was killed goes on with the same command.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
+import shutil
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from urllib.parse import quote
 
-from pack_data.command import progress_bar
+from pack_data.command import counted, progress_bar
 from pack_data.files import locked, write_atomically
 
-CELLS, SETTINGS = "cells.jsonl", "settings.json"
+CELLS, SETTINGS = "cells", "settings.json"
+_LOCKS, _UNFINISHED = "locks", "unfinished"
+_WAIT = 1.0  # seconds between two looks at a cell that another process has
 
 Row = Dict[str, Any]  # one measured point: names -> plain values; `variant` and `seed` come from its cell
 
@@ -34,33 +38,25 @@ class Cell(NamedTuple):
     variant: str
     seed: int
 
+    @property
+    def stem(self) -> str:
+        """Of its files: the variant may have any characters."""
+        return f"{quote(self.variant, safe='')}-{self.seed}"
+
 
 class Runner:
-    """The folder of one experiment, held by one process at a time.
+    """The folder of one experiment, which several processes may share.
 
-    Raises ValueError where the folder holds cells that were measured with other settings, or another process runs
-    there.
+    Raises ValueError where the folder holds cells that were measured with other settings.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], *, progress: Optional[bool] = None) -> None:
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._progress = progress
-        with ExitStack() as held:
-            held.enter_context(
-                locked(
-                    self.folder / "lock",
-                    f"{self.folder}: another process runs this experiment; wait for it or give another --out",
-                )
-            )
+        for name in (CELLS, _LOCKS):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        with alone(self.folder, "settings"):
             self._settle(settings)
-            self._lock = held.pop_all()
-
-    def __enter__(self) -> Runner:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._lock.close()
 
     def _settle(self, settings: Mapping[str, Any]) -> None:
         path = self.folder / SETTINGS
@@ -68,64 +64,61 @@ class Runner:
         if path.exists():
             found = json.loads(path.read_text(encoding="utf-8"))
             different = sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
-            if different and self.finished():
+            if different and finished_cells(self.folder):
                 changes = ", ".join(f"{name} {found.get(name)} (now {wanted.get(name)})" for name in different)
                 raise ValueError(
                     f"{self.folder}: holds cells measured with {changes}; give another --out or remove the folder"
                 )
+            if not different:
+                return
         write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
 
-    def finished(self) -> Dict[Cell, List[Row]]:
-        """The rows of every finished cell."""
-        path = self.folder / CELLS
-        if not path.exists():
-            return {}
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last line end was cut by a kill
-        records = [json.loads(line) for line in lines]
-        return {Cell(record["variant"], record["seed"]): record["rows"] for record in records}
-
     def run(self, cells: Sequence[Cell], measure: Callable[[Cell], Iterable[Row]]) -> List[Row]:
-        """The rows of these cells, in their order; those that are not finished yet are measured, one after another."""
-        finished = self.finished()
+        """The rows of these cells, in their order; those that are not finished yet are measured, one after another.
+
+        Cells that other processes have are waited for, and taken over where their process ends without them.
+        """
+        finished = finished_cells(self.folder)
         missing = [cell for cell in cells if cell not in finished]
-        if finished and missing != list(cells):
-            print(f"{len(cells) - len(missing)} of {len(cells)} cells are in {self.folder} already", flush=True)
-        self._drop_cut_line()
-        with open(self.folder / CELLS, "a", encoding="utf-8") as out, progress_bar(
-            len(cells), "cells", shown=self._progress, unit="cell"
-        ) as bar:
+        if len(missing) < len(cells):
+            print(f"{len(cells) - len(missing)} of {counted(len(cells), 'cell')} are in {self.folder} already")
+        with progress_bar(len(cells), "cells", shown=self._progress, unit="cell") as bar:
             bar.update(len(cells) - len(missing))
-            for done, cell in enumerate(missing):
+            while missing:
+                taken = [cell for cell in missing if self._finish(cell, measure, bar)]
+                missing = [cell for cell in missing if cell not in taken]
+                if missing and not taken:
+                    time.sleep(_WAIT)
+        finished = finished_cells(self.folder)
+        return [row for cell in cells for row in finished[cell]]
+
+    def _finish(self, cell: Cell, measure: Callable[[Cell], Iterable[Row]], bar: Any) -> bool:
+        """Whether the cell is finished, by this process or by another one; False while another one has it."""
+        path = self.folder / CELLS / f"{cell.stem}.json"
+        with _free(self.folder / _LOCKS / f"{cell.stem}.lock") as free:
+            if not free:
+                return False
+            if not path.exists():  # else another process has finished it meanwhile
                 bar.set_postfix_str(f"{cell.variant}, seed {cell.seed}")
                 start = time.perf_counter()
                 try:
                     rows = [{"variant": cell.variant, "seed": cell.seed, **row} for row in measure(cell)]
                 except KeyboardInterrupt:
-                    kept = len(cells) - len(missing) + done
-                    print(
-                        f"\nstopped: {kept} of {len(cells)} cells are kept in {self.folder}; the same command goes on",
-                        file=sys.stderr,
-                    )
+                    kept = counted(len(finished_cells(self.folder)), "finished cell")
+                    print(f"\nstopped: {kept} in {self.folder}; the same command goes on", file=sys.stderr)
                     raise
-                seconds = time.perf_counter() - start
-                finished[cell] = rows
-                out.write(
-                    json.dumps({"variant": cell.variant, "seed": cell.seed, "seconds": round(seconds, 3), "rows": rows})
-                    + "\n"
-                )
-                out.flush()
-                os.fsync(out.fileno())
-                bar.update(1)
+                seconds = round(time.perf_counter() - start, 3)
+                record = {"variant": cell.variant, "seed": cell.seed, "seconds": seconds, "rows": rows}
+                write_atomically(path, (json.dumps(record) + "\n").encode())
+                shutil.rmtree(self.unfinished(cell), ignore_errors=True)
                 if bar.disable:
                     print(f"{cell.variant}, seed {cell.seed}: {seconds:.1f} s", flush=True)
-        return [row for cell in cells for row in finished[cell]]
+        bar.update(1)
+        return True
 
-    def _drop_cut_line(self) -> None:
-        path = self.folder / CELLS
-        if path.exists():
-            data = path.read_bytes()
-            if not data.endswith(b"\n") and data:
-                write_atomically(path, data[: data.rfind(b"\n") + 1])
+    def unfinished(self, cell: Cell) -> Path:
+        """A folder for what a cell under way keeps, to go on from; it is removed when the cell is finished."""
+        return self.folder / _UNFINISHED / cell.stem
 
     def write_csv(self, name: str, rows: Sequence[Row]) -> Path:
         """One line a row; the columns are those of all rows, in the order in which they first appear."""
@@ -141,3 +134,37 @@ class Runner:
         path = self.folder / name
         write_atomically(path, text.encode())
         return path
+
+
+def finished_cells(folder: Path) -> Dict[Cell, List[Row]]:
+    """The rows of every finished cell of an experiment's folder."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((Path(folder) / CELLS).glob("*.json"))]
+    return {Cell(record["variant"], record["seed"]): record["rows"] for record in records}
+
+
+@contextmanager
+def alone(folder: Path, name: str) -> Iterator[None]:
+    """What processes that share a folder do one after another."""
+    path = Path(folder) / _LOCKS / f"{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with _free(path) as free:
+            if free:
+                yield
+                return
+        time.sleep(_WAIT)
+
+
+@contextmanager
+def _free(path: Path) -> Iterator[bool]:
+    """Holds the lock file where it is free, and says whether it is."""
+    held = locked(path, "")
+    try:
+        held.__enter__()
+    except ValueError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        held.__exit__(None, None, None)

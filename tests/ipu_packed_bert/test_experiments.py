@@ -1,17 +1,31 @@
-"""Experiments: cells are measured once, ablations change what they say, the equivalence test knows the answer."""
+"""Experiments: cells are measured once, ablations change what they say, a control that passes shows nothing."""
 
 import importlib
 import json
+import os
+import signal
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments import __main__ as command
-from ipu_packed_bert.experiments.ablation import separators_only, without_mask, without_position_reset
-from ipu_packed_bert.experiments.learning_curves import equivalence, lag
-from ipu_packed_bert.experiments.runner import CELLS, Cell, Runner
+from ipu_packed_bert.experiments import figures, packed_runs, runner
+from ipu_packed_bert.experiments.packed_runs import SIZES, PretrainingSetup
+from ipu_packed_bert.experiments.pretraining import changed, within
+from ipu_packed_bert.experiments.pretraining_variants import VARIANTS, Variant
+from ipu_packed_bert.experiments.runner import CELLS, Cell, Runner, finished_cells
+from ipu_packed_bert.experiments.statistics import Interval, Scores, difference, verdict
+from ipu_packed_bert.loader import StoredPacks, in_order
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from pack_data import files
 
-CELLS_WANTED = [Cell("packed", 0), Cell("packed", 1), Cell("unpacked", 0)]
+CELLS_WANTED = [Cell("packed", 0), Cell("packed", 1), Cell("unpacked, all", 0)]
+
+
+# ---- cells
 
 
 def test_a_stopped_experiment_goes_on_with_the_missing_cells(tmp_path):
@@ -23,21 +37,152 @@ def test_a_stopped_experiment_goes_on_with_the_missing_cells(tmp_path):
         measured.append(cell)
         return [{"loss": cell.seed + 0.5}]
 
-    with Runner(tmp_path / "run", {"size": 1}) as runner, pytest.raises(KeyboardInterrupt):
-        runner.run(CELLS_WANTED, lambda cell: measure(cell, CELLS_WANTED[2]))
-    with open(tmp_path / "run" / CELLS, "a") as file:
-        file.write('{"variant": "unpa')  # what a kill -9 in the middle of a line leaves
-    with Runner(tmp_path / "run", {"size": 1}) as runner:
-        rows = runner.run(CELLS_WANTED, measure)
+    with pytest.raises(KeyboardInterrupt):
+        Runner(tmp_path / "run", {"size": 1}).run(CELLS_WANTED, lambda cell: measure(cell, CELLS_WANTED[2]))
+    rows = Runner(tmp_path / "run", {"size": 1}).run(CELLS_WANTED, measure)
     assert measured == CELLS_WANTED
     assert [(row["variant"], row["seed"], row["loss"]) for row in rows] == [
         ("packed", 0, 0.5),
         ("packed", 1, 1.5),
-        ("unpacked", 0, 0.5),
+        ("unpacked, all", 0, 0.5),
     ]
-    assert all(json.loads(line) for line in (tmp_path / "run" / CELLS).read_text().splitlines())
+    assert set(finished_cells(tmp_path / "run")) == set(CELLS_WANTED)
     with pytest.raises(ValueError, match="measured with size"):
         Runner(tmp_path / "run", {"size": 2})
+
+
+def test_two_processes_share_the_cells(tmp_path, monkeypatch):
+    """Here two threads: a lock belongs to an open file. One has a cell until the other has finished all others."""
+    monkeypatch.setattr(files, "LOCK_PATIENCE", 0.0)
+    monkeypatch.setattr(runner, "_WAIT", 0.01)
+    measured, held, others_done = [], threading.Event(), threading.Event()
+
+    def slow(cell):
+        held.set()
+        assert others_done.wait(60)
+        measured.append(cell)
+        return [{"by": "slow"}]
+
+    def quick(cell):
+        measured.append(cell)
+        if len(measured) == 2:
+            others_done.set()
+        return [{"by": "quick"}]
+
+    first, second = (Runner(tmp_path / "run", {}) for _ in range(2))
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(first.run(CELLS_WANTED, slow)))
+    thread.start()
+    assert held.wait(60)
+    rows = second.run(CELLS_WANTED, quick)
+    thread.join(60)
+    assert [row["by"] for row in rows] == ["slow", "quick", "quick"] and found == rows
+    assert sorted(measured) == sorted(CELLS_WANTED)
+
+
+def test_a_killed_run_goes_on_inside_its_cell_and_ends_as_if_it_had_not_been(tmp_path, capsys):
+    """Also: each held-out sequence is scored as `evaluate` scores it, without padding or with it."""
+    size = SIZES["quick"]._replace(resumable=True, points=5, sequences=600)
+    setup = PretrainingSetup(tmp_path / "data", size, None)
+    config = setup.config("packed", seed=1)
+    whole = setup.run(config, unfinished=tmp_path / "whole")
+    updates = 0
+
+    def kill(batch):
+        nonlocal updates
+        updates += 1
+        if updates == config.run.steps // 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch
+
+    with pytest.raises(KeyboardInterrupt):
+        setup.run(config, kill, tmp_path / "killed")
+    again = setup.run(config, unfinished=tmp_path / "killed")
+
+    def without_time(rows):
+        return [{name: value for name, value in row.items() if "seconds" not in name} for row in rows]
+
+    assert len(whole) >= 4 and without_time(whole) == without_time(again)
+    assert whole[-1]["mlm_loss"] < whole[0]["mlm_loss"]
+    with setup.store("held_out") as store:
+        task = Pretraining(replace(config, data=replace(config.data, max_sequences_per_pack=1)), store.schema)
+        engine = HostEngine(config, task, packing_factor=1.0)
+        engine.load_state(packed_runs.load_newest(tmp_path / "killed").engine)
+        layout = task.layout(replace(config, optimizer=replace(config.optimizer, packing_adjustment="none")), 1.0)
+        found = task.evaluate(engine, in_order(StoredPacks(store), layout))
+    for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"):
+        assert whole[-1][name] == pytest.approx(found.metrics[name], abs=2e-6)
+    facts = setup.facts()
+    assert sum(whole[-1]["mlm_centinats"]) / 100 / sum(facts["masked"]) == pytest.approx(
+        whole[-1]["mlm_loss"], abs=1e-3
+    )
+    assert facts["sequences"]["held_out"] == len(facts["masked"]) == len(whole[-1]["nsp_millinats"])
+
+
+def test_no_topic_document_is_on_both_sides(tmp_path, capsys):
+    setup = PretrainingSetup(tmp_path / "data", SIZES["quick"], None)
+    with setup.store("unpacked") as training, setup.store("held_out") as held_out:
+        made = [store.manifest.made_with for store in (training, held_out)]
+    assert made[0]["sources"] == made[1]["sources"] and [each["side"] for each in made] == ["training", "held-out"]
+    with pytest.raises(ValueError, match="made with"):
+        PretrainingSetup(tmp_path / "data", SIZES["quick"]._replace(amount=151), None)
+
+
+# ---- statistics
+
+
+def scores(random, sequences, shift=0.0):
+    masked = np.full(sequences, 10)
+    return Scores(masked, 10 * (5 + shift + random.normal(0, 1, sequences)), random.exponential(0.5, sequences))
+
+
+def test_intervals_cover_the_true_difference_as_often_as_they_say():
+    """Seeds differ by 0.05, sequences by 1: with 3 seeds and 400 sequences both matter."""
+    random, covered, resampled = np.random.default_rng(1), 0, 0
+    for _ in range(120):
+        base = scores(random, 400)
+        pairs = []
+        for _seed in range(3):
+            apart = 0.1 + random.normal(0, 0.05) + random.normal(0, 1, 400)
+            pairs.append((base._replace(mlm=base.mlm + 10 * apart), base))
+        found = difference([one for one, _ in pairs], [other for _, other in pairs])
+        covered += found.low <= 0.1 <= found.high
+        assert found.seeds == 3 and found.low < found.mean < found.high
+        seeds = np.array([one.mlm_loss - other.mlm_loss for one, other in pairs])
+        drawn = seeds[random.integers(3, size=(1000, 3))].mean(axis=1)
+        resampled += np.quantile(drawn, 0.05) <= 0.1 <= np.quantile(drawn, 0.95)
+    assert covered >= 0.85 * 120  # of 90 %
+    assert resampled < 0.85 * 120  # what resampling three seeds would give
+
+
+def test_a_difference_is_that_of_the_means_and_pairs_must_be_pairs():
+    random = np.random.default_rng(2)
+    first, second = scores(random, 50), scores(random, 50, shift=0.3)
+    found = difference([second, second], [first, first])
+    assert found.mean == pytest.approx(second.loss - first.loss)
+    alone = difference([second], [first], masked_only=True)
+    assert alone.mean == pytest.approx(second.mlm_loss - first.mlm_loss) and alone.seeds == 1
+    assert difference([first, first], [first, first]) == Interval(0.0, 0.0, 0.0, 2)
+    with pytest.raises(ValueError, match="no pairs"):
+        difference([first], [first, second])
+    with pytest.raises(ValueError, match="same held-out"):
+        difference([first], [second._replace(masked=second.masked + 1)])
+    with pytest.raises(ValueError, match="masked tokens only"):
+        difference([first], [second._replace(nsp=None)])
+
+
+def test_a_verdict_needs_a_control_that_fails():
+    cost, near, far = Interval(0.4, 0.3, 0.5, 2), Interval(0.02, -0.05, 0.08, 3), Interval(0.4, 0.3, 0.5, 3)
+    assert verdict(cost, near, far)[:2] == (True, True)  # margin 0.1
+    assert verdict(cost, far, far)[:2] == (True, False)
+    assert verdict(cost, near, near)[:2] == (False, False)  # the control passes as well
+    assert verdict(Interval(0.4, -0.1, 0.9, 2), near, far)[:2] == (False, False)  # the mask may cost nothing
+    assert verdict(None, near, far)[:2] == (False, False)
+    assert verdict(cost, near._replace(seeds=1), far)[:2] == (False, False)
+    assert not Interval(0.0, -0.11, 0.05, 3).within(0.1) and not Interval(0.0, -0.05, 0.1, 3).within(0.1)
+
+
+# ---- what is run and what is shown
 
 
 def test_every_name_is_an_experiment(capsys):
@@ -45,6 +190,7 @@ def test_every_name_is_an_experiment(capsys):
     for name in command.EXPERIMENTS:
         module = importlib.import_module("ipu_packed_bert.experiments." + name)
         assert module.SUMMARY and callable(module.run) and callable(module.settings)
+        assert {"quick", "full", getattr(module, "DEFAULT", "default")} <= set(module.SIZES)
     assert command.main(["--help"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in command.EXPERIMENTS)
@@ -58,37 +204,64 @@ def test_ablations_change_the_mask_and_the_positions_and_nothing_else():
         "positions": np.array([[0, 1, 0, 1, 2, 0]], np.int32),
         "input_ids": np.array([[2, 3, 2, 5, 3, 0]], np.int32),
     }
-    assert without_mask(batch)["input_mask"].tolist() == [[1, 1, 1, 1, 1, 0]]
-    assert without_position_reset(batch)["positions"].tolist() == [[0, 1, 2, 3, 4, 0]]
-    both = separators_only(batch)
+    no_mask, no_positions, both = (
+        changed(batch, VARIANTS[name], 1) for name in ("no_mask", "no_positions", "separators")
+    )
+    assert no_mask["input_mask"].tolist() == [[1, 1, 1, 1, 1, 0]] and no_mask["positions"] is batch["positions"]
+    assert no_positions["positions"].tolist() == [[0, 1, 2, 3, 4, 0]]
+    assert no_positions["input_mask"] is batch["input_mask"]
     assert both["input_mask"].tolist() == [[1, 1, 1, 1, 1, 0]] and both["positions"].tolist() == [[0, 1, 2, 3, 4, 0]]
     assert both["input_ids"] is batch["input_ids"] and batch["positions"].tolist() == [[0, 1, 0, 1, 2, 0]]
     assert {name: array.dtype for name, array in both.items()} == {name: array.dtype for name, array in batch.items()}
+    assert changed(batch, Variant("as it is"), 1) is batch
 
 
-def test_two_one_sided_tests_on_a_worked_example():
-    """Spread 0.01 in each of two groups of three: standard error 0.01 sqrt(2/3) = 0.008165, 4 degrees of freedom."""
-    first, second = np.array([0.99, 1.00, 1.01]), np.array([1.00, 1.01, 1.02])
-    found = equivalence(first, second, margin=0.05)
-    assert found.difference == pytest.approx(-0.01)
-    assert found.interval == pytest.approx(2.1318468 * 0.00816497, rel=1e-5)  # t quantile 0.95, 4 degrees
-    assert found.equivalent and found.power > 0.99
-    assert not equivalence(first, second + 0.1, margin=0.05).equivalent  # really apart
-    assert not equivalence(first * 10, second * 10, margin=0.05).equivalent  # too much spread to tell
-    with pytest.raises(ValueError, match="two seeds"):
-        equivalence(first[:1], second)
+def test_a_run_too_small_to_learn_says_that_it_shows_nothing(tmp_path, capsys):
+    """Exit status 1; its cells can be taken into the results, and give the same table again."""
+    out = tmp_path / "pretraining_quick"
+    arguments = ["pretraining", "--quick", "--seeds", "2", "--no-plot", "--out", str(out)]
+    assert command.main(arguments) == 1
+    assert "shows nothing" in capsys.readouterr().out
+    assert len(list((out / CELLS).glob("*.json"))) == 2 * 2 + 2 * 3
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "evidence.md").write_text(
+        "# Evidence\n<!-- results: pretraining_quick -->\nold\n<!-- end of results -->\nmore\n"
+    )
+    figures.take(out, docs)
+    text = figures.page((docs / "evidence.md").read_text(), figures.results(docs))
+    assert (out / "table.md").read_text() in text and "old" not in text and text.endswith("more\n")
+    with pytest.raises(ValueError, match="each needs one block"):
+        figures.page("# Evidence\n", figures.results(docs))
 
 
-def test_the_lag_of_a_run_that_stands_where_the_reference_was_halfway():
-    sequences, losses = np.array([0.0, 50.0, 100.0]), np.array([8.0, 6.0, 4.0])
-    assert lag(sequences, losses, 6.0) == pytest.approx(0.5)
-    assert lag(sequences, losses, 3.0) == 0.0
+def test_the_page_says_what_the_committed_results_say():
+    docs = figures.Path(__file__).resolve().parents[2] / "docs"
+    text, shown = (docs / figures.PAGE).read_text(encoding="utf-8"), figures.results(docs)
+    assert figures.page(text, shown) == text
+    for name, each in shown.items():
+        assert not each.variants() or (docs / figures.PICTURES / f"{name}_curves.png").exists()
+        assert "/" not in json.dumps(each.size), "a path in committed settings"
+
+
+def test_a_budget_takes_the_largest_size_that_fits():
+    needed = {"hours": 9.0, "minutes": 0.2, "quick": 0.01}
+
+    def measured(size, name, seeds):
+        return needed[name] * seeds / 3
+
+    assert within(9.5, measured) == ("hours", 3)
+    assert within(7.0, measured) == ("hours", 2)
+    assert within(0.21, measured) == ("minutes", 3)
+    assert within(0.15, measured) == ("minutes", 2)
+    with pytest.raises(ValueError, match="too little"):
+        within(0.001, measured)
 
 
 def test_exactness_at_its_smallest(tmp_path):
     """Packed and unpacked float64 weights agree after the updates; with means over micro-batches they part."""
     assert command.main(["exactness", "--quick", "--seeds", "1", "--no-plot", "--out", str(tmp_path / "out")]) == 0
-    lines = (tmp_path / "out" / CELLS).read_text().splitlines()
-    apart = {cell["variant"]: max(row["distance"] for row in cell["rows"]) for cell in map(json.loads, lines)}
+    cells = finished_cells(tmp_path / "out")
+    apart = {cell.variant: max(row["distance"] for row in rows) for cell, rows in cells.items()}
     assert apart["update_float64"] < 1e-12 and apart["update_float32"] < 1e-5  # rounding, through five updates
     assert apart["micro_batch_float64"] > 1e-3  # another objective

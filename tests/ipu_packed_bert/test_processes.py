@@ -11,7 +11,7 @@ from pack_data.command import run_main
 TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 
-@pytest.mark.parametrize("name", ["exactness", "learning_curves", "fine_tuning"])
+@pytest.mark.parametrize("name", ["exactness", "pretraining", "fine_tuning"])
 def test_an_experiment_is_made_by_one_process(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for variable, value in TORCHRUN.items():

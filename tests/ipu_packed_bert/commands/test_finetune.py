@@ -442,7 +442,7 @@ def test_the_experiment_finds_packed_and_unpacked_alike(tmp_path, capsys):
     assert run_main(experiments.main, arguments + ["--data-dir", str(tmp_path / "data")]) == 0
     out = capsys.readouterr().out
     assert "| SQuAD at 384, packed" in out and "| BANKING77 at 64, unpacked" in out
-    rows = [json.loads(line) for line in (tmp_path / "out" / "cells.jsonl").read_text().splitlines()]
+    rows = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").glob("*.json")]
     assert len(rows) == 9 and (tmp_path / "out" / "start" / "config.json").exists()
     final = {(row["variant"], row["seed"]): row["rows"][-1] for row in rows}
     for name, _metric in (("squad", "f1"), ("banking77", "accuracy")):

@@ -1,0 +1,256 @@
+"""The table and the pictures of the pre-training experiment, from its finished cells alone: nothing is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipu_packed_bert.experiments import tables
+from ipu_packed_bert.experiments.pretraining_variants import (
+    CALIBRATION,
+    CALIBRATION_SEEDS,
+    CLAIM,
+    CONTROL,
+    REFERENCE,
+    VARIANTS,
+)
+from ipu_packed_bert.experiments.runner import SETTINGS, Cell, Row, finished_cells
+from ipu_packed_bert.experiments.statistics import CONFIDENCE, SHARE, Interval, Scores, Verdict, difference, verdict
+from pack_data.command import counted
+
+FACTS = "facts.json"  # of the data, beside the cells
+IN_CURVES = ("unpacked", "packed", "betas", "none", "no_mask")
+
+
+class Shown:
+    """What the cells of one folder say, whichever of them are finished."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.facts = json.loads((self.folder / FACTS).read_text(encoding="utf-8"))
+        self.size = json.loads((self.folder / SETTINGS).read_text(encoding="utf-8"))
+        self._cells = finished_cells(self.folder)
+        self.words = {name: variant.words for name, variant in VARIANTS.items()}
+        self._intervals: Dict[Tuple[str, str, bool], Optional[Interval]] = {}
+
+    # ---- numbers -----------------------------------------------------------------------------------------------------
+
+    def seeds(self, name: str) -> List[int]:
+        """The finished seeds of a variant that count."""
+        return sorted(cell.seed for cell in self._cells if cell.variant == name and not self._calibrates(cell))
+
+    def _calibrates(self, cell: Cell) -> bool:
+        return cell.seed in CALIBRATION_SEEDS
+
+    def variants(self) -> List[str]:
+        """Those with a finished seed that counts, in the order of the experiment."""
+        return [name for name in self.words if self.seeds(name)]
+
+    def last(self, name: str, value: str) -> np.ndarray:
+        """The last measurement of every seed of a variant."""
+        return np.array([self._cells[Cell(name, seed)][-1].get(value, np.nan) for seed in self.seeds(name)])
+
+    def columns(self, name: str, value: str) -> np.ndarray:
+        """One value of a variant's measurements: [seeds, points]."""
+        return np.array([[row[value] for row in self._cells[Cell(name, seed)]] for seed in self.seeds(name)])
+
+    def scores(self, name: str, seeds: Sequence[int]) -> List[Scores]:
+        return [self._scores(self._cells[Cell(name, seed)][-1]) for seed in seeds]
+
+    def _scores(self, row: Row) -> Scores:
+        nsp = row.get("nsp_millinats")
+        return Scores(
+            np.array(self.facts["masked"]),
+            np.array(row["mlm_centinats"]) / 100,
+            None if nsp is None else np.array(nsp) / 1000,
+        )
+
+    def against(self, name: str, other: str, *, masked_only: bool = False) -> Optional[Interval]:
+        """The difference of two variants over the seeds that both have; None where there is none."""
+        key = name, other, masked_only
+        if key not in self._intervals:
+            seeds = [seed for seed in self.seeds(name) if seed in self.seeds(other)]
+            self._intervals[key] = self._difference(name, other, seeds, masked_only) if seeds else None
+        return self._intervals[key]
+
+    def _difference(self, name: str, other: str, seeds: Sequence[int], masked_only: bool) -> Interval:
+        return difference(self.scores(name, seeds), self.scores(other, seeds), masked_only=masked_only)
+
+    def cost(self) -> Optional[Interval]:
+        """What the missing mask costs on the seeds that do not count."""
+        seeds = [seed for seed in CALIBRATION_SEEDS if all(Cell(name, seed) in self._cells for name in CALIBRATION)]
+        return self._difference(CONTROL, CLAIM, seeds, False) if seeds else None
+
+    @property
+    def margin(self) -> Optional[float]:
+        cost = self.cost()
+        return None if cost is None or cost.low <= 0 else SHARE * cost.mean
+
+    def verdict(self) -> Verdict:
+        claim, control = self.against(CLAIM, REFERENCE), self.against(CONTROL, REFERENCE)
+        if claim is None or control is None:
+            return Verdict(False, False, "shows nothing yet: packed, unpacked and the control have no common seed")
+        return verdict(self.cost(), claim, control)
+
+    # ---- the table ---------------------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """Markdown: the table, the verdict, where the numbers come from."""
+        return self.table() + "\n" + self.notes()
+
+    def table(self) -> str:
+        lines = []
+        for name in self.variants():
+            interval = self.against(name, REFERENCE, masked_only=name == "no_nsp")
+            lines.append(
+                [
+                    self.words[name],
+                    tables.spread(self.last(name, "mlm_loss")),
+                    tables.spread(100 * self.last(name, "mlm_accuracy"), 1),
+                    "" if name == "no_nsp" else tables.spread(100 * self.last(name, "nsp_accuracy"), 1),
+                    "" if name == REFERENCE or interval is None else _interval(interval),
+                    self._test(name, interval),
+                    tables.spread(self.last(name, "processor_seconds"), 0),
+                    str(len(self.seeds(name))),
+                ]
+            )
+        constant = self.facts["baseline"]
+        lines.append(
+            [
+                "most frequent answers (no model)",
+                f"{constant['mlm_loss']:.3f}",
+                f"{100 * constant['mlm_accuracy']:.1f}",
+                f"{100 * constant['nsp_accuracy']:.1f}",
+                *[""] * 4,
+            ]
+        )
+        return tables.markdown(
+            [
+                "run",
+                "masked tokens, nats",
+                "right, %",
+                "next sentence right, %",
+                "loss against unpacked (interval)",
+                "passes the test",
+                "processor s",
+                "seeds",
+            ],
+            lines,
+        )
+
+    def _test(self, name: str, interval: Optional[Interval]) -> str:
+        if name in (REFERENCE, "no_nsp") or interval is None or self.margin is None or interval.seeds < 2:
+            return ""
+        return "yes" if interval.within(self.margin) else "no"
+
+    def notes(self) -> str:
+        """What the table does not say."""
+        cost, facts, size = self.cost(), self.facts, self.size
+        margin = "The margin is not measured yet."
+        if cost is not None:
+            seeds = counted(cost.seeds, "seed")
+            margin = f"Removing the mask costs {_interval(cost)} nats on {seeds} that do not count, measured first"
+            margin += f"; the margin is a quarter of it, {self.margin:.4f}." if self.margin else "."
+        return "\n".join(
+            [
+                f"Claim: packed training is equivalent to unpacked training. Control: packed without the mask. "
+                f"**{self.verdict().why}.**",
+                margin,
+                f"Loss: of a masked token and of the next sentence, together; without next sentence prediction of "
+                f"masked tokens alone. Intervals: {CONFIDENCE:.0%}, over sequences and seeds; ±: one standard "
+                f"deviation of the seeds.",
+                f"{facts['sequences']['held_out']:,} held-out sequences, unpacked, of documents that no training "
+                f"sequence comes from.",
+                f"Corpus {size['corpus']}, {size['max_sequence_length']} slots, p = {facts['packing_factor']:.3f} at "
+                f"depth {size['depth']}, hidden {size['hidden_size']}, {counted(size['num_layers'], 'layer')}, AdamW, "
+                f"no dropout, {size['sequences']:,} sequences a run ({facts['sequences']['training']:,} different "
+                f"ones); {facts['machine']}.",
+                "",
+            ]
+        )
+
+    # ---- the pictures ------------------------------------------------------------------------------------------------
+
+    def draw(self, folder: Path, stem: str = "") -> List[Path]:
+        """Curves, and the differences at their ends; none without a finished cell that counts."""
+        from ipu_packed_bert.experiments import pictures
+
+        if not self.variants():
+            return []
+        paths = [Path(folder) / f"{stem}curves.png", Path(folder) / f"{stem}differences.png"]
+        pictures.draw(self._panels(), paths[0], caption=self._caption())
+        bars = [
+            pictures.Bar(self.words[name], interval, control=name == CONTROL)
+            for name in self.variants()
+            for interval in [self.against(name, REFERENCE, masked_only=name == "no_nsp")]
+            if name != REFERENCE and interval is not None
+        ]
+        if not bars:
+            return paths[:1]
+        constant = self.facts["baseline"]
+        apart = constant["mlm_loss"] + constant["nsp_loss"]
+        apart -= float((self.last(REFERENCE, "mlm_loss") + self.last(REFERENCE, "nsp_loss")).mean())
+        pictures.draw_differences(
+            bars,
+            paths[1],
+            margin=self.margin,
+            title="Held-out loss against unpacked training",
+            x_label="nats more than unpacked, at the end",
+            caption=f"Point: mean over seeds. Bar: {CONFIDENCE:.0%} interval over sequences and seeds. Grey band: the "
+            f"margin, a quarter of what removing the mask costs\n(measured on other seeds). The most frequent answers "
+            f"without a model stand at {apart:+.2f} nats.",
+        )
+        return paths
+
+    def _panels(self):
+        from ipu_packed_bert.experiments.pictures import Curve, Line, Panel
+
+        names = [name for name in IN_CURVES if self.seeds(name)]
+
+        def curves(x: str, y: str, scale: float, x_scale: float = 1.0) -> List[Curve]:
+            return [
+                Curve(self.words[name], x_scale * self.columns(name, x), scale * self.columns(name, y))
+                for name in names
+            ]
+
+        constant = self.facts["baseline"]
+        unigram = Line(constant["mlm_loss"], "most frequent tokens, no model")
+        majority = Line(100 * constant["nsp_accuracy"], "always the same answer")
+        return [
+            Panel(
+                "Masked tokens",
+                "sequences processed, thousands",
+                "held-out loss, nats",
+                curves("sequences", "mlm_loss", 1.0, 1e-3),
+                unigram,
+            ),
+            Panel(
+                "Next sentence",
+                "sequences processed, thousands",
+                "right, % of held-out sequences",
+                curves("sequences", "nsp_accuracy", 100.0, 1e-3),
+                majority,
+                digits=1,
+            ),
+            Panel(
+                "Masked tokens over time",
+                "processor seconds, one thread",
+                "held-out loss, nats",
+                curves("processor_seconds", "mlm_loss", 1.0),
+                unigram,
+            ),
+        ]
+
+    def _caption(self) -> str:
+        seeds = max(len(self.seeds(name)) for name in self.variants())
+        return (
+            f"Line: mean over up to {seeds} seeds. Band: from the lowest to the highest seed. Number: last value. "
+            f"{self.facts['sequences']['held_out']:,} unpacked held-out sequences."
+        )
+
+
+def _interval(interval: Interval) -> str:
+    return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"

@@ -1,0 +1,130 @@
+"""Differences of held-out losses with intervals over sequences and seeds, and what follows from them.
+
+Runs are compared pair by pair: the same seed, the same held-out sequences. Sequences are resampled. Seeds are too few
+for that: resampling three of them gives intervals that are much too narrow. What they add is drawn instead from
+Student's t with the standard error of their differences, as if each difference of a seed were normal.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Sequence
+
+import numpy as np
+
+CONFIDENCE = 0.9  # of an interval; both ends of it are one-sided tests at 5 %
+SHARE = 0.25  # of what the broken control costs: the margin
+DRAWS = 4000
+_AT_ONCE = 200
+
+
+class Scores(NamedTuple):
+    """What one run scores on each of N held-out sequences."""
+
+    masked: np.ndarray  # [N] masked tokens
+    mlm: np.ndarray  # [N] their losses added up, nats
+    nsp: Optional[np.ndarray]  # [N] loss of the next sentence, nats; None without that task
+
+    @property
+    def mlm_loss(self) -> float:
+        """A masked token's."""
+        return float(self.mlm.sum() / self.masked.sum())
+
+    @property
+    def nsp_loss(self) -> float:
+        return 0.0 if self.nsp is None else float(self.nsp.mean())
+
+    @property
+    def loss(self) -> float:
+        """What is trained: both."""
+        return self.mlm_loss + self.nsp_loss
+
+
+class Interval(NamedTuple):
+    """A difference and its interval of `CONFIDENCE`."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    def within(self, margin: float) -> bool:
+        """Whether the difference is shown to be smaller than the margin: two one-sided tests (Schuirmann 1987)."""
+        return -margin < self.low and self.high < margin
+
+
+def difference(first: Sequence[Scores], second: Sequence[Scores], *, masked_only: bool = False) -> Interval:
+    """Held-out loss of the first runs minus that of the second ones, run by run.
+
+    masked_only: of the masked tokens alone, also where one side has no next sentence task.
+    Raises ValueError where the runs are no pairs. One pair: the interval is over sequences only.
+    """
+    if not first or len(first) != len(second):
+        raise ValueError(f"{len(first)} runs and {len(second)} runs are no pairs; run the same seeds of both")
+    masked = first[0].masked
+    if any(not np.array_equal(each.masked, masked) for each in (*first, *second)):
+        raise ValueError("the runs were not scored on the same held-out sequences; measure them in one folder")
+    mlm = np.array([one.mlm - other.mlm for one, other in zip(first, second)], dtype=np.float64)
+    nsp = np.zeros_like(mlm)
+    if not masked_only:
+        if any(each.nsp is None for each in (*first, *second)):
+            raise ValueError("a run has no next sentence task; compare the losses of its masked tokens only")
+        nsp = np.array([one.nsp - other.nsp for one, other in zip(first, second)], dtype=np.float64)  # type: ignore
+    by_seed = mlm.sum(axis=1) / masked.sum() + nsp.mean(axis=1)
+    mean, seeds = float(by_seed.mean()), len(by_seed)
+    random = np.random.default_rng(0)
+    drawn = _resampled(masked, mlm.mean(axis=0), nsp.mean(axis=0), random)
+    if seeds > 1:
+        drawn = drawn + by_seed.std(ddof=1) / np.sqrt(seeds) * random.standard_t(seeds - 1, size=DRAWS)
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
+    return Interval(mean, low, high, seeds)
+
+
+def _resampled(masked: np.ndarray, mlm: np.ndarray, nsp: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """The loss over sequences drawn with replacement, [DRAWS]."""
+    number, found = len(masked), []
+    for _ in range(DRAWS // _AT_ONCE):
+        chosen = random.integers(number, size=(_AT_ONCE, number))
+        found.append(mlm[chosen].sum(axis=1) / masked[chosen].sum(axis=1) + nsp[chosen].mean(axis=1))
+    return np.concatenate(found)
+
+
+class Verdict(NamedTuple):
+    """What an experiment with a broken control says."""
+
+    shows: bool  # whether the control fails the test that the claim has to pass
+    equivalent: bool  # whether the claim passes it
+    why: str  # one line
+
+
+def verdict(margin: Optional[Interval], claim: Interval, control: Interval) -> Verdict:
+    """Whether `claim` is a difference smaller than the margin, in an experiment that would have noticed `control`.
+
+    margin: what the control costs on seeds that do not count; `SHARE` of it is the margin. None: not measured.
+    """
+    if margin is None:
+        return Verdict(False, False, "shows nothing yet: what the control costs is not measured")
+    if claim.seeds < 2 or control.seeds < 2:
+        return Verdict(False, False, "shows nothing yet: a verdict needs two seeds of each run")
+    if margin.low <= 0:
+        return Verdict(
+            False,
+            False,
+            f"shows nothing: the control costs {margin.mean:+.4f} nats on the seeds that set the margin "
+            f"({margin.low:+.4f} to {margin.high:+.4f}), not clearly more than 0",
+        )
+    bound = SHARE * margin.mean
+    if control.within(bound):
+        return Verdict(
+            False, False, f"shows nothing: the control passes the test as well, {_words(control)}, margin {bound:.4f}"
+        )
+    equivalent = claim.within(bound)
+    return Verdict(
+        True,
+        equivalent,
+        f"{'equivalent' if equivalent else 'not shown to be equivalent'}: {_words(claim)}, margin {bound:.4f}; "
+        f"the control fails as it must: {_words(control)}",
+    )
+
+
+def _words(interval: Interval) -> str:
+    return f"{interval.mean:+.4f} nats ({interval.low:+.4f} to {interval.high:+.4f})"
