@@ -87,7 +87,7 @@ class Size(NamedTuple):
 
 SIZES = {
     "quick": Size("topics", 150, 0.1, 64, 0.9, 4, 2.9, 512, 32, 1, 2, 4, 4, 200, 2, 2.0e-3, False),
-    "minutes": Size("topics", 12_000, 0.08, 64, 0.9, 4, 2.9, 512, 64, 2, 2, 8, 6, 24_000, 6, 2.0e-3, False),
+    "minutes": Size("topics", 12_000, 0.08, 64, 0.9, 4, 2.9, 512, 64, 2, 2, 4, 8, 32_000, 8, 2.0e-3, False),
     "hours": Size("text", 10**9, 0.03, 192, 0.9, 3, 1.8, 4096, 128, 4, 4, 6, 8, 96_000, 10, 1.0e-3, True),
     "full": Size("text", 10**12, 0.001, 512, 0.1, 3, 2.0, 30_522, 768, 12, 12, 8, 32, 256 * 100_000, 20, 1.0e-4, True),
 }
@@ -135,7 +135,9 @@ class PretrainingSetup:
         if path.exists():
             found = json.loads(path.read_text(encoding="utf-8"))
             if found != wanted:
-                raise ValueError(f"{self.folder}: holds data made with {found}, now {wanted}; remove it or give --out")
+                raise ValueError(
+                    f"{self.folder}: holds data made with {found}, now {wanted}; remove it or give another --out"
+                )
         else:
             write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
 
@@ -207,11 +209,12 @@ class PretrainingSetup:
         adjustment: str = "accumulation",
         rate: float = 1.0,
         next_sentence: bool = True,
+        times: int = 1,
     ) -> Config:
         """A run over the sequences of the size.
 
-        `rate` multiplies the learning rate of the size. No dropout, so that seeds differ in the first weights and in
-        the order of the data.
+        `rate` multiplies the learning rate of the size, `times` the packs of an update. No dropout, so that seeds
+        differ in the first weights and in the order of the data.
         """
         size, packed = self.size, store != "unpacked"
         with self.store(store) as data:
@@ -242,7 +245,7 @@ class PretrainingSetup:
                 warmup_fraction=0.1,
                 packing_adjustment=adjustment,
             ),
-            batch=BatchConfig(micro_batch=size.micro_batch, gradient_accumulation=self.accumulation),
+            batch=BatchConfig(micro_batch=size.micro_batch, gradient_accumulation=times * self.accumulation),
             engine=EngineConfig(kind="host", device="auto", threads=1),
             placement=PlacementConfig(layers_per_ipu=(size.num_layers,)),
             run=RunConfig(seed=seed),
@@ -252,16 +255,22 @@ class PretrainingSetup:
         return replace(config, run=replace(config.run, steps=steps, evaluate_every=every))
 
     def run(
-        self, config: Config, change: Callable[[Batch], Batch] = lambda batch: batch, unfinished: Optional[Path] = None
+        self,
+        config: Config,
+        change: Callable[[Batch], Batch] = lambda batch: batch,
+        unfinished: Optional[Path] = None,
+        *,
+        times: int = 1,
     ) -> List[Row]:
         """A row for each measurement of the held-out sequences; the last one has what each of them scored.
 
-        unfinished: where a run that was killed goes on from.
+        unfinished: where a run that was killed goes on from. times: as in `config`.
         """
         with self.store(Path(config.data.directory).name) as store, self.store("held_out") as held_out:
             factor = store.manifest.packing_factor
             task = ScoredPretraining(config, store.schema)
-            engine = HostEngine(config, task, packing_factor=factor)
+            # An update has `times` times the sequences that packing alone gives it; betas follow both.
+            engine = HostEngine(config, task, packing_factor=times * factor)
             folder = unfinished if self.size.resumable else None
             with closing(all_batches(store, config, factor)) as batches:
                 log = HeldOutLosses(folder)

@@ -114,11 +114,14 @@ def part(setup: PretrainingSetup, variant: Variant, runner: Runner, cell: Cell) 
         variant.store,
         seed=cell.seed,
         adjustment=variant.adjustment,
-        rate=setup.packing_factor(variant.store) if variant.rate_times_p else 1.0,
+        rate=variant.times * setup.packing_factor(variant.store) if variant.rate_times_p else 1.0,
         next_sentence=variant.next_sentence,
+        times=variant.times,
     )
     micro_batch = setup.size.micro_batch
-    return setup.run(config, lambda batch: changed(batch, variant, micro_batch), runner.unfinished(cell))
+    return setup.run(
+        config, lambda batch: changed(batch, variant, micro_batch), runner.unfinished(cell), times=variant.times
+    )
 
 
 # ---- what fits into so many hours ------------------------------------------------------------------------------------

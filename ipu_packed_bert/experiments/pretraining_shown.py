@@ -14,7 +14,9 @@ from ipu_packed_bert.experiments.pretraining_variants import (
     CALIBRATION_SEEDS,
     CLAIM,
     CONTROL,
+    IN_TABLE,
     REFERENCE,
+    RULES,
     VARIANTS,
 )
 from ipu_packed_bert.experiments.runner import SETTINGS, Cell, Row, finished_cells
@@ -34,7 +36,15 @@ class Shown:
         self.size = json.loads((self.folder / SETTINGS).read_text(encoding="utf-8"))
         self._cells = finished_cells(self.folder)
         self.words = {name: variant.words for name, variant in VARIANTS.items()}
+        self._check()
         self._intervals: Dict[Tuple[str, str, bool], Optional[Interval]] = {}
+
+    def _check(self) -> None:
+        """Raises ValueError where the cells were not scored on the same held-out sequences."""
+        lasts = [rows[-1] for rows in self._cells.values()]
+        scored = {(row["held_out_data"], len(row["mlm_centinats"])) for row in lasts}
+        if len(scored) > 1 or any(number != len(self.facts["masked"]) for _, number in scored):
+            raise ValueError(f"{self.folder}: the cells were scored on different held-out sequences; measure them anew")
 
     # ---- numbers -----------------------------------------------------------------------------------------------------
 
@@ -46,8 +56,8 @@ class Shown:
         return cell.seed in CALIBRATION_SEEDS
 
     def variants(self) -> List[str]:
-        """Those with a finished seed that counts, in the order of the experiment."""
-        return [name for name in self.words if self.seeds(name)]
+        """Those of the table with a finished seed that counts, in the order of the experiment."""
+        return [name for name in IN_TABLE if self.seeds(name)]
 
     def last(self, name: str, value: str) -> np.ndarray:
         """The last measurement of every seed of a variant."""
@@ -95,11 +105,41 @@ class Shown:
             return Verdict(False, False, "shows nothing yet: packed, unpacked and the control have no common seed")
         return verdict(self.cost(), claim, control)
 
+    def p(self, name: str) -> float:
+        """How many times the sequences of an unpacked update its updates have."""
+        return float(self.last(REFERENCE, "updates")[0] / self.last(name, "updates")[0])
+
+    def rules(self) -> Dict[str, List[str]]:
+        """The finished runs of each rule of section 3.3; empty without those at other p than the packing factor."""
+        found = {words: [name for name in names if self.seeds(name)] for words, names in RULES.items()}
+        return {words: names for words, names in found.items() if len(names) > 2}
+
     # ---- the table ---------------------------------------------------------------------------------------------------
 
     def text(self) -> str:
         """Markdown: the table, the verdict, where the numbers come from."""
-        return self.table() + "\n" + self.notes()
+        return self.table() + "\n" + self.notes() + self.rules_table()
+
+    def rules_table(self) -> str:
+        """The loss over p, a line a rule; the margin is that of the claim."""
+        rules = self.rules()
+        if not rules:
+            return ""
+        most = max(rules.values(), key=len)
+        lines = []
+        for words, names in rules.items():
+            cells = []
+            for name in names[1:]:
+                interval = self.against(name, REFERENCE)
+                cells.append(
+                    "" if interval is None else f"{interval.mean:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
+                )
+            lines.append([words, *cells, *[""] * (len(most) - len(names))])
+        return (
+            "\nHow far the rules of section 3.3 carry: loss against unpacked, p times the sequences in 1 / p of the "
+            "updates.\nAccumulation / p has the updates of p = 1, whatever p is.\n\n"
+            + tables.markdown(["rule", *(f"p = {self.p(name):.1f}" for name in most[1:])], lines)
+        )
 
     def table(self) -> str:
         lines = []
@@ -203,7 +243,28 @@ class Shown:
             f"margin, a quarter of what removing the mask costs\n(measured on other seeds). The most frequent answers "
             f"without a model stand at {apart:+.2f} nats.",
         )
+        if self.rules():
+            paths.append(Path(folder) / f"{stem}rules.png")
+            pictures.draw([self._rules_panel()], paths[-1], caption=self._caption())
         return paths
+
+    def _rules_panel(self):
+        from ipu_packed_bert.experiments.pictures import Curve, Line, Panel
+
+        curves = []
+        for words, names in self.rules().items():
+            seeds = [seed for seed in self.seeds(REFERENCE) if all(seed in self.seeds(name) for name in names)]
+            lasts = [[self._cells[Cell(name, seed)][-1] for name in names] for seed in seeds]
+            losses = [[row["mlm_loss"] + row["nsp_loss"] for row in rows] for rows in lasts]
+            curves.append(Curve(words, np.array([[self.p(name) for name in names]] * len(seeds)), np.array(losses)))
+        constant = self.facts["baseline"]
+        return Panel(
+            "Larger updates, as many fewer of them",
+            "p, times the sequences of an update",
+            "held-out loss at the end, nats",
+            curves,
+            Line(constant["mlm_loss"] + constant["nsp_loss"], "most frequent answers, no model"),
+        )
 
     def _panels(self):
         from ipu_packed_bert.experiments.pictures import Curve, Line, Panel
