@@ -111,13 +111,14 @@ def part(setup: PretrainingSetup, variant: Normalisation, *, seed: int, updates:
 
 
 def configuration(setup: PretrainingSetup, *, seed: int, updates: int) -> Config:
-    config = setup.config("packed", seed=seed, steps=updates)
+    config = setup.config("packed", seed=seed)
     model = replace(config.model, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=128)
     return replace(
         config,
         model=model,
         batch=replace(config.batch, micro_batch=MICRO_BATCH),
-        optimizer=replace(config.optimizer, name="lamb"),
+        optimizer=replace(config.optimizer, name="lamb", learning_rate=1.5e-2),
+        run=replace(config.run, steps=updates),
     )
 
 

@@ -419,7 +419,6 @@ def panels(rows: List[Row]):
                             packing,
                             curves(rows, f"{name}_{packing}", axis),
                             curves(rows, f"{name}_{packing}", "loss"),
-                            dashed=packing == "unpacked",
                         )
                         for packing in ("packed", "unpacked")
                     ],
