@@ -14,6 +14,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 ROOT = Path(__file__).resolve().parents[1]
 RUN = ("sh", "python")
 SHOWN = ("text", "yaml", "json", "toml", "mermaid")
-LONGEST_PAGE = 600  # seconds until a page is stopped: a block that waits for something would wait for ever
+LONGEST_PAGE = 1200  # seconds until a page is stopped: a block that waits for something would wait for ever
 # Of the checkout, what a page makes for itself.
 OWN = ("build", "data", "runs")
 
@@ -275,7 +276,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 failed.append(done.name)
                 print(done.failed, file=sys.stderr, flush=True)
     shown = [place for place, hidden, _ in took if not hidden]
-    print(f"{len(shown)} blocks of {len(work)} pages run in {time.perf_counter() - started:.0f} s; not run:")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(
+        f"{len(shown)} blocks of {len(work)} pages run in {time.perf_counter() - started:.0f} s, "
+        f"{used.ru_utime + used.ru_stime:.0f} s of processor time; not run:"
+    )
     for reason, number in Counter(block.not_run for block in blocks if block.not_run).most_common():
         print(f"  {number:>3}  {reason}")
     slowest = sorted(took, key=lambda each: -each[2])[: options.slowest]
