@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import sys
@@ -12,7 +11,7 @@ from typing import Any, List
 DOCS = Path(__file__).resolve().parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS)]
 
-from reference import PACKAGES, as_rst, fields_of, names_page, setting_sections, settings_tables  # noqa: E402
+from reference import as_rst, fields_of, names_page, setting_sections, settings_tables  # noqa: E402
 
 from ipu_packed_bert import __version__  # noqa: E402
 
@@ -29,10 +28,7 @@ html_show_sourcelink = False
 
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
-# What stands in an annotation is a link where it is public, and plain text elsewhere: no index of others is fetched.
-autodoc_type_aliases = {
-    name: f"{package}.{name}" for package in reversed(PACKAGES) for name in importlib.import_module(package).__all__
-}
+# Types of others are plain text: no index of theirs is fetched.
 nitpick_ignore_regex = [("py:.*", ".*")]
 
 # The pages' own anchors for links such as data.md#size.
@@ -46,7 +42,9 @@ def generate(app: Any, name: str, source: List[str]) -> None:
     text = re.sub(r"\]\((\.\./)+CHANGELOG\.md", f"]({'../' * name.count('/')}changelog.md", text)
     sections = setting_sections()
     text = re.sub(r"<!-- generated: settings of ([\w-]+) -->", lambda found: settings_tables(sections[found[1]]), text)
-    source[0] = re.sub(r"<!-- generated: names of ([\w.]+) -->", lambda found: names_page(found[1]), text)
+    text = re.sub(r"<!-- generated: names of ([\w.]+) -->", lambda found: names_page(found[1]), text)
+    # Marks of blocks are for docs/run_blocks.py; as many lines stay.
+    source[0] = re.sub(r"(?ms)^ *<!--.*?-->$", lambda found: "\n" * found[0].count("\n"), text)
 
 
 def docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: List[str]) -> None:
@@ -63,6 +61,12 @@ def docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: L
         lines += ["", *fields, ""] if fields else []
 
 
+def signature(app: Any, what: str, name: str, value: Any, options: Any, given: str, returns: str) -> Any:
+    """Types by their last names: `Packing`, not `pack_data.packing.Packing`."""
+    return tuple(text and re.sub(r"~?\b(?:[a-z_]\w*\.)+(?=[A-Z]|ndarray)|~", "", text) for text in (given, returns))
+
+
 def setup(app: Any) -> None:
+    app.connect("autodoc-process-signature", signature)
     app.connect("source-read", generate)
     app.connect("autodoc-process-docstring", docstring)
