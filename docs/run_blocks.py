@@ -33,7 +33,7 @@ LONGEST_PAGE = 1200  # seconds until a page is stopped: a block that waits for s
 # Of the checkout, what a page makes for itself.
 OWN = ("build", "data", "runs")
 
-_FENCE = re.compile(r"( *)(`{3,}|~{3,})\s*(\S*)\s*$")
+_FENCE = re.compile(r"( *)(`{3,}|~{3,})\s*([^\s`]*)[^`]*$")
 _COMMENT = re.compile(r"<!--(.*?)-->\s*$", re.S)
 _LIST = re.compile(r" {0,3}([-*+]|\d+[.)]) ")
 

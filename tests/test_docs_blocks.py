@@ -71,6 +71,12 @@ def run(folder, text, monkeypatch):
     return run_blocks.main([str(folder / "page.md")])
 
 
+def test_a_block_of_sphinx_and_one_without_end():
+    assert run_blocks.blocks_of(
+        "```{include} ../CHANGELOG.md\n:relative-docs: docs/\n```\n\n```sh\nx\n```\n", "page.md"
+    ) == [run_blocks.Block("page.md", 6, "sh", "x\n")]
+
+
 def test_blocks_run_in_order_with_the_names_and_files_of_those_before(tmp_path, monkeypatch, capsys):
     assert run(tmp_path, PAGE, monkeypatch) == 0
     said = capsys.readouterr().out
