@@ -109,6 +109,11 @@ def find_trained(folder: Path, task: Optional[str] = None) -> Trained:
 
 
 def _of_folder(folder: Path, task: Optional[str]) -> Trained:
+    if not (folder / "config.json").exists():
+        raise ValueError(
+            f"{folder}: neither a fine-tuning run ({CONFIG}, {CHECKPOINTS}/) nor a Hugging Face folder (config.json); "
+            "name that of a fine-tuned model"
+        )
     about = read_object(folder / "config.json", way_out="get the file again")
     architectures = about.optional("architectures", Fields.list_of, Fields.text) or []
     problem = about.optional("problem_type", Fields.text)

@@ -28,6 +28,7 @@ from pack_data.building.work_folder import check_out, work_folder
 from pack_data.command import ArgumentParser, counted, parse_depth, positive_int, process_count, run_main
 from pack_data.histogram import PUBLISHED
 from pack_data.packers import PACKERS, get_packer
+from pack_data.packing import Packing
 from pack_data.store import PackStore, read_manifest
 
 __all__ = ["BuildOptions", "Built", "build", "build_and_report"]
@@ -56,6 +57,8 @@ def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> 
     out = Path(options.out) if Path(options.out).name else Path(options.out).resolve()
     options = replace(options, out=out)
     check_out(out, list(options.given_files().values()))
+    if options.recipe is not None:
+        Packing.load(options.recipe)  # before the corpus is read: what is no recipe is refused at once
     with work_folder(out) as work:
         if options.append:
             options = with_former_options(options)

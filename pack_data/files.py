@@ -176,16 +176,21 @@ def only_writer(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write to; the file takes the place of `path` only if the block ends well."""
+    """A temporary name beside `path` to write to; the file takes the place of `path` only if the block ends well.
+
+    An OSError names `path`, also where the system's names no file (a full disk) or the temporary one.
+    """
     temporary = temporary_name(path)
     try:
         yield temporary
         with open(temporary, "rb+") as written:
             os.fsync(written.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         if temporary.exists():
             temporary.unlink()
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary), temporary):
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 

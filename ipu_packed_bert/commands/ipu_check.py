@@ -281,7 +281,7 @@ class Check:
                 fewer = replace(placement, replicas=replicas, replicated_tensor_sharding=shared)
                 self.set_place("ipu", replace(config, placement=fewer))
             raise Failed(
-                f"{there.attached} IPUs of {wanted} are attached",
+                f"too few IPUs are attached: {there.attached} of {wanted}",
                 f"what follows is checked with {replicas} of {placement.replicas} replicas"
                 if replicas
                 else "the program is compiled, and nothing is run",

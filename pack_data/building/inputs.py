@@ -27,7 +27,7 @@ from pack_data.building.tasks import (
     write_json,
 )
 from pack_data.command import progress_bar
-from pack_data.decoding import read_object
+from pack_data.decoding import read_object, said_of
 from pack_data.files import write_atomically
 from pack_data.formats.detect import open_source
 from pack_data.histogram import LengthHistogram
@@ -164,7 +164,9 @@ class TextInput(BuildInput):
             if given is not None:
                 content = Path(given).read_bytes()
             else:
-                content = train_vocabulary(self._training_documents(), options.vocabulary_size, options.lower_case).text
+                documents = self._training_documents()
+                with said_of(options.corpus):
+                    content = train_vocabulary(documents, options.vocabulary_size, options.lower_case).text
             write_atomically(path, content)
         for side in self.sides[1:]:
             write_atomically(side.work / path.name, path.read_bytes())

@@ -155,7 +155,7 @@ def train_vocabulary(documents: Iterable[Document], size: int, lower_case: bool 
     known = [(-count, character) for character, count in characters.items() if not character.isspace()]
     alphabet = sorted(character for _, character in sorted(known)[:LARGEST_ALPHABET])
     if not alphabet:
-        raise ValueError("the corpus holds no text to train a vocabulary on; give a corpus with text in it")
+        raise ValueError("no text to train a vocabulary on; give a corpus with text in it")
     fixed = [*SPECIAL_TOKENS, *alphabet, *("##" + character for character in alphabet)]
     if size < len(fixed):
         raise ValueError(

@@ -1,0 +1,211 @@
+"""What people mistype, and what the program says: one line `error: ...` that names it, exit status 2, nothing written.
+
+A line of MISTAKES is a command, as it is typed in the folder `here` makes, and what its message must name: the file or
+the field, the rule or the way out. It is no test of wording.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="most commands need torch")
+
+from ipu_packed_bert.__main__ import main
+from pack_data.command import run_main
+from pack_data.text.wordpiece import SPECIAL_TOKENS
+from tests.fine_tuning_files import tiny_checkpoint, tiny_squad
+from tests.pack_data.text_corpus import write_corpus
+from tests.tiny_runs import tiny_config, tiny_data
+
+TRAIN = "pretrain --config tiny.yml"
+BUILD = "build --max-sequence-length 64 --vocabulary-size 200 --workers 1"
+FINETUNE = "finetune --config finetune_squad_packed --set data.training=squad.json --set data.evaluation=squad.json"
+TINY = "--set model.checkpoint=bert --set data.max_sequence_length=64 --set task.max_query_length=20"
+
+MISTAKES = [
+    # ---- what is typed
+    ("pretran --config tiny.yml", ["pretran", "pretrain"]),
+    ("pretrain", ["--config", "--resume"]),
+    ("pretrain --confg tiny.yml", ["--confg", "--config"]),
+    ("pretrain --config tiny.yml --resume run", ["--resume", "--config"]),
+    (f"{TRAIN} --steps many", ["--steps", "many"]),
+    (f"{TRAIN} --steps -3", ["run.steps", "-3"]),
+    (f"{TRAIN} --engine gpu", ["--engine", "gpu", "host"]),
+    (f"{TRAIN} --out run --resume-if-there --allow-change x", ["--allow-change", "--resume"]),
+    (f"{BUILD} --out new", ["--corpus", "--synthetic", "--from"]),
+    (f"{BUILD} --corpus texts", ["--out"]),
+    (f"{BUILD} --corpus texts --out new --max-sequence-length=-64", ["--max-sequence-length", "-64"]),
+    (f"{BUILD} --corpus texts --out new --workers 1000000", ["--workers", "1000000", "core"]),
+    (f"{BUILD} --corpus texts --out new --workers 0", ["--workers", "0"]),
+    (f"{BUILD} --corpus texts --out new --packer best", ["--packer", "best", "optimal"]),
+    (f"{BUILD} --corpus texts --out new --held-out 5", ["held_out", "5"]),
+    (f"{BUILD} --corpus texts --out new --max-sequences-per-pack all", ["all", "unlimited"]),
+    (f"{BUILD} --corpus texts --out new --masked-lm-probability 15", ["masked_lm_probability", "15"]),
+    (f"{BUILD} --corpus texts --synthetic wikipedia_512 --out new", ["--synthetic", "--corpus"]),
+    (f"{BUILD} --synthetic wikipedia --out new", ["wikipedia", "wikipedia_512"]),
+    (f"{BUILD} --synthetic wikipedia_512 --out new", ["--max-sequence-length", "512"]),
+    ("benchmark --quick --ranks 100000", ["--ranks", "100000"]),
+    ("histogram --workers 99999999 texts/000.txt", ["--workers", "99999999"]),
+    ("batching --ranks 0", ["--ranks", "0"]),
+    ("pack --packer fastest", ["--packer", "fastest", "optimal"]),
+    ("pack --histogram wikipedia", ["wikipedia", "wikipedia_512"]),
+    # ---- files and folders that are not what is wanted
+    ("pretrain --config missing.yml", ["missing.yml"]),
+    ("pretrain --config texts", ["texts"]),
+    ("pretrain --config packed_phase2_pod61", ["packed_phase2_pod61", "packed_phase2_pod"]),
+    (f"{BUILD} --corpus missing --out new", ["missing"]),
+    (f"{BUILD} --corpus empty --out new", ["empty"]),
+    (f"{BUILD} --corpus empty.txt --out new", ["empty.txt"]),
+    (f"{BUILD} --corpus noise.txt --out new", ["noise.txt", "UTF-8"]),
+    (f"{BUILD} --corpus nogzip.txt.gz --out new", ["nogzip.txt.gz"]),
+    (f"{BUILD} --corpus cut.txt.gz --out new", ["cut.txt.gz"]),
+    (f"{BUILD} --corpus broken.jsonl --out new", ["broken.jsonl", "2"]),
+    (f"{BUILD} --corpus fields.jsonl --out new", ["fields.jsonl", "text", "--json-field"]),
+    (f"{BUILD} --corpus texts --out empty.txt", ["empty.txt", "folder"]),
+    (f"{BUILD} --corpus texts --out texts", ["texts"]),
+    (f"{BUILD} --corpus texts --out new --vocabulary missing.txt", ["missing.txt"]),
+    (f"{BUILD} --corpus texts --out new --vocabulary texts", ["texts"]),
+    (f"{BUILD} --corpus texts --out new --vocabulary words.txt", ["words.txt", "[CLS]"]),
+    (f"{BUILD} --corpus texts --out new --tokenizer broken.jsonl", ["broken.jsonl"]),
+    (f"{BUILD} --corpus texts --out new --tokenizer t.json --vocabulary vocab.txt", ["--tokenizer", "--vocabulary"]),
+    (f"{BUILD} --corpus texts --out new --recipe tiny.yml", ["tiny.yml"]),
+    (f"{BUILD} --from texts --out new", ["texts"]),
+    (f"{BUILD} --from noise.txt --out new", ["noise.txt"]),
+    (f"{BUILD} --corpus texts --out data", ["data", "--overwrite"]),
+    (f"{BUILD} --corpus texts --out new --append", ["new", "pack_data.build"]),
+    ("verify missing", ["missing"]),
+    ("verify texts", ["texts"]),
+    ("verify damaged", ["damaged"]),
+    ("verify garbled", ["garbled", "manifest.json"]),
+    ("histogram missing.csv", ["missing.csv"]),
+    ("histogram broken.csv", ["broken.csv", "2"]),
+    ("histogram --plot nowhere/a.png", ["--plot", "nowhere"]),
+    ("pack --histogram broken.csv --max-sequence-length 512", ["broken.csv", "2"]),
+    ("certificate tiny.yml", ["tiny.yml"]),
+    ("histogram --out texts", ["--out", "texts"]),
+    ("convert noise.txt new --to-format mlperf_tfrecord", ["noise.txt"]),
+    ("convert data new --to-format mlperf", ["--to-format", "mlperf", "mlperf_tfrecord"]),
+    # ---- configurations
+    ("pretrain --config unknown.yml", ["unknown.yml", "model.hiden_size", "hidden_size"]),
+    ("pretrain --config wrong_type.yml", ["wrong_type.yml", "model.num_layers", "three"]),
+    ("pretrain --config list.yml", ["list.yml"]),
+    ("pretrain --config noyaml.yml", ["noyaml.yml"]),
+    ("pretrain --config noise.txt", ["noise.txt"]),
+    (f"{TRAIN} --set run.stepz=4", ["run.stepz", "run.steps"]),
+    (f"{TRAIN} --set steps", ["steps", "="]),
+    (f"{TRAIN} --set model.hidden_size=15", ["model.hidden_size", "15", "num_heads"]),
+    (f"{TRAIN} --set batch.micro_batch=0", ["batch.micro_batch", "0"]),
+    (f"{TRAIN} --set optimizer.learning_rate=fast", ["optimizer.learning_rate", "fast"]),
+    (f"{TRAIN} --set optimizer.learning_rate=-1", ["optimizer.learning_rate", "-1"]),
+    (f"{TRAIN} --set model.hidden_dropout=1.5", ["model.hidden_dropout", "1.5"]),
+    (f"{TRAIN} --set task.name=translation", ["task.name", "translation"]),
+    # ---- data, weights and runs that do not belong together
+    (f"{TRAIN} --data missing", ["missing", "pack_data.build"]),
+    (f"{TRAIN} --data texts", ["texts", "pack_data.build"]),
+    (f"{TRAIN} --data empty.txt", ["empty.txt", "pack_data.build"]),
+    (f"{TRAIN} --data garbled", ["garbled"]),
+    (f"{TRAIN} --data other", ["other", "vocabulary_size"]),
+    (f"{TRAIN} --set data.max_sequence_length=128 --set model.max_position_embeddings=128", ["data", "128", "64"]),
+    (f"{TRAIN} --engine ipu", ["Poplar SDK", "--engine host"]),
+    (f"{TRAIN} --out empty.txt", ["empty.txt"]),
+    (f"{TRAIN} --out /proc/none/run", ["/proc/none"]),
+    (f"{TRAIN} --start-from missing", ["missing"]),
+    ("pretrain --resume missing", ["missing"]),
+    ("pretrain --resume texts", ["texts"]),
+    ("pretrain --resume run", ["run", "checkpoint"]),
+    ("pretrain --resume data", ["data"]),
+    ("export run hf", ["run", "checkpoint"]),
+    ("export missing hf", ["missing"]),
+    ("export --import texts new", ["texts", "config.json"]),
+    ("predict texts empty.txt", ["texts", "fine-tuned", "config.json"]),
+    ("predict missing empty.txt", ["missing"]),
+    ("predict run empty.txt", ["run", "checkpoint"]),
+    ("predict bert missing.json", ["missing.json"]),
+    ("predict bert squad.json", ["bert", "BertModel"]),
+    ("predict bert", ["FILE"]),
+    (f"{FINETUNE} --set model.checkpoint=texts", ["texts"]),
+    (f"{FINETUNE} --set model.checkpoint=missing", ["missing"]),
+    (f"{FINETUNE} --set model.checkpoint=bert --set data.training=missing.json", ["missing.json"]),
+    (f"{FINETUNE} {TINY} --set data.training=fields.jsonl", ["fields.jsonl", "1"]),
+    (f"{FINETUNE} {TINY} --set task.max_query_length=-1", ["task.max_query_length", "-1"]),
+    (f"{FINETUNE} --set model.checkpoint=bert", ["data.max_sequence_length", "384", "64"]),
+    ("report --config missing.yml", ["missing.yml"]),
+    ("report --packed run --unpacked run", ["run", "log.jsonl"]),
+    ("experiments packing", ["packing", "exactness"]),
+]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A folder with the files that the commands name."""
+    folder = tmp_path_factory.mktemp("here")
+    write_corpus(folder / "texts", 6)
+    (folder / "empty").mkdir()
+    (folder / "empty.txt").write_text("")
+    (folder / "noise.txt").write_bytes(bytes(range(128, 256)) * 20)
+    (folder / "nogzip.txt.gz").write_text("This is no gzip file.\n")
+    (folder / "cut.txt.gz").write_bytes(gzip.compress(b"A text that ends too early. " * 1000)[:-40])
+    (folder / "broken.jsonl").write_text('{"text": "one"}\n{"text": \n')
+    (folder / "fields.jsonl").write_text('{"body": "one"}\n')
+    (folder / "words.txt").write_text("the\nof\nand\n")
+    (folder / "vocab.txt").write_text("\n".join(SPECIAL_TOKENS) + "\n")
+    (folder / "t.json").write_text("{}")
+    (folder / "broken.csv").write_text("length,count\nten,3\n")
+    tiny_data(folder / "data")
+    tiny_data(folder / "other", vocabulary=300)
+    for name in ("damaged", "garbled"):
+        shutil.copytree(folder / "data", folder / name)
+    shard = next(path for path in sorted((folder / "damaged").iterdir()) if path.suffix != ".json")
+    shard.write_bytes(shard.read_bytes()[:-100])
+    (folder / "garbled" / "manifest.json").write_text('{"format": ')
+    text = tiny_config(folder / "tiny.yml", Path("data")).read_text()
+    (folder / "unknown.yml").write_text(text.replace("hidden_size", "hiden_size"))
+    (folder / "wrong_type.yml").write_text(text.replace("num_layers: 2", "num_layers: three"))
+    (folder / "list.yml").write_text("- model\n- data\n")
+    (folder / "noyaml.yml").write_text("model: {hidden_size: 16\n")
+    (folder / "run").mkdir()
+    (folder / "run" / "config.yml").write_text(text)
+    tiny_checkpoint(folder / "bert")
+    tiny_squad(folder / "squad.json", questions=4)
+    return folder
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))
+    }
+
+
+def one_line(capsys, command):
+    """The message of a command that a user's mistake ends."""
+    assert run_main(main, shlex.split(command)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1, said
+    return said
+
+
+@pytest.mark.parametrize("command, named", MISTAKES, ids=[command for command, _ in MISTAKES])
+def test_a_mistake_is_one_line_that_names_it(here, monkeypatch, capsys, command, named):
+    monkeypatch.chdir(here)
+    before = contents(here)
+    said = one_line(capsys, command)
+    assert [word for word in named if word not in said] == [], said
+    assert contents(here) == before
+
+
+def test_a_full_disk_is_one_line_that_names_the_file(here, monkeypatch, capsys):
+    def full(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    before = contents(here)
+    assert "recipe.json" in one_line(capsys, "pack --histogram squad_1_1_384 --out recipe.json")
+    assert contents(here) == before
