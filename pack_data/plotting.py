@@ -20,8 +20,8 @@ def new_figure(width: float = 8.0, height: float = 4.5, *, rows: int = 1, column
     return figure, every
 
 
-def save(figure: Any, path: Union[str, Path]) -> None:
+def save(figure: Any, path: Union[str, Path], *, dots_per_inch: int = 150) -> None:
     """Writes the figure, whole or not at all; the suffix of the name says how, .png where there is none."""
     image = io.BytesIO()
-    figure.savefig(image, dpi=150, format=Path(path).suffix[1:] or "png")
+    figure.savefig(image, dpi=dots_per_inch, format=Path(path).suffix[1:] or "png")
     write_atomically(Path(path), image.getvalue())

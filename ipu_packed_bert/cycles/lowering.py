@@ -119,6 +119,8 @@ class Entry(NamedTuple):
     category: str
     cost: Cost
     half: str = ""  # of an encoder layer: ATTENTION or FEED_FORWARD, which may lie on different IPUs
+    product: Optional[Product] = None  # where it is a matrix product
+    parts: int = 1  # such products, one after the other
 
 
 class Edge(NamedTuple):
@@ -242,6 +244,7 @@ class Lowering:
             ),
             default=0,
         )
+        self._planned: Tuple[Optional[Product], int] = (None, 1)  # of the operation that is lowered
 
     # The whole graph ------------------------------------------------------------------------------------------------
 
@@ -261,10 +264,12 @@ class Lowering:
             layer = layer_of(operation.scope)
             if alike and layer is not None and layer != chosen:
                 continue
+            self._planned = (None, 1)
             cost = self.operation(operation)
             name = "layer" if alike and layer is not None else block_of(operation.scope)
             half = half_of(operation.scope)
-            entries.append(Entry(operation.operator, name, operation.phase, self.category(operation), cost, half))
+            category = self.category(operation)
+            entries.append(Entry(operation.operator, name, operation.phase, category, cost, half, *self._planned))
         return Lowered(tuple(entries), dict(self.unknown), alike)
 
     def category(self, operation: Operation) -> str:
@@ -768,6 +773,7 @@ class Lowering:
             memory_proportion=self.memory_proportion,
         )
         plan = self.planner.plan(product, rearranged)
+        self._planned = (product, parts)
         width = min(columns, ceil(ceil(columns / 16) / plan.column_split) * 16)
         cost = Cost(
             matmul=plan.compute_cycles,

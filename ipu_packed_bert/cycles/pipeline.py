@@ -24,6 +24,7 @@ from ipu_packed_bert.cycles.lowering import (
     ENCODER,
     FEED_FORWARD,
     Edge,
+    Entry,
     Lowered,
     Lowering,
     block_of,
@@ -34,6 +35,8 @@ from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
 from ipu_packed_bert.cycles.tracing import Graph, layer_of
 from ipu_packed_bert.cycles.update import IpuUpdate, UpdateCost, host_seconds, ipu_cost
+
+PIPELINE = "pipeline"  # the block of what the pipeline itself adds
 
 
 class PipelinePlacement(NamedTuple):
@@ -87,6 +90,13 @@ class Parameters:
     replica_seconds: float = 0.0  # of the host, a call and replica that a process serves (`update`)
 
 
+class Held(NamedTuple):
+    """An operator that an IPU runs in a micro-batch, and how many times: once for each layer, recomputed ones twice."""
+
+    times: int
+    entry: Entry
+
+
 class Ipu(NamedTuple):
     """One IPU's share of a micro-batch, by category, before the calibrated parameters are applied."""
 
@@ -95,6 +105,7 @@ class Ipu(NamedTuple):
     costs: Dict[str, Cost]  # category -> cost
     total: Cost  # of all categories
     link_bytes: Dict[str, float]  # block -> bytes that leave for a neighbour in the copy phase
+    held: Tuple[Held, ...]  # their costs add up to `total`
 
 
 class Step(NamedTuple):
@@ -249,7 +260,7 @@ def assemble(
     first_layer = 0
     for number, layers in enumerate(placement.layers_per_ipu):
         here = lowered[placement.memory_proportion[number]]
-        costs: Dict[str, Cost] = {category: Cost() for category in CATEGORIES}
+        held: List[Held] = []
         feed_forward = placement.halves(number)[FEED_FORWARD]
         for entry in here.entries:
             of_layer = feed_forward if entry.half == FEED_FORWARD else layers
@@ -258,16 +269,18 @@ def assemble(
             if entry.phase == "forward" and placement.recompute and entry.block != "heads":
                 times *= 2
             if times:
-                costs[entry.category] = costs[entry.category] + entry.cost * float(times)
+                held.append(Held(times, entry))
         stash = step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(hidden)))
-        costs[COPIES] = costs[COPIES] + stash * float(layers + (1 if number == 0 else 0))
+        held.append(Held(layers + (1 if number == 0 else 0), Entry("stash", PIPELINE, "forward", COPIES, stash)))
         if carried:
-            costs[COPIES] = costs[COPIES] + step(
-                target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(carried))
-            )
+            carry = step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(carried)))
+            held.append(Held(1, Entry("stash", PIPELINE, "forward", COPIES, carry)))
         accumulate = step(target, vertices_cycles=vertices.scaled_add(target.per_tile(elements[number])))
-        costs[ENCODER] = costs[ENCODER] + accumulate
-        ipus.append(Ipu(number, layers, costs, total(costs.values()), links[number]))
+        held.append(Held(1, Entry("accumulate", PIPELINE, "backward", ENCODER, accumulate)))
+        costs: Dict[str, Cost] = {category: Cost() for category in CATEGORIES}
+        for times, entry in held:
+            costs[entry.category] = costs[entry.category] + entry.cost * float(times)
+        ipus.append(Ipu(number, layers, costs, total(costs.values()), links[number], tuple(held)))
         first_layer += layers
 
     share = placement.replicas if placement.sharded else 1

@@ -11,6 +11,8 @@ published (measured by others), computed (arithmetic), config.
   --scaling            Figure 5: packing against un-padding on 1 to 2048 devices
   --points             published measurements, the model's errors and those of "31 % of peak"
   --arrangements       ways to write mask, heads and positions, and what each gains
+  --operators          cycles of each operator, class of operator and product; what an update's time consists of
+  --html FILE          one page to look at, of what is asked for; of everything where nothing is
   --config A --config B                                                        what if: any configurations
   --config A [--set KEY=VALUE] [--depth 4] [--target bow] [--micro-batch 3]    what if: changed, against as written
   --packed RUN --unpacked RUN    two run folders of run_pretraining.py, or --profile-packed/--profile-unpacked profiles
@@ -25,19 +27,22 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Container, List, Optional, Sequence, Set, Tuple
 
 from ipu_packed_bert.config import Config, load_config
 from ipu_packed_bert.configurations import FOLDER, config_file
 from ipu_packed_bert.cycles import arrangement, calibration, matmul, points, target, workload
 from ipu_packed_bert.plan import RunPlan, memory_words, micro_batch_that_fits, plan
-from ipu_packed_bert.report import paper, pictures, scaling, sources, tables
+from ipu_packed_bert.report import operators, paper, pictures, scaling, sources, tables
 from ipu_packed_bert.report.packings import Packings, packed_factor
+from ipu_packed_bert.report.page import page_of
 from pack_data import sort
 from pack_data.command import ArgumentParser, check_output, positive_int
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.factors import parse_factor, planned_factor
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
+from pack_data.page.document import Page
+from pack_data.page.figures import write_all
 
 DEFAULT = FOLDER / "packed_phase2_pod16.yml"
 
@@ -51,6 +56,7 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
     what.add_argument("--scaling", action="store_true")
     what.add_argument("--points", action="store_true")
     what.add_argument("--arrangements", action="store_true")
+    what.add_argument("--operators", action="store_true")
     what.add_argument("--all", action="store_true", help="all of these")
     where = found.add_argument_group("of what")
     where.add_argument(
@@ -83,7 +89,14 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
     out.add_argument("--json", action="store_true")
     out.add_argument("--csv", action="store_true")
     out.add_argument(
-        "--plot", type=Path, metavar="FILE.png|svg", help="paper and model side by side (needs matplotlib)"
+        "--plot",
+        type=Path,
+        metavar="FILE.png|pdf|svg",
+        help="the pictures, a file each, of a size for a paper (.png and .pdf need matplotlib); several are called "
+        "FILE_PICTURE.png",
+    )
+    out.add_argument(
+        "--html", type=Path, metavar="FILE", help="one page with all tables and pictures, in place of text"
     )
     out.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
     return found
@@ -98,6 +111,7 @@ class OverheadReport:
         self.calibration = calibration.load()
         self.machine = workload.Machine(target.get_target(args.target or self.main_machine), self.folder)
         self.tables: List[tables.Table] = []
+        self.whole = False  # everything is asked for
         self.too_large: List[str] = []  # configurations that do not fit, a line each
 
     def load(self, path: Path, overrides: Sequence[str] = (), *, as_written: bool = False) -> Config:
@@ -164,11 +178,16 @@ class OverheadReport:
                     comparison.packed(depth)
             batching = sort.batch(histogram, batch_size=256)
             self.tables.append(paper.table1(comparison, packings, paper.ROWS, batching, histogram.name))
-            if not (self.args.graphs or self.args.all):  # one depth: each further row needs two more traces
+            if self.graphs_in_one_row:  # one depth: each further row needs two more traces
                 self.tables.append(paper.graphs(comparison, packings, [("nnlshp", 3)]))
         finally:
             packings.close()
         self.tables.append(paper.decomposition(comparison, self.depth(config)))
+
+    @property
+    def graphs_in_one_row(self) -> bool:
+        """Whether Table 1 brings the other graphs along; otherwise they have all rows in a table of their own."""
+        return not (self.args.graphs or self.whole)
 
     def graphs(self) -> None:
         rows = [key for key in paper.ROWS if key[0] in ("spfhp", "nnlshp")]
@@ -257,7 +276,26 @@ class OverheadReport:
         return bool(args.overrides or args.depth or args.micro_batch or args.target)
 
     def per_ipu(self) -> None:
-        run = self.modelled(self.main_path, self.args.overrides)
+        self.add_run(self.modelled(self.main_path, self.args.overrides))
+        if self.args.html:  # unpacked beside it
+            self.add_run(self.modelled(self.main_path, [*self.args.overrides, "data.max_sequences_per_pack=1"]))
+
+    def operators(self) -> None:
+        config = self.main_config
+        depth = self.depth(config)
+        packed = self.machine.pipeline(config, depth=depth)
+        unpacked = self.machine.pipeline(config, arrangement=arrangement.UNPACKED, depth=1)
+        factor, _ = self.factor(config, depth)
+        accumulations = config.accumulation(factor), config.batch.gradient_accumulation
+        both = (packed, accumulations[0]), (unpacked, accumulations[1])
+        self.tables += [
+            operators.classes(config.name, packed, unpacked, self.calibration),
+            operators.operators(config.name, packed, unpacked, self.calibration),
+            operators.products(config.name, packed, self.calibration),
+            operators.update(config.name, *both, self.calibration),
+        ]
+
+    def add_run(self, run: paper.ModelledRun) -> None:
         self.tables += [paper.breakdown(run, self.calibration), paper.memory(run)]
 
     def scaling(self) -> None:
@@ -319,34 +357,66 @@ class OverheadReport:
         args = self.args
         self.measured()
         asked = bool(self.tables)
-        for wanted, make in (
-            (1 in args.table or args.all, self.table1),
-            (args.graphs or args.all, self.graphs),
-            (2 in args.table or args.all, self.table2),
-            (args.per_ipu or args.all, self.per_ipu),
-            (args.scaling or args.all, self.scaling),
-            (args.points or args.all, self.points),
-            (args.arrangements or args.all, self.arrangements),
-        ):
-            if wanted:
+        every = (
+            (1 in args.table, self.table1),
+            (args.graphs, self.graphs),
+            (2 in args.table, self.table2),
+            (args.per_ipu, self.per_ipu),
+            (args.scaling, self.scaling),
+            (args.points, self.points),
+            (args.arrangements, self.arrangements),
+            (args.operators, self.operators),
+        )
+        asked = asked or args.all or any(wanted for wanted, _ in every)
+        self.whole = args.all or (not asked and args.html is not None and len(args.config) < 2)
+        for wanted, make in every:
+            if wanted or self.whole:
                 make()
-                asked = True
-        if not asked:
+        if not asked and not self.whole:
             if args.config or self.options_change_a_setting:
                 self.what_if()
             else:
                 self.table1()
         self.machine.save()
 
+    # What comes of it -----------------------------------------------------------------------------------------------
+
+    def words(self, said: Container[str] = ()) -> List[str]:
+        """What holds for all tables; what is said already is left out."""
+        parameters, errors = self.calibration.parameters, self.calibration.report
+        unknown = ", ".join(f"{operator} x{times}" for operator, times in sorted(self.machine.unknown.items()))
+        return [line for line in self.too_large if line not in said] + [
+            f"Model: 3 fitted parameters (factor {parameters.factor}, layout {parameters.layout} cycles/byte, host "
+            f"{1e3 * parameters.replica_seconds:.1f} ms a call and replica). {len(errors['points'])} published "
+            f"throughputs, each left out of its own fit: {100 * errors['mean_error']['left_out']:.1f} % off on "
+            f"average, {100 * errors['worst_error']['left_out']:.1f} % at worst.",
+            f"Operators without an estimator, costed as elementwise work: {unknown or 'none'}.",
+        ]
+
+    def page(self) -> Page:
+        name = self.main_config.name
+        lead = (
+            f"What packing costs on an IPU and what it brings, {name}: cycles of the analytic model beside what the "
+            "paper and others measured. Point at a picture for its numbers; press a table's head to sort it."
+        )
+        return page_of(f"Cycles, overhead and speed-up: {name}", lead, self.tables, self.words())
+
+    def draw(self, path: Path) -> List[Path]:
+        found = [picture for table in self.tables for picture in pictures.pictures(table)]
+        if not found:
+            raise ValueError(f"--plot: none of these tables has a picture; there are {', '.join(pictures.PICTURES)}")
+        return write_all(found, path)
+
 
 def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) -> int:
     args = parser(prog).parse_args(argv)
     if args.json and args.csv:
         raise ValueError("--json and --csv exclude each other; choose one")
-    if args.plot is not None and args.plot.suffix not in (".png", ".svg"):
-        raise ValueError(f"--plot {args.plot}: must end in .png or .svg")
-    if args.plot is not None:
-        check_output("--plot", args.plot)
+    if args.plot is not None and args.plot.suffix not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"--plot {args.plot}: must end in .png, .pdf or .svg")
+    for option, path in (("--plot", args.plot), ("--html", args.html)):
+        if path is not None:
+            check_output(option, path)
     report = OverheadReport(args)
     report.run()
 
@@ -369,25 +439,18 @@ def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) ->
         )
     elif args.csv:
         print(tables.as_csv(report.tables), end="")
-    else:
+    elif args.html is None:
         said: Set[str] = set()
         print("\n\n".join(tables.text(table, said) for table in report.tables))
-        for line in report.too_large:
-            if line not in said:
-                print(f"\n{line}")
-        parameters, errors = report.calibration.parameters, report.calibration.report
-        print(
-            f"\nModel: 3 fitted parameters (factor {parameters.factor}, layout {parameters.layout} cycles/byte, host "
-            f"{1e3 * parameters.replica_seconds:.1f} ms a call and replica). {len(errors['points'])} published "
-            f"throughputs, each left out of its own fit: {100 * errors['mean_error']['left_out']:.1f} % off on "
-            f"average, {100 * errors['worst_error']['left_out']:.1f} % at worst."
-        )
-        unknown = ", ".join(f"{operator} x{times}" for operator, times in sorted(report.machine.unknown.items()))
-        print(f"Operators without an estimator, costed as elementwise work: {unknown or 'none'}.")
+        print("\n" + "\n".join(line for words in report.words(said) for line in tables.wrapped(words)))
         print(f"Cache of plans, traces and packings: {report.folder if report.folder else 'off'}")
+    if args.html is not None:
+        page = report.page()
+        page.write(args.html)
+        print(f"wrote {args.html}: {len(page.pictures())} pictures, {len(page.tables())} tables", file=sys.stderr)
     if args.plot is not None:
-        pictures.draw(report.tables, args.plot)
-        print(f"wrote {args.plot}", file=sys.stderr)
+        for path in report.draw(args.plot):
+            print(f"wrote {path}", file=sys.stderr)
     for line in report.too_large:
         print(line, file=sys.stderr)
     return 1 if report.too_large else 0

@@ -1,154 +1,235 @@
-"""The report's figures: the paper's values and the model's. Needs matplotlib."""
+"""The pictures of the report's tables, as values: the page draws them as SVG, `--plot` as files for a paper."""
 
 from __future__ import annotations
 
-import textwrap
-from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ipu_packed_bert.plan import MEMORY_PARTS
+from ipu_packed_bert.report.operators import CLASSES
 from ipu_packed_bert.report.tables import Table
-from pack_data.plotting import new_figure, save
-
-Panel = Callable[[Any, Table], None]
-
-
-def draw(tables: Sequence[Table], path: Path) -> None:
-    """Draw the panels of all tables into one file, one above the other; the file's suffix is .png or .svg."""
-    drawn = [(table, panel) for table in tables for panel in PANELS.get(table.name, ())]
-    if not drawn:
-        raise ValueError(f"--plot: none of these tables has a picture; there are {', '.join(PANELS)}")
-    figure, every = new_figure(8.5, 4.4 * len(drawn), rows=len(drawn))
-    for axes, (table, panel) in zip(every, drawn):
-        panel(axes, table)
-        # A panel that shows part of a table has set a title that says which.
-        title = table.title + (f": {axes.get_title()}" if axes.get_title() else "")
-        axes.set_title("\n".join(textwrap.wrap(title, 75)), fontsize=9)
-    save(figure, path)
-
-
-def _bars(
-    axes: Any,
-    labels: Sequence[str],
-    rows: Sequence[Dict[str, Any]],
-    value: str,
-    unit: str,
-    *,
-    paper: Optional[str] = None,
-) -> None:
-    """A bar of each row's `value` (a column of the model) with its interval; beside it that of the column `paper`."""
-    width = 0.6 if paper is None else 0.4
-    places = [place - (0.0 if paper is None else 0.2) for place in range(len(rows))]
-    # Rounding may put the calibrated value just outside its interval; error bars must not be negative.
-    errors = [
-        [max(0.0, row[value] - row[value + "_lower"]) for row in rows],
-        [max(0.0, row[value + "_upper"] - row[value]) for row in rows],
-    ]
-    axes.bar(
-        places, [row[value] for row in rows], width, yerr=errors, capsize=2, label="model (its layout low to high)"
-    )
-    if paper is not None:
-        axes.bar(
-            [place + 0.4 for place in places],
-            [row[paper] for row in rows],
-            width,
-            color="tab:orange",
-            label="paper, measured",
-        )
-    axes.set_xticks(list(range(len(rows))))
-    axes.set_xticklabels(labels, rotation=45, ha="right", fontsize=7)
-    axes.set_ylabel(unit)
-    axes.legend(fontsize=7)
-
+from pack_data.page.charts import Axis, Bars, Line, Lines, Picture, Series, Tile, Tiles
 
 # Nobody has measured this project's graphs: the paper's measurements belong beside the model of the paper's graph only.
-THEIRS, OURS = "the paper's graph, model and measurement", "this project's graph, model only"
+THEIRS, OURS = "the paper's graph, modelled and measured", "this engine's graph, modelled"
+_MILLION = 1e6
 
 
-def _speedups(axes: Any, table: Table, names: Tuple[str, str], bottom: float, top: float, *, theirs: bool) -> None:
-    key = "papers_realised" if theirs else "realised"
-    rows = [row for row in table.rows if isinstance(row.get(key), float)]
-    _bars(
-        axes,
-        [f"{row[names[0]]} {row[names[1]]}" for row in rows],
-        rows,
-        key,
-        "realised speed-up",
-        paper="paper_realised" if theirs else None,
-    )
-    axes.set_ylim(bottom, top)
-    axes.set_title(THEIRS if theirs else OURS)
+def pictures(table: Table) -> List[Picture]:
+    """The pictures of a table; none for a table without one."""
+    make = PICTURES.get(table.name)
+    return make(table) if make and table.rows else []
 
 
-def _table1(theirs: bool) -> Panel:
-    return lambda axes, table: _speedups(axes, table, ("algorithm", "depth"), 0.9, 2.1, theirs=theirs)
+def _numbers(rows: Sequence[Mapping[str, Any]], key: str, scale: float = 1.0) -> Tuple[Optional[float], ...]:
+    values = [row.get(key) for row in rows]
+    return tuple(None if value is None or isinstance(value, str) else float(value) / scale for value in values)
 
 
-def _table2(theirs: bool) -> Panel:
-    return lambda axes, table: _speedups(axes, table, ("model", "length"), 1.0, 1.8, theirs=theirs)
+def _modelled(rows: Sequence[Mapping[str, Any]], key: str, lower: str = "", upper: str = "") -> Series:
+    """A series of the model, with its interval."""
+    ends = [_numbers(rows, lower or key + "_lower"), _numbers(rows, upper or key + "_upper")]
+    low, high = (tuple(None if None in pair else side(pair) for pair in zip(*ends)) for side in (min, max))
+    return Series("model, low to high", _numbers(rows, key), low, high)
 
 
-def _graphs(theirs: bool) -> Panel:
-    def panel(axes: Any, table: Table) -> None:
+def _beside(
+    title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], key: str, axis: str, paper: str = ""
+) -> Bars:
+    series = [_modelled(rows, key)]
+    if paper:
+        series.append(Series("paper, measured", _numbers(rows, paper)))
+    return Bars(title, tuple(names), Axis(axis), tuple(series), across=True)
+
+
+def _speed_ups(table: Table, names: Callable[[Mapping[str, Any]], str]) -> List[Picture]:
+    found: List[Picture] = []
+    for key, paper, whose in (("papers_realised", "paper_realised", THEIRS), ("realised", "", OURS)):
+        rows = [row for row in table.rows if isinstance(row.get(key), float)]
+        title = f"{table.title.split(':')[0]}, {whose}"
+        found.append(_beside(title, rows, list(map(names, rows)), key, "realised speed-up", paper))
+    return found
+
+
+def _table1(table: Table) -> List[Picture]:
+    return _speed_ups(table, lambda row: f"{row['algorithm']} {row['depth']}")
+
+
+def _table2(table: Table) -> List[Picture]:
+    return _speed_ups(table, lambda row: f"{row['model']} {row['length']}")
+
+
+def _graphs(table: Table) -> List[Picture]:
+    found: List[Picture] = []
+    for theirs, whose in ((True, THEIRS), (False, OURS)):
         rows = [row for row in table.rows if (row.get("paper_overhead") is not None) == theirs]
-        _bars(
-            axes,
-            [f"{row['graph'].split(' (')[0]}, {row['algorithm']} {row['depth']}" for row in rows],
-            rows,
-            "overhead",
-            "overhead, %",
-            paper="paper_overhead" if theirs else None,
-        )
-        axes.set_title(THEIRS if theirs else OURS.replace("graph", "graphs"))
-
-    return panel
+        names = [f"{row['graph']}, {row['algorithm']} {row['depth']}" for row in rows]
+        paper = "paper_overhead" if theirs else ""
+        found.append(_beside(f"Overhead, {whose}", rows, names, "overhead", "overhead, %", paper))
+    return found
 
 
-def _decomposition(axes: Any, table: Table) -> None:
-    rows = table.rows[::-1]
-    axes.barh([row["part"] for row in rows], [row["calibrated"] for row in rows], label="model, calibrated")
-    axes.plot([row["lower"] for row in rows], [row["part"] for row in rows], "k|", label="low, high")
-    axes.plot([row["upper"] for row in rows], [row["part"] for row in rows], "k|")
-    axes.set_xlabel("percent of the unpacked micro-batch")
-    axes.tick_params(axis="y", labelsize=7)
-    axes.legend(fontsize=7)
+def _decomposition(table: Table) -> List[Picture]:
+    series = _modelled(table.rows, "calibrated", "lower", "upper")
+    names = tuple(row["part"] for row in table.rows)
+    axis = Axis("% of the unpacked micro-batch's cycles")
+    return [Bars(table.title.split(",")[0], names, axis, (series,), across=True)]
 
 
-def _scaling(axes: Any, table: Table) -> None:
-    devices = [row["devices"] for row in table.rows]
-    axes.plot(devices, [row["packing"] for row in table.rows], "k--", label="packing")
-    for column in table.columns[2:]:
-        axes.plot(devices, [row[column.key] for row in table.rows], marker=".", label=column.title)
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("devices")
-    axes.set_ylabel("speed-up over padding")
-    axes.legend(fontsize=7)
+def _scaling(table: Table) -> List[Picture]:
+    devices = tuple(float(row["devices"]) for row in table.rows)
+    lines = [
+        Line(column.title, devices, _numbers(table.rows, column.key))
+        for column in table.columns
+        if column.key != "devices"
+    ]
+    axes = Axis("devices", log=2), Axis("speed-up over padding")
+    return [Lines(table.title, *axes, tuple(lines), notes=table.notes)]
 
 
-def _points(axes: Any, table: Table) -> None:
+def _points(table: Table) -> List[Picture]:
     rows = [row for row in table.rows if row["unit"] == "seq/s"]
-    places = range(len(rows))
-    axes.bar([place - 0.2 for place in places], [row["error"] for row in rows], 0.4, label="model")
-    axes.bar([place + 0.2 for place in places], [row["trivial_error"] for row in rows], 0.4, label="31 % of peak")
-    axes.axhline(0.0, color="k", linewidth=0.8)
-    axes.set_xticks(list(places))
-    axes.set_xticklabels([f"{row['point']} {row['what']}" for row in rows], rotation=30, ha="right", fontsize=6)
-    axes.set_ylabel("error of sequences/s, %")
-    axes.legend(fontsize=7)
+    names = tuple(f"{row['point']} {row['what']}" for row in rows)
+    series = (
+        Series("model", _numbers(rows, "error")),
+        Series("31 % of peak", _numbers(rows, "trivial_error")),
+    )
+    title = "Published throughputs: how far off the model is"
+    return [Bars(title, names, Axis("error of sequences/s, %"), series, across=True)]
 
 
-def _arrangements(axes: Any, table: Table) -> None:
-    rows = table.rows[::-1]
-    axes.barh([row["name"] for row in rows], [row["overhead_calibrated"] for row in rows])
-    axes.set_xlabel("overhead, %")
-    axes.tick_params(axis="y", labelsize=6)
+def _arrangements(table: Table) -> List[Picture]:
+    series = _modelled(table.rows, "overhead_calibrated", "overhead_lower", "overhead_upper")
+    names = tuple(row["name"] for row in table.rows)
+    return [Bars(table.title, names, Axis("overhead, %"), (series,), across=True)]
 
 
-PANELS: Dict[str, Tuple[Panel, ...]] = {
-    "table1": (_table1(True), _table1(False)),
-    "graphs": (_graphs(True), _graphs(False)),
-    "decomposition": (_decomposition,),
-    "table2": (_table2(True), _table2(False)),
-    "scaling": (_scaling,),
-    "points": (_points,),
-    "arrangements": (_arrangements,),
+_LOAD = (
+    ("matmul", "products"),
+    ("vertices", "other compute"),
+    ("layout", "layout"),
+    ("exchange", "exchange"),
+    ("sync", "sync"),
+)
+
+
+def _load(table: Table) -> List[Picture]:
+    """What each IPU does in a pipeline cycle, and how long it waits for the slowest, then for the copies."""
+    names = [name for _, name in _LOAD] + ["copies between IPUs", "waiting"]
+    slowest = max(row["cycles"] for row in table.rows)
+    copies = max(row["copies"] for row in table.rows)
+    tiles = []
+    for number, row in enumerate(table.rows):
+        parts = [(place, row[key]) for place, (key, _) in enumerate(_LOAD)]
+        parts += [(6, slowest - row["cycles"]), (5, row["copies"]), (6, copies - row["copies"])]
+        at = 0.0
+        for place, cycles in parts:
+            if cycles > 0:
+                about = f"IPU {row['ipu']}, {names[place]}: {cycles:,.0f} cycles"
+                tiles.append(Tile(at / _MILLION, (at + cycles) / _MILLION, number + 0.1, number + 0.9, place, about))
+            at += cycles
+    rows = tuple(f"IPU {row['ipu']}, {row['layers']} layers" for row in table.rows)
+    title = f"A pipeline cycle: {table.title.split(':')[0]}"
+    return [Tiles(title, Axis("million cycles"), Axis(""), tuple(names), tuple(tiles), rows=rows, padding=(6,))]
+
+
+def _memory(table: Table) -> List[Picture]:
+    series = tuple(Series(name, _numbers(table.rows, name)) for name in MEMORY_PARTS)
+    return [
+        Bars(
+            table.title.replace(" in MiB, of ", ", of ") + " MiB",
+            tuple(f"IPU {row['ipu']}" for row in table.rows),
+            Axis("MiB"),
+            series,
+            stacked=True,
+            across=True,
+            ends=tuple(f"{row['share']:.0f} % of it" for row in table.rows),
+            notes=table.notes,
+        )
+    ]
+
+
+def _what_if(table: Table) -> List[Picture]:
+    rows = [row for row in table.rows if row["rate"] is not None]
+    if not rows:
+        return []
+    names = tuple(f"{number}: {row['name']} on {row['target']}" for number, row in enumerate(rows, start=1))
+    return [Bars("Sequences a second", names, Axis("sequences/s"), (_modelled(rows, "rate"),), across=True)]
+
+
+def _classes(table: Table) -> List[Picture]:
+    found: List[Picture] = []
+    for title, chosen in (("In the encoder layers", True), ("Outside the encoder layers", False)):
+        rows = [row for row in table.rows if (row["block"] == "all layers") == chosen]
+        blocks = list(dict.fromkeys(row["block"] for row in rows))
+        cycles = {
+            (row["block"], side, row["class"]): row[side] / _MILLION for row in rows for side in ("packed", "unpacked")
+        }
+        bars = [(block, side) for block in blocks for side in ("packed", "unpacked")]
+        kinds = [kind for kind in CLASSES if any(cycles.get((*bar, kind)) for bar in bars)]
+        series = tuple(Series(kind, tuple(cycles.get((*bar, kind)) for bar in bars)) for kind in kinds)
+        names = tuple(f"{block}, {side}" for block, side in bars)
+        sums = [sum(cycles.get((*bar, kind), 0.0) for kind in kinds) for bar in bars]
+        found.append(
+            Bars(
+                f"{title}: cycles by class of operator",
+                names,
+                Axis("million cycles of a micro-batch"),
+                series,
+                stacked=True,
+                across=True,
+                ends=tuple(f"{each:.3f} M" for each in sums),
+            )
+        )
+    return found
+
+
+def _products(table: Table) -> List[Picture]:
+    where = list(dict.fromkeys(row["name"] for row in table.rows))
+    lines = []
+    for name in where:
+        rows = [row for row in table.rows if row["name"] == name]
+        hints = tuple(
+            f"{row['size']}, {row['calls']} calls: {row['rate']:,.0f} multiply-adds a cycle, {row['share']:.1f} % of "
+            f"the peak; {row['cycles'] / _MILLION:.3f} million cycles"
+            for row in rows
+        )
+        lines.append(
+            Line(name, tuple(row["intensity"] for row in rows), _numbers(rows, "rate"), points=True, hints=hints)
+        )
+    roof = sorted({(row["intensity"], row["roof"]) for row in table.rows})
+    lines.append(Line("roof", tuple(x for x, _ in roof), tuple(y for _, y in roof)))
+    axes = Axis("multiply-adds a byte", log=10), Axis("multiply-adds a cycle", log=10)
+    return [Lines("Roofline of the matrix products", *axes, tuple(lines), notes=table.notes)]
+
+
+def _update(table: Table) -> List[Picture]:
+    parts = (("steady", "micro-batches"), ("bubble", "fill and drain"), ("update", "weight update"), ("host", "host"))
+    return [
+        Bars(
+            "What an update's time consists of",
+            tuple(f"{row['run']}, accumulation {row['accumulation']:,}" for row in table.rows),
+            Axis("s"),
+            tuple(Series(name, _numbers(table.rows, key)) for key, name in parts),
+            stacked=True,
+            across=True,
+            ends=tuple(f"{row['seconds']:.3f} s, bubble {row['bubble_share']:.1f} %" for row in table.rows),
+            notes=table.notes,
+        )
+    ]
+
+
+PICTURES: Dict[str, Callable[[Table], List[Picture]]] = {
+    "table1": _table1,
+    "graphs": _graphs,
+    "decomposition": _decomposition,
+    "table2": _table2,
+    "scaling": _scaling,
+    "points": _points,
+    "arrangements": _arrangements,
+    "breakdown": _load,
+    "memory": _memory,
+    "what_if": _what_if,
+    "classes": _classes,
+    "products": _products,
+    "update": _update,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 Values = Tuple[Optional[float], ...]  # None: there is no value
@@ -118,6 +119,15 @@ class Tiles(NamedTuple):
 
 
 Picture = Union[Bars, Lines, HeatMap, Tiles]
+
+
+def names_of(pictures: Sequence[Picture]) -> List[str]:
+    """The titles as parts of files' names, no two alike."""
+    found: List[str] = []
+    for picture in pictures:
+        name = re.sub("[^a-z0-9]+", "_", picture.title.lower()).strip("_")[:60]
+        found.append(name if name not in found else f"{name}_{len(found) + 1}")
+    return found
 
 
 def hint(series: Series, place: int, category: str, unit: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from html import escape
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 from pack_data.files import write_atomically
 from pack_data.page import style
-from pack_data.page.charts import Bars, HeatMap, Lines, Picture, Tiles
+from pack_data.page.charts import Bars, HeatMap, Lines, Picture, Tiles, names_of
 from pack_data.page.svg import draw
 
 
@@ -94,10 +93,10 @@ class Page(NamedTuple):
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise ValueError(f"{self.title}: two {what} are called {twice[0]!r}; give each its own")
-        links = "".join(
+        links = " ".join(
             f'<a href="#part{number}">{escape(section.title)}</a>' for number, section in enumerate(self.sections)
         )
-        drawn = 0
+        drawn, names = 0, names_of(self.pictures())
         body = [f"<h1>{escape(self.title)}</h1>\n<p>{escape(self.lead)}</p>\n<nav>{links}</nav>"]
         for number, section in enumerate(self.sections):
             body.append(f'<section id="part{number}"><h2>{escape(section.title)}</h2>')
@@ -107,7 +106,7 @@ class Page(NamedTuple):
                 elif isinstance(part, Table):
                     body.append(_table(part))
                 else:
-                    body.append(_figure(part, drawn))
+                    body.append(_figure(part, drawn, names[drawn]))
                     drawn += 1
             body.append("</section>")
         return _FRAME.format(
@@ -171,7 +170,7 @@ def shown(value: Any, form: str = "") -> str:
 
 
 def footnotes(columns: Sequence[Column]) -> Dict[str, str]:
-    """A letter for each source of the columns, in their order; none where all have the same."""
+    """A letter for each source of the columns, in their order."""
     sources = list(dict.fromkeys(column.source for column in columns if column.source))
     return {source: chr(ord("a") + number) for number, source in enumerate(sources)}
 
@@ -185,7 +184,7 @@ def _table(table: Table) -> str:
     }
     heads, lines = [], []
     for column in table.columns:
-        mark = f"<sup>{letters[column.source]}</sup>" if column.source else ""
+        mark = f"<sup>{letters[column.source]}</sup>" if column.source and len(letters) > 1 else ""
         kind = ' class="w"' if column.key in words else ""
         heads.append(
             f'<th scope="col"{kind} data-key="{escape(column.key)}">'
@@ -199,8 +198,8 @@ def _table(table: Table) -> str:
             data = escape(json.dumps(plain(value), allow_nan=False))
             cells.append(f'<td{kind} data-value="{data}">{escape(shown(value, column.form))}</td>')
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    notes = [f"{letter}: {source}" for source, letter in letters.items()]
-    below = (["; ".join(notes) + "."] if notes else []) + list(table.notes)
+    sources = "; ".join(f"{letter}: {source}" if len(letters) > 1 else source for source, letter in letters.items())
+    below = ([f"Source: {sources}."] if sources else []) + list(table.notes)
     return (
         f'<div class="scroll"><table id="{escape(table.name)}"><caption>{escape(table.title)}</caption>'
         f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>"
@@ -210,8 +209,7 @@ def _table(table: Table) -> str:
     )
 
 
-def _figure(picture: Picture, number: int) -> str:
-    name = re.sub("[^a-z0-9]+", "_", picture.title.lower()).strip("_")[:60]
+def _figure(picture: Picture, number: int, name: str) -> str:
     return (
         f'<figure id="picture{number}">{draw(picture, number)}'
         f'<button type="button" data-file="{name}.svg">Save as SVG</button></figure>' + _notes(picture.notes)

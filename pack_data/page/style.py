@@ -1,9 +1,9 @@
 """The colours, the style sheet and the script of a page; all of them stand in the page itself."""
 
 # Neighbours differ in lightness by at least 12 of 100, so that a picture printed in grey can be read.
-FILLS = ("#1d4e89", "#f2a541", "#4f9d69", "#7b2d43", "#b8d8e8", "#c65f3f", "#e8dcc0", "#5c5c8a")
-DARK_FILLS = ("#5b93d6", "#f2a541", "#2f7a4d", "#e58aa3", "#b8d8e8", "#b5522f", "#e8dcc0", "#8383c2")
-DASHES = ("", "7 3", "2 3", "9 3 2 3", "14 4", "4 4", "1 2", "12 3 2 3 2 3")
+FILLS = ("#1d4e89", "#f2a541", "#4f9d69", "#7b2d43", "#b8d8e8", "#c65f3f", "#e8dcc0", "#5c5c8a", "#c9a0dc")
+DARK_FILLS = ("#5b93d6", "#f2a541", "#2f7a4d", "#e58aa3", "#b8d8e8", "#b5522f", "#e8dcc0", "#8383c2", "#d9b8ea")
+DASHES = ("", "7 3", "2 3", "9 3 2 3", "14 4", "4 4", "1 2", "12 3 2 3 2 3", "16 4 2 4")
 
 # What a saved picture takes with it.
 DRAWING = "\n".join(
@@ -51,7 +51,7 @@ PAGE = (
 :root{color-scheme:light dark}
 body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;padding:1.5rem;max-width:76rem;background:#fff;color:#1f2328}
 h1{font-size:1.6rem;margin:.2rem 0}h2{font-size:1.25rem;margin:2.2rem 0 .4rem;border-bottom:1px solid #d5d9de}
-p{max-width:50rem;margin:.5rem 0}nav{font-size:.9rem}nav a{margin-right:1rem;white-space:nowrap}a{color:#0b57a4}
+p{max-width:50rem;margin:.5rem 0}nav{font-size:.9rem}nav a{margin-right:1rem}a{color:#0b57a4}
 .note{font-size:.85rem;color:#59636e;margin:.15rem 0}
 .scroll{overflow:auto;max-height:32rem;margin:1rem 0 .2rem}
 thead th{position:sticky;top:0;background:#fff}

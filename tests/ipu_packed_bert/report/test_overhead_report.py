@@ -131,42 +131,28 @@ def test_the_papers_measurements_stand_beside_the_papers_graph_only(table1, grap
     assert checked == 5
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The bar charts that are drawn: title of the panel, name of each series and its heights."""
-    axes = pytest.importorskip("matplotlib.axes", reason="needs matplotlib").Axes
-    found = []
-    bar = axes.bar
-
-    def record(self, places, heights, *arguments, **options):
-        found.append([self, options.get("label"), list(heights)])
-        return bar(self, places, heights, *arguments, **options)
-
-    monkeypatch.setattr(axes, "bar", record)
-    return lambda: [(self.get_title(), label, heights) for self, label, heights in found]
-
-
-def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, graphs, machine, load, drawn, tmp_path):
+def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, graphs, machine, load):
     table2 = paper.table2(machine, load, calibration.load())
-    pictures.draw([table1, graphs, table2], tmp_path / "figure.png")
-    bars = drawn()
-    keys = [
-        (table1, "papers_realised", "paper_realised", "realised"),
-        (table2, "papers_realised", "paper_realised", "realised"),
-    ]
-    for table, theirs, measured, ours in keys:
-        panels = [
-            (title, heights)
-            for title, _, heights in bars
-            if title.replace("\n", " ").startswith(table.title.split(":")[0])
-        ]
-        beside, theirs_measured, apart = panels  # two series in the first panel, one in the second
-        assert beside[0] == theirs_measured[0] != apart[0]
-        rows = [row for row in table.rows if isinstance(row.get(theirs), float)]
-        assert beside[1] == [row[theirs] for row in rows] and theirs_measured[1] == [row[measured] for row in rows]
-        assert apart[1] == [row[ours] for row in table.rows if isinstance(row.get(ours), float)]
-    beside, measured, apart = [(title, heights) for title, _, heights in bars if title.startswith("The same packings")]
-    assert beside[0] == measured[0] != apart[0] and len(beside[1]) == len(measured[1]) == 5 and len(apart[1]) == 10
+    for table, model, measured in (
+        (table1, "realised", "paper_realised"),
+        (table2, "realised", "paper_realised"),
+        (graphs, "overhead", "paper_overhead"),
+    ):
+        theirs, ours = pictures.pictures(table)
+        beside, apart = "papers_" + model, model
+        their_rows = [row for row in table.rows if isinstance(row.get(beside), float)]
+        our_rows = [row for row in table.rows if isinstance(row.get(apart), float)]
+        if table is graphs:
+            beside = model
+            their_rows = [row for row in table.rows if row.get(measured) is not None]
+            our_rows = [row for row in table.rows if row.get(measured) is None]
+        modelled, published = theirs.series
+        assert modelled.values == tuple(row[beside] for row in their_rows) and len(their_rows) > 3
+        assert published.values == tuple(row[measured] for row in their_rows)
+        (alone,) = ours.series
+        assert alone.values == tuple(row[apart] for row in our_rows)
+        assert all(low <= high for low, high in zip(alone.lower, alone.upper))
+        assert theirs.title != ours.title
 
 
 def test_three_graphs_stand_beside_each_other(table1, graphs):
@@ -395,19 +381,24 @@ def test_runs_that_happened(run, tmp_path):
     assert (table["rows"][0]["paper_overhead"], table["rows"][0]["paper_realised"]) == (4.287, 1.913)
 
 
-def test_plot(run, tmp_path):
+def test_plot_writes_a_file_a_picture(run, tmp_path):
+    options = ("--packing-factor", "1.996", *SMALL)
+    run("--scaling", *options, "--plot", str(tmp_path / "one.svg"))
+    assert "packing" in (tmp_path / "one.svg").read_text()
+    run("--scaling", "--per-ipu", *options, "--plot", str(tmp_path / "many.svg"))
+    written = sorted(path.name for path in tmp_path.glob("many*.svg"))
+    assert len(written) == 3 and all(name.startswith("many_") for name in written)
     pytest.importorskip("matplotlib", reason="needs matplotlib")
-    for name in ("figure.svg", "figure.png"):
-        run("--scaling", "--packing-factor", "1.996", "--plot", str(tmp_path / name))
-        assert (tmp_path / name).stat().st_size > 5000
-    assert "packing" in (tmp_path / "figure.svg").read_text()
+    run("--scaling", *options, "--plot", str(tmp_path / "one.png"))
+    assert (tmp_path / "one.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(
     "argv, message",
     [
         (("--json", "--csv"), "exclude each other"),
-        (("--plot", "figure.pdf"), ".png or .svg"),
+        (("--plot", "figure.jpg"), ".pdf or .svg"),
+        (("--html", "nowhere/page.html"), "no folder nowhere"),
         (("--packed", "somewhere"), "--unpacked belong together"),
         (("--config", "missing.yml"), "missing.yml"),
         (("--histogram", "lengths.csv", "--table", "1"), "neither a file"),

@@ -68,7 +68,7 @@ def test_a_page_read_back_is_what_was_put_in():
         assert words == {column.key: shown(row.get(column.key), column.form) for column in TABLE.columns}
     assert page.shown["first"][0] == {"name": ODD, "value": "2.50", "list": "1 + 2", "other": "yes"}
     assert page.pictures == PAGE.to_json()["pictures"] == [picture.title for picture in PICTURES]
-    assert page.notes == ["a: given; b: measured.", "A note " + ODD]
+    assert page.notes == ["Source: a: given; b: measured.", "A note " + ODD]
 
 
 @pytest.mark.parametrize(
