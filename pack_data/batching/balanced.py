@@ -78,26 +78,35 @@ class _Step:
         """Puts further sequences, the longest first, where the load is least and the row has room. Returns the rest."""
         left: List[int] = []
         more: List[List[int]] = [[] for _ in self.rows]
-        heap = [(load, rank) for rank, load in enumerate(self.load.tolist()) if len(self.of_rank[rank])]
+        # Lists: single numbers of arrays take ten times as long.
+        tokens, loads, rows = self.tokens.tolist(), self.load.tolist(), [own.tolist() for own in self.of_rank]
+        heap = [(load, rank) for rank, load in enumerate(loads) if rows[rank]]
         heapq.heapify(heap)
-        for number in numbers[np.argsort(-self._lengths[numbers], kind="stable")].tolist():
-            length, found = int(self._lengths[number]), False
+        numbers = numbers[np.argsort(-self._lengths[numbers], kind="stable")]
+        columns = (numbers, self._lengths[numbers], self._costs[numbers])
+        without_room = 0  # tokens of the last sequence that found none: another of as many finds none either
+        for number, length, cost in zip(*(column.tolist() for column in columns)):
+            if length == without_room:
+                left.append(number)
+                continue
+            found = False
             asked: List[Tuple[float, int]] = []
             while heap and not found and len(asked) < _ASKED:
                 load, rank = heapq.heappop(heap)
-                own = self.of_rank[rank]
-                row = int(own[np.argmin(self.tokens[own])]) if len(own) > 1 else int(own[0])
-                found = bool(self.tokens[row] + length <= slots)
+                row = min(rows[rank], key=tokens.__getitem__)
+                found = tokens[row] + length <= slots
                 if found:
-                    self.tokens[row] += length
+                    tokens[row] += length
                     more[row].append(number)
-                    load += float(self._costs[number])
-                    self.load[rank] = load
+                    load += cost
+                    loads[rank] = load
                 asked.append((load, rank))
             for entry in asked:
                 heapq.heappush(heap, entry)
             if not found:
                 left.append(number)
+                without_room = length
+        self.tokens, self.load = np.array(tokens, np.int64), np.array(loads)
         for row, numbers_of_row in enumerate(more):
             if numbers_of_row:
                 self.rows[row] = np.concatenate([self.rows[row], numbers_of_row])
