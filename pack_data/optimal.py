@@ -26,8 +26,9 @@ from pack_data.histogram import LengthHistogram
 from pack_data.packer_command import run_packer
 from pack_data.packing import Packing
 from pack_data.proof import prove, statement
-from pack_data.solver.column_generation import DEEP, FULL_ROWS, Relaxation, relax, with_dearest_long
+from pack_data.solver.column_generation import DEEP, FULL_ROWS, Programme, Relaxation, relax, with_dearest_long
 from pack_data.solver.filling import fill_evenly, fill_exactly
+from pack_data.solver.mending import mend
 from pack_data.solver.rounding import Packs, whole_packs
 from pack_data.solver.shaping import Shape
 from pack_data.tables import text_table
@@ -38,6 +39,8 @@ _QUICK = 1000  # lengths; up to so many it takes a second or two
 # Slots from which the tables of the programme, S x S, cost more than they bring where the gap is already so small.
 _LARGE, _NEAR_ENOUGH = 2048, 2e-4
 _TOO_WIDE, _TABLES = 8192, 1 << 20
+_ON_KNOTS, _KNOTS = 1 << 18, 64  # slots x sequences of a pack up to which prices on so many knots take a second or two
+_SCARCE = 1.001  # a bound of so many times the slots that the tokens take: slots are not what is scarce
 _STEPS = 1 << 33  # additions that a proof of prices between the plain ones may cost: seconds
 _BENCHMARK_DEPTHS = (2, 3, 4, 8, 16, None)
 
@@ -70,8 +73,10 @@ def pack(
     until = math.inf if budget is None else start + budget
     room = histogram.max_sequence_length // max(1, histogram.shortest)
     depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
-    found = _without_programme(histogram, max_sequences_per_pack, depth)
+    found = _without_programme(histogram, max_sequences_per_pack, depth, until)
     S, m = histogram.max_sequence_length, len(histogram.lengths)
+    if m > _QUICK and S * depth <= _ON_KNOTS and not _near_enough(found, S) and time.perf_counter() < until:
+        found = _on_knots(histogram, max_sequences_per_pack, depth, found, until, progress)
     if not _near_enough(found, S) and time.perf_counter() < until:
         # The tables of the programme are products of S x S where packs are deep.
         if S > _LARGE and m > _QUICK or S > _TOO_WIDE and depth > DEEP:
@@ -106,6 +111,14 @@ class _Found(NamedTuple):
     def gap(self) -> int:
         return _number(self.packs) - self.lower_bound
 
+    def mended(self, depth: int, until: float) -> _Found:
+        """Fewer packs, where opening the worst of them leads there."""
+        if self.gap <= 0:
+            return self
+        prices = np.zeros(self.certificate.max_sequence_length + 1)
+        prices[list(self.certificate.lengths)] = np.array(self.certificate.prices, np.float64)
+        return self.with_fewer(mend(self.packs, prices / self.certificate.denominator, depth, self.lower_bound, until))
+
     def with_fewer(self, packs: Packs) -> _Found:
         """These packs, where they are fewer."""
         return self._replace(packs=min(self.packs, packs, key=_number))
@@ -136,8 +149,8 @@ def _near_enough(found: _Found, S: int) -> bool:
     return found.gap <= 0 or S > _LARGE and found.gap <= max(1, _NEAR_ENOUGH * found.lower_bound)
 
 
-def _without_programme(histogram: LengthHistogram, limit: Optional[int], depth: int) -> _Found:
-    """What takes a fraction of a second. limit: on sequences in a pack; depth: those that can be in one."""
+def _without_programme(histogram: LengthHistogram, limit: Optional[int], depth: int, until: float) -> _Found:
+    """What takes a second or two at most. limit: on sequences in a pack; depth: those that can be in one."""
     certificate = plain_certificate(histogram, limit)
     proof = proven_bound(certificate, histogram.counts)
     S, lengths, packs = histogram.max_sequence_length, histogram.lengths, longest_first(histogram, depth)
@@ -147,10 +160,13 @@ def _without_programme(histogram: LengthHistogram, limit: Optional[int], depth: 
         return found
     if not no_limit:
         found = found.proved_by(histogram, limit, with_dearest_long(lengths, np.ones(len(lengths)), S, depth), _STEPS)
-        found = found.with_fewer(fill_evenly(histogram.counts, depth))
+        # Where slots are scarcer than sequences, packs of as many sequences as may be are no help.
+        if found.lower_bound * S > _SCARCE * histogram.tokens:
+            found = found.with_fewer(fill_evenly(histogram.counts, depth))
     if found.gap > 0:
         found = found.with_fewer(fill_exactly(histogram.counts, depth, found.lower_bound))
-    return found
+    # Where the whole programme takes no longer, it is left to find what is missing.
+    return found if len(lengths) <= _QUICK and S <= _LARGE else found.mended(depth, until)
 
 
 def _by_programme(
@@ -163,10 +179,10 @@ def _by_programme(
 ) -> _Found:
     """Fewer packs than those found and a higher bound, as far as the linear programme leads to them."""
     S, counts, lengths, packs = histogram.max_sequence_length, histogram.counts, histogram.lengths, found.packs
-    relaxation: Optional[Relaxation] = None
     shown = False if progress is None and len(lengths) <= _QUICK else progress
     with _Progress(histogram.sequences, shown, until) as bar, contextlib.suppress(_TimeIsUp):
         relaxation = relax(lengths, counts[lengths], S, depth, incumbent=_number(packs), progress=bar.programme)
+        bar.prices = relaxation.prices
         packs = _fewer(packs, relaxation, counts, depth, bar)
         gap = _number(packs) - _target(relaxation)
         if not relaxation.exact and gap > 2 and len(lengths) > _QUICK:  # the full programme takes a minute or more
@@ -179,9 +195,33 @@ def _by_programme(
                 lengths, counts[lengths], S, depth, incumbent=_number(packs), exact=True, progress=bar.programme
             )
             relaxation = full if full.bound > relaxation.bound else relaxation
+            bar.prices = relaxation.prices
             packs = _fewer(packs, full, counts, depth, bar)
     found = found._replace(packs=packs)
-    return found if relaxation is None else found.proved_by(histogram, limit, relaxation.prices)
+    return found if bar.prices is None else found.proved_by(histogram, limit, bar.prices)
+
+
+def _on_knots(
+    histogram: LengthHistogram,
+    limit: Optional[int],
+    depth: int,
+    found: _Found,
+    until: float,
+    progress: Optional[bool],
+) -> _Found:
+    """A higher bound, from prices that are piecewise linear in the length, and fewer packs at these prices.
+
+    The knots are densest among the shortest and the longest: where sequences are scarcer than slots, what a longest
+    one is worth depends on how many of the very shortest there are to go beside it.
+    """
+    S, counts, lengths = histogram.max_sequence_length, histogram.counts, histogram.lengths
+    near = np.unique(np.geomspace(1, len(lengths), _KNOTS).astype(np.int64))
+    shown = False if progress is None else progress
+    with _Progress(histogram.sequences, shown, until) as bar, contextlib.suppress(_TimeIsUp):
+        programme = Programme(lengths, counts[lengths], S, depth)
+        programme.solve_on(np.union1d(near - 1, len(lengths) - near), bar.programme)
+        bar.prices = programme.prices
+    return found if bar.prices is None else found.proved_by(histogram, limit, bar.prices).mended(depth, until)
 
 
 def _by_shape(histogram: LengthHistogram, limit: Optional[int], depth: int, found: _Found, until: float) -> _Found:
@@ -191,8 +231,9 @@ def _by_shape(histogram: LengthHistogram, limit: Optional[int], depth: int, foun
     if S * depth <= _TABLES:
         prices = with_dearest_long(lengths, shape.prices(lengths), S, depth)
         found = found.proved_by(histogram, limit, prices, _STEPS)
+        found = found.mended(depth, until)
     if not _near_enough(found, S):
-        found = found.with_fewer(shape.packs(found.lower_bound, until))
+        found = found.with_fewer(shape.packs(found.lower_bound, until)).mended(depth, until)
     return found
 
 
@@ -205,6 +246,8 @@ class _Progress:
 
     def __init__(self, sequences: int, shown: Optional[bool], until: float) -> None:
         self._sequences, self._until = sequences, until
+        self.prices: Optional[np.ndarray] = None  # of the highest bound so far
+        self._bound = 0.0
         self._bar = progress_bar(sequences, "packing", shown=shown, unit=" sequences")
 
     def __enter__(self) -> _Progress:
@@ -213,7 +256,9 @@ class _Progress:
     def __exit__(self, *_: Any) -> None:
         self._bar.close()
 
-    def programme(self, value: float, bound: float) -> None:
+    def programme(self, value: float, bound: float, prices: np.ndarray) -> None:
+        if self.prices is None or bound > self._bound:
+            self.prices, self._bound = prices, bound
         self._bar.set_postfix_str(f"bound {bound:,.1f}, programme {value:,.1f} packs")
         self._check()
 

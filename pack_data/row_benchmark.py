@@ -31,6 +31,7 @@ class Peer(NamedTuple):
 
     name: str
     pack: Callable[[np.ndarray, int], int]
+    most_tokens: float = math.inf  # in all, beyond which it is left out
 
 
 def long_tail(slots: int, sequences: int) -> LengthHistogram:
@@ -55,7 +56,7 @@ def peers() -> Tuple[List[Peer], List[str]]:
     missing: List[str] = []
     for name, make in _PEERS.items():
         try:
-            found.append(Peer(name, make()))
+            found.append(Peer(name, make(), _MOST_TOKENS.get(name, math.inf)))
         except (ImportError, RuntimeError):  # transformers says with a RuntimeError what it lacks
             missing.append(name)
     return found, missing
@@ -91,6 +92,9 @@ _PEERS: Dict[str, Callable[[], Callable[[np.ndarray, int], int]]] = {
 }
 
 
+_MOST_TOKENS = {"trl": 2**30}  # it packs the tokens themselves: a byte each here, and copies of them
+
+
 def _ours(histogram: LengthHistogram, depth: Optional[int], name: str) -> Tuple[int, Optional[int]]:
     packing = get_packer(name)(histogram, max_sequences_per_pack=depth)
     packing.check(histogram)
@@ -124,6 +128,8 @@ def rows(
                     bound = bound if proven is None else proven
                     yield (*case, name, *_above(packs, bound), seconds, added)
                 for peer in others if depth is None and sequences <= MOST_SEQUENCES else ():
+                    if histogram.tokens > peer.most_tokens:
+                        continue
                     packs, seconds, added = _timed(partial(peer.pack, lengths, S))
                     yield (*case, peer.name, *_above(packs, bound), seconds, added)
 

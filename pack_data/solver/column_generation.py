@@ -38,7 +38,8 @@ _INTERIOR_ROWS = 150  # rows from which the interior-point method, with crossove
 _CANDIDATES = 512  # strategies sought in a round
 
 
-Progress = Callable[[float, float], None]  # called with value and bound after every programme solved
+# called after every programme solved with its value, the bound so far and the prices that give it
+Progress = Callable[[float, float, np.ndarray], None]
 
 
 class _Piece(NamedTuple):
@@ -410,7 +411,7 @@ class Programme:
         self.pool.add(self.lengths[knots][:, None])  # so that each row can be met
         for _ in range(40):
             master = _solve_master(hats @ self.pool.matrix(self.pool.strategies), wanted)
-            progress(master.value, self.bound)
+            progress(master.value, self.bound, self.prices)
             prices = hats.T @ master.prices
             used = master.packs > 0
             result = self.pool.strategies[used], master.packs[used]
@@ -426,7 +427,7 @@ class Programme:
         """`solve_on` for other counts of the same lengths, float [lengths], with the strategies and prices so far."""
         self.weights = weights
         self.bound = float(weights @ self.prices)
-        return self.solve_on(knots, lambda value, bound: None)
+        return self.solve_on(knots, lambda value, bound, prices: None)
 
     def solve_coarse(self, progress: Progress, rounds: int = 60) -> Relaxation:
         """Solves for prices that are piecewise linear in the length, between knots.
@@ -454,7 +455,7 @@ class Programme:
             excess = slots @ master.packs - weights
             self.forget(prices, used, 1500)
             added = self.improve(prices)
-            progress(master.value, self.bound)
+            progress(master.value, self.bound, self.prices)
             if added and master.value - self.bound > 1e-7 * master.value:
                 continue
             settled = settled + 1 if self.bound <= settled_bound * (1 + 1e-9) else 0
@@ -494,7 +495,7 @@ def relax(
     incumbent: float = np.inf,
     rounds: int = 60,
     exact: bool = False,
-    progress: Progress = lambda value, bound: None,
+    progress: Progress = lambda value, bound, prices: None,
 ) -> Relaxation:
     """Solves the linear programme over `lengths` (ascending, all with counts > 0), packs of S slots, `depth` sequences.
 
@@ -531,7 +532,7 @@ def relax(
             pool.add(programme.price(programme.prices * (1 + 1e-6 * random.random(m)), programme.reach))
     for round_ in range(rounds):
         master = pool.solve(weights)
-        progress(master.value, programme.bound)
+        progress(master.value, programme.bound, programme.prices)
         used = master.packs > 0
         result = pool.strategies[used], master.packs[used]
         if master.value - programme.bound <= _TOLERANCE * master.value or master.value <= good_enough:

@@ -4,9 +4,9 @@ Decreasing fits waste in two ways. Where most sequences take a third or a quarte
 room that is left suits no other. And where packs have a limit on sequences, the short ones come last and use up the
 limit while slots stay empty. Here the longest sequence left opens a pack, and as soon as two sequences fill what is
 left of it exactly, they are put there: of all such pairs the one whose lengths are nearest to each other, so that the
-short ones, which fill any room, are kept. For a limit on sequences the first packs are made deep: between the longest
-and the pair they take the shortest sequences, as many as the limit lets in. How many packs have to be deep is found
-by trying. The rule is in the spirit of the minimum-bin-slack heuristic (Gupta and Ho, 1999).
+short ones, which fill any room, are kept. For a limit on sequences packs are made deep: between the longest and the
+pair they take the shortest sequences, so that the pack holds a given number where they fit. Which number is best is
+found by trying. The rule is in the spirit of the minimum-bin-slack heuristic (Gupta and Ho, 1999).
 """
 
 from __future__ import annotations
@@ -21,39 +21,32 @@ Packs = List[Tuple[Strategy, int]]  # (lengths of a pack, packs like it)
 
 _SPARE = 3  # a pair leaves fewer slots than this empty
 _NEAR = (32, 512, 8192)  # places looked at first, from the middle outwards: nearly always one of them has a pair
-_SHARES = np.linspace(0.0, 1.0, 6)  # of packs that are deep, tried first
 _EVEN_PACKS, _HALVINGS_OF_SHARE = 2000, 12
-_HALVINGS = 4  # of the distance between them, around the best
+_DEEP = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)  # times the sequences of a mean pack: depths that are tried
 
 
 def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], target: int) -> Packs:
-    """The fewest packs over a few shares of deep packs; `target` packs are enough.
+    """The fewest packs over a few depths that packs are made to have; `target` packs are enough.
 
     counts int [S + 1] of at least one sequence. Deterministic. The cost grows with the number of different strategies,
     10 to 200 microseconds each: most where the pairs that fill a pack are hard to find.
     """
-    S = len(counts) - 1
+    S, sequences = len(counts) - 1, int(counts.sum())
     depth = S if max_sequences_per_pack is None else max_sequences_per_pack
-    least = int(counts @ np.arange(S + 1)) / S  # packs that the tokens need
-    found: Dict[float, Packs] = {}
-
-    def number(share: float) -> int:
-        if share not in found:
-            found[share] = _Filling(counts, depth).packs(deep=share * least)
-        return sum(count for _, count in found[share])
-
-    shares = _SHARES.tolist() if int(counts.sum()) > depth else [0.0]
-    step = 1.0 / (len(_SHARES) - 1)
-    best = 0.0
-    for _ in range(1 + _HALVINGS):
-        for share in shares:
-            if number(share) < number(best):
-                best = share
-            if number(best) <= target:
-                return found[best]
-        step /= 2
-        shares = [share for share in (best - step, best + step) if 0.0 <= share <= 1.0] if len(found) > 1 else []
-    return found[best]
+    wanted = [0]
+    if sequences > depth and (depth + 1) * int(np.flatnonzero(counts)[0]) <= S:
+        mean = sequences * S / int(counts @ np.arange(S + 1))  # of a pack without an empty slot
+        wanted = sorted({0, depth, *(min(depth, max(3, round(share * mean))) for share in _DEEP)})
+    best: Packs = []
+    fewest = 0
+    for number in wanted:
+        packs = _Filling(counts, depth).packs(number)
+        made = sum(count for _, count in packs)
+        if not best or made < fewest:
+            best, fewest = packs, made
+        if fewest <= target:
+            break
+    return best
 
 
 class _Filling:
@@ -65,19 +58,17 @@ class _Filling:
         self._there = bytearray((counts > 0).tobytes())  # 1 where sequences are left: searched as bytes and as an array
         self._array = np.frombuffer(self._there, np.uint8)
 
-    def packs(self, deep: float) -> Packs:
-        """Packs for all; the first `deep` of them are deep."""
+    def packs(self, wanted: int) -> Packs:
+        """Packs for all, with at least `wanted` sequences where they fit."""
         packs: Packs = []
-        made = 0
         longest = self._there.rfind(1)
         while longest > 0:
-            held = self._pack(longest, self._depth if made < deep else 0)
+            held = self._pack(longest, wanted)
             repeats = min(self._left[length] // number for length, number in held.items())
             for length, number in held.items():
                 self._left[length] -= repeats * number
                 self._there[length] = self._left[length] > 0
             packs.append((tuple(length for length, number in held.items() for _ in range(number)), repeats))
-            made += repeats
             longest = self._there.rfind(1, 0, longest + 1)
         return packs
 
