@@ -116,6 +116,14 @@ def test_a_block_without_language_and_a_mark_that_is_none_are_refused(text, says
         run_blocks.blocks_of(text, "page.md")
 
 
+@pytest.mark.parametrize("page", run_blocks.all_pages())
+def test_what_a_page_links_to_is_there(page):
+    """Sphinx checks the pages that it builds, README.md is none of them; a git host needs files."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"`[^`\n]*`", "", text)):
+        assert "://" in target or ((ROOT / page).parent / target).exists(), target
+
+
 # ------------------------------------------------------------------------------------- what the pages do not run
 
 OWN = ("packed-bert ", "python -m pack_data.", "python -m ipu_packed_bert.", "python run_pretraining.py ")
