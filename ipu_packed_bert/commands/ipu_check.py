@@ -27,12 +27,12 @@ from ipu_packed_bert.config import Config, load_config
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import cache_folder
-from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.data import described
 from ipu_packed_bert.plan import micro_batch_that_fits, plan
 from ipu_packed_bert.report import ipu_bundle, popvision
+from ipu_packed_bert.report.measured import model_work
 from pack_data.command import ArgumentParser, positive_int
 from pack_data.files import write_atomically
 from pack_data.histogram import LengthHistogram
@@ -561,28 +561,6 @@ def host_loss(config: Config, batch: Any) -> float:
 
     config = replace(config, engine=replace(config.engine, kind="host", device="cpu", precision="float32"))
     return HostEngine(config, Pretraining(config), packing_factor=1.0).evaluate(batch).loss
-
-
-def model_work(pipeline: Pipeline, micro_batches: int, parameters: Parameters) -> List[Dict[str, Any]]:
-    """Cycles that each IPU works in an update, by class, as the cycle model says."""
-    target, found = pipeline.target, []
-    for ipu, once in zip(pipeline.ipus, pipeline.updates):
-        cost = ipu.total * float(micro_batches) + once.cost
-        classes = {
-            popvision.PRODUCTS: cost.matmul,
-            popvision.COMPUTE: cost.vertices,
-            popvision.REARRANGEMENTS: cost.layout_cycles(parameters.layout),
-            popvision.EXCHANGE: cost.exchange,
-            popvision.SYNC: cost.sync,
-        }
-        classes = {name: parameters.factor * cycles for name, cycles in classes.items()}
-        leaving = target.link_cycles(sum(ipu.link_bytes.values()))
-        update = pipeline.ipu_update(ipu.number, parameters)
-        summed = update.links + update.gateways + update.steps
-        classes[popvision.LINKS] = micro_batches * leaving + summed * target.clock_hz
-        classes[popvision.HOST] = update.streaming * target.clock_hz
-        found.append({"ipu": ipu.number, "cycles": sum(classes.values()), "classes": classes})
-    return found
 
 
 @contextlib.contextmanager

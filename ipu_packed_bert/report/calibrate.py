@@ -1,15 +1,20 @@
 """Fit the cycle model's parameters to the published points and store them: python profiling/calibrate.py
 
-`--check` fits again and compares with what is stored, bit for bit, instead of writing.
+`--check` fits again and compares with what is stored, bit for bit, instead of writing. `--with FILE...` fits to
+measured cycles too (sources as of overhead_report.py --measured), prints what moves, and stores nothing.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Optional, Sequence
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
 
-from ipu_packed_bert.config import load_config
+from ipu_packed_bert.config import Config, load_config
+from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.cycles import calibration, matmul
+from ipu_packed_bert.cycles.workload import Machine
+from ipu_packed_bert.report import measured, tables
 from pack_data.command import ArgumentParser
 from pack_data.files import write_atomically
 
@@ -20,9 +25,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--check", action="store_true", help="compare with the stored fit; exit status 1 where it differs"
     )
     parser.add_argument("--no-cache", action="store_true", help="search every plan and trace every graph again")
+    parser.add_argument("--with", dest="measured", nargs="+", type=Path, default=[], metavar="FILE")
+    parser.add_argument("--config", metavar="FILE|NAME", help="of the measured files that do not state their settings")
     args = parser.parse_args(argv)
 
     machine_of = calibration.machines(None if args.no_cache else matmul.cache_folder())
+    if args.measured:
+        print(tables.text(refitted(args.measured, machine_of, None if args.config is None else config_of(args.config))))
+        return 0
     fitted = calibration.calibrate(calibration.observe(machine_of, load_config))
     for machine in machine_of.values():
         machine.save()
@@ -35,3 +45,41 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     write_atomically(calibration.STORED, text.encode())
     print(f"wrote {calibration.STORED}", file=sys.stderr)
     return 0
+
+
+def config_of(name: str) -> Config:
+    return load_config(config_file(name), calibration.IPUS_ONLY)
+
+
+def refitted(paths: Sequence[Path], machine_of: Dict[str, Machine], given: Optional[Config]) -> tables.Table:
+    """The parameters and the error of every point, as stored and as fitted with these files too."""
+    stored = calibration.load()
+    own = []
+    for path in paths:  # read before anything is fitted: a file that cannot be used is told at once
+        found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
+        config = measured.configuration(found, given)
+        own.append(measured.observation(found, config, machine_of[config.placement.machine], stored))
+    published = calibration.observe(machine_of, load_config)
+    after = calibration.fit((*published.throughputs, *own), (published.packed, published.unpacked))
+    for machine in machine_of.values():
+        machine.save()
+    rows: List[Dict[str, Any]] = [
+        {"what": name, "before": getattr(stored.parameters, name), "after": getattr(after, name)}
+        for name in ("factor", "layout", "replica_seconds")
+    ]
+    for each in (*own, *published.throughputs):
+        errors = [
+            100 * (each.predicted(parameters) / each.point.sequences_per_second - 1)
+            for parameters in (stored.parameters, after)
+        ]
+        rows.append({"what": f"error of {each.point.name}, %", "before": errors[0], "after": errors[1]})
+    for row in rows:
+        row["moved"] = row["after"] - row["before"]
+    columns = [tables.ReportColumn(key, key, tables.MODEL, "+.4f") for key in ("before", "after", "moved")]
+    return tables.Table(
+        "refitted",
+        f"Fitted to the published points, and to {len(own)} measured file{'' if len(own) == 1 else 's'} too",
+        (tables.ReportColumn("what", "what", tables.CONFIGURED), *columns),
+        rows,
+        ("Nothing is stored. Each point weighs as a published throughput; errors are of sequences a second.",),
+    )

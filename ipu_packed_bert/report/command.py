@@ -15,6 +15,7 @@ published (measured by others), computed (arithmetic), config.
   --html FILE          one page to look at, of what is asked for; of everything where nothing is
   --config A --config B                                                        what if: any configurations
   --config A [--set KEY=VALUE] [--depth 4] [--target bow] [--micro-batch 3]    what if: changed, against as written
+  --measured SOURCE    measured cycles beside the model's: of an update, of each IPU, of each class of operator
   --packed RUN --unpacked RUN    two run folders of run_pretraining.py, or --profile-packed/--profile-unpacked profiles
 
 Where the counted memory of a configuration exceeds an IPU's, no sequences/s are given and the exit status is 1.
@@ -29,11 +30,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Container, List, Optional, Sequence, Set, Tuple
 
-from ipu_packed_bert.config import Config, load_config
+from ipu_packed_bert.config import Config, config_from_tree, load_config
 from ipu_packed_bert.configurations import FOLDER, config_file
 from ipu_packed_bert.cycles import arrangement, calibration, matmul, points, target, workload
+from ipu_packed_bert.cycles.pipeline import Parameters
 from ipu_packed_bert.plan import RunPlan, memory_words, micro_batch_that_fits, plan
-from ipu_packed_bert.report import operators, paper, pictures, scaling, sources, tables
+from ipu_packed_bert.report import measured, operators, paper, pictures, scaling, sources, tables
 from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.report.page import page_of
 from pack_data import sort
@@ -80,6 +82,15 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
     where.add_argument("--target", choices=("mk2", "bow"), help="instead of placement.machine")
     add_histogram_arguments(found)
     runs = found.add_argument_group("runs and profiles instead of the model")
+    runs.add_argument(
+        "--measured",
+        type=Path,
+        metavar="SOURCE",
+        action="append",
+        default=[],
+        help="measured beside predicted: a run's folder, a bundle of ipu-check, a profile.pop, cycles as .json or "
+        ".csv; or what make gpu wrote",
+    )
     runs.add_argument("--packed", type=Path, help="run folder")
     runs.add_argument("--unpacked", type=Path, help="run folder")
     runs.add_argument("--profile-packed", type=Path, help="profile.pop or its folder; needs the Poplar SDK")
@@ -331,12 +342,48 @@ class OverheadReport:
 
     def measured(self) -> None:
         args = self.args
+        for path in args.measured:
+            self.tables.append(measured.gpu(path) if measured.is_gpu(path) else self.measured_beside(path))
         self._measured(("--packed", args.packed), ("--unpacked", args.unpacked), sources.LoggedRun)
         self._measured(
             ("--profile-packed", args.profile_packed),
             ("--profile-unpacked", args.profile_unpacked),
             lambda path: sources.PopVisionProfile(path, packs=args.profile_packs),
         )
+
+    def measured_beside(self, path: Path) -> tables.Table:
+        given = self.main_config if self.args.config else None
+        found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
+        config = measured.configuration(found, given)
+        return measured.beside(found, config, self.machine_of(config).pipeline(config), self.calibration)
+
+    def machine_of(self, config: Config) -> workload.Machine:
+        """The machine that a configuration names, with this report's traces."""
+        wanted = config.placement.machine
+        if wanted == self.machine.target.name:
+            return self.machine
+        return workload.Machine(target.get_target(wanted), self.folder, self.machine.traces)
+
+    def modelled_pair(self, found: sources.MeasuredOverhead) -> Optional[Tuple[float, float, float]]:
+        """The model's overhead of two runs that counted cycles, as many micro-batches in an update as they had.
+
+        None where the runs do not say their settings, or counted seconds.
+        """
+        pipelines = []
+        for each in (found.packed, found.unpacked):
+            if each.unit != "cycles" or "model" not in (each.settings or {}) or not each.packs_per_step:
+                return None
+            config = config_from_tree({**(each.settings or {}), "without_ipus": None}, each.detail, stored=True)
+            packs = config.batch.micro_batch * config.placement.replicas
+            number = max(1, -(-each.packs_per_step // packs))
+            pipelines.append((self.machine_of(config).pipeline(config), number, number * packs))
+
+        def overhead(parameters: Parameters) -> float:
+            packed, unpacked = (line.step(number, parameters).cycles / packs for line, number, packs in pipelines)
+            return packed / unpacked - 1.0
+
+        fitted = self.calibration
+        return overhead(fitted.lower), overhead(fitted.parameters), overhead(fitted.upper)
 
     def _measured(
         self,
@@ -347,7 +394,7 @@ class OverheadReport:
         """packed, unpacked: an option and its value."""
         if packed[1] is not None and unpacked[1] is not None:
             found = sources.compare(source_of(packed[1]).measure(), source_of(unpacked[1]).measure())
-            self.tables.append(paper.measured(found, self.args.packing_factor))
+            self.tables.append(paper.measured(found, self.args.packing_factor, self.modelled_pair(found)))
         elif packed[1] is not None or unpacked[1] is not None:
             raise ValueError(f"{packed[0]} and {unpacked[0]} belong together; give both")
 

@@ -803,8 +803,12 @@ def arrangements(
     )
 
 
-def measured(found: MeasuredOverhead, packing_factor: Optional[float]) -> Table:
-    """Overhead from two run logs or profiles."""
+def measured(
+    found: MeasuredOverhead,
+    packing_factor: Optional[float],
+    modelled: Optional[Tuple[float, float, float]] = None,
+) -> Table:
+    """Overhead from two run logs or profiles; modelled: what the model says of the same runs, low, fitted and high."""
     source, unit = found.packed.source, found.packed.unit
     factor = packing_factor if packing_factor is not None else found.packed.packing_factor
     rows = [
@@ -812,6 +816,12 @@ def measured(found: MeasuredOverhead, packing_factor: Optional[float]) -> Table:
         for kind, m in (("packed", found.packed), ("unpacked", found.unpacked))
     ]
     rows[0].update(overhead=percent(found.overhead), realised=None if factor is None else factor / (1 + found.overhead))
+    spread = found.spread
+    if spread is not None:
+        rows[0].update(overhead_lower=percent(spread[0]), overhead_upper=percent(spread[1]))
+    if modelled is not None:
+        low, middle, high = modelled
+        rows[0].update(model_lower=percent(low), model=percent(middle), model_upper=percent(high))
     # The paper's packs without a limit hold at most 16 sequences.
     depth = found.packed.depth if found.packed.depth != 16 else None
     beside = [row for (packer, limit), row in PAPER_ROWS.items() if packer in ("spfhp", "nnlshp") and limit == depth]
@@ -834,7 +844,12 @@ def measured(found: MeasuredOverhead, packing_factor: Optional[float]) -> Table:
             ReportColumn("per_pack", f"{unit}/pack", source, ",.6g"),
             ReportColumn("packing_factor", "p", source, ".3f"),
             ReportColumn("overhead", "OH %", source, ".2f"),
+            ReportColumn("overhead_lower", "quartiles", source, ".2f"),
+            ReportColumn("overhead_upper", "", source, ".2f"),
             ReportColumn("realised", "speed-up", source, ".3f"),
+            ReportColumn("model", "OH %", MODEL, ".2f"),
+            ReportColumn("model_lower", "low", MODEL, ".2f"),
+            ReportColumn("model_upper", "high", MODEL, ".2f"),
             ReportColumn("paper_overhead", "OH %", PAPER, ".3f"),
             ReportColumn("paper_realised", "speed-up", PAPER, ".3f"),
         ),

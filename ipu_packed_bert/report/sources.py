@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, Optional, Protocol, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from ipu_packed_bert.report.popvision import open_report
 from ipu_packed_bert.report.tables import HARDWARE, HOST, PROFILE
 from ipu_packed_bert.run_folder import CONFIG, LOG, read_log
-from ipu_packed_bert.settings import load_yaml
+from ipu_packed_bert.settings import load_yaml, plain
 from pack_data.decoding import Fields, named, shown
 
 
@@ -29,7 +29,9 @@ class RunMeasurement:
     detail: str  # what was read
     length: Optional[int] = None  # slots of a pack and packing depth, where known
     depth: Optional[int] = None
-    model: Optional[Dict[str, Any]] = None  # the section `model` of the run's configuration, where known
+    settings: Optional[Dict[str, Any]] = None  # the run's configuration by section, where known
+    spread: Optional[Tuple[float, float]] = None  # quartiles of `per_pack` over updates
+    packs_per_step: int = 0  # the median; 0 where it is not known
 
 
 class CycleSource(Protocol):
@@ -51,10 +53,53 @@ class MeasuredOverhead:
         return self.packed.per_pack / self.unpacked.per_pack - 1.0
 
     @property
+    def spread(self) -> Optional[Tuple[float, float]]:
+        """The overhead from the quartiles of both runs: the least of one against the most of the other."""
+        if self.packed.spread is None or self.unpacked.spread is None:
+            return None
+        (low, high), (least, most) = self.packed.spread, self.unpacked.spread
+        return low / most - 1.0, high / least - 1.0
+
+    @property
     def realised(self) -> Optional[float]:
         """p / (1 + OH), with the packing factor of the packed run."""
         factor = self.packed.packing_factor
         return None if factor is None else factor / (1.0 + self.overhead)
+
+
+# What two runs must have in common to be compared: (section, settings, what that is called); no settings: all of them.
+_POD = ("machine", "replicas", "ipus_per_replica", "layers_per_ipu")
+SAME_BUT_PACKED: Tuple[Tuple[str, Tuple[str, ...], str], ...] = (
+    ("model", (), "model"),
+    ("batch", ("micro_batch", "gradient_accumulation"), "batch"),
+    ("placement", _POD, "pod"),
+    ("engine", ("mask", "recompute_layers"), "mask and recomputation"),
+)
+SAME_PROGRAM = (
+    ("data", ("max_sequence_length", "max_sequences_per_pack"), "length and packing depth"),
+    ("model", (), "model"),
+    ("batch", ("micro_batch",), "batch"),
+    ("placement", _POD + ("available_memory_proportion",), "pod"),
+    ("engine", ("mask", "recompute_layers", "half_partials"), "mask and recomputation"),
+)
+
+
+def refuse_differences(
+    one: str,
+    settings: Mapping[str, Any],
+    other: str,
+    others: Mapping[str, Any],
+    rules: Sequence[Tuple[str, Tuple[str, ...], str]],
+) -> None:
+    """Raises ValueError that names the first setting in which two runs differ; what only one states is not compared."""
+    for section, names, what in rules:
+        mine, theirs = settings.get(section) or {}, others.get(section) or {}
+        for name in names or sorted(set(mine) & set(theirs)):
+            if name in mine and name in theirs and plain(mine[name]) != plain(theirs[name]):
+                raise ValueError(
+                    f"{one} has {section}.{named(name)} {shown(mine[name])}, {other} {shown(theirs[name])}; "
+                    f"compare runs of the same {what}"
+                )
 
 
 def compare(packed: RunMeasurement, unpacked: RunMeasurement) -> MeasuredOverhead:
@@ -69,14 +114,7 @@ def compare(packed: RunMeasurement, unpacked: RunMeasurement) -> MeasuredOverhea
             f"{packed.detail} has packs of {packed.length} slots, {unpacked.detail} rows of {unpacked.length}; "
             "compare runs of the same data.max_sequence_length"
         )
-    if packed.model is not None and unpacked.model is not None:
-        for key in sorted(set(packed.model) | set(unpacked.model)):
-            one, other = packed.model.get(key), unpacked.model.get(key)
-            if one != other:
-                raise ValueError(
-                    f"{packed.detail} has model.{named(key)} {shown(one)}, {unpacked.detail} {shown(other)}; "
-                    "compare runs of the same model"
-                )
+    refuse_differences(packed.detail, packed.settings or {}, unpacked.detail, unpacked.settings or {}, SAME_BUT_PACKED)
     if (unpacked.packing_factor or 1.0) > 1.0:
         raise ValueError(
             f"{unpacked.detail}: holds {unpacked.packing_factor:.3f} sequences a pack; the run to compare with must be "
@@ -103,29 +141,34 @@ class LoggedRun:
         counted = all(step.get("cycles") is not None for step in steps)
         key = "cycles" if counted else "seconds"
         packs, sequences = sum(step["packs"] for step in steps), sum(step["sequences"] for step in steps)
-        length, depth, model = self._settings()
+        length, depth, settings = self._settings()
+        each = sorted(step[key] / step["packs"] for step in steps)
         return RunMeasurement(
             HARDWARE if counted else HOST,
-            median(step[key] / step["packs"] for step in steps),
+            median(each),
             key,
             sequences / packs,
             str(self.folder),
             length,
             depth,
-            model,
+            settings,
+            (each[len(each) // 4], each[-1 - len(each) // 4]),
+            int(median(step["packs"] for step in steps)),
         )
 
     def _settings(self) -> Tuple[Optional[int], Optional[int], Optional[Dict[str, Any]]]:
-        """(slots, depth, model) of the run's configuration; None for what it leaves open, or where it is not there."""
+        """(slots, depth, settings) of the run's configuration; None for what it leaves open or where it is missing."""
         path = self.folder / CONFIG
         if not path.is_file():
             return None, None, None
         found = Fields.of(load_yaml(path), path, f"it must be the {CONFIG} that the run wrote")
-        data, model = found.object("data"), found.optional("model", Fields.object)
+        data = found.object("data")
+        for section in ("model", "batch", "placement", "engine"):
+            found.optional(section, Fields.object)
         length, depth = (
             data.optional(key, Fields.integer, least=1) for key in ("max_sequence_length", "max_sequences_per_pack")
         )
-        return length, depth, None if model is None else {name: model.any(name) for name in model.names()}
+        return length, depth, {section: values for section, values in found.tree.items() if values is not None}
 
     def _steps(self) -> List[Dict[str, Any]]:
         """The lines of the log that are steps, checked: whole numbers of packs and sequences, positive finite times."""

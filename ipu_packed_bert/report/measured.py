@@ -1,0 +1,372 @@
+"""Cycles that somebody measured, beside those of the model: overhead_report.py --measured SOURCE.
+
+A source is the folder of a run, the bundle of `packed-bert ipu-check` (or its folder), a PopVision profile, or a file
+of cycles, as JSON or CSV (docs/cycle_model.md has the format). What a source says of its settings must agree with the
+configuration that it is set beside; what differs is refused by name. All cycles are tile cycles of one update.
+"""
+
+from __future__ import annotations
+
+import csv
+from math import ceil
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from ipu_packed_bert.config import Config, config_from_tree
+from ipu_packed_bert.cycles.arrangement import UNPACKED
+from ipu_packed_bert.cycles.calibration import Calibration, Observation, ideal_cycles
+from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
+from ipu_packed_bert.cycles.points import Point
+from ipu_packed_bert.cycles.workload import Machine, engine_arrangement, shape_of
+from ipu_packed_bert.report import popvision, sources, tables
+from ipu_packed_bert.report.ipu_bundle import KIND, read_bundle
+from ipu_packed_bert.report.tables import CONFIGURED, HARDWARE, MODEL, PROFILE, ReportColumn, Table, percent
+from ipu_packed_bert.run_folder import CONFIG, LOG
+from ipu_packed_bert.settings import load_yaml, parse_yaml
+from pack_data.decoding import Fields, read_object, shown
+
+WAY_OUT = "see docs/cycle_model.md for the format"
+Settings = Mapping[str, Mapping[str, Any]]  # by section, as far as a source states them
+
+
+class Measured(NamedTuple):
+    """What a source says of one configuration's updates."""
+
+    source: str  # tables.HARDWARE or tables.PROFILE
+    detail: str  # what was read
+    settings: Settings
+    micro_batches: Optional[int]  # of a replica in an update, where the source says it
+    cycles: Optional[float]  # of an update, the median
+    spread: Optional[Tuple[float, float]]  # quartiles over updates
+    work: Tuple[popvision.Work, ...]  # of each IPU, without waiting for others
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path, *, ipus: Optional[int] = None) -> Measured:
+    """ipus: of a replica, which a profile does not say. ValueError, in one line, for what is no source."""
+    if path.is_dir() and (path / LOG).is_file():
+        return _of_run(path)
+    if path.is_dir() and (path / "bundle.json").is_file():
+        return _of_bundle(path / "bundle.json")
+    if path.suffix == ".pop" or path.is_dir():
+        return _of_profile(path if path.is_file() else popvision.find_profile(path), ipus)
+    if path.suffix == ".csv":
+        return _of_table(path)
+    if path.suffix == ".json":
+        found = read_object(path, way_out=WAY_OUT)
+        return _of_bundle(path) if found.tree.get("kind") == KIND else _of_object(found, path)
+    raise ValueError(
+        f"--measured {path}: {'is no source of cycles' if path.exists() else 'there is nothing'}; give a run's "
+        "folder, a bundle.json, a profile.pop, or cycles as .json or .csv"
+    )
+
+
+def _of_run(folder: Path) -> Measured:
+    measurement = sources.LoggedRun(folder).measure()
+    if measurement.unit != "cycles":
+        raise ValueError(
+            f"{folder / LOG}: holds seconds and no cycles; run on IPUs with engine.log_cycles=true, or measure a GPU "
+            "with make gpu"
+        )
+    settings = load_yaml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    batch, placement = settings.get("batch", {}), settings.get("placement", {})
+    rows = batch.get("micro_batch", 0) * placement.get("replicas", 0)
+    number = ceil(measurement.packs_per_step / rows) if rows else None
+    low, high = measurement.spread or (measurement.per_pack, measurement.per_pack)
+    packs = measurement.packs_per_step
+    return Measured(
+        HARDWARE, str(folder), settings, number, measurement.per_pack * packs, (low * packs, high * packs), ()
+    )
+
+
+def _of_bundle(path: Path) -> Measured:
+    bundle = read_bundle(path)
+    checked, measured = bundle["configuration"], bundle["measured"]
+    counted = measured.get("counted_cycles")
+    cycles = measured.get("profiled_cycles") if counted is None else counted
+    if cycles is None:
+        raise ValueError(f"{path}: holds no measured cycles; the check ran on no IPU, or was stopped before")
+    work = tuple(popvision.Work(each["ipu"], each["cycles"], each["classes"]) for each in measured.get("work", ()))
+    source = PROFILE if counted is None else HARDWARE
+    return Measured(source, str(path), checked["settings"], checked["micro_batches"], float(cycles), None, work)
+
+
+def _of_profile(path: Path, ipus: Optional[int]) -> Measured:
+    if ipus is None:
+        raise ValueError(f"{path}: a profile says nothing of its configuration; name it with --config")
+    profile = popvision.read_profile(path, ipus=ipus)
+    if not profile.work:
+        raise ValueError(f"{path}: holds no execution; run the program with profiling on, not only compile it")
+    return Measured(PROFILE, str(path), {}, None, max(work.cycles for work in profile.work), None, profile.work)
+
+
+def _of_object(fields: Fields, path: Path) -> Measured:
+    fields.only("settings", "micro_batches", "update_cycles", "ipus")
+    settings = fields.values_of("settings", Fields.object) if "settings" in fields else {}
+    cycles = fields.optional("update_cycles", Fields.number, least=1)
+    work = []
+    for each in fields.optional("ipus", Fields.list_of, Fields.object) or ():
+        classes = each.values_of("classes", Fields.number, least=0) if "classes" in each else {}
+        _refuse_unknown(path, classes)
+        total = each.optional("cycles", Fields.number, least=0)
+        work.append(
+            popvision.Work(each.integer("ipu", least=0), sum(classes.values()) if total is None else total, classes)
+        )
+    return _checked(
+        path,
+        {name: section.tree for name, section in settings.items()},
+        fields.optional("micro_batches", Fields.integer, least=1),
+        cycles,
+        tuple(work),
+    )
+
+
+def _of_table(path: Path) -> Measured:
+    """ipu,class,cycles: without an IPU it is the update's, without a class all of an IPU's. `# a.b: c` is a setting."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8 text; {WAY_OUT}") from None
+    settings: Dict[str, Dict[str, Any]] = {}
+    number, update, head = None, None, False
+    totals: Dict[int, float] = {}
+    classes: Dict[int, Dict[str, float]] = {}
+    for at, line in enumerate(lines, start=1):
+        if line.startswith("#") and ":" in line:
+            key, _, value = line[1:].partition(":")
+            section, _, name = key.strip().partition(".")
+            if section == "micro_batches":
+                number = parse_yaml(value, path)
+            else:
+                settings.setdefault(section, {})[name] = parse_yaml(value, path)
+        elif not line.strip() or line.startswith("#"):
+            continue
+        elif not head:
+            if line.strip() != "ipu,class,cycles":
+                raise ValueError(
+                    f"{path}, line {at}: {shown(line)}; the first line must be ipu,class,cycles; {WAY_OUT}"
+                )
+            head = True
+        else:
+            ipu, kind, cycles = _row(path, at, line)
+            if ipu is None:
+                update = cycles
+            elif kind:
+                classes.setdefault(ipu, {})[kind] = cycles
+            else:
+                totals[ipu] = cycles
+    for each in classes.values():
+        _refuse_unknown(path, each)
+    work = tuple(
+        popvision.Work(ipu, totals.get(ipu, sum(classes.get(ipu, {}).values())), classes.get(ipu, {}))
+        for ipu in sorted({*totals, *classes})
+    )
+    return _checked(path, settings, number, update, work)
+
+
+def _row(path: Path, number: int, line: str) -> Tuple[Optional[int], str, float]:
+    """(IPU, class, cycles) of a line; no IPU: of the update."""
+    try:
+        ((first, kind, last),) = csv.reader([line])
+        ipu, cycles = int(first) if first.strip() else None, float(last)
+        if not 0 <= cycles < 2.0**100 or (ipu is not None and ipu < 0):
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"{path}, line {number}: {shown(line)} is no row of cycles; {WAY_OUT}") from None
+    return ipu, kind.strip(), cycles
+
+
+def _refuse_unknown(path: Path, classes: Mapping[str, float]) -> None:
+    for name in classes:
+        if name not in popvision.CLASSES:
+            raise ValueError(f"{path}: class {shown(name)}; must be one of {', '.join(popvision.CLASSES)}; {WAY_OUT}")
+
+
+def _checked(
+    path: Path, settings: Settings, number: Any, cycles: Optional[float], work: Tuple[popvision.Work, ...]
+) -> Measured:
+    if cycles is None and not work:
+        raise ValueError(f"{path}: neither cycles of an update nor of an IPU; {WAY_OUT}")
+    if number is not None and (type(number) is not int or number < 1):
+        raise ValueError(f"{path}: micro_batches is {shown(number)}; must be a whole number of at least 1; {WAY_OUT}")
+    return Measured(HARDWARE, str(path), settings, number, cycles, None, work)
+
+
+# Beside the model -----------------------------------------------------------------------------------------------------
+
+
+def configuration(found: Measured, given: Optional[Config]) -> Config:
+    """The configuration that a source was measured with: the one given, where both agree, else as the source states it.
+
+    Raises ValueError, in one line, that names the first setting in which they differ.
+    """
+    if given is not None:
+        sources.refuse_differences(found.detail, found.settings, given.path, given.as_dict(), sources.SAME_PROGRAM)
+        return given
+    if "model" not in found.settings:
+        raise ValueError(f"{found.detail}: does not state its settings; name the configuration with --config")
+    tree = {section: dict(values) for section, values in found.settings.items() if section != "without_ipus"}
+    return config_from_tree(tree, found.detail, stored=True)
+
+
+def micro_batches_of(found: Measured, config: Config) -> int:
+    """Of a replica in an update."""
+    return found.micro_batches or config.batch.gradient_accumulation
+
+
+def beside(found: Measured, config: Config, pipeline: Pipeline, calibration: Calibration) -> Table:
+    """Measured and predicted cycles of an update, of each IPU and of each class of operator."""
+    number = micro_batches_of(found, config)
+    parameters = (calibration.lower, calibration.parameters, calibration.upper)
+    rows: List[Dict[str, Any]] = []
+
+    def add(what: str, kind: str, measured: float, predicted: Tuple[float, float, float]) -> None:
+        low, middle, high = predicted
+        rows.append(
+            {
+                "what": what,
+                "class": kind,
+                "measured": measured,
+                "lower": low,
+                "model": middle,
+                "upper": high,
+                "difference": percent(measured / middle - 1.0) if middle else None,
+            }
+        )
+
+    if found.cycles is not None:
+        low, middle, high = (pipeline.step(number, each).cycles for each in parameters)
+        add("update", "", found.cycles, (low, middle, high))
+    expected = [model_work(pipeline, number, each) for each in parameters]
+    for work in found.work:
+        if work.ipu >= len(pipeline.ipus):
+            raise ValueError(
+                f"{found.detail}: has IPU {work.ipu}, {config.path} {len(pipeline.ipus)} IPUs a replica; compare runs "
+                "of the same pod"
+            )
+        here = [each[work.ipu] for each in expected]
+        add(f"IPU {work.ipu}", "all", work.cycles, (here[0]["cycles"], here[1]["cycles"], here[2]["cycles"]))
+        for kind in popvision.CLASSES:
+            if kind in work.classes:
+                three = [each["classes"].get(kind, 0.0) for each in here]
+                add(f"IPU {work.ipu}", kind, work.classes[kind], (three[0], three[1], three[2]))
+    notes = [f"{found.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update."]
+    if found.spread is not None and found.cycles is not None:
+        notes.append(
+            f"Quartiles over updates: {found.spread[0]:,.0f} to {found.spread[1]:,.0f} cycles, "
+            f"{100 * (found.spread[0] / found.cycles - 1):+.1f} and {100 * (found.spread[1] / found.cycles - 1):+.1f} %."
+        )
+    if found.work:
+        notes.append(
+            "Of an IPU only what it works counts, not its waiting; a profile's own overhead is in its numbers."
+        )
+    return Table(
+        "measured_beside",
+        f"Measured beside predicted: {config.name}, cycles of an update",
+        (
+            ReportColumn("what", "of", CONFIGURED),
+            ReportColumn("class", "class", CONFIGURED),
+            ReportColumn("measured", "measured", found.source, ",.0f"),
+            ReportColumn("model", "model", MODEL, ",.0f"),
+            ReportColumn("lower", "low", MODEL, ",.0f"),
+            ReportColumn("upper", "high", MODEL, ",.0f"),
+            ReportColumn("difference", "measured/model %", tables.COMPUTED, "+.1f"),
+        ),
+        rows,
+        tuple(notes),
+    )
+
+
+def observation(found: Measured, config: Config, machine: Machine, calibration: Calibration) -> Observation:
+    """A source as a point to fit to. Counted cycles hold nothing of the host between calls: the fitted part is added.
+
+    Raises ValueError where the source has no cycles of an update.
+    """
+    if found.cycles is None:
+        raise ValueError(f"{found.detail}: holds no cycles of an update, only of IPUs; there is nothing to fit to")
+    shape, number = shape_of(config), micro_batches_of(found, config)
+    arrangement = engine_arrangement(config) if shape.depth > 1 else UNPACKED
+    pipeline = machine.pipeline(config, arrangement=arrangement)
+    host = pipeline.update_cost(calibration.parameters).host
+    packs = number * config.batch.micro_batch * config.placement.replicas
+    rate = packs / (machine.target.seconds(found.cycles) + host)
+    name = Path(found.detail).name
+    point = Point(name, config.name, config.path, (), arrangement, machine.target.name, number, 1.0, rate, found.detail)
+    return Observation(point, pipeline, ideal_cycles(machine.traces.training(config, shape, arrangement), pipeline))
+
+
+def model_work(pipeline: Pipeline, micro_batches: int, parameters: Parameters) -> List[Dict[str, Any]]:
+    """Cycles that each IPU works in an update, by class, as the cycle model says."""
+    target, found = pipeline.target, []
+    for ipu, once in zip(pipeline.ipus, pipeline.updates):
+        cost = ipu.total * float(micro_batches) + once.cost
+        classes = {
+            popvision.PRODUCTS: cost.matmul,
+            popvision.COMPUTE: cost.vertices,
+            popvision.REARRANGEMENTS: cost.layout_cycles(parameters.layout),
+            popvision.EXCHANGE: cost.exchange,
+            popvision.SYNC: cost.sync,
+        }
+        classes = {name: parameters.factor * cycles for name, cycles in classes.items()}
+        leaving = target.link_cycles(sum(ipu.link_bytes.values()))
+        update = pipeline.ipu_update(ipu.number, parameters)
+        summed = update.links + update.gateways + update.steps
+        classes[popvision.LINKS] = micro_batches * leaving + summed * target.clock_hz
+        classes[popvision.HOST] = update.streaming * target.clock_hz
+        found.append({"ipu": ipu.number, "cycles": sum(classes.values()), "classes": classes})
+    return found
+
+
+# A GPU ----------------------------------------------------------------------------------------------------------------
+
+
+def is_gpu(path: Path) -> bool:
+    """Whether a file is what `make gpu` wrote."""
+    return path.suffix == ".json" and path.is_file() and "layouts" in read_object(path, way_out=WAY_OUT)
+
+
+def gpu(path: Path) -> Table:
+    """Overhead and realised speed-up of each layout that `make gpu` measured; nothing of it is modelled."""
+    fields = read_object(path, way_out="measure again with make gpu")
+    if fields.any("format") != 1:
+        raise fields.error("format", "must be 1")
+    packing, machine = fields.object("packing"), fields.object("machine")
+    factor = packing.number("factor", least=1)
+    rows = []
+    for each in fields.list_of("layouts", Fields.object):
+        speed_up = each.optional("speed_up", Fields.number, least=0)
+        name = each.text("name")
+        # Only rows of several sequences have the packing factor to reach.
+        packed = each.optional("share_of_packing_factor", Fields.number) is not None
+        peak = each.optional("peak_memory_bytes", Fields.number)
+        rows.append(
+            {
+                "layout": name,
+                "precision": each.text("precision"),
+                "rate": each.number("sequences_per_second", least=0),
+                "packing_factor": factor if packed else None,
+                "overhead": percent(factor / speed_up - 1) if packed and speed_up else None,
+                "realised": speed_up,
+                "memory": None if peak is None else peak / 2**30,
+            }
+        )
+    return Table(
+        "gpu",
+        f"Measured by make gpu: {machine.text('device')}",
+        (
+            ReportColumn("layout", "layout", CONFIGURED),
+            ReportColumn("precision", "precision", CONFIGURED),
+            ReportColumn("rate", "seq/s", tables.HOST, ",.1f"),
+            ReportColumn("packing_factor", "p", tables.COMPUTED, ".3f"),
+            ReportColumn("overhead", "OH %", tables.HOST, ".2f"),
+            ReportColumn("realised", "speed-up", tables.HOST, ".3f"),
+            ReportColumn("memory", "peak GiB", tables.HOST, ".2f"),
+        ),
+        rows,
+        (
+            f"p on {packing.text('histogram')}; OH = p / speed-up - 1 over unpacked rows of "
+            f"{packing.integer('slots')} slots, as for IPUs; forward and backward passes, without the update.",
+        ),
+    )

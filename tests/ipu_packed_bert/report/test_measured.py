@@ -1,0 +1,299 @@
+"""Measured beside predicted: every kind of source, like set beside like, and what differs refused by its name."""
+
+import json
+import sys
+
+import pytest
+import yaml
+
+from ipu_packed_bert.cycles import calibration
+from ipu_packed_bert.report import calibrate, command, ipu_bundle, measured, popvision
+from pack_data.command import run_main
+from tests.fakes import pva
+from tests.ipu_packed_bert.report.test_search import SMALL
+from tests.ipu_packed_bert.report.test_sources import run_folder
+
+NUMBER = 40  # micro-batches of an update
+
+
+@pytest.fixture(scope="module")
+def config(load):
+    """Four IPUs, so small that it is traced in a second."""
+    return load("packed_phase2_pod4.yml", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def pipeline(machine, config):
+    return machine.pipeline(config)
+
+
+@pytest.fixture(scope="module")
+def work(pipeline):
+    return measured.model_work(pipeline, NUMBER, calibration.load().parameters)
+
+
+@pytest.fixture(scope="module")
+def cycles(pipeline):
+    return pipeline.step(NUMBER, calibration.load().parameters).cycles
+
+
+@pytest.fixture
+def beside(machine, config, pipeline):
+    """beside(path, given=None) -> rows by (of, class) of the table"""
+
+    def rows(path, given=None):
+        found = measured.read(path, ipus=4)
+        used = measured.configuration(found, given)
+        assert machine.pipeline(used) is pipeline
+        table = measured.beside(found, used, pipeline, calibration.load())
+        return {(row["what"], row["class"]): row for row in table.rows}
+
+    return rows
+
+
+def tree(config):
+    return {name: values for name, values in config.as_dict().items() if name != "without_ipus"}
+
+
+def as_object(path, config, work, cycles, *, times=1.0, **changes):
+    """A JSON file of cycles, so many times what the model says."""
+    path.write_text(
+        json.dumps(
+            {
+                "settings": tree(config),
+                "micro_batches": NUMBER,
+                "update_cycles": times * cycles,
+                "ipus": [
+                    {
+                        **each,
+                        "classes": {k: times * v for k, v in each["classes"].items()},
+                        "cycles": times * each["cycles"],
+                    }
+                    for each in work
+                ],
+                **changes,
+            }
+        )
+    )
+    return path
+
+
+def as_table(path, config, work, cycles):
+    lines = [
+        f"# {section}.{key}: {json.dumps(value)}"
+        for section, values in tree(config).items()
+        for key, value in values.items()
+    ]
+    lines += [f"# micro_batches: {NUMBER}", "ipu,class,cycles", f",,{cycles}"]
+    for each in work:
+        lines.append(f"{each['ipu']},,{each['cycles']}")
+        lines += [f"{each['ipu']},{kind},{value}" for kind, value in each["classes"].items()]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def as_bundle(path, config, work, cycles):
+    bundle = {
+        "format": ipu_bundle.FORMAT,
+        "kind": ipu_bundle.KIND,
+        "stages": [],
+        "configuration": {
+            "name": "small",
+            "micro_batches": NUMBER,
+            "micro_batch": config.batch.micro_batch,
+            "replicas": 1,
+            "ipus_per_replica": 4,
+            "packs": NUMBER * config.batch.micro_batch,
+            "settings": ipu_bundle.public_settings(config),
+        },
+        "device": {"kind": "ipu", "bytes_per_tile": 638976},
+        "versions": {},
+        "predicted": {},
+        "measured": {"counted_cycles": cycles, "work": work},
+        "verdict": {"status": 0, "problems": [], "way_out": []},
+    }
+    ipu_bundle.write_bundle(path, bundle)
+    return path
+
+
+def as_run(folder, config, cycles, **changes):
+    packs = NUMBER * config.batch.micro_batch
+    run_folder(folder, packs=packs, sequences=2 * packs, seconds=1.0, cycles=cycles, steps=5)
+    settings = tree(config)
+    for key, value in changes.items():
+        section, name = key.split("__")
+        settings[section][name] = value
+    (folder / "config.yml").write_text(yaml.safe_dump(settings))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "bundle"])
+def test_what_the_model_says_itself_differs_by_nothing(kind, tmp_path, config, work, cycles, beside):
+    make = {"json": as_object, "csv": as_table, "bundle": as_bundle}[kind]
+    path = make(tmp_path / f"x.{'csv' if kind == 'csv' else 'json'}", config, work, cycles)
+    rows = beside(path)
+    classes = [(f"IPU {each['ipu']}", name) for each in work for name in each["classes"]]
+    assert set(rows) == {("update", ""), *classes, *((f"IPU {ipu}", "all") for ipu in range(4))} and len(classes) >= 20
+    for row in rows.values():
+        assert row["measured"] == pytest.approx(row["model"]) and row["lower"] <= row["model"] <= row["upper"]
+        assert row["difference"] == pytest.approx(0.0, abs=1e-6) or row["model"] == 0.0
+    twice = as_object(tmp_path / "twice.json", config, work, cycles, times=2.0)
+    assert beside(twice)["update", ""]["difference"] == pytest.approx(100.0)
+
+
+def test_a_run(tmp_path, config, cycles, beside):
+    rows = beside(as_run(tmp_path / "run", config, int(cycles)))
+    assert list(rows) == [("update", "")] and rows["update", ""]["difference"] == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_profile_on_the_stand_in(tmp_path, config, beside, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pva", pva)
+    steps = [
+        {"type": "OnTileExecute", "name": "/MatMul", "cycles": [400, 300, 200, 100]},
+        {"type": "DoExchange", "name": "/x", "cycles": [4, 3, 2, 1]},
+    ]
+    stored = {"ipus": 4, "tiles": [], "runs": [{"name": "step", "steps": steps}]}
+    (tmp_path / "profile.pop").write_text(json.dumps(stored))
+    rows = beside(tmp_path, config)
+    assert rows["update", ""]["measured"] == 404
+    assert [rows[f"IPU {ipu}", popvision.PRODUCTS]["measured"] for ipu in range(4)] == [400, 300, 200, 100]
+    with pytest.raises(ValueError, match="name it with --config"):
+        measured.read(tmp_path / "profile.pop")
+
+
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("data.max_sequence_length=64", "data.max_sequence_length 128"),
+        ("model.num_heads=2", "model.num_heads 4"),
+        ("batch.micro_batch=4", "batch.micro_batch 2"),
+        ("placement.layers_per_ipu=[0,1,1,2]", "placement.layers_per_ipu"),
+        ("placement.machine=bow", "placement.machine 'mk2'"),
+        ("engine.mask=additive", "engine.mask 'product'"),
+        ("data.max_sequences_per_pack=2", "data.max_sequences_per_pack 3"),
+    ],
+)
+def test_what_differs_is_refused_by_its_name(override, words, tmp_path, config, work, cycles, load):
+    found = measured.read(as_object(tmp_path / "x.json", config, work, cycles))
+    with pytest.raises(ValueError) as refused:
+        measured.configuration(found, load("packed_phase2_pod4.yml", *SMALL, override))
+    assert words in str(refused.value) and "compare runs of the same" in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name, text, words",
+    [
+        ("x.json", "{}", "neither cycles of an update nor of an IPU"),
+        ("x.json", '{"cycles": 3}', "no field is called so"),
+        ("x.json", '{"ipus": [{"ipu": 0, "classes": {"matmul": 3}}]}', "class 'matmul'; must be one of products"),
+        ("x.json", '{"update_cycles": -3}', "must be a finite number"),
+        ("x.csv", "a,b\n", "must be ipu,class,cycles"),
+        ("x.csv", "ipu,class,cycles\n0,products,many\n", "line 2"),
+        ("x.csv", "ipu,class,cycles\n0,products\n", "line 2"),
+        ("x.csv", "# micro_batches: none\nipu,class,cycles\n,,3\n", "micro_batches is 'none'"),
+        ("x.txt", "3", "is no source of cycles"),
+    ],
+)
+def test_what_is_no_source_is_refused(name, text, words, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=words) as refused:
+        measured.read(tmp_path / name)
+    assert name in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_a_run_without_cycles_and_a_source_without_settings(tmp_path):
+    with pytest.raises(ValueError, match="seconds and no cycles"):
+        measured.read(run_folder(tmp_path / "host", packs=8, sequences=16, seconds=1.0))
+    (tmp_path / "x.json").write_text('{"update_cycles": 5.0}')
+    with pytest.raises(ValueError, match="name the configuration with --config"):
+        measured.configuration(measured.read(tmp_path / "x.json"), None)
+
+
+@pytest.fixture
+def report(cycle_cache, monkeypatch, capsys):
+    """report(*options) -> (exit status, tables, what is on stderr)"""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
+
+    def run(*options):
+        status = run_main(command.main, [*map(str, options), "--json"])
+        out, error = capsys.readouterr()
+        return status, json.loads(out)["tables"] if out else [], error
+
+    return run
+
+
+def test_two_runs_beside_the_model(tmp_path, config, load, machine, report):
+    """The model's overhead is of as many micro-batches as each run had; runs of another batch are refused."""
+    unpacked = load("unpacked_phase2_pod4.yml", *SMALL)
+    parameters = calibration.load().parameters
+    cycles = [machine.pipeline(each).step(NUMBER, parameters).cycles for each in (config, unpacked)]
+    packed = as_run(tmp_path / "packed", config, int(cycles[0]))
+    plain = as_run(tmp_path / "plain", unpacked, int(cycles[1]))
+    log = plain / "log.jsonl"
+    log.write_text(log.read_text().replace(f'"sequences": {2 * NUMBER * 2}', f'"sequences": {NUMBER * 2}'))
+    status, (table,), _ = report("--packed", packed, "--unpacked", plain)
+    row = table["rows"][0]
+    assert status == 0 and row["model"] == pytest.approx(100 * (cycles[0] / cycles[1] - 1))
+    assert row["overhead"] == pytest.approx(row["model"], abs=0.01)
+    assert row["overhead_lower"] <= row["overhead"] <= row["overhead_upper"]
+    for number, (key, value, what) in enumerate(
+        (("batch__micro_batch", 1, "batch"), ("placement__replicas", 2, "pod"), ("engine__mask", "additive", "mask"))
+    ):
+        other = as_run(tmp_path / f"other{number}", config, 100, **{key: value})
+        status, _, error = report("--packed", packed, "--unpacked", other)
+        assert status == 2 and key.replace("__", ".") in error and what in error and len(error.splitlines()) == 1
+
+
+def test_the_command_and_a_gpu(tmp_path, config, work, cycles, report):
+    status, (table,), _ = report("--measured", as_object(tmp_path / "x.json", config, work, cycles))
+    assert status == 0 and table["rows"][0]["difference"] == pytest.approx(0.0, abs=1e-6)
+    # The format is that of commands/gpu.py; the numbers are made up here.
+    layouts = [
+        {
+            "name": "packed",
+            "precision": "bfloat16",
+            "sequences_per_second": 190.0,
+            "speed_up": 1.9,
+            "share_of_packing_factor": 0.95,
+            "peak_memory_bytes": 2**30,
+        },
+        {
+            "name": "unpacked, padded",
+            "precision": "bfloat16",
+            "sequences_per_second": 100.0,
+            "speed_up": 1.0,
+            "share_of_packing_factor": None,
+            "peak_memory_bytes": None,
+        },
+    ]
+    gpu = {
+        "format": 1,
+        "machine": {"device": "one GPU"},
+        "packing": {"factor": 2.0, "histogram": "h", "slots": 512},
+        "layouts": layouts,
+    }
+    (tmp_path / "gpu.json").write_text(json.dumps(gpu))
+    status, (table,), _ = report("--measured", tmp_path / "gpu.json")
+    packed, padded = table["rows"]
+    assert status == 0 and "one GPU" in table["title"]
+    assert packed["realised"] == 1.9 and packed["packing_factor"] / (1 + packed["overhead"] / 100) == pytest.approx(1.9)
+    assert padded["overhead"] is None and padded["realised"] == 1.0
+
+
+def test_refitting_moves_towards_what_was_measured(tmp_path, config, machine, pipeline, work, cycles, monkeypatch):
+    """Without other points the factor becomes what the file says."""
+    path = as_object(tmp_path / "x.json", config, work, cycles, times=1.2)
+    stored = calibration.load()
+    packed = machine.pipeline(config)
+    nothing = calibration.Observations((), packed, machine.pipeline(config, depth=1))
+    monkeypatch.setattr(calibration, "observe", lambda machines, load: nothing)
+    monkeypatch.setattr(
+        calibration,
+        "PAPER_OVERHEAD",
+        {calibration.FITTED_DEPTH: 100 * calibration.overhead(packed, nothing.unpacked, stored.parameters)},
+    )
+    table = calibrate.refitted([path], {"mk2": machine}, None)
+    rows = {row["what"]: row for row in table.rows}
+    assert rows["error of x.json, %"]["before"] > 5 and abs(rows["error of x.json, %"]["after"]) < 0.5
+    assert rows["factor"]["moved"] > 0
