@@ -256,7 +256,8 @@ def beside(found: Measured, config: Config, pipeline: Pipeline, calibration: Cal
     if found.spread is not None and found.cycles is not None:
         notes.append(
             f"Quartiles over updates: {found.spread[0]:,.0f} to {found.spread[1]:,.0f} cycles, "
-            f"{100 * (found.spread[0] / found.cycles - 1):+.1f} and {100 * (found.spread[1] / found.cycles - 1):+.1f} %."
+            f"{percent(found.spread[0] / found.cycles - 1):+.1f} and "
+            f"{percent(found.spread[1] / found.cycles - 1):+.1f} %."
         )
     if found.work:
         notes.append(
@@ -269,9 +270,7 @@ def beside(found: Measured, config: Config, pipeline: Pipeline, calibration: Cal
             ReportColumn("what", "of", CONFIGURED),
             ReportColumn("class", "class", CONFIGURED),
             ReportColumn("measured", "measured", found.source, ",.0f"),
-            ReportColumn("model", "model", MODEL, ",.0f"),
-            ReportColumn("lower", "low", MODEL, ",.0f"),
-            ReportColumn("upper", "high", MODEL, ",.0f"),
+            ReportColumn("model", "model", MODEL, ",.0f", ("lower", "upper")),
             ReportColumn("difference", "measured/model %", tables.COMPUTED, "+.1f"),
         ),
         rows,

@@ -836,6 +836,7 @@ def measured(
             if source == PROFILE
             else "These are seconds of this host, not IPU cycles."
         )
+    by_model = (ReportColumn("model", "OH %", MODEL, ".2f", ("model_lower", "model_upper")),)
     return Table(
         "measured",
         "Measured: packed against unpacked",
@@ -843,13 +844,9 @@ def measured(
             ReportColumn("run", "run", CONFIGURED),
             ReportColumn("per_pack", f"{unit}/pack", source, ",.6g"),
             ReportColumn("packing_factor", "p", source, ".3f"),
-            ReportColumn("overhead", "OH %", source, ".2f"),
-            ReportColumn("overhead_lower", "quartiles", source, ".2f"),
-            ReportColumn("overhead_upper", "", source, ".2f"),
+            ReportColumn("overhead", "OH %", source, ".2f", ("overhead_lower", "overhead_upper")),
             ReportColumn("realised", "speed-up", source, ".3f"),
-            ReportColumn("model", "OH %", MODEL, ".2f"),
-            ReportColumn("model_lower", "low", MODEL, ".2f"),
-            ReportColumn("model_upper", "high", MODEL, ".2f"),
+            *(by_model if modelled is not None else ()),
             ReportColumn("paper_overhead", "OH %", PAPER, ".3f"),
             ReportColumn("paper_realised", "speed-up", PAPER, ".3f"),
         ),
