@@ -362,14 +362,13 @@ class Check:
         machine.save()
         fitted = calibration.load()
         number = config.batch.gradient_accumulation
-        steps = [pipeline.step(number, each) for each in (fitted.lower, fitted.parameters, fitted.upper)]
-        found["update_cycles"] = [step.cycles for step in steps]
-        found["pipeline_cycles"] = [step.pipeline_cycle for step in steps]
-        found["once_per_update_cycles"] = [step.update for step in steps]
-        found["seconds"] = steps[1].seconds
+        found["update_cycles"] = list(fitted.interval(lambda each: pipeline.step(number, each).cycles))
+        found["pipeline_cycles"] = list(fitted.interval(pipeline.pipeline_cycle))
+        found["once_per_update_cycles"] = list(fitted.interval(pipeline.update_cycles))
+        found["seconds"] = pipeline.step(number, fitted.parameters).seconds
         found["clock_hz"] = target.clock_hz
         found["work"] = model_work(pipeline, number, fitted.parameters)
-        said.append(f"{steps[1].cycles:,.0f} cycles of an update")
+        said.append(f"{found['update_cycles'][1]:,.0f} cycles of an update")
         return "; ".join(said)
 
     @property

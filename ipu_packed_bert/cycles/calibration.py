@@ -12,18 +12,20 @@ overhead.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log, sqrt
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert import configurations
+from ipu_packed_bert.cycles import uncertainty
 from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.lowering import ATTENTION, FEED_FORWARD, half_of, short_name
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_CONFIG, PAPER_OVERHEAD, POINTS, POPART, Point
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.tracing import Graph, layer_of
+from ipu_packed_bert.cycles.uncertainty import Draws, Interval
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
 from ipu_packed_bert.cycles.workload import Machine, shape_of
 
@@ -76,15 +78,17 @@ class Calibration:
     parameters: Parameters
     report: Dict[str, Any]
 
-    @property
-    def lower(self) -> Parameters:
-        """8-byte atoms."""
-        return replace(self.parameters, layout=REARRANGE_BYTE[8])
+    draws: Optional[Draws] = None  # of all unknowns, for intervals; not there while they are made
 
-    @property
-    def upper(self) -> Parameters:
-        """2-byte atoms."""
-        return replace(self.parameters, layout=REARRANGE_BYTE[2])
+    def interval(self, value: Callable[[Parameters], Any]) -> Interval:
+        """What the model computes from parameters, with its interval of 90 %."""
+        assert self.draws is not None
+        return self.draws.interval(value, self.parameters)
+
+    def throughput(self, value: Callable[[Parameters], Any]) -> Interval:
+        """The same of a throughput, for which the model's own discrepancy is in the interval."""
+        assert self.draws is not None
+        return self.draws.throughput(value, self.parameters)
 
 
 def machines(folder: Optional[Path]) -> Dict[str, Machine]:
@@ -249,6 +253,19 @@ def calibrate(observations: Observations) -> Calibration:
     return Calibration(parameters, report)
 
 
+def draw(observations: Observations) -> Draws:
+    """Draws of all unknowns, weighted by the points that the parameters are fitted to."""
+    throughputs = observations.throughputs
+    return uncertainty.sample(
+        [observation.seconds for observation in throughputs],
+        [observation.measured_seconds for observation in throughputs],
+        [observation.point.name for observation in throughputs],
+        lambda parameters: 100 * overhead(observations.packed, observations.unpacked, parameters),
+        PAPER_OVERHEAD[FITTED_DEPTH],
+        OVERHEAD_SIGMA,
+    )
+
+
 def _error(predicted: float, measured: float) -> float:
     return round(predicted / measured - 1.0, 4)
 
@@ -278,8 +295,10 @@ def to_json(calibration: Calibration) -> str:
 
 
 def load(path: Path = STORED) -> Calibration:
-    """The committed parameters."""
+    """The committed parameters and draws."""
     stored = json.loads(path.read_text(encoding="utf-8"))
     return Calibration(
-        Parameters(stored["factor"], stored["layout_cycles_per_byte"], stored["replica_seconds"]), stored["report"]
+        Parameters(stored["factor"], stored["layout_cycles_per_byte"], stored["replica_seconds"]),
+        stored["report"],
+        uncertainty.load(),
     )

@@ -31,6 +31,15 @@ class Cost:
     sync: float = 0.0  # syncs and dispatch
     layout_calls: float = 0.0  # rearrangements whose atom size is unknown
     layout_bytes: float = 0.0  # and their bytes on the fullest tile
+    # What of these is uncertain for itself (`parameters`). It is contained in the above:
+    batched: float = 0.0  # of matmul: products without weights, those of attention
+    wide: float = 0.0  # of batched: those of query and key with the mask's columns
+    square_bytes: float = 0.0  # of layout_bytes: tensors of slots by slots
+    # or is free, as far as is known, and would otherwise be rearranged:
+    joined_calls: float = 0.0  # joining query and key to the mask's columns
+    joined_bytes: float = 0.0
+    sliced_calls: float = 0.0  # taking these columns off their gradients
+    sliced_bytes: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Cost)))
@@ -95,8 +104,11 @@ def aligned_copy(num_bytes: float, target: Target) -> Cost:
     )
 
 
-def unknown_copy(num_bytes: float, target: Target) -> Cost:
-    """Into another order: the exchange is known; the size of the atoms is not, except for a single atom."""
+def unknown_copy(num_bytes: float, target: Target, *, square: bool = False) -> Cost:
+    """Into another order: the exchange is known; the size of the atoms is not, except for a single atom.
+
+    square: a tensor of slots by slots.
+    """
     if num_bytes <= ATOM:
         return Cost(exchange=exchange.receive(num_bytes, target), sync=target.sync_cycles)
     return Cost(
@@ -104,14 +116,23 @@ def unknown_copy(num_bytes: float, target: Target) -> Cost:
         sync=target.sync_cycles,
         layout_calls=1.0,
         layout_bytes=num_bytes,
+        square_bytes=num_bytes if square else 0.0,
     )
 
 
-def bring(elements: int, element_bytes: int, have: TensorLayout, want: TensorLayout, target: Target) -> Cost:
+def bring(
+    elements: int,
+    element_bytes: int,
+    have: TensorLayout,
+    want: TensorLayout,
+    target: Target,
+    *,
+    square: bool = False,
+) -> Cost:
     """A tensor of `elements`, spread over all tiles, from one layout to another."""
     if (have.origin, have.permuted) == (want.origin, want.permuted):
         return Cost()
     num_bytes = target.per_tile(elements) * element_bytes
     if have.grouped and want.grouped and have.permuted == want.permuted:
         return aligned_copy(num_bytes, target)
-    return unknown_copy(num_bytes, target)
+    return unknown_copy(num_bytes, target, square=square)

@@ -23,6 +23,7 @@ MASK_BUILD, MASK_APPLICATION, SCORES = "mask build", "mask application", "query/
 POSITIONS, CLS, MLM, LOSS, COPIES = "position gather", "CLS gather", "MLM slots", "loss unpacking", "copies"
 ENCODER = "encoder"
 ATTENTION, FEED_FORWARD = "attention", "feed forward"  # the halves of an encoder layer
+SCORES_SCOPE = "attention.self.scores"
 CATEGORIES = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
 
 VIEWS = frozenset(
@@ -174,6 +175,11 @@ def half_of(scope: str) -> str:
     return ATTENTION if ".attention" in scope else FEED_FORWARD
 
 
+def is_square(value: Value) -> bool:
+    """Whether a tensor has a number for each pair of slots: scores, probabilities, a mask and their gradients."""
+    return len(value.shape) > 2 and value.shape[-1] == value.shape[-2]
+
+
 def element_bytes(dtype: str) -> int:
     """At rest on the device: 64-bit types are narrowed to 32 (PopTorch)."""
     return {"float16": 2, "bfloat16": 2, "bool": 1, "int8": 1, "uint8": 1, "int16": 2}.get(dtype, 4)
@@ -236,6 +242,10 @@ class Lowering:
         self._parameters = set(graph.parameters)
         self._mask = derived_from(graph, "input_mask")
         self._made = producers(graph)
+        # Whether query and key are joined to columns of the mask.
+        self._joins = any(
+            short_name(o.operator)[0] == "cat" and o.scope.endswith(SCORES_SCOPE) for o in graph.operations
+        )
         self._vocabulary = max(
             (
                 graph.values[i].shape[0]
@@ -281,7 +291,7 @@ class Lowering:
             if any(i in self._mask for i in inputs):
                 return MASK_APPLICATION
             # With the mask in the product it is wider; joining query and key with their codes is MASK_APPLICATION.
-            return SCORES if scope.endswith("attention.self.scores") else ENCODER
+            return SCORES if scope.endswith(SCORES_SCOPE) else ENCODER
         if scope.startswith("attention_mask"):
             return MASK_BUILD
         if scope.startswith("bert.embeddings.position"):
@@ -306,7 +316,7 @@ class Lowering:
             return self._foreach(operation, name[len("_foreach_") :].rstrip("_"))
         if name in VIEWS:
             self._view(operation, name)
-            return Cost()
+            return self._slice_of_gradients(operation, name)
         if name in CONSTANTS:
             return Cost()
         if name == "bernoulli" or any(i in self._dropout for i in operation.inputs()):
@@ -354,6 +364,15 @@ class Lowering:
             if name in ("t", "transpose", "permute"):
                 have = replace(have, permuted=True)
             self._layouts[output] = have
+
+    def _slice_of_gradients(self, operation: Operation, name: str) -> Cost:
+        """Free, but counted apart: taking query's and key's columns off the gradient of a joined tensor."""
+        if name != "slice" or operation.phase != "backward" or layer_of(operation.scope) is None:
+            return Cost()
+        before, after = self._value(operation), self._output(operation)
+        if not before.elements > after.elements > before.elements / 2:
+            return Cost()  # the columns of the mask: nothing reads them
+        return Cost(sliced_calls=1.0, sliced_bytes=float(self._on_tile(after) * element_bytes(after.dtype)))
 
     def _value(self, operation: Operation, position: int = 0) -> Value:
         return self.graph.values[operation.inputs()[position]]
@@ -411,7 +430,9 @@ class Lowering:
             form = broadcast_form(value, out)
             size = element_bytes(value.dtype)
             if form == "full":
-                moved = moved + bring(value.elements, size, self.layout(index), lead_layout, self.target)
+                moved = moved + bring(
+                    value.elements, size, self.layout(index), lead_layout, self.target, square=is_square(value)
+                )
                 cycles += vertices.binary(n, work, kind)
             elif form == "row":
                 rows, columns = self._block(out, lead_layout)
@@ -427,7 +448,7 @@ class Lowering:
                 cycles += vertices.binary(n, work, kind)
                 moved = moved + step(self.target, exchange_bytes=(rows + columns) * size)
             else:  # every tile receives the whole block, such as a block mask for all heads
-                moved = moved + unknown_copy(n * size, self.target)
+                moved = moved + unknown_copy(n * size, self.target, square=is_square(out))
                 cycles += vertices.binary(n, work, kind)
         return moved + step(self.target, vertices_cycles=cycles)
 
@@ -461,7 +482,14 @@ class Lowering:
         """Bringing the incoming gradient into the layout of the saved activation."""
         gradient, saved = operation.inputs()[:2]
         value = self.graph.values[gradient]
-        return bring(value.elements, element_bytes(value.dtype), self.layout(gradient), self.layout(saved), self.target)
+        return bring(
+            value.elements,
+            element_bytes(value.dtype),
+            self.layout(gradient),
+            self.layout(saved),
+            self.target,
+            square=is_square(value),
+        )
 
     def _op_tanh_backward(self, operation: Operation) -> Cost:
         value = self._output(operation)
@@ -496,9 +524,16 @@ class Lowering:
             if index == lead:
                 continue
             if broadcast_form(value, out) == "block":
-                cost = cost + unknown_copy(n * size, self.target)
+                cost = cost + unknown_copy(n * size, self.target, square=is_square(out))
             else:
-                cost = cost + bring(value.elements, size, self.layout(index), self.layout(lead), self.target)
+                cost = cost + bring(
+                    value.elements,
+                    size,
+                    self.layout(index),
+                    self.layout(lead),
+                    self.target,
+                    square=is_square(value),
+                )
         return cost
 
     _op_masked_fill = _op_where
@@ -511,7 +546,10 @@ class Lowering:
         """PopART copies the concatenation into a clone of itself; both sides have one order, so whole atoms move."""
         value = self._output(operation)
         num_bytes = self._on_tile(value) * element_bytes(value.dtype)
-        return step(self.target, vertices_cycles=vertices.copy(num_bytes), exchange_bytes=num_bytes)
+        cost = step(self.target, vertices_cycles=vertices.copy(num_bytes), exchange_bytes=num_bytes)
+        if layer_of(operation.scope) is not None:
+            cost = replace(cost, joined_calls=1.0, joined_bytes=float(num_bytes))
+        return cost
 
     _op_stack = _op_constant_pad_nd = _op_slice_backward = _op_select_backward = _op_slice_scatter = _op_cat
     _op_roll = _op_flip = _op_repeat = _op_cat
@@ -820,7 +858,7 @@ class Lowering:
         value = self.graph.values[index]
         if self._is_weight(index) or not self.layout(index).permuted:
             return Cost()
-        return unknown_copy(self._on_tile(value) * element_bytes(value.dtype), self.target)
+        return unknown_copy(self._on_tile(value) * element_bytes(value.dtype), self.target, square=is_square(value))
 
     def _op_mm(self, operation: Operation) -> Cost:
         left, right = operation.inputs()[:2]
@@ -840,9 +878,12 @@ class Lowering:
         """Attention: both operands come from other operations and must be rearranged."""
         a, b = self.graph.values[left], self.graph.values[right]
         cost, width = self._product(a.shape[0], a.shape[1], a.shape[2], b.shape[2], a.dtype, FORWARD)
+        wide = self._joins and operation.scope.endswith(SCORES_SCOPE)
+        cost = replace(cost, batched=cost.matmul, wide=cost.matmul if wide else 0.0)
         for index in (left, right):
             value = self.graph.values[index]
-            cost = cost + unknown_copy(self._on_tile(value) * element_bytes(value.dtype), self.target)
+            num_bytes = self._on_tile(value) * element_bytes(value.dtype)
+            cost = cost + unknown_copy(num_bytes, self.target, square=is_square(value))
         self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=width)
         return cost
 

@@ -12,7 +12,10 @@ and then the host's part of a call (`update`), during which the IPUs wait.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from functools import reduce
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
 
 from ipu_packed_bert.config import training_stages
 from ipu_packed_bert.cycles import vertices
@@ -32,6 +35,7 @@ from ipu_packed_bert.cycles.lowering import (
     half_of,
 )
 from ipu_packed_bert.cycles.matmul import Planner
+from ipu_packed_bert.cycles.parameters import Parameters
 from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
 from ipu_packed_bert.cycles.tracing import Graph, layer_of
 from ipu_packed_bert.cycles.update import IpuUpdate, UpdateCost, host_seconds, ipu_cost
@@ -81,15 +85,6 @@ class PipelinePlacement(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """The calibrated parameters (`calibration`)."""
-
-    factor: float = 1.0  # on everything that happens on chip
-    layout: float = 3.125  # cycles a byte of rearrangements with unknown atoms, 0.44 to 5.148
-    replica_seconds: float = 0.0  # of the host, a call and replica that a process serves (`update`)
-
-
 class Held(NamedTuple):
     """An operator that an IPU runs in a micro-batch, and how many times: once for each layer, recomputed ones twice."""
 
@@ -130,7 +125,7 @@ class Pipeline:
     unknown: Dict[str, int]
 
     def ipu_cycles(self, ipu: Ipu, parameters: Parameters) -> float:
-        return parameters.factor * ipu.total.cycles(parameters.layout)
+        return parameters.cycles(ipu.total)
 
     def bottleneck(self, parameters: Parameters) -> Ipu:
         return max(self.ipus, key=lambda ipu: self.ipu_cycles(ipu, parameters))
@@ -141,12 +136,13 @@ class Pipeline:
 
     def pipeline_cycle(self, parameters: Parameters) -> float:
         """Cycles in which the pipeline takes one more micro-batch."""
-        return self.ipu_cycles(self.bottleneck(parameters), parameters) + self.copy_cycles()
+        slowest = _largest([self.ipu_cycles(ipu, parameters) for ipu in self.ipus])
+        return slowest + parameters.links * self.copy_cycles()
 
     def micro_batch_cycles(self, parameters: Parameters) -> float:
         """Cycles of one micro-batch through all IPUs, one after the other, without the pipeline's overlap."""
         return sum(
-            self.ipu_cycles(ipu, parameters) + self.target.link_cycles(sum(ipu.link_bytes.values()))
+            self.ipu_cycles(ipu, parameters) + parameters.links * self.target.link_cycles(sum(ipu.link_bytes.values()))
             for ipu in self.ipus
         )
 
@@ -155,12 +151,12 @@ class Pipeline:
         found: Dict[str, float] = {}
         for ipu in self.ipus:
             for category, cost in ipu.costs.items():
-                plain = cost.cycles(parameters.layout) - cost.layout_cycles(parameters.layout)
-                found[category] = found.get(category, 0.0) + parameters.factor * plain
-                layout = parameters.factor * cost.layout_cycles(parameters.layout)
+                layout = parameters.factor * parameters.layout_cycles(cost)
+                found[category] = found.get(category, 0.0) + parameters.cycles(cost) - layout
                 found[category + ", layout"] = found.get(category + ", layout", 0.0) + layout
             if sum(ipu.link_bytes.values()):
-                found[COPIES] = found.get(COPIES, 0.0) + self.target.link_cycles(sum(ipu.link_bytes.values()))
+                copies = parameters.links * self.target.link_cycles(sum(ipu.link_bytes.values()))
+                found[COPIES] = found.get(COPIES, 0.0) + copies
         return found
 
     def ipu_update(self, number: int, parameters: Parameters) -> UpdateCost:
@@ -170,8 +166,7 @@ class Pipeline:
             self.placement.replicas,
             len(self.ipus),
             self.target,
-            factor=parameters.factor,
-            layout=parameters.layout,
+            parameters,
         )
 
     def update_cost(self, parameters: Parameters, *, instances: Optional[int] = None) -> UpdateCost:
@@ -179,7 +174,10 @@ class Pipeline:
 
         instances: processes that share the replicas, as poprun starts them; None: one for each pod.
         """
-        slowest = max((self.ipu_update(ipu.number, parameters) for ipu in self.ipus), key=lambda cost: cost.device)
+        # Of many draws at once, the one that is slowest on average.
+        slowest = max(
+            (self.ipu_update(ipu.number, parameters) for ipu in self.ipus), key=lambda cost: float(np.mean(cost.device))
+        )
         host = host_seconds(
             self.placement.replicas,
             len(self.ipus),
@@ -205,6 +203,11 @@ class Pipeline:
         """Throughput of all replicas; `packing_factor` sequences stand in a pack."""
         sequences = accumulation * self.micro_batch * self.placement.replicas * packing_factor
         return sequences / self.step(accumulation, parameters, instances=instances).seconds
+
+
+def _largest(values: Sequence[Any]) -> Any:
+    """Of numbers, or of arrays draw by draw."""
+    return reduce(np.maximum, values) if any(isinstance(value, np.ndarray) for value in values) else max(values)
 
 
 def edges(graph: Graph) -> List[Edge]:

@@ -15,6 +15,7 @@ from math import ceil
 from typing import NamedTuple, Optional
 
 from ipu_packed_bert.cycles.layout import Cost
+from ipu_packed_bert.cycles.parameters import Parameters
 from ipu_packed_bert.cycles.target import HALF, Target
 
 
@@ -64,17 +65,15 @@ def ring(gradients: IpuUpdate, replicas: int, ipus: int, target: Target) -> Upda
     return UpdateCost(gateways=sent / target.gateway_bytes_per_second, steps=steps)
 
 
-def ipu_cost(
-    update: IpuUpdate, replicas: int, ipus: int, target: Target, *, factor: float, layout: float
-) -> UpdateCost:
-    """Of one IPU, without the host. factor, layout: the calibrated parameters."""
+def ipu_cost(update: IpuUpdate, replicas: int, ipus: int, target: Target, parameters: Parameters) -> UpdateCost:
+    """Of one IPU, without the host."""
     summed = ring(update, replicas, ipus, target)
     return UpdateCost(
-        optimizer=target.seconds(factor * update.cost.cycles(layout)),
-        links=summed.links,
-        gateways=summed.gateways,
+        optimizer=target.seconds(parameters.cycles(update.cost)),
+        links=parameters.links * summed.links,
+        gateways=parameters.gateways * summed.gateways,
         steps=summed.steps,
-        streaming=update.streamed_bytes / target.streaming_bytes_per_second,
+        streaming=parameters.streaming * update.streamed_bytes / target.streaming_bytes_per_second,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from ipu_packed_bert.config import Config, load_config
 from ipu_packed_bert.configurations import config_file
-from ipu_packed_bert.cycles import calibration, matmul
+from ipu_packed_bert.cycles import calibration, matmul, uncertainty
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.report import measured, tables
 from pack_data.command import ArgumentParser
@@ -33,7 +33,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.measured:
         print(tables.text(refitted(args.measured, machine_of, None if args.config is None else config_of(args.config))))
         return 0
-    fitted = calibration.calibrate(calibration.observe(machine_of, load_config))
+    observations = calibration.observe(machine_of, load_config)
+    fitted, draws = calibration.calibrate(observations), calibration.draw(observations)
     for machine in machine_of.values():
         machine.save()
     text = calibration.to_json(fitted)
@@ -41,9 +42,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.check:
         same = calibration.STORED.read_text(encoding="utf-8") == text
         print("stored fit reproduced bit for bit" if same else f"differs from {calibration.STORED}", file=sys.stderr)
-        return 0 if same else 1
+        alike = uncertainty.alike(draws, uncertainty.load())
+        print(f"stored draws {'say the same' if alike else 'differ'}", file=sys.stderr)
+        return 0 if same and alike else 1
     write_atomically(calibration.STORED, text.encode())
-    print(f"wrote {calibration.STORED}", file=sys.stderr)
+    write_atomically(uncertainty.STORED, uncertainty.to_json(draws).encode())
+    print(f"wrote {calibration.STORED} and {uncertainty.STORED}", file=sys.stderr)
     return 0
 
 

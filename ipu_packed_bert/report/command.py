@@ -2,8 +2,8 @@
 
 Without options: Table 1 of the packedBERT paper for BERT-large at 512, from the analytic IPU cycle model (no IPU
 needed) and the published Wikipedia histogram, and what the overhead consists of. Every column names its source:
-hardware (run logs with PopTorch's cycle counter), profile (PopVision), model (analytic), host (seconds), paper,
-published (measured by others), computed (arithmetic), config.
+hardware (run logs with PopTorch's cycle counter), profile (PopVision), predicted and fitted (analytic model), host
+(seconds), paper, published (measured by others), computed (arithmetic), config.
 
   --table 2            Table 2: base and large, 128 and 384
   --graphs             Table 1's overheads for this engine's graph, for an additive mask and for the paper's own graph
@@ -35,7 +35,7 @@ from ipu_packed_bert.configurations import FOLDER, config_file
 from ipu_packed_bert.cycles import arrangement, calibration, matmul, points, target, workload
 from ipu_packed_bert.cycles.pipeline import Parameters
 from ipu_packed_bert.plan import RunPlan, memory_words, micro_batch_that_fits, plan
-from ipu_packed_bert.report import measured, operators, paper, pictures, scaling, sources, tables
+from ipu_packed_bert.report import headline, measured, operators, paper, pictures, scaling, sources, tables
 from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.report.page import page_of
 from pack_data import sort
@@ -188,6 +188,7 @@ class OverheadReport:
                 if depth is not None and depth > 1:
                     comparison.packed(depth)
             batching = sort.batch(histogram, batch_size=256)
+            self.tables.append(self.headline(comparison))
             self.tables.append(paper.table1(comparison, packings, paper.ROWS, batching, histogram.name))
             if self.graphs_in_one_row:  # one depth: each further row needs two more traces
                 self.tables.append(paper.graphs(comparison, packings, [("nnlshp", 3)]))
@@ -199,6 +200,14 @@ class OverheadReport:
     def graphs_in_one_row(self) -> bool:
         """Whether Table 1 brings the other graphs along; otherwise they have all rows in a table of their own."""
         return not (self.args.graphs or self.whole)
+
+    def headline(self, comparison: paper.ModelledOverhead) -> tables.Table:
+        config = comparison.config
+        depth = self.depth(config)
+        factor, _ = self.factor(config, depth)
+        return headline.headline(
+            comparison, config, depth, factor, self.too_large_for(config.name, config, depth, factor)
+        )
 
     def graphs(self) -> None:
         rows = [key for key in paper.ROWS if key[0] in ("spfhp", "nnlshp")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import log, sqrt
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -22,6 +23,7 @@ from ipu_packed_bert.cycles.lowering import (
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.cycles.points import FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_OVERHEAD, POPART, TABLE2
 from ipu_packed_bert.cycles.target import MK2
+from ipu_packed_bert.cycles.uncertainty import INSIDE, MEASURED_BY, Interval
 from ipu_packed_bert.cycles.workload import Machine, engine_arrangement, shape_of
 from ipu_packed_bert.plan import CODE_WORDS, IPU_BYTES, MEMORY_PARTS, MIB, RunPlan, fit_words, memory_parts
 from ipu_packed_bert.report.packings import PackingKey, Packings, PackingSummary
@@ -30,6 +32,7 @@ from ipu_packed_bert.report.sources import MeasuredOverhead
 from ipu_packed_bert.report.tables import (
     COMPUTED,
     CONFIGURED,
+    FITTED_MODEL,
     HARDWARE,
     MODEL,
     PAPER,
@@ -85,20 +88,23 @@ FITTED = (
     f"The overhead of the paper's graph at depth {FITTED_DEPTH} is fitted; the other depths repeat it, "
     "plus what deeper heads cost."
 )
+INTERVALS = (
+    f"Intervals hold {INSIDE:.0%} of the draws of everything that is not known (docs/cycle_model.md); a number without "
+    "a mark is predicted.",
+)
 PRODUCT_MASK = (
-    "Low to high move one parameter, the layout's atoms. Not in it: whether joining query and key to the "
-    "mask's columns rearranges them, and "
-    "slices of their gradients. Counting both, BERT-large at 512 and depth 3 with its mask in the "
-    "product costs between 1.0 and 2.8 %.",
+    "The product mask's interval reaches up because nobody knows whether joining query and key to the mask's columns "
+    "rearranges them.",
 )
 
 
-class Interval(NamedTuple):
-    """A number at the lower bound of the layout parameter, at its fitted value, and at its upper bound."""
-
-    lower: float
-    calibrated: float
-    upper: float
+def narrowed(comparison: ModelledOverhead, depth: int) -> str:
+    """Which measurement would narrow the interval of the overhead at this depth most, in a line."""
+    calibration, pipeline = comparison.calibration, comparison.packed(depth)
+    assert calibration.draws is not None
+    found = calibration.draws.explained(lambda parameters: overhead(pipeline, comparison.unpacked, parameters))
+    field, share = next(iter(found.items()))
+    return f"What would narrow the overhead's interval most, by {share:.0%} of its variance: {MEASURED_BY[field]}."
 
 
 class ModelledOverhead:
@@ -114,22 +120,20 @@ class ModelledOverhead:
         self.arrangement = engine_arrangement(config) if packed is None else packed
         self.unpacked = machine.pipeline(config, arrangement=UNPACKED, depth=1)
 
-    @property
-    def settings(self) -> Tuple[Parameters, Parameters, Parameters]:
-        return self.calibration.lower, self.calibration.parameters, self.calibration.upper
-
     def packed(self, depth: int) -> Pipeline:
         return self.machine.pipeline(self.config, arrangement=self.arrangement, depth=depth)
 
     def overhead(self, depth: int) -> Interval:
         """Extra cycles of a micro-batch (kernel), a fraction."""
         pipeline = self.packed(depth)
-        return Interval(*(overhead(pipeline, self.unpacked, parameters) for parameters in self.settings))
+        return self.calibration.interval(lambda parameters: overhead(pipeline, self.unpacked, parameters))
 
     def pipeline_overhead(self, depth: int) -> Interval:
         """Extra cycles of a pipeline cycle, which the slowest IPU decides; a fraction."""
         pipeline = self.packed(depth)
-        return Interval(*(pipeline.pipeline_cycle(p) / self.unpacked.pipeline_cycle(p) - 1.0 for p in self.settings))
+        return self.calibration.interval(
+            lambda parameters: pipeline.pipeline_cycle(parameters) / self.unpacked.pipeline_cycle(parameters) - 1.0
+        )
 
     def training_overhead(self, depth: int, packing_factor: float) -> Interval:
         """p / (packed / unpacked throughput) - 1 of whole weight updates, as Table 2 compares throughputs.
@@ -139,26 +143,29 @@ class ModelledOverhead:
         packed, full = self.packed(depth), self.config.batch.gradient_accumulation
         accumulation = self.config.accumulation(packing_factor)
 
-        def found(parameters: Parameters) -> float:
+        def found(parameters: Parameters) -> Any:
             ratio = packed.sequences_per_second(
                 accumulation, packing_factor, parameters
             ) / self.unpacked.sequences_per_second(full, 1.0, parameters)
             return packing_factor / ratio - 1.0
 
-        return Interval(*(found(parameters) for parameters in self.settings))
+        return self.calibration.interval(found)
 
     def decomposition(self, depth: int) -> Dict[str, Interval]:
-        """Overhead by cause, as fractions of the unpacked micro-batch; they add up to `overhead`."""
+        """Overhead by cause, as fractions of the unpacked micro-batch; the calibrated ones add up to `overhead`."""
         pipeline = self.packed(depth)
-        found: Dict[str, List[float]] = {}
-        for parameters in self.settings:
+
+        def parts(parameters: Parameters) -> Dict[str, Any]:
             whole = self.unpacked.micro_batch_cycles(parameters)
             after, before = pipeline.category_cycles(parameters), self.unpacked.category_cycles(parameters)
-            for part in PARTS:
-                found.setdefault(part, []).append((after.get(part, 0.0) - before.get(part, 0.0)) / whole)
+            found = {part: (after.get(part, 0.0) - before.get(part, 0.0)) / whole for part in PARTS}
             layout = sum(after.get(part + ", layout", 0.0) - before.get(part + ", layout", 0.0) for part in PARTS)
-            found.setdefault("layout", []).append(layout / whole)
-        return {part: Interval(*values) for part, values in found.items()}
+            return {**found, "layout": layout / whole}
+
+        def of(part: str) -> Callable[[Parameters], Any]:
+            return lambda parameters: parts(parameters)[part] + 0.0 * parameters.factor
+
+        return {part: self.calibration.interval(of(part)) for part in (*PARTS, "layout")}
 
 
 def table1(
@@ -203,9 +210,9 @@ def table1(
             )
     notes = [
         "EFF and p are computed from the histogram. OH is extra cycles of a micro-batch against unpacked BERT of the "
-        "same length, from every rearrangement in 8-byte atoms to every one in 2-byte atoms. Realised speed-up = "
-        "p / (1 + OH), as in the paper.",
+        "same length. Realised speed-up = p / (1 + OH), as in the paper.",
         f"The paper's graph makes the mask in every layer (PopART). {FITTED}",
+        *INTERVALS,
     ]
     if comparison.arrangement.mask == "product":
         notes += PRODUCT_MASK
@@ -221,11 +228,13 @@ def table1(
         ReportColumn("paper_efficiency", "paper", PAPER, ".1f"),
         ReportColumn("packing_factor", "p", COMPUTED, ".3f"),
         ReportColumn("paper_packing_factor", "paper", PAPER, ".2f"),
-        ReportColumn("papers_overhead", "OH %", MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")),
+        ReportColumn(
+            "papers_overhead", "OH %", FITTED_MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")
+        ),
         ReportColumn("paper_overhead", "paper", PAPER, ".3f"),
-        ReportColumn("papers_realised", "speed-up", MODEL, ".3f"),
-        ReportColumn("papers_realised_lower", "at least", MODEL, ".3f"),
-        ReportColumn("papers_realised_upper", "at most", MODEL, ".3f"),
+        ReportColumn("papers_realised", "speed-up", FITTED_MODEL, ".3f"),
+        ReportColumn("papers_realised_lower", "at least", FITTED_MODEL, ".3f"),
+        ReportColumn("papers_realised_upper", "at most", FITTED_MODEL, ".3f"),
         ReportColumn("paper_realised", "paper", PAPER, ".3f"),
         ReportColumn("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
         ReportColumn("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
@@ -316,6 +325,7 @@ def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[Pack
             "graphs are predicted.",
             FITTED,
         )
+        + INTERVALS
         + PRODUCT_MASK,
     )
 
@@ -349,7 +359,9 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
             "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; "
             "the atom size is the unknown.",
             "A pipeline cycle is what the slowest IPU takes: the first IPU's heads hide behind the encoder.",
+            narrowed(comparison, depth),
         )
+        + INTERVALS
         + (PRODUCT_MASK if comparison.arrangement.mask == "product" else ()),
     )
 
@@ -406,7 +418,7 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
             ReportColumn("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
         ),
         rows,
-        TABLE2_NOTES + PRODUCT_MASK,
+        TABLE2_NOTES + INTERVALS + PRODUCT_MASK,
         _parts(("model", "length", "packing_factor"), config.engine.mask),
     )
 
@@ -430,6 +442,7 @@ def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
     rows: List[Dict[str, Any]] = []
     for ipu in pipeline.ipus:
         cost, f = ipu.total, parameters.factor
+        interval = calibration.interval(partial(pipeline.ipu_cycles, ipu))
         rows.append(
             {
                 "ipu": str(ipu.number),
@@ -441,8 +454,8 @@ def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
                 "sync": f * cost.sync,
                 "copies": pipeline.target.link_cycles(sum(ipu.link_bytes.values())),
                 "cycles": pipeline.ipu_cycles(ipu, parameters),
-                "lower": pipeline.ipu_cycles(ipu, calibration.lower),
-                "upper": pipeline.ipu_cycles(ipu, calibration.upper),
+                "lower": interval.lower,
+                "upper": interval.upper,
                 "mark": "slowest" if ipu.number == slowest else "",
             }
         )
@@ -453,10 +466,7 @@ def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
         f"({pipeline.target.name}, {MODEL})"
     ]
     if run.too_large is None:
-        rates = [
-            pipeline.sequences_per_second(accumulation, run.packing_factor, p)
-            for p in (calibration.upper, parameters, calibration.lower)
-        ]
+        rates = calibration.throughput(lambda p: pipeline.sequences_per_second(accumulation, run.packing_factor, p))
         replicas, ipus = pipeline.placement.replicas, len(pipeline.ipus)
         notes.append(
             f"{_count(replicas, 'replica')} x {_count(ipus, 'IPU')} = {_count(replicas * ipus, 'IPU')}: "
@@ -528,14 +538,17 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
     rows: List[Dict[str, Any]] = []
     first: Optional[Tuple[Optional[float], float]] = None
 
-    def rate_of(run: ModelledRun, parameters: Parameters) -> Optional[float]:
+    def rates_of(run: ModelledRun) -> Optional[Interval]:
         if run.too_large:
             return None
-        return run.pipeline.sequences_per_second(run.accumulation, run.packing_factor, parameters)
+        return calibration.throughput(
+            lambda p: run.pipeline.sequences_per_second(run.accumulation, run.packing_factor, p)
+        )
 
     for run in runs:
         step = run.pipeline.step(run.accumulation, calibration.parameters)
-        rate = rate_of(run, calibration.parameters)
+        rates = rates_of(run)
+        rate = None if rates is None else rates.calibrated
         per_pack = step.pipeline_cycle / run.pipeline.micro_batch
         if first is None:
             first = (rate, per_pack)
@@ -551,8 +564,8 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
                 "per_pack": per_pack,
                 "step_seconds": step.seconds,
                 "rate": rate,
-                "rate_lower": rate_of(run, calibration.upper),
-                "rate_upper": rate_of(run, calibration.lower),
+                "rate_lower": None if rates is None else rates.lower,
+                "rate_upper": None if rates is None else rates.upper,
                 "cycles_ratio": per_pack / first[1],
                 "rate_ratio": None if rate is None or first[0] is None else rate / first[0],
                 "fullest": percent(run.made.fullest),
@@ -627,7 +640,7 @@ def points(
 
     by_name = {o.point.name: o for o in observations.throughputs}
     for name, o in by_name.items():
-        values = [o.predicted(p) for p in (calibration.upper, calibration.parameters, calibration.lower)]
+        values = calibration.throughput(o.predicted)
         add(
             name,
             o.point.what,
@@ -695,6 +708,9 @@ def points(
             "predicted",
         )
     mean, worst = calibration.report["mean_error"], calibration.report["worst_error"]
+    draws = calibration.draws
+    assert draws is not None
+    points_left_out = draws.report["left_out"]
     ratios = [row for row in rows if row["unit"] == "ratio"]
     of_ratios = [
         sqrt(sum(log(row[key] / row["measured"]) ** 2 for row in ratios) / len(ratios)) for key in ("model", "trivial")
@@ -729,7 +745,11 @@ def points(
             f"D7: the same task differs by {percent(FRAMEWORK_SPREAD):.0f} % between frameworks; D10 is Table 2 "
             "(--table 2).",
             f"D9: {FITTED}",
+            f"Of the {len(points_left_out)} throughputs, each left out of the draws' weights, "
+            f"{sum(point['inside'] for point in points_left_out)} lie inside their {INSIDE:.0%} interval; "
+            f"{draws.report['drawn']:,} draws were weighted, effective {draws.report['effective']:,.0f}.",
         )
+        + INTERVALS
         + PRODUCT_MASK,
     )
 

@@ -282,10 +282,9 @@ class Search:
     def modelled(self, config: Config) -> Found:
         factor = self.factor(config).value
         made = plan(config, packing_factor=factor)
-        pipeline, fitted = self.machine.pipeline(config), self.calibration
-        lower, rate, upper = (
-            pipeline.sequences_per_second(config.accumulation(factor), factor, parameters)
-            for parameters in (fitted.upper, fitted.parameters, fitted.lower)
+        pipeline, accumulation = self.machine.pipeline(config), config.accumulation(factor)
+        lower, rate, upper = self.calibration.throughput(
+            lambda parameters: pipeline.sequences_per_second(accumulation, factor, parameters)
         )
         return Found(config, made, rate, lower, upper, self.sequences / rate / 86400)
 

@@ -10,7 +10,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 from pack_data.tables import text_table
 
 # Where the numbers of a column come from.
-HARDWARE, PROFILE, MODEL, HOST, PAPER = "hardware", "profile", "model", "host", "paper"
+HARDWARE, PROFILE, HOST, PAPER = "hardware", "profile", "host", "paper"
+# The analytic model: what it says, and where it was made to say so.
+MODEL, FITTED_MODEL = "predicted", "fitted"
 COMPUTED = "computed"  # arithmetic on a histogram or on other columns
 PUBLISHED = "published"  # measured by others, not in the paper
 CONFIGURED = "config"
@@ -53,7 +55,8 @@ _LONGEST = 40  # characters of a cell of words, where the table is wider than a 
 SOURCES = {
     HARDWARE: "cycles counted by the hardware",
     PROFILE: "cycles of a profile",
-    MODEL: "the cycle model",
+    MODEL: "predicted by the cycle model",
+    FITTED_MODEL: "fitted: the cycle model was made to meet the paper at depth 2",
     HOST: "seconds of this host",
     PAPER: "the paper",
     COMPUTED: "computed",

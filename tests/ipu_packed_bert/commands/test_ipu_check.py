@@ -82,7 +82,7 @@ def whole(tmp_path_factory, cache):
     config = load_config(configuration(folder))
     pipeline = Machine(MK2, Path(cache, "ipu_packed_bert")).pipeline(config)
     fitted = calibration.load()
-    cycles = [pipeline.step(5, each).cycles for each in (fitted.lower, fitted.parameters, fitted.upper)]
+    cycles = list(fitted.interval(lambda each: pipeline.step(5, each).cycles))
 
     def count():
         machine.cycles = int(cycles[1])

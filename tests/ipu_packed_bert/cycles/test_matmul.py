@@ -24,6 +24,134 @@ from ipu_packed_bert.cycles.matmul import (
 )
 from ipu_packed_bert.cycles.target import BOW, MK2
 
+
+# Every formula, worked out by hand (poplin, PerformanceEstimation.hpp and ConvModel.cpp).
+@pytest.mark.parametrize(
+    "rows, first, later",
+    [(0, 14, 15), (1, 25, 26), (6, 25, 26), (7, 34, 35), (12, 34, 35), (13, 30, 31), (19, 34, 35), (60, 58, 59)],
+)
+def test_rows_of_the_busiest_worker(rows, first, later):
+    """14, 25 and 34 worker cycles for none, one and two rows; 30 for three and 4 for each further; 1 more later."""
+    one_group = 50 + 6 * (7 + 3 * 0) + 13 + 0 + 11 + (25 + 64 + 6 * first)
+    assert amp_vertex(rows, 1, 1, 1, target=MK2) == one_group
+    assert amp_vertex(rows, 2, 1, 1, target=MK2) == one_group + 6 * 3 + 15 + 25 + 64 + 6 * later
+    assert amp_vertex(rows, 2, 3, 4, target=MK2) == (
+        50 + 6 * (7 + 3 * 7) + 4 * (13 + 15 + 3 * (25 + 64 + 6 * later) + 11 + 3 * (25 + 64 + 6 * first))
+    )
+    # Half the units: two passes of half the coefficients.
+    assert amp_vertex(rows, 1, 3, 1, target=MK2, partial_bytes=4) == 50 + 42 + 13 + 11 + 6 * (25 + 32 + 6 * first)
+
+
+def test_float_vertex_by_hand():
+    # 24 rows, 4 a worker: later 46 + 8, the first 2 + 8 x 4 more; 2 groups of 8 inputs, 3 of outputs.
+    later, first = 6 * (46 + 8), 6 * (46 + 8) + 6 * (2 + 32)
+    assert amp_vertex(24, 2, 3, 1, target=MK2, element_bytes=4, partial_bytes=4) == (
+        50 + 6 * (7 + 3) + 13 + 15 + 3 * (25 + 64 + later) + 11 + 3 * (25 + 64 + first)
+    )
+    assert amp_vertex(6, 1, 1, 1, target=MK2, element_bytes=4, partial_bytes=4) == 50 + 42 + 24 + 25 + 64 + 6 * (
+        46 + 10
+    )
+
+
+def test_reductions_and_transforms_by_hand():
+    # Float partials: vectors of 4, 2 a further partial and 8. 960 outputs in 4 parts: 60 vectors, 10 a worker.
+    assert partial_reduction(np.array(960), np.array(4), partial_bytes=4) == 33 + 6 * (20 + 10 * (2 * 3 + 8))
+    assert partial_reduction(np.array(970), np.array(3)) == 33 + 6 * (20 + 7 * (2 * 2 + 9))
+    # 1,472,000 halves: 2,000 bytes a tile at one element a cycle, 1.25 or 1.67 of that; 4 bytes a cycle to other tiles.
+    assert matmul.transform(1_472_000, element_bytes=2, aligned=True, target=MK2) == (1250.0, 500.0)
+    assert matmul.transform(1_472_000, element_bytes=2, aligned=False, target=MK2) == (1670.0, 500.0)
+    assert matmul.transform(1_472_000, element_bytes=4, aligned=True, target=MK2) == (1250.0, 1000.0)
+    assert [matmul.coefficient_load(MK2, element_bytes=e, partial_bytes=p) for e, p in ((2, 2), (2, 4), (4, 4))] == [
+        64,
+        32,
+        64,
+    ]
+
+
+@pytest.mark.parametrize("columns, worth", [(64, 1.25), (62, 1.67)])
+def test_passes_rearrange_what_they_must(columns, worth):
+    product = Product(2, 96, 32, columns)
+    base = matmul.plan(product, MK2)
+    assert base.transform_cycles == base.transform_exchange_cycles == 0
+    sizes = (2 * 96 * 32, 2 * 32 * columns, 2 * 96 * columns)
+    for rearranged, moved in ((FORWARD, ()), (BACKWARD_DATA, sizes[:1]), (WEIGHT_UPDATE, sizes)):
+        found = matmul.rearrange(base, product, rearranged, MK2)
+        assert found.transform_cycles == pytest.approx(sum(moved) * 2 / 1472 * worth / 2)
+        assert found.transform_exchange_cycles == pytest.approx(sum(moved) * 2 / 1472 / 4)
+        assert found.sync_cycles == base.sync_cycles + 126 * len(moved)
+        assert found.cycles == pytest.approx(
+            base.cycles + found.transform_cycles + found.transform_exchange_cycles + 126 * len(moved)
+        )
+    parts = (base.vertex_cycles, base.reduction_cycles, base.slice_cycles)
+    assert base.compute_cycles == pytest.approx(sum(parts))
+    assert base.tiles == base.matrix_split * base.row_split * base.inner_split * base.column_split
+
+
+def cheapest(product, target):
+    """(does not fit, cycles or bytes) of the best of all splits, tried one by one."""
+    up = lambda a, b: -(-a // b)  # noqa: E731
+    size, partial = product.element_bytes, product.partial_bytes
+    inner_group = 16 if size == 2 else 8
+    inner_groups, column_groups = up(product.inner, inner_group), up(product.columns, 16)
+    best = None
+    serials = [2**i for i in range(12) if 2**i <= max(1, column_groups)]
+    for s in serials:
+        for g in range(1, product.matrices + 1):
+            for m in range(1, product.rows + 1):
+                for n in range(1, column_groups + 2):
+                    for k in range(1, inner_groups + inner_groups // 4 + 1):
+                        if g * m * n * k > target.tiles:
+                            break
+                        matrices, rows, inner = up(product.matrices, g), up(product.rows, m), up(inner_groups, k)
+                        columns = up(column_groups, n * s)
+                        inputs, weights = (
+                            matrices * rows * inner * inner_group,
+                            matrices * inner * inner_group * columns * 16,
+                        )
+                        outputs = matrices * rows * columns * 16
+                        options = {"element_bytes": size, "partial_bytes": partial}
+                        cycles = float(amp_vertex(rows, inner, columns, matrices, target=target, **options))
+                        cycles += (
+                            inputs * (1 - 1 / n) * size / 4 / (1 if n % 2 else 2) + weights * (1 - 1 / m) * size / 4
+                        )
+                        cycles += target.sync_cycles * (2 if k > 1 else 1) + (outputs * partial / 4 if k > 1 else 0)
+                        if k > 1:
+                            cycles += float(partial_reduction(np.array(outputs), np.array(k), partial_bytes=partial))
+                        elif partial != size:
+                            cycles += 6 * (26 + up(up(outputs, 6), 8 // partial))
+                        if s > 1:
+                            vector = 8 // size
+                            cycles += sum(
+                                25 + 6 * (39 + 24 + 2 * (up(part, 6) // vector)) for part in (weights, outputs)
+                            )
+                        memory = (inputs + weights) * size + outputs * partial
+                        fits = memory <= product.memory_proportion * target.memory_per_tile
+                        key = (not fits, s * cycles if fits else memory)
+                        best = key if best is None else min(best, key)
+    return best
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        Product(2, 40, 64, 96, memory_proportion=1.0),
+        Product(1, 24, 200, 64, memory_proportion=1.0),
+        Product(3, 30, 48, 80, memory_proportion=0.01),
+        Product(1, 30, 48, 128, partial_bytes=4, memory_proportion=0.006),
+        Product(1, 24, 48, 64, element_bytes=4, partial_bytes=4, memory_proportion=1.0),
+        Product(2, 40, 64, 96, memory_proportion=0.001),
+    ],
+    ids=str,
+)
+def test_the_plan_is_the_best_of_all_splits(product):
+    """On 12 tiles, where they can be tried one by one."""
+    small = replace(MK2, tiles=12)
+    found = matmul.plan(product, small)
+    does_not_fit, best = cheapest(product, small)
+    assert found.fits == (not does_not_fit)
+    assert (found.temporary_bytes if does_not_fit else found.cycles) == pytest.approx(best)
+
+
 REFERENCE = {
     "QKV": ((1, 1024, 1024, 3072), (71.9, 74.2, 80.8)),
     "scores": ((32, 512, 64, 512), (13.6, 27.2, 31.7)),
@@ -151,3 +279,18 @@ def test_cache_is_used_and_survives_damage(tmp_path):
     stored = next(tmp_path.glob("plans_*.json"))
     stored.write_text(json.dumps({"broken": {}}))
     assert Planner(MK2, tmp_path).plan(product) == plan
+
+
+@pytest.mark.parametrize("proportion, cheaper", [(0.10, False), (0.15, False), (0.19, True), (0.25, True)])
+def test_one_product_for_query_key_and_value_wins_where_its_plan_needs_no_parts(proportion, cheaper):
+    """BERT-large, 1024 tokens: below 0.19 of the memory the three-fold product runs in parts, one after the other."""
+
+    def layer(columns):
+        shapes = ((1, 1024, 1024, columns), (1, 1024, columns, 1024), (1, 1024, 1024, columns))
+        plans = [matmul.plan(Product(*shape, memory_proportion=proportion), MK2) for shape in shapes]
+        passes = (FORWARD, BACKWARD_DATA, WEIGHT_UPDATE)
+        found = [matmul.rearrange(p, Product(*s), r, MK2).cycles for p, s, r in zip(plans, shapes, passes)]
+        return 2 * found[0] + found[1] + found[2], max(plan.serial_split for plan in plans)
+
+    (one, parts), (three, _) = layer(3072), layer(1024)
+    assert (one < 3 * three) == cheaper == (parts == 1)

@@ -1,11 +1,16 @@
 """Pipeline assembly: stages, bottleneck, copies, update; and that more work never takes fewer cycles."""
 
+import numpy as np
 import pytest
 
+from ipu_packed_bert.cycles import vertices
 from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED
-from ipu_packed_bert.cycles.lowering import COPIES, ENCODER, MASK_APPLICATION
-from ipu_packed_bert.cycles.pipeline import Parameters, PipelinePlacement, _route
-from ipu_packed_bert.cycles.target import BOW, MK2
+from ipu_packed_bert.cycles.layout import Cost, step, total
+from ipu_packed_bert.cycles.lowering import COPIES, ENCODER, MASK_APPLICATION, Lowering
+from ipu_packed_bert.cycles.matmul import Planner
+from ipu_packed_bert.cycles.pipeline import Parameters, PipelinePlacement, _route, assemble, edges
+from ipu_packed_bert.cycles.target import BOW, MK2, Target
+from ipu_packed_bert.cycles.tracing import Graph, Operation, Value
 from ipu_packed_bert.cycles.workload import Machine, placement_of, shape_of
 
 PLAIN = Parameters(1.0, 3.125)
@@ -19,6 +24,185 @@ NARROW = (
     "data.vocabulary_size=8192",
     "placement.available_memory_proportion=[0.2, 0.2, 0.2, 0.2]",
 )
+
+
+# By hand: a network of three alike layers, of which six run, on a machine of 10 tiles ---------------------------------
+
+HAND = Target("hand", clock_hz=1e9, tiles=10, sync_cycles=101, dispatch_cycles=53)
+HIDDEN, MASK = (2, 50, 8), (2, 50, 50)  # 800 halves, 80 on a tile; 5,000, 500 on a tile
+
+
+def network():
+    """Embedding, a mask made once, layers of two operations each way, heads. Values are named by what makes them."""
+    values, operations, index = [], [], {}
+
+    def value(name, shape, dtype="float16", called=""):
+        strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+        index[name] = len(values)
+        values.append(Value(shape, strides, dtype, called))
+
+    def op(operator, inputs, output, scope, phase="forward", shape=HIDDEN):
+        value(output, shape)
+        arguments = tuple({"value": index[name]} for name in inputs)
+        operations.append(Operation(f"aten.{operator}.default", arguments, {}, (index[output],), scope, phase))
+
+    layer = "bert.encoder.layer.{}.{}".format
+    value("ids", (2, 50), "int32", "input_ids")
+    value("mask in", MASK, "float16", "input_mask")
+    value("table", (320, 8), "float16", "bert.embeddings.word_embeddings.weight")
+    for number in range(3):
+        value(f"wa{number}", (8, 8), "float16", layer(number, "attention.self.query.weight"))
+        value(f"wf{number}", (8, 32), "float16", layer(number, "intermediate.dense.weight"))
+    op("embedding", ["table", "ids"], "h0", "bert.embeddings.word_embeddings")
+    op("exp", ["mask in"], "mask", "attention_mask", shape=MASK)
+    for number in range(3):
+        op("attend", [f"h{number}", "mask"], f"a{number}", layer(number, "attention.self"))
+        op("gelu", [f"a{number}"], f"h{number + 1}", layer(number, "intermediate"))
+    op("sqrt", ["h3"], "logits", "cls.x")
+    op("exp", ["logits"], "g3", "cls.x", "backward")
+    for number in (2, 1, 0):
+        op("gelu_backward", [f"g{number + 1}", f"a{number}"], f"f{number}", layer(number, "intermediate"), "backward")
+        op("tanh_backward", [f"f{number}", f"a{number}"], f"g{number}", layer(number, "attention.self"), "backward")
+    op("embedding_dense_backward", ["g0", "ids"], "gt", "bert.embeddings.word_embeddings", "backward", (320, 8))
+    parameters = tuple(index[name] for name in index if name.startswith("w") or name == "table")
+    return Graph(tuple(values), tuple(operations), parameters, (), 3), index
+
+
+def update():
+    """One multiplication of 64 parameters."""
+    value = Value((8, 8), (8, 1), "float32", "w")
+    multiply = Operation("aten._foreach_mul_.Scalar", ([{"value": 0}], 0.9), {}, (0,), "", "update")
+    return Graph((value,), (multiply,), (0,), (), 1)
+
+
+def by_hand(**options):
+    graph, index = network()
+    placement = PipelinePlacement((1, 2, 2, 1), (0.2, 0.2, 0.2, 0.3), **options)
+    pipeline = assemble(graph, update(), placement, Planner(HAND), num_layers=6, micro_batch=2)
+    return pipeline, graph, index
+
+
+def sets(*work):
+    return total(step(HAND, vertices_cycles=cycles) for cycles in work)
+
+
+def whole(*costs):
+    return total(costs)
+
+
+ATTEND = sets(vertices.binary(500, "div", "float"))  # an unknown operator: a division of its largest tensor
+GELU = sets(vertices.gelu(80))
+# The gradient and the saved tensor have layouts of their own: 160 bytes on a tile in whole atoms, before each.
+ALIGNED = Cost(vertices=587 + 0.44 * 160, exchange=40, sync=101)
+BACK = ALIGNED * 2.0 + sets(vertices.gelu_gradient(80), vertices.tanh_gradient(80))
+STASH = sets(2 * vertices.dynamic_slice(80))
+CARRIED = sets(2 * vertices.dynamic_slice(500))  # the mask, which every layer reads
+
+
+def alone(graph, operator, phase):
+    """What one operation of the graph costs; each is worked out by hand in test_lowering.py."""
+    found = [o for o in graph.operations if o.operator == f"aten.{operator}.default" and o.phase == phase]
+    return Lowering(graph, Planner(HAND), memory_proportion=0.2).operation(found[0])
+
+
+def same(found, expected):
+    for field in Cost.__dataclass_fields__:
+        assert getattr(found, field) == pytest.approx(getattr(expected, field)), field
+
+
+@pytest.mark.parametrize("recompute, forwards", [(True, 2.0), (False, 1.0)])
+def test_shares_of_the_ipus_by_hand(recompute, forwards):
+    pipeline, graph, _ = by_hand(recompute=recompute)
+    layer = (ATTEND + GELU) * forwards + BACK
+    accumulate = [sets(vertices.scaled_add(n)) for n in (288, 64, 64, 32)]  # 2,880, 640, 640 and 320 parameters
+    first = (alone(graph, "embedding", "forward") + sets(vertices.unary(500, "exp", "half"))) * forwards
+    scatter = alone(graph, "embedding_dense_backward", "backward")
+    heads = sets(vertices.unary(80, "sqrt", "half"), vertices.unary(80, "exp", "half"))  # nothing there runs twice
+    same(pipeline.ipus[0].total, whole(layer, first, scatter, heads, STASH * 2.0, CARRIED, accumulate[0]))
+    for number, layers in ((1, 2.0), (2, 2.0), (3, 1.0)):
+        same(pipeline.ipus[number].total, whole(layer * layers, STASH * layers, CARRIED, accumulate[number]))
+    costs = pipeline.ipus[1].costs
+    same(costs[MASK_APPLICATION], ATTEND * (2 * forwards))
+    same(costs[COPIES], STASH * 2.0 + CARRIED)
+    same(costs[ENCODER], (GELU * forwards + BACK) * 2.0 + accumulate[1])
+    assert pipeline.unknown == {"aten.attend.default": 1}
+    assert [ipu.layers for ipu in pipeline.ipus] == [1, 2, 2, 1] and pipeline.micro_batch == 2
+
+
+def test_links_by_hand():
+    pipeline, _, _ = by_hand()
+    # Forward: hidden states to the next IPU, the mask to all; back to the heads by a link of its own.
+    first = {"mask": 10_000.0, "layer": 1600.0}
+    assert [ipu.link_bytes for ipu in pipeline.ipus] == [first, first, first, {"layer": 1600.0}]
+    assert pipeline.copy_cycles() == pytest.approx(11_600 / 64e9 * 1e9 + 600)
+    stays, _, _ = by_hand(heads_return=False)  # the heads are where the last layer is
+    assert [sum(ipu.link_bytes.values()) for ipu in stays.ipus] == [11_600, 11_600, 11_600, 1600]
+    assert stays.ipus[3].link_bytes == {"layer": 1600.0}  # its gradient, to the layer before
+    assert stays.placement.stages == 7 and pipeline.placement.stages == 9
+    heads = sets(vertices.unary(80, "sqrt", "half"), vertices.unary(80, "exp", "half"))
+    same(pipeline.ipus[0].total - stays.ipus[0].total, heads)
+    same(stays.ipus[3].total - pipeline.ipus[3].total, heads)
+
+
+def test_steps_by_hand():
+    pipeline, _, _ = by_hand(replicas=4, sharded=True, off_chip=True)
+    parameters = Parameters(1.5, 2.0, 0.001)
+    slowest = max(1.5 * ipu.total.cycles(2.0) for ipu in pipeline.ipus)
+    assert pipeline.pipeline_cycle(parameters) == pytest.approx(slowest + pipeline.copy_cycles())
+    assert pipeline.bottleneck(parameters).number == 0
+    links = [600 + sent / 64 for sent in (11_600, 11_600, 11_600, 1600)]
+    one = sum(1.5 * ipu.total.cycles(2.0) for ipu in pipeline.ipus) + sum(links)
+    assert pipeline.micro_batch_cycles(parameters) == pytest.approx(one)
+    found = pipeline.category_cycles(parameters)
+    assert sum(found.values()) == pytest.approx(one)
+    copies = sum(1.5 * ipu.costs[COPIES].cycles(2.0) for ipu in pipeline.ipus)
+    assert found[COPIES] == pytest.approx(copies + sum(links))
+    # 2,880 parameters in 3 tensors on IPU 0; a quarter of the optimiser's work and of 16 bytes each at 5 GB/s.
+    assert [update.parameters for update in pipeline.updates] == [2880, 640, 640, 320]
+    assert [update.tensors for update in pipeline.updates] == [3, 4, 4, 2]
+    same(pipeline.updates[0].cost, sets(vertices.scalar(7, "mul", "float")) * (2880 / 4 / 64))
+    assert [update.streamed_bytes for update in pipeline.updates] == [11_520, 2560, 2560, 1280]
+    once = pipeline.update_cost(parameters)
+    optimizer = 1.5 * pipeline.updates[0].cost.cycles(2.0) / 1e9
+    ring = 2 * 3 / 4 * 2880 * 2 / 64e9 + 3 * 2 * 3 * 600 / 1e9
+    assert once.device == pytest.approx(optimizer + ring + 11_520 / 5e9) and once.host == pytest.approx(0.004)
+    step = pipeline.step(20, parameters)
+    cycles = 28 * pipeline.pipeline_cycle(parameters) + once.device * 1e9
+    assert step.cycles == pytest.approx(cycles) and step.seconds == pytest.approx(cycles / 1e9 + 0.004)
+    assert pipeline.sequences_per_second(20, 1.5, parameters) == pytest.approx(20 * 2 * 4 * 1.5 / step.seconds)
+    whole, _, _ = by_hand(replicas=4)
+    assert whole.updates[0].cost.vertices == pytest.approx(4 * pipeline.updates[0].cost.vertices)
+    assert whole.updates[0].streamed_bytes == 0.0
+
+
+def test_one_ipu_keeps_all_and_copies_nothing():
+    graph, _ = network()
+    pipeline = assemble(graph, update(), PipelinePlacement((6,), (0.2,)), Planner(HAND), num_layers=6, micro_batch=2)
+    assert pipeline.ipus[0].link_bytes == {} and pipeline.copy_cycles() == 0.0
+    same(pipeline.ipus[0].costs[COPIES], STASH * 7.0)  # nothing is carried from IPU to IPU
+    assert pipeline.placement.stages == 1 and pipeline.updates[0].parameters == 6 * 320 + 2560
+
+
+def test_edges_by_hand():
+    graph, index = network()
+    found = {(edge.source, edge.target, edge.phase, edge.value): edge.num_bytes for edge in edges(graph)}
+    hidden = 1600
+    assert found == {
+        ("embeddings", "layer.0", "forward", index["h0"]): hidden,
+        ("mask", "layer.0", "forward", index["mask"]): 10_000,
+        ("mask", "layer.1", "forward", index["mask"]): 10_000,
+        ("mask", "layer.2", "forward", index["mask"]): 10_000,
+        ("layer.0", "layer.1", "forward", index["h1"]): hidden,
+        ("layer.1", "layer.2", "forward", index["h2"]): hidden,
+        ("layer.2", "heads", "forward", index["h3"]): hidden,
+        ("heads", "layer.2", "backward", index["g3"]): hidden,
+        ("layer.2", "layer.1", "backward", index["g2"]): hidden,
+        ("layer.1", "layer.0", "backward", index["g1"]): hidden,
+        ("layer.0", "embeddings", "backward", index["g0"]): hidden,
+    }
+
+
+# The real network -----------------------------------------------------------
 
 
 def test_stages_as_popart_counts_them():
@@ -135,7 +319,6 @@ def test_cycles_grow_with_layers_and_depth(machine, load):
 
 def test_three_traced_layers_stand_for_all(machine, load):
     """The whole model, traced layer by layer, costs the same as three layers do for all."""
-    from ipu_packed_bert.cycles.pipeline import assemble
     from ipu_packed_bert.cycles.tracing import capture
     from ipu_packed_bert.cycles.workload import batch_shapes, build
 

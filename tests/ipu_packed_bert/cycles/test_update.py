@@ -43,7 +43,7 @@ def test_pods_of_64_ipus(replicas, ipus, number):
 
 def test_optimiser_and_streaming_by_hand():
     """1 M cycles and 100 kB rearranged at 2 cycles a byte, twice as long: 2.4 M cycles; 100 MB at 5 GB/s: 20 ms."""
-    found = ipu_cost(UPDATE, 1, 4, MK2, factor=2.0, layout=2.0)
+    found = ipu_cost(UPDATE, 1, 4, MK2, Parameters(2.0, 2.0))
     assert found.optimizer == pytest.approx(2.4e6 / 1.33e9) and found.streaming == pytest.approx(0.020)
     assert found.total == found.device == pytest.approx(found.optimizer + 0.020)
 

@@ -41,7 +41,7 @@ def test_an_interval_is_one_cell_and_low_comes_first():
     assert lines[3].split() == ["a", "1.50", "1.1,", "1.0", "to", "2.8", "4.3", "12.35"]
     assert lines[4].split() == ["b", "2.00", "-1.0,", "-1.1", "to", "-0.9", "-", "-"]
     assert lines[5].split() == ["c", "1.00", "508", "engines", ">>100", "-"]
-    assert lines[6] == "  Source: [a] computed; [b] the cycle model; [c] the paper."
+    assert lines[6] == "  Source: [a] computed; [b] predicted by the cycle model; [c] the paper."
 
 
 def test_json_and_csv_keep_every_number():

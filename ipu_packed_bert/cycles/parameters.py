@@ -1,0 +1,54 @@
+"""The numbers that no source gives: three of them fitted, the others what a source says until a draw says otherwise.
+
+A field is a number, or an array with one number for each of many draws (`uncertainty`): everything that the pipeline
+computes from them is then an array, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from ipu_packed_bert.cycles import vertices
+from ipu_packed_bert.cycles.layout import Cost
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The fitted parameters (`calibration`), and factors on what the sources say."""
+
+    factor: Any = 1.0  # on everything that happens on chip
+    layout: Any = 3.125  # cycles a byte of rearrangements with unknown atoms, 0.44 to 5.148
+    replica_seconds: Any = 0.0  # of the host, a call and replica that a process serves (`update`)
+    square: Optional[Any] = None  # as layout, of tensors of slots by slots; None: the same
+    joined: Any = 0.0  # share of the joining of query and key to the mask's columns that rearranges, 0 or 1
+    sliced: Any = 0.0  # the same of the slices of their gradients
+    products: Any = 1.0  # on the planner's cycles of products with weights
+    batched: Any = 1.0  # on those of attention's products
+    wide: Any = 1.0  # further, on those with the mask's columns: the planner may split them otherwise
+    exchange: Any = 1.0
+    sync: Any = 1.0
+    links: Any = 1.0  # on the seconds of IPU-Links
+    gateways: Any = 1.0  # on those of gateway links
+    streaming: Any = 1.0  # on those of streaming memory
+
+    def layout_cycles(self, cost: Cost) -> Any:
+        """Of a cost's rearrangements, without the factor."""
+        square = self.layout if self.square is None else self.square
+        calls = cost.layout_calls + self.joined * cost.joined_calls + self.sliced * cost.sliced_calls
+        other = (
+            cost.layout_bytes - cost.square_bytes + self.joined * cost.joined_bytes + self.sliced * cost.sliced_bytes
+        )
+        return calls * vertices.REARRANGE_CALL + other * self.layout + cost.square_bytes * square
+
+    def cycles(self, cost: Cost) -> Any:
+        """All of a cost, with the factor."""
+        batched = self.batched * (cost.batched + (self.wide - 1.0) * cost.wide)
+        return self.factor * (
+            self.products * (cost.matmul - cost.batched)
+            + batched
+            + cost.vertices
+            + self.exchange * cost.exchange
+            + self.sync * cost.sync
+            + self.layout_cycles(cost)
+        )

@@ -1,0 +1,136 @@
+"""What a user gets: sequences a second and days of a whole run at the configuration's own accumulation, packed and not.
+
+Beside the kernel's ratio: where packing's shorter accumulation eats its gain, and what to change.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from ipu_packed_bert.config import Config
+from ipu_packed_bert.cycles.calibration import Calibration
+from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline, Step
+from ipu_packed_bert.cycles.uncertainty import Interval
+from ipu_packed_bert.report.paper import INTERVALS, ModelledOverhead
+from ipu_packed_bert.report.tables import CONFIGURED, MODEL, ReportColumn, Table, percent
+
+DAY = 86_400.0
+Work = Tuple[Pipeline, int, float]  # a pipeline, the accumulation and the sequences of a pack
+
+
+def shares(step: Step, pipeline: Pipeline) -> Dict[str, float]:
+    """Of the seconds of an update: filling and draining the pipeline, the update on the IPUs, the host."""
+    seconds = pipeline.target.seconds((pipeline.placement.stages - 1) * step.pipeline_cycle)
+    return {
+        "filling and draining the pipeline": seconds / step.seconds,
+        "the weight update on the IPUs": step.once.device / step.seconds,
+        "the host between two calls": step.once.host / step.seconds,
+    }
+
+
+def headline(
+    comparison: ModelledOverhead, config: Config, depth: int, packing_factor: float, too_large: Optional[str] = None
+) -> Table:
+    """packing_factor: sequences of a pack. too_large: a line where it does not fit; no rate is given then.
+
+    The unpacked run is the same configuration without packing: as many sequences in an update, as many updates.
+    """
+    calibration, parameters = comparison.calibration, comparison.calibration.parameters
+    packed, unpacked = comparison.packed(depth), comparison.unpacked
+    accumulation, full = config.accumulation(packing_factor), config.batch.gradient_accumulation
+    works: Tuple[Work, Work] = ((packed, accumulation, packing_factor), (unpacked, full, 1.0))
+    steps = [pipeline.step(number, parameters) for pipeline, number, _ in works]
+    rows: List[Dict[str, Any]] = []
+
+    def add(what: str, both: Sequence[Any], ratio: Optional[Interval] = None) -> None:
+        rows.append(
+            {
+                "what": what,
+                "packed": both[0],
+                "unpacked": both[1],
+                "ratio": None if ratio is None else ratio.calibrated,
+                "lower": None if ratio is None else ratio.lower,
+                "upper": None if ratio is None else ratio.upper,
+            }
+        )
+
+    kernel = calibration.interval(_kernel(comparison, depth, packing_factor))
+    add(
+        "kernel: sequences a million cycles",
+        [1e6 * p * pipe.micro_batch / pipe.micro_batch_cycles(parameters) for pipe, _, p in works],
+        kernel,
+    )
+    add("accumulation: micro-batches of an update", [f"{accumulation:,}", f"{full:,}"])
+    whole = calibration.interval(_ratio(works))
+    if too_large is None:
+        rates = [_rates(calibration, work) for work in works]
+        add("sequences/s of all replicas", [f"{rate.calibrated:,.0f}" for rate in rates], whole)
+        add("  interval", [f"{rate.lower:,.0f} to {rate.upper:,.0f}" for rate in rates])
+        days = [config.run.steps * step.seconds / DAY for step in steps]
+        add(f"days of the run, {config.run.steps:,} updates", days)
+    parts = [shares(step, work[0]) for step, work in zip(steps, works)]
+    for name in parts[0]:
+        add(f"% of an update: {name}", [percent(part[name]) for part in parts])
+    lost = 1.0 - whole.calibrated / kernel.calibrated
+    notes = [
+        f"An update of packs has {full / accumulation:.2f} times fewer micro-batches, so that what is paid once an "
+        f"update weighs as much more: it takes {percent(lost):.1f} % of the kernel's {kernel.calibrated:.3f} and "
+        f"leaves {whole.calibrated:.3f}.",
+    ]
+    if too_large is None:
+        notes += _changes(config, calibration, works, kernel.calibrated)
+    else:
+        notes.append(too_large)
+    return Table(
+        "headline",
+        f"What packing gains, {config.name}: {packing_factor:.3f} sequences a pack",
+        (
+            ReportColumn("what", "", CONFIGURED),
+            ReportColumn("packed", "packed", MODEL, ".3f"),
+            ReportColumn("unpacked", "unpacked", MODEL, ".3f"),
+            ReportColumn("ratio", "packed / unpacked", MODEL, ".3f", ("lower", "upper")),
+        ),
+        rows,
+        tuple(notes) + INTERVALS,
+    )
+
+
+def _kernel(comparison: ModelledOverhead, depth: int, packing_factor: float) -> Callable[[Parameters], Any]:
+    packed, unpacked = comparison.packed(depth), comparison.unpacked
+    return lambda p: packing_factor * unpacked.micro_batch_cycles(p) / packed.micro_batch_cycles(p)
+
+
+def _ratio(works: Tuple[Work, Work], *, times: int = 1, instances: Optional[int] = None) -> Callable[[Parameters], Any]:
+    """Packed by unpacked throughput, with `times` the accumulation and so many processes."""
+
+    def found(parameters: Parameters) -> Any:
+        rates = [
+            pipeline.sequences_per_second(times * number, p, parameters, instances=instances)
+            for pipeline, number, p in works
+        ]
+        return rates[0] / rates[1]
+
+    return found
+
+
+def _rates(calibration: Calibration, work: Work) -> Interval:
+    pipeline, number, factor = work
+    return calibration.throughput(lambda parameters: pipeline.sequences_per_second(number, factor, parameters))
+
+
+def _changes(config: Config, calibration: Calibration, works: Tuple[Work, Work], kernel: float) -> List[str]:
+    """What brings the ratio nearer to the kernel's, with the throughput that it makes."""
+    (pipeline, number, factor), parameters = works[0], calibration.parameters
+    now = pipeline.sequences_per_second(number, factor, parameters)
+    found = []
+
+    def tried(what: str, times: int, instances: Optional[int]) -> None:
+        rate = pipeline.sequences_per_second(times * number, factor, parameters, instances=instances)
+        ratio = _ratio(works, times=times, instances=instances)(parameters)
+        found.append(f"{what}: {rate:,.0f} sequences/s ({percent(rate / now - 1):+.1f} %), ratio {ratio:.3f}")
+
+    replicas = pipeline.placement.replicas
+    if replicas > 1:
+        tried(f"a process for each of the {replicas} replicas (poprun --num-instances {replicas})", 1, replicas)
+    tried("twice the accumulation (an update of twice the sequences: rate and steps change, too)", 2, None)
+    return ["To change:"] + [f"  {line}" for line in found]

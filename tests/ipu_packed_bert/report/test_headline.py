@@ -1,0 +1,69 @@
+"""What a user gets: throughputs of whole runs beside the kernel's ratio, and what takes the difference."""
+
+import pytest
+
+from ipu_packed_bert.cycles import calibration
+from ipu_packed_bert.report import headline, paper
+
+SMALL = ("batch.gradient_accumulation=96", "model.num_layers=4", "placement.layers_per_ipu=[1, 1, 1, 1]")
+
+
+@pytest.fixture(scope="module")
+def made(machine, load):
+    config = load("packed_phase2_pod16.yml", *SMALL)
+    comparison = paper.ModelledOverhead(machine, config, calibration.load())
+    return comparison, config, headline.headline(comparison, config, 3, 1.995)
+
+
+def rows(table):
+    return {row["what"].strip(): row for row in table.rows}
+
+
+def test_ratios_and_throughputs_by_hand(made):
+    comparison, config, table = made
+    found, parameters = rows(table), comparison.calibration.parameters
+    packed, unpacked = comparison.packed(3), comparison.unpacked
+    over = comparison.overhead(3)
+    kernel = found["kernel: sequences a million cycles"]
+    assert kernel["ratio"] == pytest.approx(1.995 / (1 + over.calibrated)) == kernel["packed"] / kernel["unpacked"]
+    assert kernel["lower"] == pytest.approx(1.995 / (1 + over.upper), rel=2e-3)
+    # 96 micro-batches become 49 of packs; 8 more fill and drain, an update and the host come on top.
+    assert found["accumulation: micro-batches of an update"]["packed"] == "49"
+    seconds = [pipe.step(number, parameters).seconds for pipe, number in ((packed, 49), (unpacked, 96))]
+    run = found["sequences/s of all replicas"]
+    assert run["ratio"] == pytest.approx(49 * 1.995 / seconds[0] / (96 / seconds[1]))
+    assert run["packed"] == f"{49 * 2 * 4 * 1.995 / seconds[0]:,.0f}" and run["lower"] < run["ratio"] < run["upper"]
+    days = found[f"days of the run, {config.run.steps:,} updates"]
+    assert days["packed"] == pytest.approx(config.run.steps * seconds[0] / 86400)
+    assert days["unpacked"] == pytest.approx(config.run.steps * seconds[1] / 86400)
+    assert run["ratio"] < kernel["ratio"]  # short accumulation eats some of it
+
+
+def test_shares_add_up_to_what_is_no_micro_batch(made):
+    comparison, _, table = made
+    parameters, packed = comparison.calibration.parameters, comparison.packed(3)
+    step = packed.step(49, parameters)
+    parts = headline.shares(step, packed)
+    assert sum(parts.values()) == pytest.approx(1 - packed.target.seconds(49 * step.pipeline_cycle) / step.seconds)
+    found = rows(table)
+    for name, share in parts.items():
+        row = found[f"% of an update: {name}"]
+        assert row["packed"] == pytest.approx(100 * share) and row["packed"] > row["unpacked"]
+
+
+def test_what_to_change_brings_it_nearer_to_the_kernel(made):
+    comparison, config, _ = made
+    works = ((comparison.packed(3), 49, 1.995), (comparison.unpacked, 96, 1.0))
+    parameters = comparison.calibration.parameters
+    now, longer, more = (
+        headline._ratio(works, **options)(parameters) for options in ({}, {"times": 4}, {"instances": 4})
+    )
+    kernel = 1.995 / (1 + comparison.pipeline_overhead(3).calibrated)
+    assert now < longer < kernel * 1.001 and now < more
+
+
+def test_what_does_not_fit_gets_no_rate(made):
+    comparison, config, _ = made
+    table = headline.headline(comparison, config, 3, 1.995, "IPU 1 is too full")
+    assert "IPU 1 is too full" in table.notes and not any("sequences/s" in row["what"] for row in table.rows)
+    assert not any("days" in row["what"] for row in table.rows)
