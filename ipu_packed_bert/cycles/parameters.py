@@ -41,12 +41,15 @@ class Parameters:
         )
         return calls * vertices.REARRANGE_CALL + other * self.layout + cost.square_bytes * square
 
+    def product_cycles(self, cost: Cost) -> Any:
+        """Of a cost's products, without the factor."""
+        batched = self.batched * (cost.batched + (self.wide - 1.0) * cost.wide)
+        return self.products * (cost.matmul - cost.batched) + batched
+
     def cycles(self, cost: Cost) -> Any:
         """All of a cost, with the factor."""
-        batched = self.batched * (cost.batched + (self.wide - 1.0) * cost.wide)
         return self.factor * (
-            self.products * (cost.matmul - cost.batched)
-            + batched
+            self.product_cycles(cost)
             + cost.vertices
             + self.exchange * cost.exchange
             + self.sync * cost.sync

@@ -28,7 +28,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Container, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, List, Optional, Sequence, Set, Tuple
 
 from ipu_packed_bert.config import Config, config_from_tree, load_config
 from ipu_packed_bert.configurations import FOLDER, config_file
@@ -387,12 +387,11 @@ class OverheadReport:
             number = max(1, -(-each.packs_per_step // packs))
             pipelines.append((self.machine_of(config).pipeline(config), number, number * packs))
 
-        def overhead(parameters: Parameters) -> float:
+        def overhead(parameters: Parameters) -> Any:
             packed, unpacked = (line.step(number, parameters).cycles / packs for line, number, packs in pipelines)
             return packed / unpacked - 1.0
 
-        fitted = self.calibration
-        return overhead(fitted.lower), overhead(fitted.parameters), overhead(fitted.upper)
+        return self.calibration.interval(overhead)
 
     def _measured(
         self,

@@ -17,6 +17,7 @@ from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.calibration import Calibration, Observation, ideal_cycles
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.cycles.points import Point
+from ipu_packed_bert.cycles.uncertainty import Interval
 from ipu_packed_bert.cycles.workload import Machine, engine_arrangement, shape_of
 from ipu_packed_bert.report import popvision, sources, tables
 from ipu_packed_bert.report.ipu_bundle import KIND, read_bundle
@@ -219,7 +220,6 @@ def micro_batches_of(found: Measured, config: Config) -> int:
 def beside(found: Measured, config: Config, pipeline: Pipeline, calibration: Calibration) -> Table:
     """Measured and predicted cycles of an update, of each IPU and of each class of operator."""
     number = micro_batches_of(found, config)
-    parameters = (calibration.lower, calibration.parameters, calibration.upper)
     rows: List[Dict[str, Any]] = []
 
     def add(what: str, kind: str, measured: float, predicted: Tuple[float, float, float]) -> None:
@@ -237,21 +237,25 @@ def beside(found: Measured, config: Config, pipeline: Pipeline, calibration: Cal
         )
 
     if found.cycles is not None:
-        low, middle, high = (pipeline.step(number, each).cycles for each in parameters)
-        add("update", "", found.cycles, (low, middle, high))
-    expected = [model_work(pipeline, number, each) for each in parameters]
+        add("update", "", found.cycles, calibration.interval(lambda each: pipeline.step(number, each).cycles))
+
+    def expected(ipu: int, kind: Optional[str] = None) -> Interval:
+        def cycles(each: Parameters) -> Any:
+            work = model_work(pipeline, number, each)[ipu]
+            return (work["cycles"] if kind is None else work["classes"].get(kind, 0.0)) + 0.0 * each.factor
+
+        return calibration.interval(cycles)
+
     for work in found.work:
         if work.ipu >= len(pipeline.ipus):
             raise ValueError(
                 f"{found.detail}: has IPU {work.ipu}, {config.path} {len(pipeline.ipus)} IPUs a replica; compare runs "
                 "of the same pod"
             )
-        here = [each[work.ipu] for each in expected]
-        add(f"IPU {work.ipu}", "all", work.cycles, (here[0]["cycles"], here[1]["cycles"], here[2]["cycles"]))
+        add(f"IPU {work.ipu}", "all", work.cycles, expected(work.ipu))
         for kind in popvision.CLASSES:
             if kind in work.classes:
-                three = [each["classes"].get(kind, 0.0) for each in here]
-                add(f"IPU {work.ipu}", kind, work.classes[kind], (three[0], three[1], three[2]))
+                add(f"IPU {work.ipu}", kind, work.classes[kind], expected(work.ipu, kind))
     notes = [f"{found.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update."]
     if found.spread is not None and found.cycles is not None:
         notes.append(
@@ -302,17 +306,17 @@ def model_work(pipeline: Pipeline, micro_batches: int, parameters: Parameters) -
     for ipu, once in zip(pipeline.ipus, pipeline.updates):
         cost = ipu.total * float(micro_batches) + once.cost
         classes = {
-            popvision.PRODUCTS: cost.matmul,
+            popvision.PRODUCTS: parameters.product_cycles(cost),
             popvision.COMPUTE: cost.vertices,
-            popvision.REARRANGEMENTS: cost.layout_cycles(parameters.layout),
-            popvision.EXCHANGE: cost.exchange,
-            popvision.SYNC: cost.sync,
+            popvision.REARRANGEMENTS: parameters.layout_cycles(cost),
+            popvision.EXCHANGE: parameters.exchange * cost.exchange,
+            popvision.SYNC: parameters.sync * cost.sync,
         }
         classes = {name: parameters.factor * cycles for name, cycles in classes.items()}
         leaving = target.link_cycles(sum(ipu.link_bytes.values()))
         update = pipeline.ipu_update(ipu.number, parameters)
         summed = update.links + update.gateways + update.steps
-        classes[popvision.LINKS] = micro_batches * leaving + summed * target.clock_hz
+        classes[popvision.LINKS] = parameters.links * micro_batches * leaving + summed * target.clock_hz
         classes[popvision.HOST] = update.streaming * target.clock_hz
         found.append({"ipu": ipu.number, "cycles": sum(classes.values()), "classes": classes})
     return found
