@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from ipu_packed_bert.train import Outcome
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PLACES = {
     "Checkpoint": "checkpoint",
