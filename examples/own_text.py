@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Optional, Sequence
 
 from ipu_packed_bert import config_file, export_run
 from ipu_packed_bert.commands import pretrain
 from pack_data import BuildOptions, build
+from pack_data.command import run_main
 
 
-def main() -> None:
+def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--text", default="embedded", help="texts, each file a document; or a JSONL file; default: Python's"
@@ -26,19 +28,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="weight updates")
     parser.add_argument("--sentence", default="The function returns a [MASK] of strings.")
     parser.add_argument("--out", type=Path, default=Path("own_text"), help="folder for all that is made")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     data, run, exported = (str(options.out / name) for name in ("data", "run", "hugging_face"))
 
     # Pieces of the text in rows of --slots tokens, at most three in a row.
-    build(
-        BuildOptions(
-            data,
-            corpus=options.text,
-            vocabulary_size=options.words,
-            max_sequence_length=options.slots,
-            duplication_factor=1,
-        )
-    ).close()
+    sizes = {"vocabulary_size": options.words, "max_sequence_length": options.slots, "duplication_factor": 1}
+    build(BuildOptions(data, corpus=options.text, **sizes)).close()
 
     changed = ["batch.micro_batch=16", "batch.gradient_accumulation=1", "run.evaluate_every=0"]
     changed += [f"optimizer.schedule_steps={options.steps}"]
@@ -56,4 +51,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_main(main))

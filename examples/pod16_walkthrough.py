@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Optional, Sequence
 
 from ipu_packed_bert import config_file, load_config
 from ipu_packed_bert.commands import plan, pretrain
 from ipu_packed_bert.report import command as report
 from pack_data import BuildOptions, LengthHistogram, build, get_packer
+from pack_data.command import run_main
 
 
-def main() -> None:
+def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="packed_phase2_pod16", help="a configuration's name, or a file")
     parser.add_argument("--sequences", type=int, default=40_000, help="of the stand-in data; an update takes 16,384")
     parser.add_argument("--out", type=Path, default=Path("pod16"), help="folder for the stand-in data and the program")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     config = ["--config", str(config_file(options.config))]
     depth = load_config(config[1]).data.max_sequences_per_pack
 
@@ -53,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_main(main))

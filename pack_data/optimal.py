@@ -182,7 +182,7 @@ def _by_programme(
     shown = False if progress is None and len(lengths) <= _QUICK else progress
     with _Progress(histogram.sequences, shown, until) as bar, contextlib.suppress(_TimeIsUp):
         relaxation = relax(lengths, counts[lengths], S, depth, incumbent=_number(packs), progress=bar.programme)
-        bar.prices = relaxation.prices
+        bar.keep(relaxation.bound, relaxation.prices)
         packs = _fewer(packs, relaxation, counts, depth, bar)
         gap = _number(packs) - _target(relaxation)
         if not relaxation.exact and gap > 2 and len(lengths) > _QUICK:  # the full programme takes a minute or more
@@ -194,8 +194,7 @@ def _by_programme(
             full = relax(
                 lengths, counts[lengths], S, depth, incumbent=_number(packs), exact=True, progress=bar.programme
             )
-            relaxation = full if full.bound > relaxation.bound else relaxation
-            bar.prices = relaxation.prices
+            bar.keep(full.bound, full.prices)
             packs = _fewer(packs, full, counts, depth, bar)
     found = found._replace(packs=packs)
     return found if bar.prices is None else found.proved_by(histogram, limit, bar.prices)
@@ -220,7 +219,7 @@ def _on_knots(
     with _Progress(histogram.sequences, shown, until) as bar, contextlib.suppress(_TimeIsUp):
         programme = Programme(lengths, counts[lengths], S, depth)
         programme.solve_on(np.union1d(near - 1, len(lengths) - near), bar.programme)
-        bar.prices = programme.prices
+        bar.keep(programme.bound, programme.prices)
     return found if bar.prices is None else found.proved_by(histogram, limit, bar.prices).mended(depth, until)
 
 
@@ -256,9 +255,13 @@ class _Progress:
     def __exit__(self, *_: Any) -> None:
         self._bar.close()
 
-    def programme(self, value: float, bound: float, prices: np.ndarray) -> None:
+    def keep(self, bound: float, prices: np.ndarray) -> None:
+        """Keeps the prices of the highest bound."""
         if self.prices is None or bound > self._bound:
             self.prices, self._bound = prices, bound
+
+    def programme(self, value: float, bound: float, prices: np.ndarray) -> None:
+        self.keep(bound, prices)
         self._bar.set_postfix_str(f"bound {bound:,.1f}, programme {value:,.1f} packs")
         self._check()
 

@@ -108,6 +108,8 @@ class Browser:
             text=True,
             timeout=120,
         )
+        if not done.stdout.strip():
+            raise OSError("it ended without a document")
         said = [line for line in done.stderr.splitlines() if "CONSOLE" in line.upper()]
         return done.stdout, said
 

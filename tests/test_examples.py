@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -22,12 +23,13 @@ NEEDS = {"plain_loop": ["transformers"], "hf_trainer": ["accelerate", "datasets"
 NOTEBOOK = EXAMPLES / "paper_in_an_hour.ipynb"
 
 
-def run_here(name, monkeypatch, *arguments):
-    """What an example prints, run in this process as a script is."""
+def run_here(name, monkeypatch, *arguments, status=0):
+    """What an example prints, run in this process as a script is; it ends with this exit status."""
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
     printed = io.StringIO()
-    with redirect_stdout(printed):
+    with redirect_stdout(printed), pytest.raises(SystemExit) as ended:
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert ended.value.code == status
     return printed.getvalue()
 
 
@@ -81,6 +83,17 @@ def test_own_text_is_trained_in_two_parts_and_fills_in_a_word(tmp_path, monkeypa
     assert len(answers) == 5 and all(text.endswith("of the model") for _, text in answers)
 
 
+@pytest.mark.parametrize(
+    "name, mistake, named",
+    [("own_text", ["--text", "missing"], "missing"), ("pod16_walkthrough", ["--config", "none.yml"], "none.yml")],
+)
+def test_a_mistake_is_one_line(name, mistake, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run_here(name, monkeypatch, *mistake, status=2)
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and named in said
+
+
 SMALL_IPUS = """
 data: {directory: data, max_sequence_length: 512, max_predictions_per_sequence: 76, max_sequences_per_pack: 3}
 model: {vocabulary_size: 30522, hidden_size: 16, num_layers: 2, num_heads: 2, intermediate_size: 32}
@@ -113,9 +126,10 @@ def code_of(notebook):
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def test_the_notebook_runs(monkeypatch):
+def test_the_notebook_runs(tmp_path, monkeypatch):
     """Every code cell in order, in one namespace; its own assertions hold."""
     monkeypatch.setenv("QUICK", "1")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # its folder stays behind
     space = {"__name__": "__main__"}
     with redirect_stdout(io.StringIO()):
         for cell in code_of(json.loads(NOTEBOOK.read_text(encoding="utf-8"))):

@@ -25,7 +25,7 @@ from ipu_packed_bert.experiments.texts import encode, text_sets
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import switch
 from ipu_packed_bert.padding_free.collators import Batches, Inputs, PaddingCollator, PaddingFreeCollator
-from ipu_packed_bert.padding_free.models import new_llama
+from ipu_packed_bert.padding_free.models import heads_of, new_llama
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.command import ArgumentParser, count_from_zero, counted, positive_int, run_main
@@ -95,10 +95,6 @@ def model_of(setup: Setup, positions: int) -> Any:
         hidden_size=setup.hidden_size, layers=setup.layers, vocabulary_size=setup.vocabulary, positions=positions
     )
     return model.to(setup.device)
-
-
-def _heads(setup: Setup) -> int:
-    return max(1, setup.hidden_size // 64)
 
 
 def seconds_of(work: Callable[[], Any], device: str) -> float:
@@ -252,7 +248,7 @@ def _refuse(rows: Sequence[int], setup: Setup) -> None:
     """Raises ValueError for sizes that no Llama has, and for a device that is not here."""
     if min(rows) < 2:
         raise ValueError(f"--rows {min(rows)}: a row of one token predicts nothing; give at least 2")
-    heads = _heads(setup)
+    heads = heads_of(setup.hidden_size)
     if setup.hidden_size % (2 * heads):
         raise ValueError(
             f"--hidden {setup.hidden_size}: must be a multiple of {2 * heads}, for {counted(heads, 'head')}"

@@ -88,6 +88,11 @@ class HeatMap(NamedTuple):
     down: str  # what the rows are
     notes: Tuple[str, ...] = ()
 
+    def shades(self) -> List[Values]:
+        """How dark each cell is, from 0 to 1: the square root shows small differences between small values."""
+        most = max([value for row in self.values for value in row if value is not None and value > 0], default=1.0)
+        return [tuple(None if each is None else (max(0.0, each) / most) ** 0.5 for each in row) for row in self.values]
+
 
 class Tile(NamedTuple):
     """A rectangle from (left, top) to (right, bottom), of the series with this number."""
@@ -126,7 +131,11 @@ def names_of(pictures: Sequence[Picture]) -> List[str]:
     found: List[str] = []
     for picture in pictures:
         name = re.sub("[^a-z0-9]+", "_", picture.title.lower()).strip("_")[:60]
-        found.append(name if name not in found else f"{name}_{len(found) + 1}")
+        number, free = len(found), name
+        while free in found:
+            number += 1
+            free = f"{name}_{number}"
+        found.append(free)
     return found
 
 

@@ -146,9 +146,7 @@ def _lines(axes: Any, lines: Lines) -> None:
 
 
 def _heat_map(axes: Any, heat: HeatMap) -> None:
-    found = [value for row in heat.values for value in row if value is not None]
-    most = max(found, default=0.0) or 1.0
-    shades = [[float("nan") if value is None else (value / most) ** 0.5 for value in row] for row in heat.values]
+    shades = [[float("nan") if shade is None else shade for shade in row] for row in heat.shades()]
     axes.imshow(shades, cmap="Blues", vmin=0.0, vmax=1.25, aspect="auto")
     for down, row in enumerate(heat.values):
         for along, value in enumerate(row):

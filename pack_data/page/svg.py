@@ -337,16 +337,13 @@ def _heat_map(drawing: _Drawing, heat: HeatMap) -> None:
     left, top = widest + 34, drawing.top + 4
     wide = min(96.0, (WIDTH - 12 - left) / max(1, len(heat.columns)))
     high = 26.0
-    found = [value for row in heat.values for value in row if value is not None]
-    most = max(found, default=0.0) or 1.0
-    for down, (name, row) in enumerate(zip(heat.rows, heat.values)):
+    for down, (name, row, shades) in enumerate(zip(heat.rows, heat.values, heat.shades())):
         y = top + down * high
         drawing.text(left - 6, y + high / 2 + 4, _fits(name, 260), anchor="end")
-        for along, value in enumerate(row):
-            if value is None:
+        for along, (value, shade) in enumerate(zip(row, shades)):
+            if value is None or shade is None:
                 continue
-            # The square root shows small differences between small values.
-            share = 0.04 + 0.96 * max(0.0, value / most) ** 0.5
+            share = 0.04 + 0.96 * shade
             x = left + along * wide
             words = format(value, heat.form)
             about = f"{name}, {heat.columns[along]}: {words}"

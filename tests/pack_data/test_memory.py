@@ -33,7 +33,7 @@ kept = keep_buffers()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 faults = []
-for _ in range(2):
+for _ in range(6):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     buffer = libc.malloc(96 * 2**20)
     ctypes.memset(buffer, 1, 96 * 2**20)
@@ -45,10 +45,11 @@ print(kept, *faults)
 
 def test_a_buffer_is_used_again_without_new_pages():
     finished = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, check=True)
-    kept, first, second = finished.stdout.split()
+    kept, first, *later = finished.stdout.split()
     if kept == "False":
         pytest.skip("this C library is not glibc")
-    assert int(first) > 40 and int(second) < int(first) / 10
+    # The least of them: the system may take pages from a process, or move them, at any time.
+    assert int(first) > 40 and min(map(int, later)) < int(first) / 10
 
 
 def test_a_system_that_does_not_tell(monkeypatch):

@@ -172,6 +172,14 @@ def test_a_programme_cut_short_leaves_its_bound(monkeypatch):
     assert prove(cut).lower_bound == cut.lower_bound > plain
 
 
+def test_prices_that_prove_less_do_not_replace_those_that_prove_more():
+    with optimal._Progress(1, False, np.inf) as bar:
+        bar.programme(9.0, 5.0, np.array([1.0]))
+        bar.keep(7.0, np.array([2.0]))  # of the first programme, as it ends
+        bar.programme(9.0, 6.0, np.array([3.0]))  # of the second one, which time may cut short
+        assert bar.prices.tolist() == [2.0]
+
+
 def test_the_longest_are_priced_by_the_shortest_that_are_there():
     # A sequence of nearly a whole row takes two of the shortest, of which there are few. Plain prices take them for
     # granted; prices on knots do not.

@@ -3,7 +3,7 @@
 import pytest
 
 from pack_data.page import figures
-from pack_data.page.charts import Axis, Bars, Series, names_of
+from pack_data.page.charts import Axis, Bars, HeatMap, Series, names_of
 from pack_data.page.svg import standalone
 from tests.pack_data.page.test_page import PICTURES
 
@@ -53,3 +53,13 @@ def test_svg_files_need_no_package(tmp_path, monkeypatch):
 def test_long_titles_have_names_of_their_own():
     long = [PICTURES[0]._replace(title="x" * 70 + end) for end in "abc"]
     assert len(set(names_of(long))) == 3
+    alike = [PICTURES[0]._replace(title=title) for title in ("x", "x 3", "X", "X 3")]
+    assert len(set(names_of(alike))) == 4
+
+
+def test_a_heat_map_takes_values_below_0(axes, tmp_path):
+    heat = HeatMap("h", ("r",), ("2", "3", "4"), ((-1.0, None, 4.0),), ".1f", "depth", "packer")
+    figures.write(heat, tmp_path / "heat.png")
+    (image,) = axes[0].images
+    assert image.get_array().filled(-9.0).tolist() == [[0.0, -9.0, 1.0]]
+    assert heat._replace(values=((-1.0, -2.0),)).shades() == [(0.0, 0.0)]
