@@ -445,12 +445,17 @@ def host_lines(made: RunPlan) -> List[str]:
 
 
 def ipu_lines(made: RunPlan) -> List[str]:
-    config, placement, engine = made.config, made.placement, made.config.engine
+    return [*device_lines(made), "", *memory_lines(made)]
+
+
+def device_lines(made: RunPlan) -> List[str]:
+    """The mask, the IPUs and the pipeline."""
+    config, placement = made.config, made.placement
     stages = placement.stages
     waiting = ""
     if made.idle_share is not None:
         waiting = f", waiting {made.idle_share:.1%} of the time while it fills and drains"
-    text = [
+    return [
         f"  mask      {_mask_words(made)}",
         f"  devices   {config.placement.replicas} replica{_s(config.placement.replicas)} of {placement.ipus}"
         f" IPU{_s(placement.ipus)} = {config.ipus} IPU{_s(config.ipus)}, {_machine(config)}",
@@ -460,8 +465,12 @@ def ipu_lines(made: RunPlan) -> List[str]:
             if len(stages) > 1
             else ", no pipeline"
         ),
-        "",
     ]
+
+
+def memory_lines(made: RunPlan, *, narrow: bool = False) -> List[str]:
+    """The table of what each IPU holds. narrow: for 110 columns, without blocks, parameters and the bar."""
+    config, engine = made.config, made.config.engine
     rows = [["IPU", "blocks", "parameters", *MEMORY_PARTS, "together", "KiB/tile", "of it"]]
     for memory in made.memory:
         rows.append(
@@ -475,19 +484,18 @@ def ipu_lines(made: RunPlan) -> List[str]:
                 f"{memory.share:.0%} {_bar(memory.share)}",
             ]
         )
-    return (
-        text
-        + text_table(rows, left={1, len(rows[0]) - 1}, indent="  ")
-        + [
-            f"  MiB of {IPU_BYTES / MIB:,.0f} ({MK2.memory_per_tile // 1024} KiB x {MK2.tiles:,} tiles); computed."
-            f" {CODE_WORDS}.",
-            "  Optimiser state is "
-            + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")
-            + (", shared out among the replicas" if config.placement.replicated_tensor_sharding else "")
-            + "; layers are "
-            + ("recomputed from their checkpoints." if engine.recomputes(ipus=True) else "kept whole."),
-        ]
-    )
+    if narrow:
+        rows = [[row[0], *row[3:-1], row[-1].split()[0] if row is not rows[0] else row[-1]] for row in rows]
+    left = () if narrow else (1, len(rows[0]) - 1)
+    return text_table(rows, left=left, indent="  ") + [
+        f"  MiB of {IPU_BYTES / MIB:,.0f} ({MK2.memory_per_tile // 1024} KiB x {MK2.tiles:,} tiles); computed."
+        f" {CODE_WORDS}.",
+        "  Optimiser state is "
+        + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")
+        + (", shared out among the replicas" if config.placement.replicated_tensor_sharding else "")
+        + "; layers are "
+        + ("recomputed from their checkpoints." if engine.recomputes(ipus=True) else "kept whole."),
+    ]
 
 
 def _machine(config: Config) -> str:

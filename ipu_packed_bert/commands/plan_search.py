@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -22,9 +23,10 @@ from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import cache_folder
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.plan import CODE_WORDS, FULLEST_PUBLISHED, ipu_lines
+from ipu_packed_bert.plan import CODE_WORDS, FULLEST_PUBLISHED, device_lines, memory_lines
 from ipu_packed_bert.report.packings import packed_factor
 from ipu_packed_bert.report.search import DEPTHS, Found, Outcome, Progress, Search, choice_of
+from ipu_packed_bert.report.tables import WIDTH
 from ipu_packed_bert.settings import ConfigError, as_tree
 from pack_data.command import ArgumentParser, check_output, positive_int
 from pack_data.files import write_atomically
@@ -134,11 +136,12 @@ class Factors:
 
 
 def page(base: Config, found: Outcome, factors: Factors, *, ipus: int, best: int) -> List[str]:
+    """At most `WIDTH` columns."""
     machine = TARGETS[base.placement.machine]
+    failed = f"{found.tried:,} plans in {found.seconds:.1f} s, {found.tried - sum(found.failures.values()):,} fit"
     text = [
         f"{base.name} on {ipus} IPUs ({machine.name}, {machine.clock_hz / 1e9:.2f} GHz): the fastest plans that fit",
-        f"{found.tried:,} plans in {found.seconds:.1f} s, {found.tried - sum(found.failures.values()):,} fit; the"
-        " others:",
+        failed + ("; the others:" if found.failures else ""),
         *(f"  {number:5,}  {why}" for why, number in sorted(found.failures.items(), key=lambda item: -item[1])),
         "",
     ]
@@ -147,31 +150,40 @@ def page(base: Config, found: Outcome, factors: Factors, *, ipus: int, best: int
     ]
     if not shown:
         return text + ["no plan fits: more IPUs, a shorter data.max_sequence_length or a smaller model"]
-    head = ["plan", "IPUs", "layers", "packs", "room %", "mask", "depth", "recompute", "parts", "tile %"]
-    rows = [[*head, "seq/s", "at least", "at most", "days", "ratio"]]
-    first = shown[0][1]
+    rows = [["plan", "IPUs", "layers", "packs", "room %", "mask", "depth", "recompute", "parts", "tile %"]]
+    text += text_table(rows + [[name, *settings(each)] for name, each in shown], left={0, 1, 2, 4, 5})
+    rows = [["plan", "sequences/s", "days", "ratio"]]
     for name, each in shown:
-        rows.append([name, *cells(each), f"{each.rate / first.rate:.3f}"])
-    text += text_table(rows, left={0, 1, 2, 4, 5})
-    text += [
+        rate = f"{each.rate:,.0f}, {each.rate_lower:,.0f} to {each.rate_upper:,.0f}"
+        rows.append([name, rate, f"{each.days:.3f}", f"{each.rate / shown[0][1].rate:.3f}"])
+    text += ["", *text_table(rows)]
+    top = found.best[0]
+    factor = factors(top.config.data.packer, top.config.data.max_sequences_per_pack)
+    lines = [
         "  packs: in a micro-batch. room: what products may take of an IPU. parts: of the vocabulary projection.",
         f"  tile: the fullest one's counted memory; a plan fits up to {FULLEST_PUBLISHED:.0%}, as the published ones.",
         f"  {CODE_WORDS}.",
-        "  Computed by the cycle model, nothing is measured; plans that differ by less than its error are equal.",
+        "  Predicted by the cycle model, nothing is measured; plans that differ by less than its error are equal.",
         "",
         *hand_tuned(found),
-    ]
-    top = found.best[0]
-    factor = factors(top.config.data.packer, top.config.data.max_sequences_per_pack)
-    return [
-        *text,
         f"Plan 1: an update of {top.made.update.packs:,} packs"  # type: ignore[union-attr]
         f" at {factor.value:.3f} sequences a pack ({factor.source})",
-        *ipu_lines(top.made),
+        *device_lines(top.made),
+        "",
+        *memory_lines(top.made, narrow=True),
     ]
+    return text + [part for line in lines for part in folded(line)]
 
 
-def cells(found: Found) -> List[str]:
+def folded(line: str) -> List[str]:
+    """A line of at most `WIDTH` columns as it is, a longer one of words on several."""
+    if len(line) <= WIDTH:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent + "  " * bool(indent))
+
+
+def settings(found: Found) -> List[str]:
     choice, placement = choice_of(found.config), found.config.placement
     return [
         f"{placement.replicas} x {placement.ipus_per_replica}",
@@ -183,10 +195,6 @@ def cells(found: Found) -> List[str]:
         "yes" if choice.recompute else "no",
         str(choice.parts),
         f"{100 * found.made.fullest:.0f}",
-        f"{found.rate:,.0f}",
-        f"{found.rate_lower:,.0f}",
-        f"{found.rate_upper:,.0f}",
-        f"{found.days:.2f}",
     ]
 
 

@@ -14,6 +14,7 @@ from ipu_packed_bert.configurations import FOLDER
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.plan import FULLEST_PUBLISHED, plan
 from ipu_packed_bert.report import command, search
+from ipu_packed_bert.report.tables import WIDTH
 from pack_data.command import run_main
 from pack_data.lengths.factors import PackingFactor
 
@@ -162,7 +163,7 @@ def test_the_command(tmp_path, cycle_cache, monkeypatch, capsys):
     assert max(rates) == rates[0] and first["fullest_tile"] <= FULLEST_PUBLISHED
     assert run_main(plan_command.main, [*options, "--best", "2"]) == 0
     page = capsys.readouterr().out
-    assert f"{rates[0]:,.0f}" in page and all(len(line) <= 160 for line in page.splitlines())
+    assert f"{rates[0]:,.0f}" in page and all(len(line) <= WIDTH for line in page.splitlines())
     assert run_main(command.main, ["--config", str(file), "--per-ipu", "--packing-factor", "1.5", "--json"]) == 0
     cycles, memory = json.loads(capsys.readouterr().out)["tables"]
     assert f"{rates[0]:,.0f} sequences/s" in cycles["notes"][1]
