@@ -100,7 +100,8 @@ class Browser:
         self._program = shutil.which("chromium")
 
     def _run(self, page: Path) -> Tuple[str, List[str]]:
-        profile = self._folder / "profile"
+        # A profile of its own: a process of the start before may still hold the former one's lock.
+        profile = self._folder / f"profile-{page.stem}"
         options = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --enable-logging=stderr --dump-dom"
         done = subprocess.run(
             [self._program, *options.split(), f"--user-data-dir={profile}", page.as_uri()],
@@ -117,14 +118,20 @@ class Browser:
         """The document as it is after its script has run, and what its console said."""
         if self._program is None:
             pytest.skip("no chromium on the path")
-        page = self._folder / "page.html"
+        page = self._folder / "control.html"
         try:
             # Where the console of a page that complains stays empty, an empty one means nothing.
             page.write_text("<p id=control>there</p><script>console.error('complaint')</script>")
             document, said = self._run(page)
             if "there" not in document or not any("complaint" in line for line in said):
                 pytest.skip("chromium does not start here")
+            page = self._folder / "opened.html"
             page.write_text(text, encoding="utf-8")
-            return self._run(page)
+            document, said = self._run(page)
+            if (
+                "</html>" not in document
+            ):  # of whatever it has read: a browser that ended before says nothing of the page
+                pytest.skip("chromium ended before it had the page")
+            return document, said
         except (OSError, subprocess.TimeoutExpired) as error:
             pytest.skip(f"chromium does not start here: {type(error).__name__}")

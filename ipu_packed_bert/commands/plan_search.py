@@ -249,9 +249,17 @@ def as_json(found: Outcome, best: int) -> Dict[str, Any]:
 
 
 def command_line(args: Any) -> str:
+    """The command that finds the plan again: every option that decides it."""
     words = ["packed-bert", "plan", "--search", "--config", Path(args.config).name]
     words += [word for each in args.overrides for word in ("--set", each)]
-    words += ["--ipus", str(args.ipus)] * (args.ipus is not None)
+    for option, value in (
+        ("--ipus", args.ipus),
+        ("--packing-factor", args.packing_factor),
+        ("--histogram", args.histogram),
+        ("--synthetic", args.synthetic),
+        ("--max-sequence-length", args.max_sequence_length),
+    ):
+        words += [] if value is None else [option, str(value)]
     return " ".join(map(shlex.quote, words))
 
 

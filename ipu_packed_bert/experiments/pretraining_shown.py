@@ -111,6 +111,8 @@ class Shown:
 
     def rules(self) -> Dict[str, List[str]]:
         """The finished runs of each rule of section 3.3; empty without those at other p than the packing factor."""
+        if not self.seeds(REFERENCE):
+            return {}
         found = {words: [name for name in names if self.seeds(name)] for words, names in RULES.items()}
         return {words: names for words, names in found.items() if len(names) > 2}
 
@@ -125,20 +127,25 @@ class Shown:
         rules = self.rules()
         if not rules:
             return ""
-        most = max(rules.values(), key=len)
+        # A column for each size of the updates that some rule has a finished run of; another rule may lack it.
+        columns = [names for names in list(zip(*(RULES[words] for words in rules)))[1:] if any(map(self.seeds, names))]
         lines = []
-        for words, names in rules.items():
-            cells = []
-            for name in names[1:]:
-                interval = self.against(name, REFERENCE)
-                cells.append(
-                    "" if interval is None else f"{interval.mean:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
-                )
-            lines.append([words, *cells, *[""] * (len(most) - len(names))])
+        for number, words in enumerate(rules):
+            found = [self.against(names[number], REFERENCE) for names in columns]
+            lines.append(
+                [
+                    words,
+                    *(
+                        "" if each is None else f"{each.mean:+.2f} ({each.low:+.2f} to {each.high:+.2f})"
+                        for each in found
+                    ),
+                ]
+            )
+        heads = [f"p = {self.p(next(filter(self.seeds, names))):.1f}" for names in columns]
         return (
             "\nHow far the rules of section 3.3 carry: loss against unpacked, p times the sequences in 1 / p of the "
             "updates.\nAccumulation / p has the updates of p = 1, whatever p is.\n\n"
-            + tables.markdown(["rule", *(f"p = {self.p(name):.1f}" for name in most[1:])], lines)
+            + tables.markdown(["rule", *heads], lines)
         )
 
     def table(self) -> str:
@@ -243,9 +250,10 @@ class Shown:
             f"margin, a quarter of what removing the mask costs\n(measured on other seeds). The most frequent answers "
             f"without a model stand at {apart:+.2f} nats.",
         )
-        if self.rules():
+        rules = self._rules_panel()
+        if rules.curves:
             paths.append(Path(folder) / f"{stem}rules.png")
-            pictures.draw([self._rules_panel()], paths[-1], caption=self._caption())
+            pictures.draw([rules], paths[-1], caption=self._caption())
         return paths
 
     def _rules_panel(self):
@@ -254,6 +262,8 @@ class Shown:
         curves = []
         for words, names in self.rules().items():
             seeds = [seed for seed in self.seeds(REFERENCE) if all(seed in self.seeds(name) for name in names)]
+            if not seeds:
+                continue
             lasts = [[self._cells[Cell(name, seed)][-1] for name in names] for seed in seeds]
             losses = [[row["mlm_loss"] + row["nsp_loss"] for row in rows] for rows in lasts]
             curves.append(Curve(words, np.array([[self.p(name) for name in names]] * len(seeds)), np.array(losses)))

@@ -1,6 +1,6 @@
 """What a user gets: sequences a second and days of a whole run at the configuration's own accumulation, packed and not.
 
-Beside the kernel's ratio: where packing's shorter accumulation eats its gain, and what to change.
+Beside the kernel's ratio: what packing's shorter accumulation takes of it, and what to change.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from ipu_packed_bert.report import popvision, sources, tables
 from ipu_packed_bert.report.ipu_bundle import KIND, read_bundle
 from ipu_packed_bert.report.tables import CONFIGURED, HARDWARE, MODEL, PROFILE, ReportColumn, Table, percent
 from ipu_packed_bert.run_folder import CONFIG, LOG
-from ipu_packed_bert.settings import load_yaml, parse_yaml
+from ipu_packed_bert.settings import parse_yaml
 from pack_data.decoding import Fields, read_object, shown
 
 WAY_OUT = "see docs/cycle_model.md for the format"
@@ -71,9 +71,12 @@ def _of_run(folder: Path) -> Measured:
             f"{folder / LOG}: holds seconds and no cycles; run on IPUs with engine.log_cycles=true, or measure a GPU "
             "with make gpu"
         )
-    settings = load_yaml(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    batch, placement = settings.get("batch", {}), settings.get("placement", {})
-    rows = batch.get("micro_batch", 0) * placement.get("replicas", 0)
+    settings = measurement.settings or {}
+    rows = 1
+    fields = Fields.of(settings, folder / CONFIG, f"it must be the {CONFIG} that the run wrote")
+    for section, name in (("batch", "micro_batch"), ("placement", "replicas")):
+        found = fields.optional(section, Fields.object)
+        rows *= 0 if found is None else found.optional(name, Fields.integer, least=1) or 0
     number = ceil(measurement.packs_per_step / rows) if rows else None
     low, high = measurement.spread or (measurement.per_pack, measurement.per_pack)
     packs = measurement.packs_per_step
@@ -127,7 +130,7 @@ def _of_object(fields: Fields, path: Path) -> Measured:
 def _of_table(path: Path) -> Measured:
     """ipu,class,cycles: without an IPU it is the update's, without a class all of an IPU's. `# a.b: c` is a setting."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets begin with a byte order mark
     except UnicodeDecodeError:
         raise ValueError(f"{path}: not UTF-8 text; {WAY_OUT}") from None
     settings: Dict[str, Dict[str, Any]] = {}
@@ -174,7 +177,7 @@ def _row(path: Path, number: int, line: str) -> Tuple[Optional[int], str, float]
         ipu, cycles = int(first) if first.strip() else None, float(last)
         if not 0 <= cycles < 2.0**100 or (ipu is not None and ipu < 0):
             raise ValueError
-    except ValueError:
+    except (ValueError, csv.Error):  # a NUL character is an error of csv before Python 3.11
         raise ValueError(f"{path}, line {number}: {shown(line)} is no row of cycles; {WAY_OUT}") from None
     return ipu, kind.strip(), cycles
 

@@ -15,6 +15,7 @@ from ipu_packed_bert.experiments import __main__ as command
 from ipu_packed_bert.experiments import figures, packed_runs, runner
 from ipu_packed_bert.experiments.packed_runs import SIZES, PretrainingSetup
 from ipu_packed_bert.experiments.pretraining import changed, within
+from ipu_packed_bert.experiments.pretraining_shown import Shown
 from ipu_packed_bert.experiments.pretraining_variants import VARIANTS, Variant
 from ipu_packed_bert.experiments.runner import CELLS, Cell, Runner, finished_cells
 from ipu_packed_bert.experiments.statistics import Interval, Scores, difference, verdict
@@ -233,6 +234,36 @@ def test_a_run_too_small_to_learn_says_that_it_shows_nothing(tmp_path, capsys):
     assert (out / "table.md").read_text() in text and "old" not in text and text.endswith("more\n")
     with pytest.raises(ValueError, match="each needs one block"):
         figures.page("# Evidence\n", figures.results(docs))
+
+
+def test_rules_without_all_their_runs_keep_their_columns(tmp_path):
+    """`none` has no run at depth 2: its losses stay below the p of their own updates."""
+    (tmp_path / CELLS).mkdir()
+    facts = dict(masked=[10, 10], baseline={}, sequences={}, packing_factor=3.0)
+    (tmp_path / "facts.json").write_text(json.dumps(facts))
+    (tmp_path / "settings.json").write_text("{}")
+    losses = {"unpacked": 0, "betas": 1, "betas_depth_2": 2, "betas_times_2": 3, "none": 4, "none_times_2": 5}
+    updates = {"unpacked": 60, "betas": 20, "betas_depth_2": 30, "betas_times_2": 10, "none": 20, "none_times_2": 10}
+
+    def finish(name):
+        row = dict(mlm_centinats=[1000 * losses[name]] * 2, nsp_millinats=[0, 0], held_out_data="x")
+        row.update(mlm_loss=losses[name], nsp_loss=0.0, updates=updates[name])
+        record = dict(variant=name, seed=1, seconds=1.0, rows=[row])
+        (tmp_path / CELLS / f"{name}-1.json").write_text(json.dumps(record))
+
+    for name in list(losses)[1:]:
+        finish(name)
+    assert Shown(tmp_path).rules_table() == ""  # nothing to compare with yet
+    finish("unpacked")
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in Shown(tmp_path).rules_table().splitlines()
+        if line.startswith("|")
+    ]
+    head, _, betas, none = table
+    assert head == ["rule", "p = 2.0", "p = 3.0", "p = 6.0"]
+    assert [cell.split(" ")[0] for cell in betas[1:]] == ["+2.00", "+1.00", "+3.00"]
+    assert [cell.split(" ")[0] for cell in none[1:]] == ["", "+4.00", "+5.00"]
 
 
 def test_the_page_says_what_the_committed_results_say():

@@ -191,6 +191,7 @@ def test_what_differs_is_refused_by_its_name(override, words, tmp_path, config, 
         ("x.csv", "a,b\n", "must be ipu,class,cycles"),
         ("x.csv", "ipu,class,cycles\n0,products,many\n", "line 2"),
         ("x.csv", "ipu,class,cycles\n0,products\n", "line 2"),
+        ("x.csv", "ipu,class,cycles\n0,pro\0ducts,3\n", "line 2|class 'pro"),  # before Python 3.11 csv refuses it
         ("x.csv", "# micro_batches: none\nipu,class,cycles\n,,3\n", "micro_batches is 'none'"),
         ("x.txt", "3", "is no source of cycles"),
     ],
@@ -200,6 +201,23 @@ def test_what_is_no_source_is_refused(name, text, words, tmp_path):
     with pytest.raises(ValueError, match=words) as refused:
         measured.read(tmp_path / name)
     assert name in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_a_table_of_a_spreadsheet_begins_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"\xef\xbb\xbfipu,class,cycles\r\n,,3\r\n1,products,2\r\n")
+    found = measured.read(tmp_path / "x.csv")
+    assert found.cycles == 3 and found.work == (popvision.Work(1, 2.0, {popvision.PRODUCTS: 2.0}),)
+
+
+@pytest.mark.parametrize("value, words", [(None, None), ("two", "batch.micro_batch"), ({}, "batch.micro_batch")])
+def test_a_run_with_a_damaged_configuration_is_one_line(value, words, tmp_path, config):
+    folder = as_run(tmp_path / "run", config, 100, batch__micro_batch=value)
+    if words is None:  # not stated: the configuration's own number counts
+        assert measured.read(folder).micro_batches is None
+        return
+    with pytest.raises(ValueError, match=words) as refused:
+        measured.read(folder)
+    assert "config.yml" in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
 def test_a_run_without_cycles_and_a_source_without_settings(tmp_path):

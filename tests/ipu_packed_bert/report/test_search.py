@@ -128,6 +128,13 @@ def test_what_is_written_is_what_was_found(where, tmp_path):
     assert load_config(file).without_ipus == load_config(base).without_ipus
 
 
+def test_the_command_in_the_file_has_every_option_that_decides_the_plan():
+    words = "--search --config packed_phase2_pod4 --set batch.micro_batch=2 --ipus 8 --packing-factor 1.5".split()
+    for more in (["--histogram", "squad_1_1_384", "--max-sequence-length", "384"], ["--synthetic", "uniform:n=5"], []):
+        line = plan_search.command_line(plan_search.parse([*words, *more]))
+        assert line.split() == ["packed-bert", "plan", *words, *more]
+
+
 SMALL = (
     "model.hidden_size=64",
     "model.num_heads=4",
