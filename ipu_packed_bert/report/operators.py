@@ -64,7 +64,7 @@ def block_of(entry: Entry) -> str:
 
 def plain_cycles(cost: Cost, parameters: Parameters) -> float:
     """Without rearrangements."""
-    return parameters.factor * (cost.cycles(parameters.layout) - cost.layout_cycles(parameters.layout))
+    return parameters.cycles(cost) - parameters.factor * parameters.layout_cycles(cost)
 
 
 def class_cycles(pipeline: Pipeline, parameters: Parameters) -> Dict[Tuple[str, str], float]:
@@ -73,7 +73,7 @@ def class_cycles(pipeline: Pipeline, parameters: Parameters) -> Dict[Tuple[str, 
     for ipu in pipeline.ipus:
         for times, entry in ipu.held:
             block = block_of(entry)
-            layout = parameters.factor * entry.cost.layout_cycles(parameters.layout)
+            layout = parameters.factor * parameters.layout_cycles(entry.cost)
             for kind, cycles in ((class_of(entry), plain_cycles(entry.cost, parameters)), (LAYOUT, layout)):
                 found[block, kind] = found.get((block, kind), 0.0) + times * cycles
     return found
@@ -121,7 +121,7 @@ def operators(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Cali
                     continue  # a view
                 key = (block_of(entry), entry.phase, operator_name(entry), entry.category)
                 line = lines.setdefault(key, {"calls": 0, "packed": 0.0, "unpacked": 0.0})
-                line[side] += times * parameters.factor * entry.cost.cycles(parameters.layout)
+                line[side] += times * parameters.cycles(entry.cost)
                 if side == "packed":
                     line["calls"] += times
     whole = sum(line["packed"] for line in lines.values())
@@ -198,7 +198,9 @@ def planned_products(pipeline: Pipeline, parameters: Parameters) -> List[Planned
                 both = found.setdefault((block_of(entry), entry.phase, same), [0, 0.0])
                 both[0] += calls
                 # The product alone: what else the operator does, a bias or the operands' layout, is not in `matmul`.
-                both[1] += times * parameters.factor * (entry.cost.matmul + entry.cost.exchange + entry.cost.sync)
+                alone = replace(Cost(), matmul=entry.cost.matmul, batched=entry.cost.batched, wide=entry.cost.wide)
+                alone = replace(alone, exchange=entry.cost.exchange, sync=entry.cost.sync)
+                both[1] += times * parameters.cycles(alone)
     made = [
         PlannedProduct(f"{block}, {phase}", product, int(calls), cycles)
         for (block, phase, product), (calls, cycles) in found.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ipu_packed_bert.cycles.uncertainty import INSIDE
 from ipu_packed_bert.plan import MEMORY_PARTS
 from ipu_packed_bert.report.operators import CLASSES
 from ipu_packed_bert.report.tables import Table
@@ -29,7 +30,7 @@ def _modelled(rows: Sequence[Mapping[str, Any]], key: str, lower: str = "", uppe
     """A series of the model, with its interval."""
     ends = [_numbers(rows, lower or key + "_lower"), _numbers(rows, upper or key + "_upper")]
     low, high = (tuple(None if None in pair else side(pair) for pair in zip(*ends)) for side in (min, max))
-    return Series("model, low to high", _numbers(rows, key), low, high)
+    return Series(f"model, interval of {100 * INSIDE:.0f} %", _numbers(rows, key), low, high)
 
 
 def _beside(
@@ -218,6 +219,25 @@ def _update(table: Table) -> List[Picture]:
     ]
 
 
+def _measured_beside(table: Table) -> List[Picture]:
+    """Of each IPU the measured cycles beside the model's: all that it works, then class by class."""
+    found: List[Picture] = []
+    for title, chosen in (("Measured beside predicted", True), ("Measured beside predicted, by class", False)):
+        rows = [row for row in table.rows if (row["class"] in ("", "all")) == chosen]
+        if not rows:
+            continue
+        names = tuple(row["what"] if chosen else f"{row['what']}, {row['class']}" for row in rows)
+        modelled = _modelled(
+            [{key: row[key] / _MILLION for key in ("model", "lower", "upper")} for row in rows],
+            "model",
+            "lower",
+            "upper",
+        )
+        series = (modelled, Series("measured", _numbers(rows, "measured", _MILLION)))
+        found.append(Bars(title, names, Axis("million cycles of an update"), series, across=True))
+    return found
+
+
 PICTURES: Dict[str, Callable[[Table], List[Picture]]] = {
     "table1": _table1,
     "graphs": _graphs,
@@ -232,4 +252,5 @@ PICTURES: Dict[str, Callable[[Table], List[Picture]]] = {
     "classes": _classes,
     "products": _products,
     "update": _update,
+    "measured_beside": _measured_beside,
 }

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from ipu_packed_bert.cycles import calibration
-from ipu_packed_bert.report import calibrate, command, ipu_bundle, measured, popvision
+from ipu_packed_bert.report import calibrate, command, ipu_bundle, measured, pictures, popvision
 from pack_data.command import run_main
 from tests.fakes import pva
 from tests.ipu_packed_bert.report.test_search import SMALL
@@ -139,6 +139,19 @@ def test_what_the_model_says_itself_differs_by_nothing(kind, tmp_path, config, w
         assert row["difference"] == pytest.approx(0.0, abs=1e-6) or row["model"] == 0.0
     twice = as_object(tmp_path / "twice.json", config, work, cycles, times=2.0)
     assert beside(twice)["update", ""]["difference"] == pytest.approx(100.0)
+
+
+def test_its_picture_holds_the_table(tmp_path, config, work, cycles, pipeline):
+    found = measured.read(as_object(tmp_path / "x.json", config, work, cycles))
+    table = measured.beside(found, config, pipeline, calibration.load())
+    drawn = pictures.pictures(table)
+    for key, number in (("model", 0), ("measured", 1)):
+        found = sorted(value for picture in drawn for value in picture.series[number].values)
+        assert found == pytest.approx(sorted(row[key] / 1e6 for row in table.rows))
+    update, modelled = table.rows[0], drawn[0].series[0]
+    assert 1e6 * modelled.lower[0] == pytest.approx(update["lower"])
+    assert 1e6 * modelled.upper[0] == pytest.approx(update["upper"])
+    assert len({picture.title for picture in drawn}) == len(drawn) == 2
 
 
 def test_a_run(tmp_path, config, cycles, beside):
