@@ -19,7 +19,7 @@ import sysconfig
 import warnings
 import zlib
 from functools import lru_cache
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
@@ -29,6 +29,7 @@ from pack_data.files import check_compressed, check_regular, sha256_of
 EMBEDDED = "embedded"
 # A document of more characters continues as another document, and a line of more as another line.
 LONGEST_DOCUMENT = 1 << 20
+_FIRST = 3  # lines of a text that are looked at: are they JSON?
 
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 _COMPRESSED_SUFFIXES = (".gz", ".xz")
@@ -166,9 +167,37 @@ def _json_text(line: str, json_field: str) -> str:
     return text
 
 
+def _is_json_object(line: str) -> bool:
+    if not (line.startswith("{") and line.endswith("}")):
+        return False
+    try:
+        return isinstance(json.loads(line, parse_int=lambda digits: None), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _lines_of_text(path: Path, handle: IO[str]) -> Iterator[Tuple[int, str]]:
+    """As `_lines`.  ValueError where the first lines are JSON objects, whose braces and names are no text."""
+    lines = _lines(handle)
+    head: List[Tuple[int, str]] = []
+    first: List[str] = []
+    for number, line in lines:
+        head.append((number, line))
+        if line:
+            first.append(line)
+        if len(first) == _FIRST:
+            break
+    if first and all(map(_is_json_object, first)):
+        raise ValueError(
+            f"{path}: its lines are JSON objects, but its name says text; let the name end in .jsonl (or .jsonl.gz), "
+            "or, if it is to be read as text, begin it with a line of text"
+        )
+    yield from chain(head, lines)
+
+
 def _text_documents(path: Path, handle: IO[str], separator: str, bad: BadRecords) -> Iterator[Document]:
     def good_lines() -> Iterator[Tuple[int, str]]:
-        for number, line in _lines(handle):
+        for number, line in _lines_of_text(path, handle):
             problem = _not_text(line)
             if problem:
                 bad.add(Origin(str(path), number, "line"), problem)

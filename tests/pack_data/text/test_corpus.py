@@ -130,6 +130,27 @@ def test_what_is_not_there_or_no_text_is_an_error(tmp_path):
         list(documents(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.json.bak", "a.txt.gz"])
+@pytest.mark.parametrize("separator", ["file", "blank-line"])
+@pytest.mark.parametrize("lines", [1, 2, 5])
+def test_lines_of_json_that_the_name_does_not_tell_are_refused(tmp_path, name, separator, lines):
+    path = tmp_path / name
+    text = "\n" + '{"text": "One.", "id": 1}\n\n' * lines
+    with (gzip.open if name.endswith(".gz") else open)(path, "wt") as handle:
+        handle.write(text)
+    with pytest.raises(ValueError, match="lines are JSON objects.*jsonl") as raised:
+        list(documents(path, separator=separator))
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+    path.rename(tmp_path / "a.jsonl.gz" if name.endswith(".gz") else tmp_path / "a.jsonl")
+    assert [document.lines for document in documents(tmp_path)] == [["One."]] * lines
+
+
+@pytest.mark.parametrize("first", ["Text.", "{not JSON}", "[1, 2]", '"A word in quotes"', '{"a": ' * 9000 + "}"])
+def test_a_text_may_hold_lines_of_json(tmp_path, first):
+    (tmp_path / "a.txt").write_text(f'{first}\n{{"text": "One."}}\n')
+    assert [document.lines for document in documents(tmp_path)] == [[first, '{"text": "One."}']]
+
+
 def test_a_long_document_continues_as_the_next_and_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 100)
     words = [f"word{number}" for number in range(500)]
