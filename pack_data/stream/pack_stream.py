@@ -14,7 +14,7 @@ from pack_data.free_slots import longest_first
 from pack_data.histogram import LengthHistogram, whole_slots
 from pack_data.solver.filling import fill_exactly
 from pack_data.stream.buffer import Buffer, Round, Waiting
-from pack_data.stream.prices import Prices, on_grid, prices, solve, steps_of
+from pack_data.stream.prices import Prices, on_grid, prices, scarce_seats, solve, steps_of
 
 _FORMAT = "pack_data stream 1"
 SHARES = ("sequences", "packs")
@@ -107,7 +107,7 @@ class PackStream:
         self._buffer = Buffer(S, self.max_sequences_per_pack)
         self._steps = steps_of(S)
         self._learnt = np.zeros(int(self._steps[-1]) + 1)
-        self._prices: Optional[Prices] = None
+        self._prices: Dict[int, Prices] = {}  # by how scarce seats are; those that were needed
         self._from: Optional[Tuple[np.ndarray, np.ndarray]] = None  # counts and worth that the prices come from
         self._solving: Optional[_Solving] = None
         self._next = 0  # sequences that have arrived when the programme is solved next
@@ -188,8 +188,7 @@ class PackStream:
         """Closes packs until there is room; coming: tokens of the next sequence."""
         buffer = self._buffer
         self._learn()
-        assert self._prices is not None
-        round_ = Round(buffer, self._prices, self.buffer_sequences, self._arrived)
+        round_ = Round(buffer, self._prices_now(), self.buffer_sequences, self._arrived)
         most = self.buffer_sequences - self._room[0]
         most_tokens = self._most_tokens - max(coming, self._room[1])
         while buffer.sequences > most or buffer.tokens > max(0, most_tokens):
@@ -244,12 +243,11 @@ class PackStream:
 
     def _by_price(self) -> List[Tuple[Tuple[int, ...], int]]:
         """What waits as packs by price; it stays where it is."""
-        if self._prices is None:
+        if self._from is None:
             self._learn()
-        assert self._prices is not None
         left, counts = self._buffer.sequences, self._buffer.counts.copy()
         rests = self._buffer.rests_until.copy()
-        round_ = Round(self._buffer, self._prices, self.buffer_sequences, self._arrived)
+        round_ = Round(self._buffer, self._prices_now(), self.buffer_sequences, self._arrived)
         found = []
         while left:
             lengths = round_.pack()
@@ -277,7 +275,7 @@ class PackStream:
             counts, _, worth = self._solving
             self._take_up(counts, solve(counts, *self._limits) if worth is None else worth.result())
             self._solving = None
-        if self._prices is None:
+        if self._from is None:
             self._take_up(self._learnt.copy(), solve(self._learnt, *self._limits))
             self._next = _MORE * self._arrived
         elif self._arrived >= self._next and self._solving is None:
@@ -299,7 +297,15 @@ class PackStream:
 
     def _take_up(self, counts: np.ndarray, worth: np.ndarray) -> None:
         self._from = counts, worth
-        self._prices = prices(counts, worth, *self._limits, self.buffer_sequences)
+        self._prices = {}
+
+    def _prices_now(self) -> Prices:
+        """The prices for what waits, from the programme's."""
+        assert self._from is not None
+        scarce = scarce_seats(self._buffer.sequences, self._buffer.tokens, *self._limits)
+        if scarce not in self._prices:
+            self._prices[scarce] = prices(*self._from, *self._limits, self.buffer_sequences, scarce)
+        return self._prices[scarce]
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
@@ -383,7 +389,7 @@ class PackStream:
         buffer.settle()
         self._buffer, self._learnt, self._ready, self._waits = buffer, learnt, ready, waits
         self._taken, self._arrived, self._next = taken, arrived, following
-        self._prices = self._from = self._solving = None
+        self._prices, self._from, self._solving = {}, None, None
         if known is not None:
             self._take_up(*known)
         if solving is not None:  # no thread is begun: a worker process that gets this object would not have it

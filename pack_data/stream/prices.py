@@ -6,6 +6,10 @@ sees all sequences at once.
 
 The programme is solved on a grid of at most 256 steps, because the prices guide and need not prove anything.  Its
 prices are often equal over a wide range of lengths; then a small share of the plain price, tokens / S, decides.
+
+The programme does not see what waits. Where tokens are scarce in it and seats (sequences that a pack may hold) are
+free, short sequences may pile up in the buffer until seats are scarce there. So the scarcer seats are in the buffer,
+the more of the price is by the seat, 1 / depth: `scarce_seats`.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ from pack_data.solver.column_generation import DEEP, relax
 
 GRID = 256  # steps of the grid of lengths, at most
 _PLAIN = 0.01  # share of tokens / S in the prices
+# Share of 1 / depth in the prices, by how scarce seats are. It costs packs where seats stay free.
+_SEAT = (0.0, 0.0025, 0.005, 0.0075, 0.01)
+_FREE, _LESS = 0.8, 0.025  # seats needed of those in the packs that the tokens fill: none is dear, each further step
 _GROUP = 8  # sequences of a group that the buffer holds on average
 
 
@@ -59,15 +66,26 @@ def solve(counts: np.ndarray, S: int, depth: Optional[int]) -> np.ndarray:
     return np.maximum.accumulate(worth)
 
 
-def prices(counts: np.ndarray, worth: np.ndarray, S: int, depth: Optional[int], waiting: int) -> Prices:
+def scarce_seats(sequences: int, tokens: int, S: int, depth: Optional[int]) -> int:
+    """How scarce seats are, 0 (free) to 4: sequences against the seats of the packs that their tokens fill."""
+    if depth is None or depth > DEEP:
+        return 0
+    used = sequences * S / (tokens * depth)
+    return min(max(0, int((used - _FREE) / _LESS)), len(_SEAT) - 1)
+
+
+def prices(
+    counts: np.ndarray, worth: np.ndarray, S: int, depth: Optional[int], waiting: int, scarce: int = 0
+) -> Prices:
     """Prices of all lengths, from the programme's on the grid.  Deterministic.
 
-    counts, worth float [steps + 1], as of `solve`; waiting: sequences that the buffer holds.
+    counts, worth float [steps + 1], as of `solve`; waiting: sequences that the buffer holds; scarce: of `scarce_seats`.
     """
     steps, unit = len(counts) - 1, -(-S // GRID)
     known = np.flatnonzero(counts)
     plain = np.arange(steps + 1) / steps
-    coarse = (1 - _PLAIN) * worth + _PLAIN * plain
+    seat = _SEAT[scarce]
+    coarse = (1 - _PLAIN - seat) * worth + _PLAIN * plain + seat / (depth or 1)
     grid, fine = np.arange(steps + 1), np.minimum(np.arange(S + 1) / unit, steps)
     tables = [np.interp(fine, grid, table) for table in _tables(coarse, known, depth)]
     groups = max(1, min(len(counts), waiting // _GROUP))

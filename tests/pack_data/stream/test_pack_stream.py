@@ -13,6 +13,7 @@ from pack_data import LengthHistogram, optimal
 from pack_data.stream import PackStream
 from pack_data.stream.__main__ import in_random_order, main
 from pack_data.stream.others import open_rows, windows
+from pack_data.stream.prices import on_grid, prices, scarce_seats, solve
 
 
 def drawn(n, seed=0, name="wikipedia_512"):
@@ -116,6 +117,48 @@ def test_a_state_taken_anywhere_gives_the_same_packs(S, depth, ranks, share):
         assert second.state_dict() == state
         rest = itertools.islice(enumerate(lengths), second.taken, None)
         assert begun + list(second.packs(rest)) == whole
+
+
+def piling_up(n, S=300):
+    """Tokens are scarce, and so are the 16 seats of a pack as soon as many short sequences wait."""
+    return np.clip(np.rint(np.random.default_rng(0).lognormal(np.log(S / 21), 1.2, n)), 1, S).astype(int).tolist()
+
+
+def test_a_state_gives_the_same_packs_while_seats_grow_dear_and_cheap(monkeypatch):
+    from pack_data.stream import pack_stream
+
+    seen, plain = [], pack_stream.scarce_seats
+    monkeypatch.setattr(pack_stream, "scarce_seats", lambda *given: seen.append(plain(*given)) or seen[-1])
+    lengths = piling_up(900)
+
+    def new():
+        return PackStream(300, max_sequences_per_pack=16, buffer_sequences=64)
+
+    whole = list(new().packs(enumerate(lengths)))
+    check_packs(whole, lengths, 300, 16)
+    assert len(set(seen)) > 2 and seen != sorted(seen)
+    for stop in range(5, len(whole), 25):
+        first = new()
+        begun = list(itertools.islice(first.packs(enumerate(lengths)), stop))
+        second = new()
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert begun + list(second.packs(itertools.islice(enumerate(lengths), second.taken, None))) == whole
+
+
+def test_prices_by_the_seat_only_where_seats_are_scarce():
+    S, depth = 300, 16
+    counts = on_grid(np.bincount(piling_up(3000), minlength=S + 1))
+    worth = solve(counts, S, depth)
+    levels = [prices(counts, worth, S, depth, 64, scarce) for scarce in range(5)]
+    for before, after in zip(levels, levels[1:]):
+        assert after.price[1] > before.price[1]  # a short sequence takes a seat as a long one does
+        assert after.price[-1] < before.price[-1] + 1e-9
+    for level in levels:
+        assert level.table(depth)[S] <= 1 + 1e-3  # no pack of 16 seats and 300 slots is worth more than a pack
+    assert scarce_seats(8, S, S, depth) == 0  # half of the seats of one pack
+    steps = [scarce_seats(sequences, 100 * S, S, depth) for sequences in range(1200, 1800, 20)]
+    assert steps == sorted(steps) and set(steps) == set(range(5))
+    assert scarce_seats(1000, S, S, None) == 0 == scarce_seats(1000, S, S, 1000)
 
 
 def test_a_state_taken_while_a_programme_is_solved_gives_the_same_packs(monkeypatch):
