@@ -319,10 +319,30 @@ def print_plan(
         smaller = None if made.fits else micro_batch_that_fits(config, manifest, packing_factor=packing_factor)
         text += verdict(made, smaller)
     if made.fits is not False:
+        text += speed_lines(made)
         micro_batches = None if made.update is None else made.update.packs // config.batch.micro_batch
         text += start_lines(config, options, micro_batches=micro_batches)
     print("\n".join(text))
     return 1 if made.fits is False else 0
+
+
+def speed_lines(made: RunPlan) -> List[str]:
+    """What the cycle model says of a run on IPUs that fits, as the report prints it; nothing where it cannot."""
+    from ipu_packed_bert.cycles.matmul import cache_folder
+    from ipu_packed_bert.cycles.speed import known_speed
+
+    if made.config.engine.kind == "host" or made.update is None:
+        return []
+    found = known_speed(made.config, made.update.factor.value, cache_folder())
+    if found is None:
+        return [
+            "  speed     packed-bert report, with the same --config and --set, computes it; then it stands here, too"
+        ]
+    low, rate, high = found.rate
+    return [
+        f"  speed     {rate:,.0f} sequences/s, {low:,.0f} to {high:,.0f}; {found.days:.3f} days for the run: predicted"
+        " by the cycle model"
+    ]
 
 
 MEMORY_PARTS = ("weights", "gradients", "state", "kept", "at work", "products")

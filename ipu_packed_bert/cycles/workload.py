@@ -87,11 +87,18 @@ def engine_arrangement(config: Any) -> Arrangement:
     return PACKED if config.engine.mask == "product" else ADDITIVE
 
 
-class Traces:
-    """Graphs of configurations, each traced once; kept as files where a folder is given."""
+class NotTraced(Exception):
+    """A graph is not in the cache, and nothing may be traced."""
 
-    def __init__(self, folder: Optional[Path] = None):
-        self.folder = folder
+
+class Traces:
+    """Graphs of configurations, each traced once; kept as files where a folder is given.
+
+    tracing: whether what is not there is traced, which needs torch; otherwise it raises NotTraced.
+    """
+
+    def __init__(self, folder: Optional[Path] = None, *, tracing: bool = True):
+        self.folder, self.tracing = folder, tracing
         self.traced = 0
         self._graphs: Dict[Tuple, Graph] = {}
 
@@ -99,6 +106,8 @@ class Traces:
         if key not in self._graphs:
 
             def trace() -> Graph:
+                if not self.tracing:
+                    raise NotTraced
                 self.traced += 1
                 return make()
 

@@ -10,11 +10,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.cycles.calibration import Calibration
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline, Step
+from ipu_packed_bert.cycles.speed import speed
 from ipu_packed_bert.cycles.uncertainty import Interval
 from ipu_packed_bert.report.paper import INTERVALS, ModelledOverhead
 from ipu_packed_bert.report.tables import CONFIGURED, MODEL, ReportColumn, Table, percent
 
-DAY = 86_400.0
 Work = Tuple[Pipeline, int, float]  # a pipeline, the accumulation and the sequences of a pack
 
 
@@ -63,11 +63,11 @@ def headline(
     add("accumulation: micro-batches of an update", [f"{accumulation:,}", f"{full:,}"])
     whole = calibration.interval(_ratio(works))
     if too_large is None:
-        rates = [_rates(calibration, work) for work in works]
+        found = [speed(*work, config.run.steps, calibration) for work in works]
+        rates = [each.rate for each in found]
         add("sequences/s of all replicas", [f"{rate.calibrated:,.0f}" for rate in rates], whole)
         add("  interval", [f"{rate.lower:,.0f} to {rate.upper:,.0f}" for rate in rates])
-        days = [config.run.steps * step.seconds / DAY for step in steps]
-        add(f"days of the run, {config.run.steps:,} updates", days)
+        add(f"days of the run, {config.run.steps:,} updates", [each.days for each in found])
     parts = [shares(step, work[0]) for step, work in zip(steps, works)]
     for name in parts[0]:
         add(f"% of an update: {name}", [percent(part[name]) for part in parts])
@@ -111,11 +111,6 @@ def _ratio(works: Tuple[Work, Work], *, times: int = 1, instances: Optional[int]
         return rates[0] / rates[1]
 
     return found
-
-
-def _rates(calibration: Calibration, work: Work) -> Interval:
-    pipeline, number, factor = work
-    return calibration.throughput(lambda parameters: pipeline.sequences_per_second(number, factor, parameters))
 
 
 def _changes(config: Config, calibration: Calibration, works: Tuple[Work, Work], kernel: float) -> List[str]:

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from ipu_packed_bert.plan import (
     plan,
     print_plan,
 )
+from ipu_packed_bert.report import command as report
 from pack_data.store import PackStore
 from tests.pretraining import global_batches, placed
 from tests.tiny_runs import tiny_config, tiny_data
@@ -29,6 +31,12 @@ from tests.tiny_runs import tiny_config, tiny_data
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("*packed_*.yml") if "finetune" not in path.stem)
 FACTOR = 1.995
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    """What a plan says of speed depends on what was traced before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 # The others change replicas, accumulation, loss scale, memory or clock: not the model.
@@ -59,7 +67,7 @@ def test_every_configuration_has_a_plan_that_fits(path, capsys):
     assert len(made.memory) == config.placement.ipus_per_replica
     assert f"{made.update.packs:,} packs" in text and f"{config.run.steps:,} updates" in text
     # A glance takes one screen.
-    assert len(text.splitlines()) <= 24 and max(len(line) for line in text.splitlines()) <= 160
+    assert len(text.splitlines()) <= 25 and max(len(line) for line in text.splitlines()) <= 160
 
 
 def test_half_logits_save_what_the_page_says():
@@ -263,3 +271,27 @@ def test_a_plan_needs_neither_torch_nor_a_device():
     finished = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     assert "layers 3-9" in finished.stdout and finished.stderr == ""
+
+
+def test_the_speed_is_the_reports_and_needs_a_traced_graph(cycle_cache, monkeypatch, capsys, tmp_path):
+    """Before a report has traced the network the plan says how to get it, and traces nothing itself."""
+    small = ["model.hidden_size=64", "model.num_heads=4", "model.intermediate_size=128", "model.vocabulary_size=512"]
+    small += ["data.vocabulary_size=512", "data.max_sequence_length=128", "data.max_predictions_per_sequence=20"]
+    config = load_config(ROOT / "configs" / "packed_phase2_pod4.yml", ["without_ipus=null", *small])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert print_plan(config, packing_factor=FACTOR) == 0
+    assert "speed     packed-bert report" in capsys.readouterr().out and not list(tmp_path.rglob("trace_*"))
+
+    def without_torch(name):
+        raise PackageNotFoundError(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ipu_packed_bert.cycles.tracing.metadata.version", without_torch)
+        assert print_plan(config, packing_factor=FACTOR) == 0
+    assert "speed     packed-bert report" in capsys.readouterr().out
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
+    options = [word for each in small for word in ("--set", each)] + ["--packing-factor", str(FACTOR)]
+    assert report.main(["--config", "packed_phase2_pod4", "--per-ipu", *options]) == 0
+    said = re.search(r"4 IPUs: ([0-9,]+ sequences/s, [0-9,]+ to\s+[0-9,]+)", capsys.readouterr().out)
+    assert print_plan(config, packing_factor=FACTOR) == 0
+    assert " ".join(said.group(1).split()) in capsys.readouterr().out
