@@ -1,6 +1,6 @@
 """The cycle model on a task that learns from files: the program that the IPU engine makes of it.
 
-The two calibrated parameters are those of pre-training, the only thing that was measured in public. Needs torch.
+The calibrated parameters are those of pre-training, the only thing that was measured in public. Needs torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TaskCycles(NamedTuple):
 
     pipeline_cycle: float  # of one more micro-batch
     update: float  # of a weight update, all its micro-batches
-    seconds: float  # of a weight update
+    seconds: float  # of a weight update, with the host's part
     unknown: Dict[str, int]  # operators that are not counted, with their calls in a micro-batch
 
 
