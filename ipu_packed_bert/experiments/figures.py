@@ -1,24 +1,26 @@
 """`python -m ipu_packed_bert.experiments.figures`: every table and picture of docs/evidence.md from committed results.
 
-`docs/evidence/results` has a folder for each run of an experiment: its settings, the facts of its data, and a JSON file
-for each finished cell, as the run's own folder has them. Nothing is trained. A table stands in the page between
+`docs/evidence/results` has a folder for each run of an experiment, NAME or NAME_SIZE after its module: its settings,
+the facts of its data, and a JSON file for each finished cell, as the run's own folder has them. The module's
+`shown(folder)` reads them. Nothing is trained. What a run says stands in the page between
 
-    <!-- results: NAME -->
+    <!-- results: NAME_SIZE -->
     <!-- end of results -->
 
-and is written anew; a picture is docs/evidence/NAME_KIND.png.
+and is written anew; a picture is docs/evidence/NAME_SIZE_KIND.png.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
-from ipu_packed_bert.experiments.pretraining_shown import FACTS, Shown
-from ipu_packed_bert.experiments.runner import CELLS, SETTINGS
+from ipu_packed_bert.experiments.__main__ import EXPERIMENTS
+from ipu_packed_bert.experiments.runner import CELLS, FACTS, SETTINGS, Shown
 from pack_data.command import ArgumentParser, run_main
 from pack_data.files import write_atomically
 
@@ -26,29 +28,69 @@ PAGE, PICTURES, RESULTS = "evidence.md", "evidence", "evidence/results"
 _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
+def shown_by(folder: Path) -> Callable[[Path], Shown]:
+    """`shown` of the experiment that a folder's name begins with: the longest name that fits.
+
+    ValueError where there is none.
+    """
+    fitting = [name for name in EXPERIMENTS if f"{folder.name}_".startswith(f"{name}_")]
+    if not fitting:
+        raise ValueError(
+            f"{folder}: no results of an experiment; call it NAME or NAME_SIZE with one of {', '.join(EXPERIMENTS)}"
+        )
+    experiment = importlib.import_module(f"ipu_packed_bert.experiments.{max(fitting, key=len)}")
+    if not hasattr(experiment, "shown"):
+        raise ValueError(f"{folder}: {experiment.__name__} has no `shown`, so that its results cannot be shown")
+    return experiment.shown
+
+
 def results(docs: Path) -> Dict[str, Shown]:
-    """The committed runs by name."""
-    folders = sorted(path for path in (docs / RESULTS).glob("*") if (path / SETTINGS).exists())
-    return {folder.name: Shown(folder) for folder in folders}
+    """The committed runs by name. ValueError where a folder is not one."""
+    found = {}
+    for folder in sorted(path for path in (docs / RESULTS).glob("*") if path.is_dir()):
+        shown = shown_by(folder)
+        if not (folder / SETTINGS).exists():
+            raise ValueError(f"{folder}: has no {SETTINGS}; take the run anew with --take, or remove the folder")
+        found[folder.name] = shown(folder)
+    return found
+
+
+def check_blocks(text: str, names: Sequence[str]) -> None:
+    """Raises ValueError where the page's blocks and the results do not belong to each other."""
+    blocks = [match.group(2) for match in _BLOCK.finditer(text)]
+    if sorted(blocks) != sorted(names):
+        raise ValueError(
+            f"{PAGE} has blocks of results for {sorted(blocks)}, there are results of {sorted(names)}; each needs one "
+            f"block, <!-- results: NAME --> and <!-- end of results --> on lines of their own"
+        )
 
 
 def page(text: str, shown: Dict[str, Shown]) -> str:
     """The page with its tables made anew. ValueError where a block and the results do not belong to each other."""
-    named = [match.group(2) for match in _BLOCK.finditer(text)]
-    if sorted(named) != sorted(shown):
-        raise ValueError(
-            f"{PAGE} has blocks of results for {named}, there are results of {sorted(shown)}; each needs one block"
-        )
+    check_blocks(text, list(shown))
     return _BLOCK.sub(lambda match: f"{match.group(1)}\n{shown[match.group(2)].text()}\n{match.group(3)}", text)
 
 
+def check_run(run: Path) -> None:
+    """Raises ValueError where a folder is not that of an experiment's run."""
+    shown_by(run)
+    if not (run / SETTINGS).exists() or not any((run / CELLS).glob("*.json")):
+        raise ValueError(f"{run}: has no finished cell; --take names the --out of an experiment that has one")
+
+
 def take(run: Path, docs: Path) -> List[Path]:
-    """Copies settings, facts and finished cells of a run into the results, under the name of its folder."""
-    if not (run / FACTS).exists():
-        raise ValueError(f"{run}: has no {FACTS}; --take names the --out of a pretraining experiment")
+    """Copies settings, facts and finished cells of a run into the results, under the name of its folder.
+
+    Cells that are there already stay, except where they were measured with other settings.
+    """
+    check_run(run)
     folder = docs / RESULTS / run.name
+    if (folder / SETTINGS).exists() and (folder / SETTINGS).read_bytes() != (run / SETTINGS).read_bytes():
+        shutil.rmtree(folder)
     (folder / CELLS).mkdir(parents=True, exist_ok=True)
-    names = [SETTINGS, FACTS, *(f"{CELLS}/{path.name}" for path in sorted((run / CELLS).glob("*.json")))]
+    names = [SETTINGS, *(f"{CELLS}/{path.name}" for path in sorted((run / CELLS).glob("*.json")))]
+    if (run / FACTS).exists():
+        names.append(FACTS)
     return [Path(shutil.copyfile(run / name, folder / name)) for name in names]
 
 
@@ -61,13 +103,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--take", type=Path, action="append", default=[], metavar="OUT", help="first copy the cells of this run"
     )
     options = parser.parse_args(argv)
-    if not (options.docs / PAGE).exists():
-        raise ValueError(f"{options.docs / PAGE}: no such file; run it in a checkout, or give --docs")
+    path = options.docs / PAGE
+    if not path.exists():
+        raise ValueError(f"{path}: no such file; run it in a checkout, or give --docs")
+    for run in options.take:
+        check_run(run)
+    text, taken = path.read_text(encoding="utf-8"), {run.name for run in options.take}
+    check_blocks(text, sorted(taken | set(results(options.docs))))  # before anything is copied
     for run in options.take:
         print(f"{len(take(run, options.docs))} files from {run}")
     shown = results(options.docs)
-    path = options.docs / PAGE
-    write_atomically(path, page(path.read_text(encoding="utf-8"), shown).encode())
+    write_atomically(path, page(text, shown).encode())
     print(path)
     for name, each in shown.items():
         for picture in each.draw(options.docs / PICTURES, f"{name}_"):

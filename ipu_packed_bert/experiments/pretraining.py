@@ -15,10 +15,11 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
-from ipu_packed_bert.experiments import packed_runs, pretraining_shown, tables
+from ipu_packed_bert.experiments import packed_runs, tables
 from ipu_packed_bert.experiments.packed_runs import SIZES, PretrainingSetup, Size, describe
+from ipu_packed_bert.experiments.pretraining_shown import Shown
 from ipu_packed_bert.experiments.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, OF_SIZE, VARIANTS, Variant
-from ipu_packed_bert.experiments.runner import Cell, Row, Runner
+from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner
 from ipu_packed_bert.loader import Batch
 from pack_data.command import positive_seconds
 
@@ -32,6 +33,7 @@ SUMMARY = (
 )
 
 settings = packed_runs.settings
+shown = Shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,19 +95,14 @@ def run(options: Any, runner: Runner) -> int:
         return part(setup, VARIANTS[cell.variant], runner, cell)
 
     facts = {**setup.facts(), "machine": tables.machine()}
-    runner.write(pretraining_shown.FACTS, json.dumps(facts) + "\n")
+    runner.write(FACTS, json.dumps(facts) + "\n")
     if facts["sequences"]["held_out"] < packed_runs.LEAST_HELD_OUT:
         print(f"note: {facts['sequences']['held_out']} held-out sequences, fewer than {packed_runs.LEAST_HELD_OUT:,}")
     for part_of_cells in cells(setup.size, chosen, options.seeds):  # the margin is fixed before the seeds that count
         runner.run(part_of_cells, measure)
-    shown = pretraining_shown.Shown(runner.folder)
-    text = shown.text()
-    runner.write("table.md", text)
-    print("\n" + text)
-    if options.plot:
-        for picture in shown.draw(runner.folder):
-            print(picture)
-    return 0 if shown.verdict().shows else 1
+    found = shown(runner.folder)
+    runner.show(found, plot=options.plot)
+    return 0 if found.verdict().shows else 1
 
 
 def part(setup: PretrainingSetup, variant: Variant, runner: Runner, cell: Cell) -> List[Row]:

@@ -19,11 +19,10 @@ from ipu_packed_bert.experiments.pretraining_variants import (
     RULES,
     VARIANTS,
 )
-from ipu_packed_bert.experiments.runner import SETTINGS, Cell, Row, finished_cells
+from ipu_packed_bert.experiments.runner import FACTS, SETTINGS, Cell, Row, finished_cells
 from ipu_packed_bert.experiments.statistics import CONFIDENCE, SHARE, Interval, Scores, Verdict, difference, verdict
 from pack_data.command import counted
 
-FACTS = "facts.json"  # of the data, beside the cells
 IN_CURVES = ("unpacked", "packed", "betas", "none", "no_mask")
 
 

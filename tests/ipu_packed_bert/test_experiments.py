@@ -3,8 +3,12 @@
 import importlib
 import json
 import os
+import re
+import shutil
 import signal
+import sys
 import threading
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +21,12 @@ from ipu_packed_bert.experiments.packed_runs import SIZES, PretrainingSetup
 from ipu_packed_bert.experiments.pretraining import changed, within
 from ipu_packed_bert.experiments.pretraining_shown import Shown
 from ipu_packed_bert.experiments.pretraining_variants import VARIANTS, Variant
-from ipu_packed_bert.experiments.runner import CELLS, Cell, Runner, finished_cells
+from ipu_packed_bert.experiments.runner import CELLS, SETTINGS, Cell, Runner, finished_cells
 from ipu_packed_bert.experiments.statistics import Interval, Scores, difference, verdict
 from ipu_packed_bert.loader import StoredPacks, in_order
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data import files
+from pack_data.command import run_main
 
 CELLS_WANTED = [Cell("packed", 0), Cell("packed", 1), Cell("unpacked, all", 0)]
 
@@ -270,9 +275,90 @@ def test_the_page_says_what_the_committed_results_say():
     docs = figures.Path(__file__).resolve().parents[2] / "docs"
     text, shown = (docs / figures.PAGE).read_text(encoding="utf-8"), figures.results(docs)
     assert figures.page(text, shown) == text
-    for name, each in shown.items():
-        assert not each.variants() or (docs / figures.PICTURES / f"{name}_curves.png").exists()
-        assert "/" not in json.dumps(each.size), "a path in committed settings"
+    shown_there = set(re.findall(rf"\({figures.PICTURES}/(\w+)\.png\)", text))
+    assert shown_there == {path.stem for path in (docs / figures.PICTURES).glob("*.png")}
+    assert all(any(picture.startswith(f"{name}_") for name in shown) for picture in shown_there)
+    for name in shown:
+        assert "/" not in (docs / figures.RESULTS / name / "settings.json").read_text(), "a path in committed settings"
+
+
+class Numbers:
+    """What a small experiment shows."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def text(self):
+        return f"{len(finished_cells(self.folder))} cells\n"
+
+    def draw(self, folder, stem=""):
+        folder.mkdir(exist_ok=True)
+        (folder / f"{stem}bars.png").write_bytes(b"")
+        return [folder / f"{stem}bars.png"]
+
+
+@pytest.fixture
+def two_experiments(monkeypatch, tmp_path):
+    """`speed`, which shows nothing, and `speed_rows`; and a page with a block of results."""
+    for name in ("speed", "speed_rows"):
+        module = types.ModuleType(f"ipu_packed_bert.experiments.{name}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(command.EXPERIMENTS, name, "")
+    module.shown = Numbers
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / figures.PAGE).write_text("# Evidence\n<!-- results: speed_rows_quick -->\n<!-- end of results -->\n")
+    return docs
+
+
+def a_run(folder, seeds, size="quick"):
+    Runner(folder, {"size": size}).run([Cell("packed", seed) for seed in seeds], lambda cell: [{"loss": 1.0}])
+    return folder
+
+
+def test_a_run_of_any_experiment_is_taken_into_the_page(two_experiments, tmp_path, capsys):
+    docs, run = two_experiments, tmp_path / "runs" / "speed_rows_quick"
+    take = ["--docs", str(docs), "--take", str(run)]
+    for seeds, size, cells in (([1], "quick", 1), ([2, 3], "quick", 3), ([4, 5], "full", 2)):
+        shutil.rmtree(run, ignore_errors=True)
+        a_run(run, seeds, size)
+        assert figures.main(take) == 0
+        assert f"\n{cells} cells\n" in (docs / figures.PAGE).read_text()  # of other settings only the new ones
+        assert (docs / figures.PICTURES / "speed_rows_quick_bars.png").exists()
+    taken = sorted(path.name for path in (docs / figures.RESULTS / run.name).iterdir())
+    assert taken == ["cells", "settings.json"]
+
+
+@pytest.mark.parametrize(
+    "name, seeds, message",
+    [
+        ("nonsense_rows", [1], "no results of an experiment"),
+        ("speedy", [1], "no results of an experiment"),
+        ("speed_rows_quick", [], "has no finished cell"),
+        ("speed_rows_full", [1], "each needs one block"),
+        ("speed_full", [1], "has no `shown`"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line_and_changes_nothing(two_experiments, tmp_path, capsys, name, seeds, message):
+    docs = two_experiments
+    before = (docs / figures.PAGE).read_text()
+    assert run_main(figures.main, ["--docs", str(docs), "--take", str(a_run(tmp_path / name, seeds))]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed and printed.count("\n") == 1
+    assert (docs / figures.PAGE).read_text() == before and not (docs / figures.RESULTS).exists()
+
+
+def test_blocks_and_results_belong_to_each_other(two_experiments, capsys):
+    docs = two_experiments
+    assert run_main(figures.main, ["--docs", str(docs)]) == 2  # a block without results
+    a_run(docs / figures.RESULTS / "speed_rows_quick", [1])
+    assert run_main(figures.main, ["--docs", str(docs)]) == 0
+    a_run(docs / figures.RESULTS / "speed_rows_full", [1])
+    assert run_main(figures.main, ["--docs", str(docs)]) == 2  # results without a block
+    (docs / figures.RESULTS / "speed_rows_full" / SETTINGS).unlink()
+    assert run_main(figures.main, ["--docs", str(docs)]) == 2
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert "each needs one block" in first and "each needs one block" in second and f"has no {SETTINGS}" in third
 
 
 def test_a_budget_takes_the_largest_size_that_fits():
