@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.command import counted, depth_text
+from pack_data.command import depth_text
 from pack_data.compare import ALGORITHMS, Case, compare
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.counting import statistics
@@ -51,6 +51,19 @@ def histogram_of(store: PackStore) -> LengthHistogram:
     return histogram.with_max_sequence_length(store.schema.max_sequence_length)
 
 
+def _facts_table(name: str, title: str, facts: Mapping[str, Any], rows: Sequence[Tuple[str, str, str, str]]) -> Table:
+    """rows: key of the fact, its words, format of its value, note."""
+    return Table(
+        name,
+        title,
+        (Column("what", "what"), Column("value", "value"), Column("about", "note")),
+        [
+            {"what": Cell(key, words), "value": Cell(facts[key], format(facts[key], form)), "about": about}
+            for key, words, form, about in rows
+        ],
+    )
+
+
 # ---- lengths ---------------------------------------------------------------------------------------------------------
 
 
@@ -58,29 +71,17 @@ def lengths_section(histogram: LengthHistogram) -> Section:
     S = histogram.max_sequence_length
     facts = statistics(histogram)
     rows = [
-        ("sequences", "sequences", "", ""),
-        ("tokens", "tokens", "", ""),
-        ("max_sequence_length", "slots of a row", "", "the longest sequence that is allowed"),
-        ("shortest", "shortest", "", "tokens"),
-        ("median_length", "median", "", "tokens"),
+        ("sequences", "sequences", ",", ""),
+        ("tokens", "tokens", ",", ""),
+        ("max_sequence_length", "slots of a row", ",", "the longest sequence that is allowed"),
+        ("shortest", "shortest", ",", "tokens"),
+        ("median_length", "median", ",", "tokens"),
         ("mean_length", "mean", ",.1f", "tokens"),
-        ("longest", "longest", "", "tokens"),
+        ("longest", "longest", ",", "tokens"),
         ("padding_share", "padding", ".2%", "of all slots, where each sequence has a row of its own"),
         ("theoretical_speedup", "speed-up", ".3f", "at most, by packing without any padding"),
     ]
-    table = Table(
-        "lengths",
-        f"Lengths of {histogram.name or 'these sequences'}",
-        (Column("what", "what"), Column("value", "value"), Column("about", "note")),
-        [
-            {
-                "what": Cell(key, words),
-                "value": Cell(facts[key], format(facts[key], form or ",")),
-                "about": about,
-            }
-            for key, words, form, about in rows
-        ],
-    )
+    table = _facts_table("lengths", f"Lengths of {histogram.name or 'these sequences'}", facts, rows)
     step = -(-S // 32)
     edges = list(range(0, S, step)) + [-(-S // step) * step]
     ranges = list(zip(edges, edges[1:]))
@@ -234,22 +235,14 @@ def filling_section(packing: Packing, made: str) -> Section:
             "packs",
             "packs",
             ",",
-            f"of {S} slots, by {counted(len(packing.strategies), 'strategy').replace('ys', 'ies')}",
+            f"of {S} slots; different strategies: {len(packing.strategies):,}",
         ),
         ("packing_factor", "packing factor", ".3f", f"sequences in a pack; at most {packing.theoretical_speedup:.3f}"),
         ("efficiency", "efficiency", ".3%", "of all slots hold a token"),
         ("padding_tokens", "padding", ",", "empty slots"),
         ("largest_depth", "deepest pack", ",", "sequences"),
     ]
-    accounting = Table(
-        "packing",
-        f"The packing: {made}",
-        (Column("what", "what"), Column("value", "value"), Column("about", "note")),
-        [
-            {"what": Cell(key, words), "value": Cell(facts[key], format(facts[key], form)), "about": about}
-            for key, words, form, about in rows
-        ],
-    )
+    accounting = _facts_table("packing", f"The packing: {made}", facts, rows)
     pictures = (
         top,
         every,
