@@ -8,9 +8,10 @@ configuration that it is set beside; what differs is refused by name. All cycles
 from __future__ import annotations
 
 import csv
+import re
 from math import ceil
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ipu_packed_bert.config import Config, config_from_tree
 from ipu_packed_bert.cycles.arrangement import UNPACKED
@@ -41,6 +42,8 @@ class Measured(NamedTuple):
     spread: Optional[Tuple[float, float]]  # quartiles over updates
     work: Tuple[popvision.Work, ...]  # of each IPU, without waiting for others
 
+
+_SETTING = re.compile(r"#\s*(?:micro_batches|(\w+)\.(\w+))\s*:(.*)")  # other lines of # are comments
 
 # Reading --------------------------------------------------------------------------------------------------------------
 
@@ -114,10 +117,12 @@ def _of_object(fields: Fields, path: Path) -> Measured:
     for each in fields.optional("ipus", Fields.list_of, Fields.object) or ():
         classes = each.values_of("classes", Fields.number, least=0) if "classes" in each else {}
         _refuse_unknown(path, classes)
-        total = each.optional("cycles", Fields.number, least=0)
-        work.append(
-            popvision.Work(each.integer("ipu", least=0), sum(classes.values()) if total is None else total, classes)
-        )
+        ipu, total = each.integer("ipu", least=0), each.optional("cycles", Fields.number, least=0)
+        if ipu in {one.ipu for one in work}:
+            raise ValueError(f"{path}: IPU {ipu} stands there twice; {WAY_OUT}")
+        if total is None and not classes:
+            raise ValueError(f"{path}: IPU {ipu} has neither cycles nor classes; {WAY_OUT}")
+        work.append(popvision.Work(ipu, sum(classes.values()) if total is None else total, classes))
     return _checked(
         path,
         {name: section.tree for name, section in settings.items()},
@@ -135,13 +140,14 @@ def _of_table(path: Path) -> Measured:
         raise ValueError(f"{path}: not UTF-8 text; {WAY_OUT}") from None
     settings: Dict[str, Dict[str, Any]] = {}
     number, update, head = None, None, False
+    seen: Set[Tuple[Optional[int], str]] = set()
     totals: Dict[int, float] = {}
     classes: Dict[int, Dict[str, float]] = {}
     for at, line in enumerate(lines, start=1):
-        if line.startswith("#") and ":" in line:
-            key, _, value = line[1:].partition(":")
-            section, _, name = key.strip().partition(".")
-            if section == "micro_batches":
+        setting = _SETTING.match(line)
+        if setting:
+            section, name, value = setting.groups()
+            if section is None:
                 number = parse_yaml(value, path)
             else:
                 settings.setdefault(section, {})[name] = parse_yaml(value, path)
@@ -155,6 +161,9 @@ def _of_table(path: Path) -> Measured:
             head = True
         else:
             ipu, kind, cycles = _row(path, at, line)
+            if (ipu, kind) in seen:
+                raise ValueError(f"{path}, line {at}: {shown(line)} is the second row of its IPU and class; {WAY_OUT}")
+            seen.add((ipu, kind))
             if ipu is None:
                 update = cycles
             elif kind:

@@ -216,6 +216,29 @@ def test_what_is_no_source_is_refused(name, text, words, tmp_path):
     assert name in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "name, text, words",
+    [
+        ("x.csv", "ipu,class,cycles\n1,products,2\n1,products,3\n", "line 3.*second row"),
+        ("x.csv", "ipu,class,cycles\n,,2\n,,3\n", "line 3.*second row"),
+        ("x.json", '{"ipus": [{"ipu": 1, "cycles": 2}, {"ipu": 1, "cycles": 3}]}', "IPU 1 stands there twice"),
+        ("x.json", '{"ipus": [{"ipu": 1}]}', "neither cycles nor classes"),
+    ],
+)
+def test_cycles_that_stand_twice_or_nowhere_are_refused(name, text, words, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=words) as refused:
+        measured.read(tmp_path / name)
+    assert name in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_comments_of_a_table_may_have_colons(tmp_path):
+    lines = ["# measured: Monday", "# see 2.1: notes.txt", "# batch.micro_batch: 2", "# micro_batches: 8"]
+    (tmp_path / "x.csv").write_text("\n".join([*lines, "ipu,class,cycles", ",,3"]))
+    found = measured.read(tmp_path / "x.csv")
+    assert found.settings == {"batch": {"micro_batch": 2}} and found.micro_batches == 8
+
+
 def test_a_table_of_a_spreadsheet_begins_with_a_byte_order_mark(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"\xef\xbb\xbfipu,class,cycles\r\n,,3\r\n1,products,2\r\n")
     found = measured.read(tmp_path / "x.csv")
