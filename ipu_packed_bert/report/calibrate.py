@@ -28,6 +28,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--with", dest="measured", nargs="+", type=Path, default=[], metavar="FILE")
     parser.add_argument("--config", metavar="FILE|NAME", help="of the measured files that do not state their settings")
     args = parser.parse_args(argv)
+    if args.measured and args.check:
+        parser.error("--check compares the published points' fit; leave out --with or --check")
+    if args.config is not None and not args.measured:
+        parser.error("--config is that of the files of --with; give them, or leave it out")
 
     machine_of = calibration.machines(None if args.no_cache else matmul.cache_folder())
     if args.measured:

@@ -99,7 +99,10 @@ def text(table: Table, said: Optional[Set[str]] = None) -> str:
 
 
 def wrapped(line: str, indent: str = "") -> List[str]:
-    return textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+    """The line in lines of at most `WIDTH` columns, each as far to the right as the line itself and the indent."""
+    words = line.lstrip(" ")
+    indent += " " * (len(line) - len(words))
+    return textwrap.wrap(words, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
 
 
 def source_marks(table: Table) -> Dict[str, str]:

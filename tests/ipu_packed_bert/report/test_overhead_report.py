@@ -423,7 +423,11 @@ def test_mistakes_are_one_line(argv, message, capsys, monkeypatch, cycle_cache):
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error
 
 
-def test_calibrate_refuses_an_unknown_option_in_one_line(capsys):
-    assert run_main(calibrate.main, ("--nonsense",)) == 2
+@pytest.mark.parametrize(
+    "argv, message",
+    [(["--nonsense"], "--nonsense"), (["--check", "--with", "x.json"], "--with"), (["--config", "x.yml"], "--with")],
+)
+def test_calibrate_refuses_options_that_it_would_not_follow_in_one_line(argv, message, capsys):
+    assert run_main(calibrate.main, argv) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and "--nonsense" in error
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error

@@ -18,6 +18,7 @@ from ipu_packed_bert.report.tables import (
     as_json,
     printed,
     text,
+    wrapped,
 )
 
 COLUMNS = (
@@ -78,6 +79,11 @@ def test_no_line_is_too_wide_and_nothing_is_lost(seed):
             assert f"{row[f'k{n}']:,.3f}" in found
         assert all(word in found for word in row["name"].split())
     assert len(re.findall(r"\bused\b", found)) == 4  # no label is printed twice as a value
+
+
+def test_a_note_that_is_set_in_stays_set_in_on_all_its_lines():
+    lines = wrapped("    " + "word " * 60, "  ")
+    assert len(lines) > 1 and all(line.startswith(" " * 6 + "word") for line in lines)
 
 
 def test_a_note_is_said_once():
