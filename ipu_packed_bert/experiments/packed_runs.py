@@ -152,9 +152,11 @@ class PretrainingSetup:
                 self._build(name, source=unpacked, packer="optimal", max_sequences_per_pack=depth)
         store = PackStore.open(self.folder / name)
         if name != "unpacked":
-            assert store.manifest.digest == PackStore.open(unpacked).manifest.digest, (
-                "other sequences than the unpacked ones"
-            )
+            with PackStore.open(unpacked) as plain:
+                if store.manifest.digest != plain.manifest.digest:
+                    raise ValueError(
+                        f"{self.folder / name}: holds other sequences than {unpacked}; remove {self.folder}"
+                    )
         return store
 
     def packing_factor(self, name: str) -> float:

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=positive_seconds,
         metavar="HOURS",
-        help="choose the size and the number of seeds that one thread of this machine finishes in so many hours",
+        help="in place of --size and --seeds: what one thread of this machine finishes in so many hours",
     )
     parser.add_argument(
         "--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="only these, beside those of the test"
