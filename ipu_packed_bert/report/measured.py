@@ -113,7 +113,7 @@ def _of_object(fields: Fields, path: Path) -> Measured:
     fields.only("settings", "micro_batches", "update_cycles", "ipus")
     settings = fields.values_of("settings", Fields.object) if "settings" in fields else {}
     cycles = fields.optional("update_cycles", Fields.number, least=1)
-    work = []
+    work: List[popvision.Work] = []
     for each in fields.optional("ipus", Fields.list_of, Fields.object) or ():
         classes = each.values_of("classes", Fields.number, least=0) if "classes" in each else {}
         _refuse_unknown(path, classes)
