@@ -7,6 +7,7 @@ Student's t with the standard error of their differences, as if each difference 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -96,11 +97,19 @@ class Verdict(NamedTuple):
     why: str  # one line
 
 
-def verdict(margin: Optional[Interval], claim: Interval, control: Interval) -> Verdict:
+def verdict(
+    margin: Optional[Interval], claim: Interval, control: Interval, *, unit: str = "nats", digits: int = 4
+) -> Verdict:
     """Whether `claim` is a difference smaller than the margin, in an experiment that would have noticed `control`.
 
     margin: what the control costs on seeds that do not count; `SHARE` of it is the margin. None: not measured.
+    unit, digits: of the differences, in words.
     """
+
+    def words(interval: Interval) -> str:
+        low, high = (f"{each:+.{digits}f}" for each in (interval.low, interval.high))
+        return f"{interval.mean:+.{digits}f} {unit} ({low} to {high})"
+
     if margin is None:
         return Verdict(False, False, "shows nothing yet: what the control costs is not measured")
     if claim.seeds < 2 or control.seeds < 2:
@@ -109,22 +118,34 @@ def verdict(margin: Optional[Interval], claim: Interval, control: Interval) -> V
         return Verdict(
             False,
             False,
-            f"shows nothing: the control costs {margin.mean:+.4f} nats on the seeds that set the margin "
-            f"({margin.low:+.4f} to {margin.high:+.4f}), not clearly more than 0",
+            f"shows nothing: the control costs {words(margin)} on the seeds that set the margin, not clearly more "
+            f"than 0",
         )
     bound = SHARE * margin.mean
     if control.within(bound):
-        return Verdict(
-            False, False, f"shows nothing: the control passes the test as well, {_words(control)}, margin {bound:.4f}"
-        )
+        passes = f"shows nothing: the control passes the test as well, {words(control)}, margin {bound:.{digits}f}"
+        return Verdict(False, False, passes)
     equivalent = claim.within(bound)
     return Verdict(
         True,
         equivalent,
-        f"{'equivalent' if equivalent else 'not shown to be equivalent'}: {_words(claim)}, margin {bound:.4f}; "
-        f"the control fails as it must: {_words(control)}",
+        f"{'equivalent' if equivalent else 'not shown to be equivalent'}: {words(claim)}, margin "
+        f"{bound:.{digits}f}; the control fails as it must: {words(control)}",
     )
 
 
-def _words(interval: Interval) -> str:
-    return f"{interval.mean:+.4f} nats ({interval.low:+.4f} to {interval.high:+.4f})"
+def median_interval(values: Sequence[float]) -> Interval:
+    """The median and its interval: two of the values, between which the true median lies with `CONFIDENCE` at least.
+
+    Nothing is assumed of how the values are distributed. With fewer than five values the interval is that of all,
+    and its confidence lower.
+    """
+    found = sorted(values)
+    number, outside = len(found), 0  # how many values lie outside at each end
+    below = 0.5**number  # chance that the true median lies below all but `outside` values
+    while outside < (number - 1) // 2:
+        below += math.comb(number, outside + 1) * 0.5**number
+        if 2 * below > 1 - CONFIDENCE:
+            break
+        outside += 1
+    return Interval(float(np.median(found)), found[outside], found[number - 1 - outside], number)

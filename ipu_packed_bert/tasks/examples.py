@@ -25,7 +25,7 @@ from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
 from pack_data.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble, decode, disassemble, smallest_type
-from pack_data.sequences import Sequences
+from pack_data.sequences import Sequences, ragged_index
 
 _EVALUATION_SEED = 0  # runs with other seeds are scored on the same examples
 
@@ -70,7 +70,7 @@ class ExamplePacks(Packs):
     def __init__(self, inputs: Inputs, packing: Packing, *, seed: int = 0, depth: Optional[int] = None):
         self.inputs, self.packing, self.seed = inputs, packing, seed
         self.digest = zlib.crc32(inputs.input_ids.tobytes())
-        self.schema = self._schema(max(1, packing.largest_depth, depth or 1))
+        self.schema = schema_of(inputs, packing.max_sequence_length, max(1, packing.largest_depth, depth or 1))
         self._epoch: Tuple[int, np.ndarray] = (-1, np.zeros(0, self.schema.record_dtype))
 
     def __len__(self) -> int:
@@ -100,31 +100,48 @@ class ExamplePacks(Packs):
         return self._epoch[1][numbers]
 
     def _decoded(self, records: np.ndarray) -> Batch:
-        batch = decode(self.schema, records)
-        for name, values in self.inputs.targets.items():
-            # A sequence that is not there gets the first one's target; it weighs nothing.
-            batch[name] = values[np.maximum(batch["sequence_numbers"], 1) - 1]
-        return batch
+        return _fields(self.inputs, self.schema, records)
 
-    def _schema(self, depth: int) -> PackSchema:
-        slots, inputs = self.packing.max_sequence_length, self.inputs
-        return PackSchema.of_tokens(
-            slots,
-            depth,
-            (
-                StoredColumn("input_ids", SLOT, smallest_type(int(inputs.input_ids.max(initial=0)))),
-                StoredColumn("segment_ids", SLOT, "|u1"),
-                *(
-                    StoredColumn(name, SLOT, smallest_type(int(values.max(initial=0))))
-                    for name, values in inputs.slots.items()
-                ),
-                *(
-                    StoredColumn(name, SEQUENCE, smallest_type(slots), slot_index=True)
-                    for name in ("cls_positions", *inputs.slot_targets)
-                ),
-                StoredColumn("sequence_numbers", SEQUENCE, smallest_type(len(inputs))),
+
+def schema_of(inputs: Inputs, slots: int, depth: int) -> PackSchema:
+    """Of rows of so many slots and places for sequences."""
+    return PackSchema.of_tokens(
+        slots,
+        depth,
+        (
+            StoredColumn("input_ids", SLOT, smallest_type(int(inputs.input_ids.max(initial=0)))),
+            StoredColumn("segment_ids", SLOT, "|u1"),
+            *(
+                StoredColumn(name, SLOT, smallest_type(int(values.max(initial=0))))
+                for name, values in inputs.slots.items()
             ),
-        )
+            *(
+                StoredColumn(name, SEQUENCE, smallest_type(slots), slot_index=True)
+                for name in ("cls_positions", *inputs.slot_targets)
+            ),
+            StoredColumn("sequence_numbers", SEQUENCE, smallest_type(len(inputs))),
+        ),
+    )
+
+
+def rows_of(inputs: Inputs, rows: Sequence[Sequence[int]], slots: int) -> Batch:
+    """The fields of rows of so many slots that hold these sequences, by their numbers from 0; without scales.
+
+    A row has as many places for sequences as the fullest one needs. Raises ValueError where a row does not fit.
+    """
+    counts = np.array([len(row) for row in rows], np.int64)
+    numbers = np.array([number for row in rows for number in row], np.int64)
+    schema = schema_of(inputs, slots, max(1, int(counts.max(initial=0))))
+    row, place = np.repeat(np.arange(len(rows)), counts), ragged_index(np.zeros(len(rows), np.int64), counts)
+    return _fields(inputs, schema, assemble(schema, inputs.sequences.take(numbers), row, place, len(rows)))
+
+
+def _fields(inputs: Inputs, schema: PackSchema, records: np.ndarray) -> Batch:
+    batch = decode(schema, records)
+    for name, values in inputs.targets.items():
+        # A sequence that is not there gets the first one's target; it weighs nothing.
+        batch[name] = values[np.maximum(batch["sequence_numbers"], 1) - 1]
+    return batch
 
 
 def pack_inputs(

@@ -1,0 +1,150 @@
+"""Ways to lay out the same sequences for a network: in packs, and each alone in its row under three kinds of padding.
+
+In every way a forward pass has at most the same number of slots, so about the same memory, and an update has as many
+sequences on average. Packed, padded to the maximum and padded to the longest have the same sequences in the same
+updates. Sorted has its own: sequences nearly as long, the updates in random order.
+"""
+
+from __future__ import annotations
+
+from typing import Iterable, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.building.assignment import assign
+from pack_data.packing import Packing
+
+MAXIMUM, LONGEST, SORTED, PACKED = "maximum", "longest", "sorted", "packed"
+WAYS = (MAXIMUM, LONGEST, SORTED, PACKED)
+NO_MASK = "no_mask"  # packed, and every token sees its whole row: the control of the scores
+AGAIN = "packed_again"  # the packed way timed a second time: the control of the times
+WORDS = {
+    MAXIMUM: "padded to the maximum",
+    LONGEST: "padded to the longest of the batch",
+    SORTED: "sorted by length, padded to the longest",
+    PACKED: "packed",
+    AGAIN: "packed, timed again (control)",
+    NO_MASK: "packed without the mask (control)",
+}
+TRAINING, INFERENCE = "training", "inference"
+
+_SORTED = 3  # the stream of random numbers that orders the sequences of equal length, and the updates
+
+
+class Pass(NamedTuple):
+    """One forward pass: which sequences each row holds, by number, and the slots of a row."""
+
+    rows: Tuple[Tuple[int, ...], ...]
+    slots: int
+
+    @property
+    def sequences(self) -> List[int]:
+        return [number for row in self.rows for number in row]
+
+    @property
+    def size(self) -> int:
+        """Slots of all rows."""
+        return len(self.rows) * self.slots
+
+
+Passes = Tuple[Pass, ...]
+
+
+class Ways:
+    """The passes of a set of sequences.
+
+    lengths: of the sequences [n]. packing: of them. rows_of_pass: packed rows in a pass. rows_of_update: packed rows in
+    an update. seed: of the order, which is another one in each epoch.
+    """
+
+    def __init__(
+        self, lengths: np.ndarray, packing: Packing, *, rows_of_pass: int, rows_of_update: int = 0, seed: int = 0
+    ) -> None:
+        self.lengths, self.packing, self.seed = np.asarray(lengths), packing, seed
+        self.rows_of_pass, self.rows_of_update = rows_of_pass, rows_of_update or rows_of_pass
+        self.slots = packing.max_sequence_length
+
+    # ---- training
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """The same in every way."""
+        return -(-self.packing.packs // self.rows_of_update)
+
+    def updates(self, way: str, epoch: int = 0) -> List[Passes]:
+        """The passes of each update; every sequence comes once in an epoch."""
+        if way == SORTED:
+            parts = self._parts(epoch)
+            random = np.random.default_rng([self.seed, _SORTED, epoch, 1])
+            return [self._padded(parts[number]) for number in random.permutation(len(parts))]
+        rows = self._packed_rows(epoch)
+        parts_of_rows = [rows[each : each + self.rows_of_update] for each in range(0, len(rows), self.rows_of_update)]
+        if way == PACKED:
+            return [self._of_rows(part) for part in parts_of_rows]
+        numbers = [[number for row in part for number in row] for part in parts_of_rows]
+        return [self._full(each) if way == MAXIMUM else self._padded(each) for each in numbers]
+
+    def sample(self, way: str, number: int) -> List[Passes]:
+        """Some updates that stand for all: of the sorted ones, as many at each length as among all."""
+        if way != SORTED:
+            return self.updates(way)[:number]
+        parts = self._parts(0)
+        number = min(number, len(parts))
+        return [self._padded(parts[int((each + 0.5) * len(parts) / number)]) for each in range(number)]
+
+    def _parts(self, epoch: int) -> List[np.ndarray]:
+        """The sequences by length, in as many parts as there are updates."""
+        order = np.random.default_rng([self.seed, _SORTED, epoch]).permutation(len(self.lengths))
+        order = order[np.argsort(self.lengths[order], kind="stable")]
+        return np.array_split(order, self.updates_per_epoch)
+
+    # ---- inference
+
+    def all_passes(self, way: str) -> Passes:
+        """Every sequence once, without updates."""
+        order = np.arange(len(self.lengths))
+        if way == PACKED:
+            return self._of_rows(self._packed_rows(0))
+        if way == MAXIMUM:
+            return self._full(order)
+        return self._padded(np.argsort(self.lengths, kind="stable") if way == SORTED else order)
+
+    # ---- rows
+
+    def _packed_rows(self, epoch: int) -> List[Tuple[int, ...]]:
+        place = assign(self.lengths, self.packing, (self.seed, epoch))
+        order = np.lexsort((place.slot, place.pack))
+        ends = np.cumsum(np.bincount(place.pack, minlength=self.packing.packs))
+        return [tuple(row.tolist()) for row in np.split(order, ends[:-1])]
+
+    def _full(self, numbers: Iterable[int]) -> Passes:
+        """Each alone in a row of full length."""
+        return self._of_rows([(int(number),) for number in numbers])
+
+    def _of_rows(self, rows: Sequence[Tuple[int, ...]]) -> Passes:
+        """Rows of full length."""
+        return tuple(
+            Pass(tuple(rows[first : first + self.rows_of_pass]), self.slots)
+            for first in range(0, len(rows), self.rows_of_pass)
+        )
+
+    def _padded(self, numbers: Iterable[int]) -> Passes:
+        """Each alone in a row as long as the longest of its pass; as many in a pass as have room in a packed one's."""
+        found: List[Pass] = []
+        rows: List[Tuple[int, ...]] = []
+        longest = 0
+        for number in map(int, numbers):
+            length = int(self.lengths[number])
+            if rows and (len(rows) + 1) * max(longest, length) > self.rows_of_pass * self.slots:
+                found.append(Pass(tuple(rows), longest))
+                rows, longest = [], 0
+            rows.append((number,))
+            longest = max(longest, length)
+        return (*found, Pass(tuple(rows), longest)) if rows else tuple(found)
+
+
+def slots_per_token(updates: Sequence[Passes], lengths: np.ndarray) -> float:
+    """How many slots are computed for each token."""
+    passes = [each for update in updates for each in update]
+    tokens = sum(int(lengths[each.sequences].sum()) for each in passes)
+    return sum(each.size for each in passes) / tokens
