@@ -15,8 +15,8 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from ipu_packed_bert.experiments import tables
 from ipu_packed_bert.experiments.fine_tuning_runs import Learner, Timing, facts, same_updates, times, train
-from ipu_packed_bert.experiments.fine_tuning_shown import CALIBRATION_SEED, FACTS, Shown
-from ipu_packed_bert.experiments.runner import Cell, Row, Runner
+from ipu_packed_bert.experiments.fine_tuning_shown import CALIBRATION_SEED, Shown
+from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner
 from ipu_packed_bert.experiments.ways import NO_MASK, PACKED, SORTED
 from ipu_packed_bert.runs import Prepared, export, prepare
 from ipu_packed_bert.tasks.files import located

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import numpy as np
 
 from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.runner import SETTINGS, Cell, Row, finished_cells
+from ipu_packed_bert.experiments.runner import FACTS, SETTINGS, Cell, Row, finished_cells
 from ipu_packed_bert.experiments.statistics import (
     CONFIDENCE,
     SHARE,
@@ -24,7 +24,6 @@ from ipu_packed_bert.experiments.ways import AGAIN, INFERENCE, LONGEST, MAXIMUM,
 from ipu_packed_bert.experiments.ways import WORDS as WAY_WORDS
 from pack_data.command import counted
 
-FACTS = "facts.json"  # of the data, beside the cells
 CALIBRATION_SEED = 101  # sets the margin and does not count
 WORDS = {"banking77": "BANKING77 at 64", "squad": "SQuAD at 384"}
 SCORE = {"banking77": "accuracy", "squad": "F1"}
