@@ -85,6 +85,11 @@ class Calibration:
         assert self.draws is not None
         return self.draws.interval(value, self.parameters)
 
+    def intervals(self, values: Callable[[Parameters], Any]) -> List[Interval]:
+        """Of many numbers at once, as `Draws.intervals`."""
+        assert self.draws is not None
+        return self.draws.intervals(values, self.parameters)
+
     def throughput(self, value: Callable[[Parameters], Any]) -> Interval:
         """The same of a throughput, for which the model's own discrepancy is in the interval."""
         assert self.draws is not None

@@ -9,9 +9,11 @@ counted in bytes, and cycles per byte is the model's layout parameter: its lower
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from math import ceil
-from typing import Iterable, Tuple
+from typing import Iterable, Sequence, Tuple
+
+import numpy as np
 
 from ipu_packed_bert.cycles import exchange, vertices
 from ipu_packed_bert.cycles.target import Target
@@ -50,6 +52,11 @@ class Cost:
     def __mul__(self, factor: float) -> Cost:
         return Cost(*(getattr(self, f.name) * factor for f in fields(Cost)))
 
+    @property
+    def plain(self) -> Cost:
+        """Without rearrangements, those that may be free included."""
+        return replace(self, **dict.fromkeys(_REARRANGING, 0.0))
+
     def layout_cycles(self, cycles_per_byte: float) -> float:
         return self.layout_calls * vertices.REARRANGE_CALL + self.layout_bytes * cycles_per_byte
 
@@ -59,6 +66,15 @@ class Cost:
     def cycles(self, cycles_per_byte: float) -> float:
         """All of it, at a given layout parameter."""
         return self.compute_cycles(cycles_per_byte) + self.exchange + self.sync
+
+
+_REARRANGING = tuple(field.name for field in fields(Cost) if field.name.endswith(("_calls", "_bytes")))
+
+
+def stacked(costs: Sequence[Cost]) -> Cost:
+    """All of them as one, whose fields are arrays [costs, 1]: with arrays of draws its cycles are [costs, draws]."""
+    columns = np.array([astuple(cost) for cost in costs], dtype=float).reshape(len(costs), len(fields(Cost)))
+    return Cost(*columns.T[:, :, None])
 
 
 def total(costs: Iterable[Cost]) -> Cost:

@@ -268,8 +268,7 @@ def assemble(
         for entry in here.entries:
             of_layer = feed_forward if entry.half == FEED_FORWARD else layers
             times = _times(entry.block, number, first_layer, of_layer, placement.heads_ipu)
-            # The heads' backward pass follows their forward pass at once: nothing there is recomputed.
-            if entry.phase == "forward" and placement.recompute and entry.block != "heads":
+            if recomputes(entry, placement):
                 times *= 2
             if times:
                 held.append(Held(times, entry))
@@ -300,6 +299,14 @@ def assemble(
     for result in lowered.values():
         unknown.update(result.unknown)
     return Pipeline(tuple(ipus), placement, target, micro_batch, tuple(updates), unknown)
+
+
+def recomputes(entry: Entry, placement: PipelinePlacement) -> bool:
+    """Whether an operator runs once more before its backward pass, for what that needs.
+
+    The heads' backward pass follows their forward pass at once: nothing there is recomputed.
+    """
+    return placement.recompute and entry.phase == "forward" and entry.block not in ("heads", PIPELINE)
 
 
 def _times(block: str, ipu: int, first_layer: int, layers: int, heads_ipu: int) -> int:

@@ -11,6 +11,7 @@ hardware (run logs with PopTorch's cycle counter), profile (PopVision), predicte
   --scaling            Figure 5: packing against un-padding on 1 to 2048 devices
   --points             published measurements, the model's errors and those of "31 % of peak"
   --arrangements       ways to write mask, heads and positions, and what each gains
+  --schedule           an update over time: what each IPU does when; one picture with --plot or --html
   --operators          cycles of each operator, class of operator and product; what an update's time consists of
   --html FILE          one page to look at, of what is asked for; of everything where nothing is
   --config A --config B                                                        what if: any configurations
@@ -35,7 +36,7 @@ from ipu_packed_bert.configurations import FOLDER, config_file
 from ipu_packed_bert.cycles import arrangement, calibration, matmul, points, target, workload
 from ipu_packed_bert.cycles.pipeline import Parameters
 from ipu_packed_bert.plan import RunPlan, memory_words, micro_batch_that_fits, plan
-from ipu_packed_bert.report import headline, measured, operators, paper, pictures, scaling, sources, tables
+from ipu_packed_bert.report import headline, measured, operators, paper, pictures, scaling, schedule, sources, tables
 from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.report.page import page_of
 from pack_data import sort
@@ -58,6 +59,7 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
     what.add_argument("--scaling", action="store_true")
     what.add_argument("--points", action="store_true")
     what.add_argument("--arrangements", action="store_true")
+    what.add_argument("--schedule", action="store_true")
     what.add_argument("--operators", action="store_true")
     what.add_argument("--all", action="store_true", help="all of these")
     where = found.add_argument_group("of what")
@@ -124,6 +126,7 @@ class OverheadReport:
         self.tables: List[tables.Table] = []
         self.whole = False  # everything is asked for
         self.too_large: List[str] = []  # configurations that do not fit, a line each
+        self.measurements: List[Tuple[measured.Measured, Config]] = []
 
     def load(self, path: Path, overrides: Sequence[str] = (), *, as_written: bool = False) -> Config:
         """A configuration for IPUs; as_written: without the options that replace its settings."""
@@ -318,6 +321,17 @@ class OverheadReport:
     def add_run(self, run: paper.ModelledRun) -> None:
         self.tables += [paper.breakdown(run, self.calibration), paper.memory(run)]
 
+    def schedule(self) -> None:
+        """Of what was measured of each IPU, with the model beside it; else of the configuration."""
+        for found, config in self.measurements:
+            if found.work:
+                number, line = measured.micro_batches_of(found, config), self.machine_of(config).pipeline(config)
+                name = f"{config.name}, {found.detail}"
+                self.tables.append(schedule.table(name, line, number, self.calibration, found))
+        if not any(found.work for found, _ in self.measurements):
+            run = self.modelled(self.main_path, self.args.overrides)
+            self.tables.append(schedule.table(run.name, run.pipeline, run.accumulation, self.calibration))
+
     def scaling(self) -> None:
         histogram = self.histogram()
         found = scaling.simulate(histogram.counts, hidden_size=self.main_config.model.hidden_size)
@@ -364,6 +378,7 @@ class OverheadReport:
         given = self.main_config if self.args.config else None
         found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
         config = measured.configuration(found, given)
+        self.measurements.append((found, config))
         return measured.beside(found, config, self.machine_of(config).pipeline(config), self.calibration)
 
     def machine_of(self, config: Config) -> workload.Machine:
@@ -420,6 +435,7 @@ class OverheadReport:
             (args.scaling, self.scaling),
             (args.points, self.points),
             (args.arrangements, self.arrangements),
+            (args.schedule, self.schedule),
             (args.operators, self.operators),
         )
         asked = asked or args.all or any(wanted for wanted, _ in every)

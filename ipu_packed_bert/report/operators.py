@@ -6,14 +6,17 @@ All from `Ipu.held`, whose costs add up to the pipeline's: nothing here is estim
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
 
 from ipu_packed_bert.cycles.calibration import Calibration
-from ipu_packed_bert.cycles.layout import Cost
+from ipu_packed_bert.cycles.layout import Cost, stacked
 from ipu_packed_bert.cycles.lowering import Entry, short_name
 from ipu_packed_bert.cycles.matmul import Product
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
-from ipu_packed_bert.report.tables import CONFIGURED, MODEL, ReportColumn, Table
+from ipu_packed_bert.report.paper import INTERVALS
+from ipu_packed_bert.report.tables import CONFIGURED, COUNTED, MODEL, ReportColumn, Table, modelled, spread
 
 WEIGHTS, ATTENTION, SOFTMAX, NORM = "products with weights", "products of attention", "softmax", "layer norm"
 ACTIVATION, GATHER, ELEMENTWISE, OTHER = "GELU and tanh", "gather and scatter", "elementwise", "reduction, copy, stash"
@@ -44,6 +47,7 @@ _CLASS_OF = {
     "stash": OTHER,
     "accumulate": OTHER,
 }
+EXACT = "exact: no fitted or uncertain parameter enters, as where both sides have the same operators."
 # A layer is any one of them where they are alike; otherwise each has a name with its number.
 BLOCKS = ("embeddings", "mask", "layer", "heads", "pipeline")
 
@@ -62,38 +66,56 @@ def block_of(entry: Entry) -> str:
     return "layer" if entry.block.startswith("layer") else entry.block
 
 
-def plain_cycles(cost: Cost, parameters: Parameters) -> float:
-    """Without rearrangements."""
-    return parameters.cycles(cost) - parameters.factor * parameters.layout_cycles(cost)
-
-
-def class_cycles(pipeline: Pipeline, parameters: Parameters) -> Dict[Tuple[str, str], float]:
-    """(block, class) -> cycles of a micro-batch through all IPUs, without the copies between them."""
-    found: Dict[Tuple[str, str], float] = {}
+def class_costs(pipeline: Pipeline) -> Dict[Tuple[str, str], Cost]:
+    """(block, class) -> cost of a micro-batch through all IPUs, without the copies between them."""
+    found: Dict[Tuple[str, str], Cost] = {}
     for ipu in pipeline.ipus:
         for times, entry in ipu.held:
-            block = block_of(entry)
-            layout = parameters.factor * parameters.layout_cycles(entry.cost)
-            for kind, cycles in ((class_of(entry), plain_cycles(entry.cost, parameters)), (LAYOUT, layout)):
-                found[block, kind] = found.get((block, kind), 0.0) + times * cycles
+            block, plain = block_of(entry), entry.cost.plain
+            for kind, cost in ((class_of(entry), plain), (LAYOUT, entry.cost - plain)):
+                found[block, kind] = found.get((block, kind), Cost()) + cost * float(times)
     return found
+
+
+def class_cycles(pipeline: Pipeline, parameters: Parameters) -> Dict[Tuple[str, str], Any]:
+    """The same in cycles."""
+    return {key: parameters.cycles(cost) for key, cost in class_costs(pipeline).items()}
+
+
+def _sides(calibration: Calibration, packed: Sequence[Cost], unpacked: Sequence[Cost]) -> List[Dict[str, Any]]:
+    """For each pair of costs: cycles and shares of both sides, and their difference, with intervals draw by draw."""
+    after, before = stacked(packed), stacked(unpacked)
+
+    def share(cost: Cost) -> Callable[[Parameters], Any]:
+        def found(parameters: Parameters) -> Any:
+            cycles = parameters.cycles(cost)
+            return 100.0 * cycles / cycles.sum(axis=0)
+
+        return found
+
+    columns = {
+        "packed": calibration.intervals(lambda each: each.cycles(after)),
+        "share": calibration.intervals(share(after)),
+        "unpacked": calibration.intervals(lambda each: each.cycles(before)),
+        "share_unpacked": calibration.intervals(share(before)),
+        "difference": calibration.intervals(lambda each: each.cycles(after - before)),
+    }
+    rows: List[Dict[str, Any]] = [{} for _ in packed]
+    for key, intervals in columns.items():
+        for row, interval in zip(rows, intervals):
+            row.update(spread(key, interval))
+    return rows
 
 
 def classes(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Calibration) -> Table:
     """Cycles of each class of operator in each block, packed beside unpacked."""
-    parameters = calibration.parameters
-    after, before = class_cycles(packed, parameters), class_cycles(unpacked, parameters)
+    after, before = class_costs(packed), class_costs(unpacked)
+    found = [(block, kind) for block in BLOCKS for kind in CLASSES]
+    found = [key for key in found if any(side.get(key, Cost()) != Cost() for side in (after, before))]
+    sides = _sides(calibration, *([side.get(key, Cost()) for key in found] for side in (after, before)))
     rows = [
-        {
-            "block": "all layers" if block == "layer" else block,
-            "class": kind,
-            "packed": after.get((block, kind), 0.0),
-            "unpacked": before.get((block, kind), 0.0),
-            "difference": after.get((block, kind), 0.0) - before.get((block, kind), 0.0),
-        }
-        for block in BLOCKS
-        for kind in CLASSES
-        if after.get((block, kind)) or before.get((block, kind))
+        {"block": "all layers" if block == "layer" else block, "class": kind, **side}
+        for (block, kind), side in zip(found, sides)
     ]
     return Table(
         "classes",
@@ -101,44 +123,36 @@ def classes(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Calibr
         (
             ReportColumn("block", "block", CONFIGURED),
             ReportColumn("class", "class", CONFIGURED),
-            ReportColumn("packed", "packed", MODEL, ".3f", scale=1e6),
-            ReportColumn("unpacked", "unpacked", MODEL, ".3f", scale=1e6),
-            ReportColumn("difference", "difference", MODEL, "+.3f", scale=1e6),
+            modelled("packed", "packed", ".3f", 1e6),
+            modelled("share", "% of packed", ".2f"),
+            modelled("unpacked", "unpacked", ".3f", 1e6),
+            modelled("share_unpacked", "% of unpacked", ".2f"),
+            modelled("difference", "difference", "+.3f", 1e6),
         ),
         rows,
-        ("Through all IPUs, recomputation included; the copies between IPUs are not in it.",),
+        ("Through all IPUs, recomputation included; the copies between IPUs are not in it.", EXACT, *INTERVALS),
     )
+
+
+def operator_costs(pipeline: Pipeline) -> Dict[Tuple[str, str, str, str], Tuple[int, Cost]]:
+    """(block, phase, operator, part) -> calls and their cost in a micro-batch, without views, which cost nothing."""
+    found: Dict[Tuple[str, str, str, str], Tuple[int, Cost]] = {}
+    for ipu in pipeline.ipus:
+        for times, entry in ipu.held:
+            if entry.cost != Cost():
+                key = (block_of(entry), entry.phase, operator_name(entry), entry.category)
+                calls, cost = found.get(key, (0, Cost()))
+                found[key] = (calls + times, cost + entry.cost * float(times))
+    return found
 
 
 def operators(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Calibration) -> Table:
     """Every operator of every block and phase, packed beside unpacked."""
-    parameters = calibration.parameters
-    lines: Dict[Tuple[str, str, str, str], Dict[str, Any]] = {}
-    for side, pipeline in (("packed", packed), ("unpacked", unpacked)):
-        for ipu in pipeline.ipus:
-            for times, entry in ipu.held:
-                if not any((entry.cost.cycles(1.0), entry.cost.layout_calls)):
-                    continue  # a view
-                key = (block_of(entry), entry.phase, operator_name(entry), entry.category)
-                line = lines.setdefault(key, {"calls": 0, "packed": 0.0, "unpacked": 0.0})
-                line[side] += times * parameters.cycles(entry.cost)
-                if side == "packed":
-                    line["calls"] += times
-    whole = sum(line["packed"] for line in lines.values())
-    rows = [
-        {
-            "block": key[0],
-            "phase": key[1],
-            "operator": key[2],
-            "part": key[3],
-            "calls": line["calls"],
-            "packed": line["packed"],
-            "share": 100.0 * line["packed"] / whole,
-            "unpacked": line["unpacked"],
-            "difference": line["packed"] - line["unpacked"],
-        }
-        for key, line in sorted(lines.items(), key=lambda item: (BLOCKS.index(item[0][0]), -item[1]["packed"]))
-    ]
+    none = (0, Cost())
+    after, before = operator_costs(packed), operator_costs(unpacked)
+    keys = list({**after, **before})
+    sides = _sides(calibration, *([side.get(key, none)[1] for key in keys] for side in (after, before)))
+    both = sorted(zip(keys, sides), key=lambda item: (BLOCKS.index(item[0][0]), -item[1]["packed"]))
     return Table(
         "operators",
         f"{name}: million cycles of a micro-batch by operator",
@@ -147,16 +161,28 @@ def operators(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Cali
             ReportColumn("phase", "phase", CONFIGURED),
             ReportColumn("operator", "operator", CONFIGURED),
             ReportColumn("part", "part", CONFIGURED),
-            ReportColumn("calls", "calls", MODEL, ",d"),
-            ReportColumn("packed", "packed", MODEL, ".3f", scale=1e6),
+            ReportColumn("calls", "calls", COUNTED, ",d"),
+            modelled("packed", "packed", ".3f", 1e6),
             ReportColumn("share", "%", MODEL, ".2f"),
             ReportColumn("unpacked", "unpacked", MODEL, ".3f", scale=1e6),
-            ReportColumn("difference", "more", MODEL, "+.3f", scale=1e6),
+            modelled("difference", "more", "+.3f", 1e6),
         ),
-        rows,
+        [
+            {
+                "calls": after.get(key, none)[0],
+                "block": key[0],
+                "phase": key[1],
+                "operator": key[2],
+                "part": key[3],
+                **side,
+            }
+            for key, side in both
+        ],
         (
             "All layers together, recomputation included. Views cost nothing until an operator needs another order, "
             "and are left out.",
+            EXACT,
+            *INTERVALS,
         ),
     )
 
@@ -167,7 +193,7 @@ class PlannedProduct(NamedTuple):
     name: str
     product: Product
     calls: int
-    cycles: float  # of all calls, without rearrangements
+    cost: Cost  # of all calls, without rearrangements
 
     @property
     def bytes(self) -> int:
@@ -181,39 +207,43 @@ class PlannedProduct(NamedTuple):
         return self.product.macs / self.bytes
 
     @property
-    def rate(self) -> float:
-        """Multiply-adds a cycle."""
-        return self.calls * self.product.macs / self.cycles
+    def macs(self) -> int:
+        """Multiply-adds of all calls."""
+        return self.calls * self.product.macs
 
 
 def planned_products(pipeline: Pipeline, parameters: Parameters) -> List[PlannedProduct]:
     """The products by block, phase and size, the most expensive first."""
-    found: Dict[Tuple[str, str, Product], List[float]] = {}
+    found: Dict[Tuple[str, str, Product], Tuple[int, Cost]] = {}
     for ipu in pipeline.ipus:
         for times, entry in ipu.held:
             if entry.product is not None:
                 calls = times * entry.parts
                 # IPUs may give products different shares of their memory; the product is the same.
                 same = replace(entry.product, memory_proportion=1.0)
-                both = found.setdefault((block_of(entry), entry.phase, same), [0, 0.0])
-                both[0] += calls
+                key = (block_of(entry), entry.phase, same)
+                before, cost = found.get(key, (0, Cost()))
                 # The product alone: what else the operator does, a bias or the operands' layout, is not in `matmul`.
                 alone = replace(Cost(), matmul=entry.cost.matmul, batched=entry.cost.batched, wide=entry.cost.wide)
                 alone = replace(alone, exchange=entry.cost.exchange, sync=entry.cost.sync)
-                both[1] += times * parameters.cycles(alone)
+                found[key] = (before + calls, cost + alone * float(times))
     made = [
-        PlannedProduct(f"{block}, {phase}", product, int(calls), cycles)
-        for (block, phase, product), (calls, cycles) in found.items()
+        PlannedProduct(f"{block}, {phase}", product, calls, cost)
+        for (block, phase, product), (calls, cost) in found.items()
     ]
-    return sorted(made, key=lambda each: -each.cycles)
+    return sorted(made, key=lambda each: -parameters.cycles(each.cost))
 
 
 def products(name: str, pipeline: Pipeline, calibration: Calibration) -> Table:
     """The roofline's points: what each product reaches, beside what its operands' arrival and the AMP units allow."""
     target = pipeline.target
     peak, arrival = target.peak_macs_per_cycle, target.tiles * target.exchange_bytes_per_cycle
-    rows = []
-    for each in planned_products(pipeline, calibration.parameters):
+    made = planned_products(pipeline, calibration.parameters)
+    costs, macs = stacked([each.cost for each in made]), np.array([[each.macs] for each in made])
+    cycles = calibration.intervals(lambda each: each.cycles(costs))
+    rates = calibration.intervals(lambda each: macs / each.cycles(costs))
+    rows: List[Dict[str, Any]] = []
+    for each, taken, rate in zip(made, cycles, rates):
         p = each.product
         rows.append(
             {
@@ -221,10 +251,10 @@ def products(name: str, pipeline: Pipeline, calibration: Calibration) -> Table:
                 "size": f"{p.matrices} x [{p.rows}, {p.inner}] x [{p.inner}, {p.columns}]",
                 "calls": each.calls,
                 "intensity": each.intensity,
-                "rate": each.rate,
-                "share": 100.0 * each.rate / peak,
                 "roof": min(float(peak), arrival * each.intensity),
-                "cycles": each.cycles,
+                **spread("cycles", taken),
+                **spread("rate", rate),
+                **spread("share", rate, 100.0 / peak),
             }
         )
     return Table(
@@ -233,38 +263,53 @@ def products(name: str, pipeline: Pipeline, calibration: Calibration) -> Table:
         (
             ReportColumn("name", "where", CONFIGURED),
             ReportColumn("size", "size", CONFIGURED),
-            ReportColumn("calls", "calls", MODEL, ",d"),
-            ReportColumn("cycles", "M cycles", MODEL, ".3f", scale=1e6),
-            ReportColumn("intensity", "MAC/byte", MODEL, ",.1f"),
-            ReportColumn("rate", "MAC/cycle", MODEL, ",.0f"),
-            ReportColumn("roof", "roof", MODEL, ",.0f"),
-            ReportColumn("share", "of peak %", MODEL, ".1f"),
+            ReportColumn("calls", "calls", COUNTED, ",d"),
+            modelled("cycles", "M cycles", ".3f", 1e6),
+            ReportColumn("intensity", "MAC/byte", COUNTED, ",.1f"),
+            modelled("rate", "MAC/cycle", ",.0f"),
+            ReportColumn("roof", "roof", COUNTED, ",.0f"),
+            modelled("share", "of peak %", ".1f"),
         ),
         rows,
         (
             f"MAC: a multiply-add. The peak is {peak:,} a cycle; operands and result arrive at no more than "
             f"{arrival:,} bytes a cycle (all tiles), each counted once.",
+            *INTERVALS,
         ),
     )
 
 
+UPDATE_PARTS = ("steady", "bubble", "update", "host", "seconds")
+
+
+def _update_parts(pipeline: Pipeline, accumulation: int) -> Callable[[Parameters], Any]:
+    """The seconds of `UPDATE_PARTS`."""
+
+    def found(parameters: Parameters) -> Any:
+        step, target = pipeline.step(accumulation, parameters), pipeline.target
+        cycles = (
+            accumulation * step.pipeline_cycle,
+            (pipeline.placement.stages - 1) * step.pipeline_cycle,
+            step.update,
+        )
+        seconds = [target.seconds(each) for each in cycles] + [step.once.host, step.seconds]
+        return np.stack([np.atleast_1d(each + 0.0 * parameters.factor) for each in seconds])
+
+    return found
+
+
 def update(name: str, packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, int], calibration: Calibration) -> Table:
     """What an update's seconds consist of; each pipeline with its accumulation."""
-    rows = []
+    rows: List[Dict[str, Any]] = []
     for side, (pipeline, accumulation) in (("packed", packed), ("unpacked", unpacked)):
-        parameters, target = calibration.parameters, pipeline.target
-        step = pipeline.step(accumulation, parameters)
         fill = pipeline.placement.stages - 1
+        parts = calibration.intervals(_update_parts(pipeline, accumulation))
         rows.append(
             {
                 "run": side,
                 "accumulation": accumulation,
-                "steady": target.seconds(accumulation * step.pipeline_cycle),
-                "bubble": target.seconds(fill * step.pipeline_cycle),
-                "update": target.seconds(step.update),
-                "host": step.once.host,
-                "seconds": step.seconds,
                 "bubble_share": 100.0 * fill / (accumulation + fill),
+                **{name: end for key, part in zip(UPDATE_PARTS, parts) for name, end in spread(key, part).items()},
             }
         )
     return Table(
@@ -273,16 +318,17 @@ def update(name: str, packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, in
         (
             ReportColumn("run", "run", CONFIGURED),
             ReportColumn("accumulation", "accumulation", CONFIGURED, ",d"),
-            ReportColumn("steady", "micro-batches", MODEL, ".4f"),
-            ReportColumn("bubble", "fill and drain", MODEL, ".4f"),
-            ReportColumn("update", "weight update", MODEL, ".4f"),
-            ReportColumn("host", "host", MODEL, ".4f"),
-            ReportColumn("seconds", "together", MODEL, ".4f"),
-            ReportColumn("bubble_share", "bubble %", MODEL, ".2f"),
+            modelled("steady", "micro-batches", ".4f"),
+            modelled("bubble", "fill and drain", ".4f"),
+            modelled("update", "weight update", ".4f"),
+            modelled("host", "host", ".4f"),
+            modelled("seconds", "together", ".4f"),
+            ReportColumn("bubble_share", "bubble %", COUNTED, ".2f"),
         ),
         rows,
         (
             f"The pipeline has {packed[0].placement.stages} stages: it fills and drains in "
             f"{packed[0].placement.stages - 1} further pipeline cycles of every update, its bubble.",
+            *INTERVALS,
         ),
     )

@@ -17,6 +17,8 @@ _MILLION = 1e6
 
 def pictures(table: Table) -> List[Picture]:
     """The pictures of a table; none for a table without one."""
+    if table.drawn:
+        return list(table.drawn)
     make = PICTURES.get(table.name)
     return make(table) if make and table.rows else []
 
@@ -31,6 +33,12 @@ def _modelled(rows: Sequence[Mapping[str, Any]], key: str, lower: str = "", uppe
     ends = [_numbers(rows, lower or key + "_lower"), _numbers(rows, upper or key + "_upper")]
     low, high = (tuple(None if None in pair else side(pair) for pair in zip(*ends)) for side in (min, max))
     return Series(f"model, interval of {100 * INSIDE:.0f} %", _numbers(rows, key), low, high)
+
+
+def _between(row: Mapping[str, Any], key: str, scale: float = 1.0) -> str:
+    """A value with its interval, in words."""
+    low, value, high = (f"{row[name] / scale:.4g}" for name in (f"{key}_lower", key, f"{key}_upper"))
+    return f"{value} ({low} to {high})"
 
 
 def _beside(
@@ -167,7 +175,20 @@ def _classes(table: Table) -> List[Picture]:
         }
         bars = [(block, side) for block in blocks for side in ("packed", "unpacked")]
         kinds = [kind for kind in CLASSES if any(cycles.get((*bar, kind)) for bar in bars)]
-        series = tuple(Series(kind, tuple(cycles.get((*bar, kind)) for bar in bars)) for kind in kinds)
+        hints = {
+            (row["block"], side, row["class"]): f"{row['block']}, {side}, {row['class']}: "
+            f"{_between(row, side, _MILLION)} million cycles, {_between(row, share)} %"
+            for row in rows
+            for side, share in (("packed", "share"), ("unpacked", "share_unpacked"))
+        }
+        series = tuple(
+            Series(
+                kind,
+                tuple(cycles.get((*bar, kind)) for bar in bars),
+                hints=tuple(hints.get((*bar, kind), "") for bar in bars),
+            )
+            for kind in kinds
+        )
         names = tuple(f"{block}, {side}" for block, side in bars)
         sums = [sum(cycles.get((*bar, kind), 0.0) for kind in kinds) for bar in bars]
         found.append(
@@ -191,7 +212,7 @@ def _products(table: Table) -> List[Picture]:
         rows = [row for row in table.rows if row["name"] == name]
         hints = tuple(
             f"{row['size']}, {row['calls']} calls: {row['rate']:,.0f} multiply-adds a cycle, {row['share']:.1f} % of "
-            f"the peak; {row['cycles'] / _MILLION:.3f} million cycles"
+            f"the peak; {_between(row, 'cycles', _MILLION)} million cycles"
             for row in rows
         )
         lines.append(
@@ -210,7 +231,14 @@ def _update(table: Table) -> List[Picture]:
             "What an update's time consists of",
             tuple(f"{row['run']}, accumulation {row['accumulation']:,}" for row in table.rows),
             Axis("s"),
-            tuple(Series(name, _numbers(table.rows, key)) for key, name in parts),
+            tuple(
+                Series(
+                    name,
+                    _numbers(table.rows, key),
+                    hints=tuple(f"{row['run']}, {name}: {_between(row, key)} s" for row in table.rows),
+                )
+                for key, name in parts
+            ),
             stacked=True,
             across=True,
             ends=tuple(f"{row['seconds']:.3f} s, bubble {row['bubble_share']:.1f} %" for row in table.rows),

@@ -7,12 +7,15 @@ import io
 import textwrap
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ipu_packed_bert.cycles.uncertainty import Interval
+from pack_data.page.charts import Picture
 from pack_data.tables import text_table
 
 # Where the numbers of a column come from.
 HARDWARE, PROFILE, HOST, PAPER = "hardware", "profile", "host", "paper"
 # The analytic model: what it says, and where it was made to say so.
 MODEL, FITTED_MODEL = "predicted", "fitted"
+COUNTED = "counted"  # by the model, from the graph and the machine alone
 COMPUTED = "computed"  # arithmetic on a histogram or on other columns
 PUBLISHED = "published"  # measured by others, not in the paper
 CONFIGURED = "config"
@@ -40,7 +43,7 @@ class Part(NamedTuple):
 
 
 class Table(NamedTuple):
-    """parts: how the columns are divided in print; none: all together."""
+    """parts: how the columns are divided in print; none: all together. drawn: pictures of more than the rows hold."""
 
     name: str
     title: str
@@ -48,6 +51,7 @@ class Table(NamedTuple):
     rows: List[Dict[str, Any]]
     notes: Tuple[str, ...] = ()
     parts: Tuple[Part, ...] = ()
+    drawn: Tuple[Picture, ...] = ()
 
 
 WIDTH = 110  # characters of a line in print
@@ -58,6 +62,7 @@ SOURCES = {
     MODEL: "predicted by the cycle model",
     FITTED_MODEL: "fitted: the cycle model was made to meet the paper at depth 2",
     HOST: "seconds of this host",
+    COUNTED: "counted exactly, no fitted or uncertain parameter enters",
     PAPER: "the paper",
     COMPUTED: "computed",
     PUBLISHED: "measured and published by others",
@@ -159,7 +164,7 @@ def _folded(
 
 
 def cell(row: Mapping[str, Any], column: ReportColumn) -> str:
-    """What is printed of a value: `1.1, 1.0 to 2.8` where it has an interval."""
+    """What is printed of a value: `1.1, 1.0 to 2.8` where it has an interval, `1.1 exact` where that is the value."""
     value = row.get(column.key)
     if value is None:
         return "-"
@@ -169,7 +174,8 @@ def cell(row: Mapping[str, Any], column: ReportColumn) -> str:
     ends = [end for end in (row.get(key) for key in column.interval) if end is not None]
     if len(ends) == 2:
         low, high = sorted(ends)
-        words += f", {_number(low, column)} to {_number(high, column)}"
+        exact = low == value == high
+        words += " exact" if exact else f", {_number(low, column)} to {_number(high, column)}"
     return words
 
 
@@ -214,6 +220,21 @@ def as_json(table: Table) -> Dict[str, Any]:
         "columns": [{"key": c.key, "title": c.title, "source": c.source} for c in columns],
         "rows": [{column.key: row.get(column.key) for column in columns} for row in table.rows],
     }
+
+
+def ends_of(key: str) -> Tuple[str, str]:
+    """The keys of a value's interval."""
+    return f"{key}_lower", f"{key}_upper"
+
+
+def spread(key: str, interval: Interval, scale: float = 1.0) -> Dict[str, float]:
+    """A value and its interval, under their keys."""
+    return {name: scale * end for name, end in zip((f"{key}_lower", key, f"{key}_upper"), interval)}
+
+
+def modelled(key: str, title: str, form: str, scale: float = 1.0) -> ReportColumn:
+    """A column of the model's, with an interval."""
+    return ReportColumn(key, title, MODEL, form, ends_of(key), scale)
 
 
 def percent(fraction: Optional[float]) -> Optional[float]:

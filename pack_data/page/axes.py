@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Callable, List, NamedTuple, Sequence
 
-from pack_data.page.charts import Axis
+from pack_data.page.charts import Axis, Skip
 
 _LETTERS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -60,7 +60,34 @@ def scale(axis: Axis, values: Sequence[float], start: float, end: float, *, whol
     least = axis.least if axis.least is not None else min([0.0, *found])
     most = axis.most if axis.most is not None else max([0.0, *found])
     marks = ticks(least, most)
+    if axis.skips:
+        return _skipping(axis.skips, least, most, start, end)
     low = least if whole and most > least else marks[0]
     high = most if (whole or axis.most is not None) and most > least else marks[-1]
     marks = [mark for mark in marks if low <= mark <= high]
     return Scale(marks, lambda value: start + (end - start) * (value - low) / (high - low))
+
+
+_GAP = 0.03  # of what is drawn, for each skip
+
+
+def _skipping(skips: Sequence[Skip], least: float, most: float, start: float, end: float) -> Scale:
+    """An axis from least to most on which a skip is a gap; its marks stand on what is drawn."""
+    drawn = most - least - sum(skip.end - skip.start for skip in skips)
+
+    def kept(value: float) -> float:
+        for start_of, end_of, _ in reversed(skips):
+            inside = min(max((value - start_of) / (end_of - start_of), 0.0), 1.0)
+            value += inside * (_GAP * drawn - (end_of - start_of))
+        return value
+
+    marks = ticks(0.0, drawn)
+    step = marks[1] - marks[0]
+    edges = [least, *(edge for skip in skips for edge in skip[:2]), most]
+    found = [
+        round(number * step, 9)
+        for first, last in zip(edges[::2], edges[1::2])
+        for number in range(math.ceil(first / step - 1e-9), math.floor(last / step + 1e-9) + 1)
+    ]
+    low, high = kept(least), kept(most)
+    return Scale(found, lambda value: start + (end - start) * (kept(value) - low) / (high - low))

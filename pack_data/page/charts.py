@@ -8,17 +8,27 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 Values = Tuple[Optional[float], ...]  # None: there is no value
 
 
+class Skip(NamedTuple):
+    """Numbers of an axis that are not drawn, but for a gap."""
+
+    start: float
+    end: float
+    about: str  # what is left out
+
+
 class Axis(NamedTuple):
     """What an axis is of, with its unit.
 
     log: base of a logarithmic axis, 0 for a linear one. least, most: where it begins and ends; None: as the values
-    need, with 0. The axis of bars holds 0 whatever these say.
+    need, with 0. The axis of bars holds 0 whatever these say. skips: what a linear axis of `Tiles` leaves out,
+    ascending.
     """
 
     label: str
     log: int = 0
     least: Optional[float] = None
     most: Optional[float] = None
+    skips: Tuple[Skip, ...] = ()
 
 
 class Series(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Sequence, Union
 
 from pack_data.files import write_atomically
 from pack_data.page import style
-from pack_data.page.axes import short
+from pack_data.page.axes import scale, short
 from pack_data.page.charts import Axis, Bars, HeatMap, Lines, Picture, Tiles, bar_limits, names_of
 from pack_data.page.svg import standalone
 from pack_data.plotting import new_figure, save
@@ -163,6 +163,14 @@ def _heat_map(axes: Any, heat: HeatMap) -> None:
 def _tiles(axes: Any, tiles: Tiles) -> None:
     fills = _colours([number in tiles.padding for number in range(len(tiles.series))])
     named = set()
+    skipped, edges = None, []
+    if tiles.x.skips:
+        skipped = scale(tiles.x, [tile.right for tile in tiles.tiles], 0.0, 1.0)
+        edges = [skipped.place(edge) for skip in tiles.x.skips for edge in (skip.start, skip.end)]
+        tiles = tiles._replace(
+            x=Axis(tiles.x.label, most=1.0),
+            tiles=tuple(t._replace(left=skipped.place(t.left), right=skipped.place(t.right)) for t in tiles.tiles),
+        )
     for tile in tiles.tiles:
         label = None if tile.series in named else tiles.series[tile.series]
         named.add(tile.series)
@@ -171,6 +179,11 @@ def _tiles(axes: Any, tiles: Tiles) -> None:
             **fills[tile.series],
         )  # fmt: skip
     _axis(tiles.x, axes.xaxis, axes.set_xlabel, axes.set_xscale)
+    if skipped is not None:
+        axes.set_xticks([skipped.place(mark) for mark in skipped.ticks])
+        axes.set_xticklabels([short(mark) for mark in skipped.ticks])
+        for place in edges:
+            axes.axvline(place, color="grey", linestyle="--", linewidth=0.7)
     axes.set_ylabel(tiles.y.label, fontsize=8)
     axes.set_xlim(0, tiles.x.most)
     if tiles.rows:

@@ -385,6 +385,10 @@ def _tiles(drawing: _Drawing, tiles: Tiles) -> None:
             across.place(tile.left), downward.place(tile.top), across.place(tile.right), downward.place(tile.bottom),
             colours[tile.series], tile.hint, edge=bool(tiles.rows),
         )  # fmt: skip
+    for skip in tiles.x.skips:
+        for place in (across.place(skip.start), across.place(skip.end)):
+            drawing.add("line", skip.about, class_="v", x1=place, x2=place, y1=box.top, y2=box.bottom)
+        drawing.text((across.place(skip.start) + across.place(skip.end)) / 2, box.top - 4, "…", anchor="middle")
 
 
 _DRAWERS: Dict[type, Callable[[_Drawing, Any], None]] = {

@@ -1,11 +1,14 @@
 """The report's page holds the numbers of its tables, and what an operator costs adds up to what the pipeline costs."""
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 
-from ipu_packed_bert.cycles import calibration
+from ipu_packed_bert.cycles import calibration, uncertainty
 from ipu_packed_bert.cycles.arrangement import UNPACKED
+from ipu_packed_bert.cycles.layout import stacked
 from ipu_packed_bert.report import command, operators, tables
 from ipu_packed_bert.report.page import page_of
 from ipu_packed_bert.report.pictures import pictures
@@ -79,11 +82,65 @@ def test_what_the_ipus_hold_adds_up_to_what_they_cost(pipelines, found):
     assert layer["mm", "backward"] == 4 * 2 * 6 and layer["bmm", "backward"] == 4 * 4
 
 
+def test_operators_draws_add_up_to_the_totals_draws(pipelines, found):
+    drawn = found.draws.parameters
+    for pipeline in pipelines:
+        whole = sum(pipeline.ipu_cycles(ipu, drawn) for ipu in pipeline.ipus)
+        listed = stacked([cost for _, cost in operators.operator_costs(pipeline).values()])
+        assert whole.shape == (uncertainty.KEPT,)
+        assert drawn.cycles(listed).sum(axis=0) == pytest.approx(whole)
+        assert sum(operators.class_cycles(pipeline, drawn).values()) == pytest.approx(whole)
+    low = np.quantile(drawn.cycles(listed)[3], 0.05)
+    row = operators.operators("x", *pipelines, found)
+    keys = [tuple(each[key] for key in ("block", "phase", "operator", "part")) for each in row.rows]
+    third = list(operators.operator_costs(pipelines[1]))[3]
+    assert row.rows[keys.index(third)]["unpacked_lower"] == pytest.approx(low)
+
+
+def test_intervals_hold_their_values_and_are_exact_where_no_parameter_enters(pipelines, found):
+    def made(calibrated):
+        return (
+            operators.classes("x", *pipelines, calibrated),
+            operators.operators("x", *pipelines, calibrated),
+            operators.products("x", pipelines[0], calibrated),
+            operators.update("x", (pipelines[0], 100), (pipelines[1], 200), calibrated),
+        )
+
+    moved = {key: 1.3 * getattr(found.parameters, key) for key in ("factor", "layout", "replica_seconds", "products")}
+    moved.update(batched=0.9, exchange=1.1, sync=1.2, wide=1.1, links=1.2, streaming=1.4, joined=0.5, sliced=0.5)
+    others = made(dataclasses.replace(found, parameters=dataclasses.replace(found.parameters, **moved)))
+    counted = exact = 0
+    for table, other in zip(made(found), others):
+        for column in table.columns:
+            for row, changed in zip(table.rows, other.rows):
+                value, low, high = (row.get(key) for key in (column.key, *(column.interval or (column.key,) * 2)))
+                if column.interval:
+                    assert low <= value <= high, (row, column)
+                    assert (low == high) == (tables.cell(row, column).endswith(" exact"))
+                    exact += low == high
+                    if low == high and table.name in ("classes", "update"):  # whose rows keep their order
+                        assert changed[column.key] == value
+                if column.source == tables.COUNTED and table.name == "update":
+                    assert changed[column.key] == value
+                    counted += 1
+        assert {c.key for c in table.columns if c.form and not c.interval} == {
+            "classes": set(),
+            "operators": {"calls", "share", "unpacked"},
+            "products": {"calls", "intensity", "roof"},
+            "update": {"accumulation", "bubble_share"},
+        }[table.name]
+    assert counted > 0 and exact > 20
+
+
 def test_products_stay_below_their_roof_and_have_the_graphs_sizes(pipelines, found):
     packed, _ = pipelines
     listed = operators.planned_products(packed, found.parameters)
     peak = packed.target.peak_macs_per_cycle
-    assert all(0 < each.rate < peak for each in listed) and len(listed) > 10
+    rates = [each.macs / found.parameters.cycles(each.cost) for each in listed]
+    assert all(0 < rate < peak for rate in rates) and len(listed) > 10
+    rows = operators.products("x", packed, found).rows
+    assert [row["rate"] for row in rows] == pytest.approx(rates)
+    assert all(row["rate_lower"] <= row["rate"] <= row["rate_upper"] for row in rows)
     # Feed-forward layer up: [2 x 512, 64] x [64, 128]; 4 layers, twice.
     (up,) = [each for each in listed if each.name == "layer, forward" and each.product.columns == 128]
     assert (up.product.rows, up.product.inner, up.calls) == (1024, 64, 8)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pack_data.page import style
 from pack_data.page.axes import powers, scale, short, ticks
-from pack_data.page.charts import Axis, Bars, HeatMap, Line, Lines, Series, Tile, Tiles, thinned
+from pack_data.page.charts import Axis, Bars, HeatMap, Line, Lines, Series, Skip, Tile, Tiles, thinned
 from pack_data.page.document import Cell, Column, Page, Section, Table, Words, shown
 from pack_data.page.svg import draw, standalone
 from tests.pages import SVG, Browser, check_page
@@ -158,6 +158,20 @@ def test_ticks_hold_the_values(low, span):
 def test_powers_hold_the_values(low, factor, base):
     marks = powers(low, low * factor, base)
     assert marks[0] <= low * (1 + 1e-6) and marks[-1] >= low * factor * (1 - 1e-6) and 2 <= len(marks) <= 15
+
+
+def test_a_skip_is_a_gap_of_the_axis():
+    skips = (Skip(30.0, 900.0, "alike"), Skip(950.0, 970.0, "long"))
+    line = scale(Axis("x", skips=skips), [1000.0], 100.0, 700.0, whole=True)
+    places = [line.place(value) for value in (0.0, 30.0, 900.0, 950.0, 970.0, 1000.0)]
+    assert (places[0], places[-1]) == pytest.approx((100.0, 700.0))
+    drawn = 30.0 + 50.0 + 30.0
+    gap = 600.0 * 0.03 / 1.06
+    widths = [600.0 * kept / drawn / 1.06 for kept in (30.0, 50.0, 30.0)]
+    expected = [widths[0], gap, widths[1], gap, widths[2]]
+    assert [after - before for before, after in zip(places, places[1:])] == pytest.approx(expected)
+    assert line.ticks == sorted(line.ticks) and len(line.ticks) > 3
+    assert not any(skip.start < tick < skip.end for tick in line.ticks for skip in skips)
 
 
 def test_an_axis_begins_at_0_unless_told_otherwise():
