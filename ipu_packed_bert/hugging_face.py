@@ -1,5 +1,5 @@
-"""Folders of Hugging Face's BERT: config.json, model.safetensors or pytorch_model.bin, vocab.txt and the tokenizer's
-files.
+"""Folders of Hugging Face's BERT: config.json, model.safetensors or pytorch_model.bin, vocab.txt or tokenizer.json, and
+the tokenizer's other files.
 
 Inside, a model has one form: names that begin with ``bert.`` or name a head, float32, and no tensor twice.  Reading
 accepts the forms in circulation: files of the encoder alone, without that prefix; the tied decoder written out, or not;
@@ -22,7 +22,8 @@ from ipu_packed_bert.torch_files import load_tensors
 from pack_data.decoding import Fields, read_object, shown
 from pack_data.files import write_atomically
 from pack_data.packages import load_package
-from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
+from pack_data.text.tokenizer_file import AnyVocabulary, TokenizerFile, load_either, vocabulary_in
+from pack_data.text.wordpiece import SPECIAL_TOKENS
 
 Weights = Dict[str, torch.Tensor]
 
@@ -69,7 +70,7 @@ class Pretrained(NamedTuple):
 
     model: ModelConfig
     weights: Weights  # float32, by name; heads may be absent
-    vocabulary: Vocabulary
+    vocabulary: AnyVocabulary
 
 
 class Loaded(NamedTuple):
@@ -83,7 +84,7 @@ def read_folder(folder: Union[str, Path]) -> Pretrained:
     """Read a folder; ValueError in one line if a file is missing or damaged, or the network is not this BERT."""
     folder = Path(folder)
     model = _read_config(folder / "config.json")
-    return Pretrained(model, _read_weights(folder, model), load_vocabulary(folder / "vocab.txt", _lower_case(folder)))
+    return Pretrained(model, _read_weights(folder, model), load_either(vocabulary_in(folder), _lower_case(folder)))
 
 
 def load_into(network: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Loaded:
@@ -110,7 +111,7 @@ def write_folder(
     folder: Union[str, Path],
     model: ModelConfig,
     weights: Mapping[str, torch.Tensor],
-    vocabulary: Vocabulary,
+    vocabulary: AnyVocabulary,
     *,
     architecture: str,
     **settings: Any,
@@ -129,7 +130,7 @@ def write_folder(
     config = {
         "architectures": [architecture],
         **dict(_FIXED),
-        "pad_token_id": vocabulary.ids["[PAD]"],
+        "pad_token_id": vocabulary.padding,
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
         **{theirs: getattr(model, ours) for ours, theirs, _ in _KEYS},
@@ -149,7 +150,8 @@ def _json(values: Mapping[str, Any]) -> bytes:
 def _read_json(path: Path) -> Fields:
     if not path.exists():
         raise ValueError(
-            f"{path}: no such file; a Hugging Face folder has config.json, vocab.txt and {SAFETENSORS} or {TORCH}"
+            f"{path}: no such file; a Hugging Face folder has config.json, vocab.txt or tokenizer.json, and "
+            f"{SAFETENSORS} or {TORCH}"
         )
     return read_object(path, way_out="get the file again")
 
@@ -242,24 +244,25 @@ def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, wher
         raise ValueError(f"{where}: {wrong[0]}{more}; weights and configuration must be of one BERT")
 
 
-def _write_tokenizer(folder: Path, model: ModelConfig, vocabulary: Vocabulary) -> None:
+def _write_tokenizer(folder: Path, model: ModelConfig, vocabulary: AnyVocabulary) -> None:
     from tokenizers import BertWordPieceTokenizer
 
-    special = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS))
-    tokenizer = BertWordPieceTokenizer(dict(vocabulary.ids), lowercase=vocabulary.lower_case)
-    write_atomically(folder / "vocab.txt", vocabulary.text)
-    write_atomically(folder / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
+    kinds = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    settings: Dict[str, Any] = {"model_max_length": model.max_position_embeddings}
+    if isinstance(vocabulary, TokenizerFile):
+        numbers = (vocabulary.padding, vocabulary.unknown, *vocabulary.special)
+        special = {kind: vocabulary.names[number] for kind, number in zip(kinds, numbers) if number is not None}
+        # Which names a tokenizer gives to its model unless told so has changed between the library's versions.
+        names = ["input_ids", "token_type_ids", "attention_mask"]
+        settings.update(tokenizer_class="PreTrainedTokenizerFast", model_input_names=names)
+        tokenizer = vocabulary.as_packed()
+    else:
+        special = dict(zip(kinds, SPECIAL_TOKENS))
+        settings.update(tokenizer_class="BertTokenizer", do_lower_case=vocabulary.lower_case, strip_accents=None)
+        settings.update(tokenize_chinese_chars=True)
+        pieces = BertWordPieceTokenizer(dict(vocabulary.ids), lowercase=vocabulary.lower_case)
+        tokenizer = pieces.to_str(pretty=True).encode()
+        write_atomically(folder / vocabulary.file, vocabulary.text)
+    write_atomically(folder / "tokenizer.json", tokenizer)
     write_atomically(folder / "special_tokens_map.json", _json(special))
-    write_atomically(
-        folder / "tokenizer_config.json",
-        _json(
-            {
-                "tokenizer_class": "BertTokenizer",
-                "do_lower_case": vocabulary.lower_case,
-                "strip_accents": None,
-                "tokenize_chinese_chars": True,
-                "model_max_length": model.max_position_embeddings,
-                **special,
-            }
-        ),
-    )
+    write_atomically(folder / "tokenizer_config.json", _json({**settings, **special}))

@@ -1,4 +1,4 @@
-"""Which vocabulary weights and data are of: the sha256 of its vocab.txt and what becomes of capitals, compared wherever
+"""Which vocabulary weights and data are of: the sha256 of its file and what becomes of capitals, compared wherever
 the two meet."""
 
 from __future__ import annotations
@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any, Dict, NamedTuple, Optional
 
 from pack_data.store import Manifest
-from pack_data.text.wordpiece import Vocabulary
+from pack_data.text.tokenizer_file import AnyVocabulary
 
 
 class Identity(NamedTuple):
     """What a vocabulary is known by: the same tokens cut another text where capitals are kept."""
 
-    sha256: str = ""  # of vocab.txt; empty where it is not known
+    sha256: str = ""  # of vocab.txt or tokenizer.json; empty where it is not known
     lower_case: Optional[bool] = None  # None where it is not known
 
     @property
@@ -26,7 +26,7 @@ class Identity(NamedTuple):
         return {"vocabulary_sha256": self.sha256, "lower_case": self.lower_case}
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary) -> Identity:
+    def of(cls, vocabulary: AnyVocabulary) -> Identity:
         return cls(vocabulary.sha256, vocabulary.lower_case)
 
     @classmethod

@@ -40,7 +40,7 @@ from ipu_packed_bert.tasks.settings import (
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.command import NotFinite
 from pack_data.decoding import Fields, read_object
-from pack_data.text.wordpiece import Vocabulary
+from pack_data.text.tokenizer_file import AnyVocabulary
 
 # Of a run's configuration, what predicting needs; the rest is of training.
 _KEPT = {"task": None, "engine": None, "placement": None, "batch": ("micro_batch",)}
@@ -66,7 +66,7 @@ class Trained(NamedTuple):
     tree: Mapping[str, Any]  # settings, by section
     model: ModelConfig
     weights: Weights
-    vocabulary: Vocabulary
+    vocabulary: AnyVocabulary
     labels: Optional[List[str]]
     description: str
     stored: bool  # whether a run has written the settings

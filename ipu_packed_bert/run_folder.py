@@ -17,7 +17,7 @@ CHECKPOINTS = "checkpoints"
 ALLOWED = "allowed_changes"  # in the environment of a resumption
 COUNTS = ("packs", "sequences", "tokens")  # of a batch, in every record of a log
 SUMMARY, PICTURE = "summary.json", "run.png"
-MODEL, VOCABULARY, EXPORT = "model", "vocab.txt", "export.json"  # of fine-tuning
+MODEL, EXPORT = "model", "export.json"  # of fine-tuning
 
 
 def environment_of(first_step: int) -> str:

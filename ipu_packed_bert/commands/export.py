@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
 import yaml
 
 from ipu_packed_bert.config import PRETRAINING, Config, config_from_tree
-from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EXPORT, VOCABULARY
+from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EXPORT
 from ipu_packed_bert.settings import parse_yaml, peek
 from pack_data.command import ArgumentParser, typed
 from pack_data.decoding import said_of
 from pack_data.files import write_atomically
-from pack_data.text.wordpiece import Vocabulary, load_vocabulary
+from pack_data.text.tokenizer_file import AnyVocabulary, load_either, vocabulary_in
 
 if TYPE_CHECKING:
     from ipu_packed_bert.checkpoint import Checkpoint
@@ -51,7 +51,7 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
         return _export_fine_tuned(run, folder, checkpoint, vocabulary)
     config = config_from_tree(tree, str(run), stored=True)
     architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
-    path = vocabulary or Path(config.data.vocabulary or Path(config.data.directory, VOCABULARY))
+    path = Path(vocabulary or config.data.vocabulary or vocabulary_in(config.data.directory))
     of_weights = vocabulary_of_run(run, checkpoint)
     written = _vocabulary_of(config, path, of_weights.lowers_case)
     note = agree(of_weights, Identity.of(written), weights_of=run, data_of=path).note
@@ -93,14 +93,17 @@ def import_folder(folder: Path, run: Path) -> Loaded:
         raise ValueError(f"{run}: exists and is not an empty folder; give another one")
     pretrained = read_folder(folder)
     # What the weights decide and no more: the rest is left to the data set and to the defaults.
-    decided = {"data": {"vocabulary": str(run / VOCABULARY)}, "model": dataclasses.asdict(pretrained.model)}
+    decided = {
+        "data": {"vocabulary": str(run / pretrained.vocabulary.file)},
+        "model": dataclasses.asdict(pretrained.model),
+    }
     config = config_from_tree(decided, str(folder))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         network = PackedBertForPreTraining(config.model, config.loss)
     loaded = load_into(network, pretrained.weights)
     run.mkdir(parents=True, exist_ok=True)
-    write_atomically(run / VOCABULARY, pretrained.vocabulary.text)
+    write_atomically(run / pretrained.vocabulary.file, pretrained.vocabulary.text)
     write_atomically(run / CONFIG, yaml.safe_dump(decided, sort_keys=False).encode())
     weights, identity = {"model": network.state_dict()}, Identity.of(pretrained.vocabulary)
     imported = Checkpoint(0, weights, {}, config.to_yaml(), *identity)
@@ -108,10 +111,10 @@ def import_folder(folder: Path, run: Path) -> Loaded:
     return loaded
 
 
-def _vocabulary_of(config: Config, path: Path, lower_case: bool) -> Vocabulary:
+def _vocabulary_of(config: Config, path: Path, lower_case: bool) -> AnyVocabulary:
     if not path.exists():
         raise ValueError(f"{path}: the run's vocabulary is not there; give it with --vocabulary FILE")
-    vocabulary = load_vocabulary(path, lower_case)
+    vocabulary = load_either(path, lower_case)
     if len(vocabulary) > config.model.vocabulary_size:
         raise ValueError(
             f"{path}: {len(vocabulary):,} tokens, the run's model has rows for {config.model.vocabulary_size:,}; "
@@ -134,7 +137,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--vocabulary",
         type=Path,
         metavar="FILE",
-        help="vocab.txt of the run, where it is no longer beside its data set",
+        help="vocab.txt or tokenizer.json of the run, where it is no longer beside its data set",
     )
     args = parser.parse_args(argv)
     if args.reverse:

@@ -1,6 +1,4 @@
-"""Text to tokens with their places in the text, through the `tokenizers` library and a vocabulary of
-`pack_data.text.wordpiece`.
-"""
+"""Text to tokens with their places in the text: the `tokenizers` library, and a vocabulary of `pack_data.text`."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.text.wordpiece import Vocabulary
+from pack_data.text.tokenizer_file import AnyVocabulary, TokenizerFile
 
 
 class Tokens(NamedTuple):
@@ -20,16 +18,19 @@ class Tokens(NamedTuple):
 
 
 class Tokenizer:
-    """WordPiece without special tokens. read: told of texts, as many as were cut into tokens since its last call."""
+    """No special tokens are added. read: told of texts, as many as were cut into tokens since its last call."""
 
-    def __init__(self, vocabulary: Vocabulary, *, read: Callable[[int], Any] = int):
+    def __init__(self, vocabulary: AnyVocabulary, *, read: Callable[[int], Any] = int):
         self._read = read
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import BertWordPieceTokenizer
 
         self.vocabulary = vocabulary
-        self.first, self.separator = vocabulary.ids["[CLS]"], vocabulary.ids["[SEP]"]
-        self._tokenizer = BertWordPieceTokenizer(dict(vocabulary.ids), lowercase=vocabulary.lower_case)
+        self.first, self.separator, _ = vocabulary.special
+        if isinstance(vocabulary, TokenizerFile):
+            self._tokenizer = vocabulary.tokenizer
+        else:
+            self._tokenizer = BertWordPieceTokenizer(dict(vocabulary.ids), lowercase=vocabulary.lower_case)
 
     def encode(self, texts: Sequence[str]) -> List[Tokens]:
         found: List[Tokens] = []

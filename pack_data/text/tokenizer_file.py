@@ -9,13 +9,13 @@ import hashlib
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from pack_data.decoding import Fields, one_line, parse_json
 from pack_data.files import read_regular
-from pack_data.text.wordpiece import Special, Vocabulary, encode, load_vocabulary
+from pack_data.text.wordpiece import VOCABULARY, Special, Vocabulary, encode, load_vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -31,6 +31,8 @@ class TokenizerFile:
     ValueError where the file is none, or has no special tokens for the first place, between segments and for a mask.
     """
 
+    file, lower_case = TOKENIZER, None  # the file says itself what becomes of capitals
+
     def __init__(self, content: bytes, name: str = TOKENIZER) -> None:
         # A build works in several processes; the library's threads would compete with them (and warn after a fork).
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -39,13 +41,13 @@ class TokenizerFile:
         way_out = "give the tokenizer.json that save_pretrained or the tokenizers library wrote"
         self._fields = Fields.of(parse_json(content, name, way_out), name, way_out)
         try:
-            self._tokenizer: Tokenizer = Tokenizer.from_str(content.decode())
+            self.tokenizer: Tokenizer = Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"{name}: no tokenizer ({one_line(error)}); {way_out}") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
         self._content, self._name = content, name
-        self._numbers = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._numbers = self.tokenizer.get_vocab(with_added_tokens=True)
         self.special = self._special_tokens()
 
     def _special_tokens(self) -> Special:
@@ -67,6 +69,52 @@ class TokenizerFile:
         """The content of the file."""
         return self._content
 
+    @cached_property
+    def names(self) -> Dict[int, str]:
+        """Tokens by id, added ones too."""
+        return {number: token for token, number in self._numbers.items()}
+
+    @cached_property
+    def padding(self) -> Optional[int]:
+        """The token that stands for padding, where there is one."""
+        return next((self._numbers[token] for token in ("[PAD]", "<pad>") if token in self._numbers), None)
+
+    @cached_property
+    def unknown(self) -> Optional[int]:
+        """The token of what the others cannot spell, where there is one."""
+        model = self._fields.object("model").tree
+        found: Optional[int] = model.get("unk_id")
+        return self._numbers.get(model.get("unk_token") or "") if found is None else found
+
+    def as_packed(self) -> bytes:
+        """The file with the special tokens around its text that packs are made with: first A separator B separator.
+
+        The content as it is where the file says so already, and neither cuts nor pads.
+        """
+        from tokenizers import Tokenizer
+        from tokenizers.processors import TemplateProcessing
+
+        # One of its own: truncation and padding are as the file has them.
+        tokenizer, (first, separator, _) = Tokenizer.from_str(self._content.decode()), self.special
+        parts = [tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", "b")]
+        wanted = [first, *parts[0], separator], [*parts[1], separator]
+        single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
+        if (
+            (tokenizer.truncation, tokenizer.padding) == (None, None)
+            and (single.ids, single.type_ids) == (wanted[0], [0] * len(wanted[0]))
+            and (pair.ids, pair.type_ids) == (sum(wanted, []), [0] * len(wanted[0]) + [1] * len(wanted[1]))
+        ):
+            return self._content
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        begin, end = self.names[first], self.names[separator]
+        tokenizer.post_processor = TemplateProcessing(
+            single=[f"{begin}:0", "$A:0", f"{end}:0"],
+            pair=[f"{begin}:0", "$A:0", f"{end}:0", "$B:1", f"{end}:1"],
+            special_tokens=[(begin, first), (end, separator)],
+        )
+        return tokenizer.to_str(pretty=True).encode()
+
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self._content).hexdigest()
@@ -87,7 +135,7 @@ class TokenizerFile:
 
     def encode(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
         """As `Vocabulary.encode`."""
-        return encode(self._tokenizer, sentences)
+        return encode(self.tokenizer, sentences)
 
 
 AnyVocabulary = Union[Vocabulary, TokenizerFile]
@@ -102,5 +150,11 @@ def load_tokenizer(path: Union[str, Path]) -> TokenizerFile:
 
 
 def load_either(path: Union[str, Path], lower_case: bool = True) -> AnyVocabulary:
-    """The vocabulary of a data set: its tokenizer.json, or its vocab.txt."""
-    return load_tokenizer(path) if Path(path).name == TOKENIZER else load_vocabulary(path, lower_case)
+    """A tokenizer.json, or any other name: a vocab.txt."""
+    return load_tokenizer(path) if Path(path).suffix == ".json" else load_vocabulary(path, lower_case)
+
+
+def vocabulary_in(folder: Union[str, Path]) -> Path:
+    """The file of a folder that holds its vocabulary; its vocab.txt where it has neither."""
+    found = [Path(folder, name) for name in (VOCABULARY, TOKENIZER)]
+    return next((path for path in found if path.exists()), found[0])

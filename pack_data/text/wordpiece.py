@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, List, NamedTuple, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Iterable, List, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from pack_data.text.corpus import Document
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+VOCABULARY = "vocab.txt"  # its name in a data set
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # A vocabulary is trained on the first so many characters of the text, and knows so many different ones.
 TRAINING_CHARACTERS = 32 << 20
@@ -38,6 +39,7 @@ class Vocabulary:
 
     tokens: Tuple[str, ...]
     lower_case: bool = True
+    file: ClassVar[str] = VOCABULARY
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -59,6 +61,11 @@ class Vocabulary:
     @property
     def special(self) -> Special:
         return Special(*(self.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")))
+
+    @property
+    def padding(self) -> int:
+        """[PAD]."""
+        return self.ids["[PAD]"]
 
     @cached_property
     def continues(self) -> np.ndarray:

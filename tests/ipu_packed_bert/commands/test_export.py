@@ -12,13 +12,17 @@ import pytest
 import torch
 
 from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
-from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.commands import finetune, predict, pretrain
 from ipu_packed_bert.commands.export import export_run, import_folder, main
 from ipu_packed_bert.config import LossConfig, load_config
 from ipu_packed_bert.hugging_face import load_into, read_folder, write_folder
+from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from pack_data.command import run_main
+from pack_data.text.tokenizer_file import TokenizerFile
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
+from tests.fine_tuning_files import tiny_config, tiny_table
+from tests.pack_data.text.test_tokenizer_file import byte_level, wordpiece
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import TINY
 
@@ -27,9 +31,9 @@ MODEL = replace(TINY, vocabulary_size=20, intermediate_size=24, max_position_emb
 TABLE, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
 
 
-def network(next_sentence=True):
+def network(next_sentence=True, model=MODEL):
     torch.manual_seed(3)
-    made = PackedBertForPreTraining(MODEL, LossConfig(next_sentence=next_sentence))
+    made = PackedBertForPreTraining(model, LossConfig(next_sentence=next_sentence))
     for parameter in made.parameters():  # no zero or one is left that a wrong tensor could equal
         torch.nn.init.normal_(parameter, std=0.3)
     return made
@@ -111,6 +115,11 @@ def pipe(path):
     os.mkfifo(path)
 
 
+def without_vocabulary(folder):
+    (folder / "vocab.txt").unlink()
+    (folder / "tokenizer.json").unlink()
+
+
 @pytest.mark.parametrize(
     "damage, says",
     [
@@ -131,7 +140,7 @@ def pipe(path):
         (lambda folder: changed(folder, num_hidden_layers=3), "bert.encoder.layer.2"),
         (lambda folder: changed(folder, num_hidden_layers=1), "layer 1 is there"),
         (lambda folder: changed(folder, intermediate_size=25), "by its configuration [25, 16]"),
-        (lambda folder: (folder / "vocab.txt").unlink(), "vocab.txt: no such vocabulary"),
+        (without_vocabulary, "vocab.txt: no such vocabulary"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds neither"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "cannot be read"),
         (
@@ -155,24 +164,26 @@ def test_another_size_is_refused():
         load_into(network(), weights)
 
 
-def a_run(tmp_path, next_sentence=True):
+def a_run(tmp_path, next_sentence=True, vocabulary=VOCABULARY):
     """A run folder with one checkpoint; its vocabulary lies beside its data."""
     data = tmp_path / "data"
     data.mkdir()
-    (data / "vocab.txt").write_bytes(VOCABULARY.text)
+    (data / vocabulary.file).write_bytes(vocabulary.text)
+    sizes = replace(MODEL, vocabulary_size=max(MODEL.vocabulary_size, len(vocabulary)))
     path = tmp_path / "tiny.yml"
     model = "\n".join(
         f"  {name}: {value:.13f}" if isinstance(value, float) else f"  {name}: {value}"
-        for name, value in vars(MODEL).items()
+        for name, value in vars(sizes).items()
     )
     path.write_text(
         f"data:\n  directory: {data}\n  vocabulary_size: 128\n  max_sequence_length: 32\n  "
         f"max_predictions_per_sequence: 5\n"
-        f"  vocabulary: {data / 'vocab.txt'}\nmodel:\n{model}\nloss:\n  next_sentence: {str(next_sentence).lower()}\n"
+        f"model:\n{model}\nloss:\n  next_sentence: {str(next_sentence).lower()}\n"
         "placement:\n  layers_per_ipu: [2]\n"
     )
     config = load_config(path)
-    checkpoint = Checkpoint(7, {"model": network(next_sentence).state_dict()}, {}, config.to_yaml())
+    weights = {"model": network(next_sentence, sizes).state_dict()}
+    checkpoint = Checkpoint(7, weights, {}, config.to_yaml(), *Identity.of(vocabulary))
     save_checkpoint(tmp_path / "run" / "checkpoints", checkpoint, keep=1)
     return tmp_path / "run"
 
@@ -227,6 +238,62 @@ def test_the_way_from_transformers(tmp_path):
     found = read_folder(tmp_path / "theirs")
     assert found.model == MODEL
     same(found.weights, network().state_dict())
+
+
+@pytest.fixture
+def roberta_run(tmp_path):
+    """A run on data made with a tokenizer.json that cuts, pads, and puts no special tokens around a text."""
+    a_run(tmp_path, vocabulary=TokenizerFile(byte_level()))
+    return tmp_path / "run"
+
+
+def test_a_tokenizer_file_goes_out_as_the_packs_were_made_and_comes_back(tmp_path, roberta_run, monkeypatch):
+    from tokenizers import Tokenizer
+
+    assert export_run(roberta_run, tmp_path / "hf").step == 7
+    given, written = TokenizerFile(byte_level()), Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json"))
+    text = "The packer packs packed packs."
+    plain, (first, separator, _) = given.encode([text])[0].tolist(), given.special
+    pair = written.encode(text, text)
+    assert len(plain) > 4 and pair.ids == [first, *plain, separator, *plain, separator]
+    assert pair.type_ids == [0] * (len(plain) + 2) + [1] * (len(plain) + 1)
+    assert written.encode(text).ids == [first, *plain, separator]
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["pad_token_id"] == given.padding == 1
+    import_folder(tmp_path / "hf", tmp_path / "again")
+    again = read_folder(tmp_path / "hf").vocabulary
+    assert (tmp_path / "again" / "tokenizer.json").read_bytes() == again.text
+    # A file that says so already stays the same, bit for bit, so that weights and data know each other.
+    assert export_run(tmp_path / "again", tmp_path / "hf2").note is None
+    assert (tmp_path / "hf2" / "tokenizer.json").read_bytes() == again.text
+    assert TokenizerFile(wordpiece()).as_packed() == wordpiece()
+
+
+def test_transformers_fills_a_mask_with_a_tokenizer_file(tmp_path, roberta_run):
+    transformers = pytest.importorskip("transformers", reason="the outside reference: pip install transformers")
+    export_run(roberta_run, tmp_path / "hf")
+    given = TokenizerFile(byte_level())
+    encoded = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")("A packing of packs", "<mask>")
+    first, separator, mask = given.special
+    plain = given.encode(["A packing of packs"])[0].tolist()
+    assert encoded["input_ids"] == [first, *plain, separator, mask, separator]
+    assert encoded["token_type_ids"] == [0] * (len(plain) + 2) + [1] * 2
+    answers = transformers.pipeline("fill-mask", model=str(tmp_path / "hf"))("The <mask> packs")
+    assert len(answers) == 5 and all(0 < answer["score"] < 1 for answer in answers)
+
+
+def test_a_run_on_a_tokenizer_file_is_fine_tuned_and_predicts(tmp_path, roberta_run, capsys):
+    """The run's tokenizer cuts the texts of the task, and goes on into the exported model."""
+    file = tiny_table(tmp_path / "train.csv", "single_label", texts=12)
+    config = tiny_config(roberta_run, file, task="single_label", data={"max_sequence_length": 32}, run={"epochs": 1})
+    (tmp_path / "tiny.yml").write_text(config.to_yaml())
+    assert run_main(finetune.main, ["--config", str(tmp_path / "tiny.yml"), "--out", str(tmp_path / "tuned")]) == 0
+    assert (tmp_path / "tuned" / "tokenizer.json").read_bytes() == byte_level()
+    answers = []
+    for model in (tmp_path / "tuned", tmp_path / "tuned" / "model"):
+        capsys.readouterr()
+        assert run_main(predict.main, [str(model), str(file), "--cut", "--set", "data.max_sequence_length=32"]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] and answers[0].count("\n") == 12
 
 
 @pytest.mark.parametrize(
