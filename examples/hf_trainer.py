@@ -9,12 +9,14 @@ The line that matters is `pack_into(trainer, ...)`.
 from __future__ import annotations
 
 import tempfile
+from typing import Optional, Sequence
 
 import tiny
+from pack_data.command import run_main
 
 
-def main() -> None:
-    options = tiny.options(__doc__, "transformers", "accelerate", "datasets")
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    options = tiny.options(argv, __doc__, "transformers", "accelerate", "datasets")
     import datasets
     import transformers
 
@@ -46,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_main(main))

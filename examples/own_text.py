@@ -8,27 +8,30 @@ The four commands that this program gives are those that one types: `python -m p
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert import config_file, export_run
 from ipu_packed_bert.commands import pretrain
 from pack_data import BuildOptions, build
-from pack_data.command import run_main
+from pack_data.command import ArgumentParser, positive_int, run_main
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--text", default="embedded", help="texts, each file a document; or a JSONL file; default: Python's"
     )
-    parser.add_argument("--slots", type=int, default=128, help="tokens of a packed row")
-    parser.add_argument("--words", type=int, default=4096, help="size of the vocabulary that is learnt from the text")
-    parser.add_argument("--steps", type=int, default=300, help="weight updates")
+    parser.add_argument("--slots", type=positive_int, default=128, help="tokens of a packed row")
+    parser.add_argument("--words", type=positive_int, default=4096, help="size of the vocabulary, learnt from the text")
+    parser.add_argument("--steps", type=positive_int, default=300, help="weight updates")
     parser.add_argument("--sentence", default="The function returns a [MASK] of strings.")
     parser.add_argument("--out", type=Path, default=Path("own_text"), help="folder for all that is made")
     options = parser.parse_args(argv)
+    if options.steps < 2:
+        parser.error("--steps 1: half of them come before the stop and half after it; give at least 2")
+    if options.sentence.count("[MASK]") != 1:
+        parser.error(f"--sentence {options.sentence!r}: must have one [MASK], which the model fills in")
     data, run, exported = (str(options.out / name) for name in ("data", "run", "hugging_face"))
 
     # Pieces of the text in rows of --slots tokens, at most three in a row.

@@ -9,12 +9,14 @@ ranks: give the sampler the number of ranks and this process's rank.
 from __future__ import annotations
 
 import time
+from typing import Optional, Sequence
 
 import tiny
+from pack_data.command import run_main
 
 
-def main() -> None:
-    options = tiny.options(__doc__, "torch", "transformers")
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    options = tiny.options(argv, __doc__, "torch", "transformers")
     import torch
     from torch.utils.data import DataLoader
 
@@ -44,4 +46,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_main(main))

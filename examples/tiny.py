@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 from importlib.util import find_spec
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
+
+from pack_data.command import ArgumentParser, positive_int
 
 WORDS, LONGEST = 200, 256
 
 
-def options(about: str, *packages: str) -> argparse.Namespace:
+def options(argv: Optional[Sequence[str]], about: str, *packages: str) -> argparse.Namespace:
     """What every example is told.  One line and exit status 2 where a package is missing."""
-    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser = ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--model", default="", help="a Hugging Face model; by default a small random one")
-    parser.add_argument("--examples", type=int, default=400)
-    parser.add_argument("--row", type=int, default=1024, help="tokens of a packed row")
-    given = parser.parse_args()
+    parser.add_argument("--examples", type=positive_int, default=400)
+    parser.add_argument("--row", type=positive_int, default=1024, help="tokens of a packed row")
+    given = parser.parse_args(argv)
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         parser.exit(2, f"error: this example needs {', '.join(missing)}: pip install '.[trainers]'\n")

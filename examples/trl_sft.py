@@ -9,12 +9,14 @@ The line that matters is `pack_into(trainer)`.
 from __future__ import annotations
 
 import tempfile
+from typing import Optional, Sequence
 
 import tiny
+from pack_data.command import run_main
 
 
-def main() -> None:
-    options = tiny.options(__doc__, "trl", "datasets")
+def main(argv: Optional[Sequence[str]] = None) -> None:
+    options = tiny.options(argv, __doc__, "trl", "datasets")
     import datasets
     import trl
 
@@ -49,4 +51,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_main(main))

@@ -71,6 +71,22 @@ def test_an_example_prints_the_speed_of_both_runs(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_model_that_is_refused_is_one_line(name, tmp_path, monkeypatch, capsys):
+    """ALiBi's bias is no product of Transformers' attention interface."""
+    for package in NEEDS[name]:
+        pytest.importorskip(package, reason=f"needs {package}; make test-trainers installs it")
+    transformers = pytest.importorskip("transformers", minversion="4.57")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    config = transformers.BloomConfig(vocab_size=203, hidden_size=16, n_layer=1, n_head=2)
+    transformers.BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
+    runpy.run_path(str(EXAMPLES / "tiny.py"))["tokenizer"]().save_pretrained(tmp_path / "bloom")
+    capsys.readouterr()
+    run_here(name, monkeypatch, "--model", tmp_path / "bloom", "--examples", "20", status=2)
+    said = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(said) == 1 and said[0].startswith("error: ") and "Bloom" in said[0]
+
+
 def test_own_text_is_trained_in_two_parts_and_fills_in_a_word(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
@@ -85,7 +101,13 @@ def test_own_text_is_trained_in_two_parts_and_fills_in_a_word(tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     "name, mistake, named",
-    [("own_text", ["--text", "missing"], "missing"), ("pod16_walkthrough", ["--config", "none.yml"], "none.yml")],
+    [
+        ("own_text", ["--text", "missing"], "missing"),
+        ("own_text", ["--steps", "1"], "--steps 1"),
+        ("own_text", ["--sentence", "a word of it"], "[MASK]"),
+        ("own_text", ["--slots", "many"], "--slots"),
+        ("pod16_walkthrough", ["--config", "none.yml"], "none.yml"),
+    ],
 )
 def test_a_mistake_is_one_line(name, mistake, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
