@@ -157,9 +157,10 @@ def _lengths_text(strategy: Sequence[int]) -> str:
 
 
 def filling_section(packing: Packing, made: str) -> Section:
-    """made: how the packing was made, in words."""
-    S, depth = packing.max_sequence_length, max(1, packing.largest_depth)
-    packs = max(1, packing.packs)
+    """made: how the packing was made, in words.  ValueError where there is no pack."""
+    if not packing.packs:
+        raise ValueError("the packing holds no pack; there is nothing to look at")
+    S, depth, packs = packing.max_sequence_length, packing.largest_depth, packing.packs
     most_used = sorted(range(len(packing.strategies)), key=lambda n: (-packing.repeats[n], n))
     shown, listed = most_used[:_SHOWN], most_used[:_LISTED]
     names = [_lengths_text(packing.strategies[n]) for n in shown]

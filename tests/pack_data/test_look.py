@@ -125,6 +125,13 @@ def test_the_recipe_of_a_data_set_brings_its_proof(tmp_path):
         assert packing == Packing.load(tmp_path / "data" / look.RECIPE) and packing.certificate is not None
 
 
+def test_a_packing_without_packs_is_refused():
+    none = get_packer("spfhp")(LengthHistogram([0, 0, 0]), max_sequences_per_pack=2)
+    assert none.packs == 0
+    with pytest.raises(ValueError, match="holds no pack"):
+        look.filling_section(none, "SPFHP")
+
+
 def test_few_sequences_have_a_page():
     one = LengthHistogram.from_lengths([5], 8, "one")
     page = page_of(look.sections_of_histogram(one, packer="none", depth=1, depths=(2,), packers=["spfhp"]))
