@@ -37,6 +37,7 @@ FORMAT = "ipu_packed_bert checkpoint 2"
 MANIFEST, STATE = "manifest.json", "state.json"
 _NAME = re.compile(r"step_(\d{8,})")
 _FORMER = re.compile(r"step_(\d{8})\.pt")  # of format 1
+_ASIDE = re.compile(r"step_(\d{8,})\.aside(-\d+)?")
 _FILE = re.compile(r"([a-z][a-z0-9_]{0,60})\.safetensors|state\.json")  # a plain name: nothing outside the folder
 _OWN = "engine"  # the file of tensors that lie directly in an engine's state
 # More is damage, or somebody's mischief, and is not read into memory.
@@ -127,20 +128,31 @@ def evict(folder: Union[str, Path], *, newest: int, keep: int, protect: Optional
     for old in ours:
         if kept and _step(old) < kept[0] and _step(old) != protect:
             # Under its name it is whole until it is gone.  One that cannot be removed is met again at the next save.
-            with contextlib.suppress(OSError):
-                removed = _hidden(old, "removed")
-                os.rename(old, removed)
-                _delete(removed)
+            _remove(old)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        removed = _hidden(path, "removed")
+        os.rename(path, removed)
+        _delete(removed)
 
 
 def set_aside(path: Path) -> Path:
-    """Give a checkpoint a name under which nothing looks for it, and return that."""
+    """Give a checkpoint a name under which nothing looks for it, and return that; `evict_set_aside` deletes it."""
     aside, number = path.with_name(path.name + ".aside"), 1
     while os.path.lexists(str(aside)):
         number += 1
         aside = path.with_name(f"{path.name}.aside-{number}")
     os.rename(path, aside)
     return aside
+
+
+def evict_set_aside(folder: Union[str, Path], *, good: int) -> None:
+    """Delete what was set aside of steps up to ``good``, whose checkpoint is there and known to be good."""
+    for path in Path(folder).glob("step_*.aside*"):
+        if _ASIDE.fullmatch(path.name) and _step(path) <= good and path.is_dir():
+            _remove(path)
 
 
 def _write(path: Path, checkpoint: Checkpoint) -> None:

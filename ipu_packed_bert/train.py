@@ -11,7 +11,15 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional
 
 import torch
 
-from ipu_packed_bert.checkpoint import Checkpoint, NotSaved, checkpoint_path, evict, save_checkpoint, set_aside
+from ipu_packed_bert.checkpoint import (
+    Checkpoint,
+    NotSaved,
+    checkpoint_path,
+    evict,
+    evict_set_aside,
+    save_checkpoint,
+    set_aside,
+)
 from ipu_packed_bert.checkpoint import checkpoints as saved
 from ipu_packed_bert.engine.base import Engine, StepResult
 from ipu_packed_bert.identity import UNKNOWN, Identity
@@ -213,6 +221,7 @@ class Kept:
             self._good = self._newest
             if self._folder is not None:
                 evict(self._folder, newest=self._newest, keep=self._keep)
+                evict_set_aside(self._folder, good=self._newest)
 
     def way_out(self, step: int) -> str:
         """What to do where update number ``step`` ended the run.
@@ -234,8 +243,8 @@ class Kept:
         good = checkpoint_path(self._folder, self._good)  # type: ignore[arg-type]
         aside = [set_aside(path) for path in found if path.name > good.name]
         return (
-            f"no update from {found[-1].name} was finite, so it is set aside as {aside[-1].name}; the newest checkpoint"
-            f" is {good}, which is finite; {_LOWER}"
+            f"no update from {found[-1].name} was finite, so it is set aside as {aside[-1].name} until the run is past"
+            f" it; the newest checkpoint is {good}, which is finite; {_LOWER}"
         )
 
 

@@ -290,6 +290,30 @@ def test_a_checkpoint_known_to_be_good_is_never_evicted(store, tmp_path, keep):
     assert aside.name.startswith("step_00000006") and aside.name in str(found.value)
 
 
+def test_what_was_set_aside_goes_when_the_run_is_known_to_be_past_it(store, tmp_path):
+    options = ("run.checkpoint_every=2", "run.keep_checkpoints=1")
+    folder = tmp_path / CHECKPOINTS
+
+    def there():
+        return sorted(path.name for path in folder.iterdir())
+
+    with pytest.raises(NotFinite, match="set aside"):
+        run(store, tmp_path, [6.0, 5.0, 4.0, 3.0, 2.0, 1.0, NAN], *options)
+    with pytest.raises(NotFinite, match="set aside"):
+        run(store, tmp_path, [3.0, 2.0, NAN], *options, first_step=4)
+    both = ["step_00000006.aside", "step_00000006.aside-2"]
+    assert there() == ["step_00000004", *both]
+    # The checkpoint of the same step says nothing: it may be as bad.  An update from it does.
+    run(store, tmp_path, [3.0, 2.0], *options, first_step=4)
+    assert there() == ["step_00000004", "step_00000006", *both]
+    mine = folder / "step_00000006.aside.mine"
+    mine.mkdir()
+    later = folder / "step_00000009.aside"
+    later.mkdir()
+    run(store, tmp_path, [1.0], *options, first_step=6)
+    assert there() == ["step_00000006", mine.name, "step_00000007", later.name]
+
+
 def test_a_checkpoint_that_later_updates_come_from_is_where_a_run_goes_on(store, tmp_path):
     options = ("run.checkpoint_every=2", "run.keep_checkpoints=1")
     with pytest.raises(NotFinite, match="the newest checkpoint is .*step_00000004.*, which is finite"):
