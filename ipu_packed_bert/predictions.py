@@ -27,6 +27,7 @@ from ipu_packed_bert.settings import OVERRIDE, parse_yaml, peek
 from ipu_packed_bert.start import fine_tuned, folder_of, labels_of
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask
+from ipu_packed_bert.tasks.own import full_name, is_own
 from ipu_packed_bert.tasks.settings import (
     MULTI_LABEL,
     REGRESSION,
@@ -83,7 +84,7 @@ def find_trained(folder: Path, task: Optional[str] = None) -> Trained:
         return _of_folder(folder, task)
     if (folder / CONFIG).is_file():
         name = peek("task.name", parse_yaml((folder / CONFIG).read_text(encoding="utf-8"), folder / CONFIG), ())
-        if not isinstance(name, str) or name not in TASKS:
+        if not isinstance(name, str) or not (name in TASKS or is_own(name)):
             raise ValueError(
                 f"{folder}: a run of pre-training, which has no head that answers; fine-tune it first: packed-bert "
                 f"finetune --config ... --set model.checkpoint={folder}"
@@ -120,7 +121,7 @@ def _of_folder(folder: Path, task: Optional[str]) -> Trained:
     labels = labels_of(folder / "config.json")
     found = next((_ARCHITECTURES[each] for each in architectures if each in _ARCHITECTURES), None)
     if found is None and "BertForSequenceClassification" in architectures:
-        found = task if task in _PROBLEMS.values() else None
+        found = task if task in _PROBLEMS.values() or is_own(task) else None
     elif found is None:
         found = task
     if found is None and "BertForSequenceClassification" in architectures:
@@ -132,7 +133,7 @@ def _of_folder(folder: Path, task: Optional[str]) -> Trained:
             f"{folder / 'config.json'}: {what} is none that answers; name a model fine-tuned for one of the tasks "
             f"{', '.join(TASKS)}, or say which task it is of with --set task.name=..."
         )
-    pretrained = read_folder(folder)
+    found, pretrained = full_name(found), read_folder(folder)
     if labels is None and found in (SINGLE_LABEL, MULTI_LABEL, TOKENS) and "classifier.weight" in pretrained.weights:
         labels = [f"LABEL_{number}" for number in range(len(pretrained.weights["classifier.weight"]))]
     slots = min(_SLOTS.get(found, _OTHER_SLOTS), pretrained.model.max_position_embeddings)

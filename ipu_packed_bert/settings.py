@@ -62,11 +62,13 @@ class Rule(NamedTuple):
     below: Optional[float] = None  # value < below
     choices: Tuple[str, ...] = ()  # value is one of these
     note: str = ""  # a few words behind the choices
+    pattern: str = ""  # what is none of the choices, and may be a value
 
     def broken_by(self, value: Any) -> Optional[str]:
         """The rule in words if ``value`` (a number, a string or a tuple of numbers) breaks it, else None."""
         if self.choices:
-            return None if value in self.choices else f"must be one of {', '.join(self.choices)}{self.note}"
+            known = value in self.choices or (self.pattern and re.fullmatch(self.pattern, value))
+            return None if known else f"must be one of {', '.join(self.choices)}{self.note}"
         bounds = [
             ("at least", self.minimum, lambda v, b: v >= b),
             ("above", self.above, lambda v, b: v > b),

@@ -1,7 +1,7 @@
 """Tasks: what is trained on packs, one file each.
 
     task          the contract between a task and what trains it; examples: what tasks with files of examples share
-    pretraining   questions   classification   tokens
+    pretraining   questions   classification   tokens   own: a class in a file of the user's
 
 Beside them what they read and score with: settings, files, tokenizer, squad (its files, windows and answers), scores.
 """
@@ -11,10 +11,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from ipu_packed_bert.tasks.own import is_own, own_class
 from ipu_packed_bert.tasks.settings import TASKS
 
 
 def task_class(name: str) -> Any:
     """The class of a task that learns from files, by its name in the configuration; loaded when it is asked for."""
+    if is_own(name):
+        return own_class(name)
     module, _, kind = TASKS[name].partition(".")
     return getattr(import_module(f"ipu_packed_bert.tasks.{module}"), kind)

@@ -10,14 +10,14 @@ import time
 import zlib
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
 from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.loader import Batch, Packs
 from ipu_packed_bert.tasks.files import Source
-from ipu_packed_bert.tasks.settings import FinetuneConfig
+from ipu_packed_bert.tasks.settings import FinetuneConfig, TaskConfig
 from ipu_packed_bert.tasks.task import Counts, Evaluation, Metric, Task
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.building.assignment import assign
@@ -197,13 +197,14 @@ class ExampleTask(Task):
     )
     losses = ("loss",)
     prediction_fields: Tuple[str, ...] = ("input_ids", "input_mask", "segment_ids", "positions")
+    settings: Type[TaskConfig] = TaskConfig  # of a task of one's own: those of its section `task`
     of_slots: bool  # whether predictions are of slots [B, S, ...] or of sequences [B, D, ...]
 
     training: Optional[Inputs] = None
     evaluation: Optional[Inputs] = None
 
     def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, asked: Optional[Asked] = None):
-        self.asked = asked
+        self.asked, self.name = asked, config.task.name
         self.notes: List[str] = []  # what a user should know about the data, one line each
         self.config, self.tokenizer, self.model = config, tokenizer, model
         self.max_sequence_length = config.data.max_sequence_length

@@ -28,6 +28,8 @@ from ipu_packed_bert.config import (
     training_stages,
 )
 from ipu_packed_bert.settings import FILE, ConfigError, SettingsReader, annotated, as_tree, load_yaml, peek, setting
+from ipu_packed_bert.tasks.own import PATTERN, full_name, is_own, own_class
+from pack_data.decoding import said_of
 from pack_data.packers import PACKERS, packs_at_depth
 
 SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = "squad", "single_label", "multi_label", "regression", "tokens"
@@ -64,18 +66,23 @@ GLUE = {
 T = TypeVar("T")
 
 
+def _name(default: str) -> Any:
+    note = ", or FILE.py:CLASS, one of your own"
+    return setting(default, "which task", choices=tuple(TASKS), pattern=PATTERN, note=note)
+
+
 @dataclass(frozen=True)
 class TaskConfig:
     """What is learnt; each task adds its own settings."""
 
-    name: str = setting(SQUAD, "which task", choices=tuple(TASKS))
+    name: str = _name(SQUAD)
 
 
 @dataclass(frozen=True)
 class SquadConfig(TaskConfig):
     """Questions and paragraphs, as BERT cuts them into windows and reads answers out of them."""
 
-    name: str = setting(SQUAD, "which task", choices=tuple(TASKS))
+    name: str = _name(SQUAD)
     max_query_length: int = setting(64, "tokens of a question; what is longer is cut", minimum=1)
     stride: int = setting(128, "tokens from one window's start to the next one's", minimum=1)
     max_answer_length: int = setting(30, "tokens", minimum=1)
@@ -89,7 +96,7 @@ class SquadConfig(TaskConfig):
 class ClassificationConfig(TaskConfig):
     """Which columns of a CSV, TSV or JSONL file hold what."""
 
-    name: str = setting(SINGLE_LABEL, "which task", choices=tuple(TASKS))
+    name: str = _name(SINGLE_LABEL)
     text_column: str = setting("text", "of the text")
     second_text_column: Optional[str] = setting(None, "for pairs of texts")
     label_column: str = setting("label", "of the label, or of the labels")
@@ -112,7 +119,7 @@ class ClassificationConfig(TaskConfig):
 class TokensConfig(TaskConfig):
     """The columns of a JSONL file with a sentence's words and their labels; others have a word and a label a line."""
 
-    name: str = setting(TOKENS, "which task", choices=tuple(TASKS))
+    name: str = _name(TOKENS)
     words_column: str = setting("words", "of the list of words")
     labels_column: str = setting("labels", "of the list of labels, one a word")
 
@@ -368,11 +375,15 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, sto
         raise ConfigError(f"{path}: task.name is {name}; this is a configuration of pre-training: run_pretraining.py")
     # An unknown name is refused by the rule of the setting; its other settings are then those of no task.
     task = SETTINGS_OF.get(name, TaskConfig) if isinstance(name, str) else TaskConfig
+    if is_own(name):
+        with said_of(path):
+            task = own_class(name).settings
     reader = SettingsReader({"task": task, **SECTIONS}, path, gone=_GONE, stored=stored)
     reader.read(tree, FILE)
     for override in overrides:
         reader.override(override)
     sections = reader.sections()
+    sections["task"] = dataclasses.replace(sections["task"], name=full_name(sections["task"].name))
     config = FinetuneConfig(path=path, origins=dict(reader.origins), ignored=tuple(reader.ignored), **sections)
     reader.check(rules(config))
     reader.refuse_problems()

@@ -1,0 +1,76 @@
+"""A task in a file of the user's: its class and its settings are found by FILE.py:CLASS, from any folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ipu_packed_bert.predictions import find_trained
+from ipu_packed_bert.tasks import task_class
+from ipu_packed_bert.tasks.classification import ClassificationTask
+from ipu_packed_bert.tasks.settings import config_from_tree, load_config
+from tests.fine_tuning_files import tiny_fine_tuned
+
+OWN = """
+from dataclasses import dataclass
+from ipu_packed_bert.settings import setting
+from ipu_packed_bert.tasks.classification import ClassificationTask
+from ipu_packed_bert.tasks.settings import TaskConfig
+
+@dataclass(frozen=True)
+class Settings(TaskConfig):
+    words: int = setting(3, "how many", minimum=1)
+
+class Own(ClassificationTask):
+    settings = Settings
+
+class NoTask:
+    pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own_task.py").write_text(OWN)
+    return {"task": {"name": "own_task.py:Own", "words": 5}, "data": {"training": "a.csv"}}
+
+
+def test_class_and_settings_are_those_of_the_file(own, tmp_path, monkeypatch):
+    config = config_from_tree(own, "own.yml", ["task.words=7"])
+    name = f"{tmp_path / 'own_task.py'}:Own"
+    assert (config.task.name, config.task.words) == (name, 7)
+    found = task_class(name)
+    assert issubclass(found, ClassificationTask) and found.settings is type(config.task)
+    # What a run keeps is found from another folder, and is the same configuration.
+    Path("kept.yml").write_text(config.to_yaml())
+    monkeypatch.chdir("/")
+    assert load_config(tmp_path / "kept.yml").task == config.task and task_class(name) is found
+
+
+@pytest.mark.parametrize(
+    "name, words, says",
+    [
+        ("own_task.py:Own", 0, "task.words is 0; must be at least 1"),
+        ("own_task.py:NoTask", 1, "own_task.py has no class NoTask that is an ExampleTask"),
+        ("own_task.py:Missing", 1, "own_task.py has no class Missing"),
+        ("missing.py:Own", 1, "missing.py:Own; there is no file"),
+        ("own_task:Own", 1, "or FILE.py:CLASS"),
+    ],
+)
+def test_mistakes_say_what_is_wrong(own, name, words, says):
+    own["task"].update(name=name, words=words)
+    with pytest.raises(ValueError) as raised:
+        config_from_tree(own, "own.yml")
+    assert says in str(raised.value) and str(raised.value).startswith("own.yml: ")
+
+
+def test_an_exported_folder_is_asked_by_the_name_of_its_task(own, tmp_path):
+    folder = tiny_fine_tuned(tmp_path / "model", "single_label")
+    for architecture in ("BertForSequenceClassification", "BertModel"):
+        about = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**about, "architectures": [architecture]}))
+        found = find_trained(folder, "own_task.py:Own")
+        assert found.tree["task"]["name"] == f"{tmp_path / 'own_task.py'}:Own" and found.labels == ["0", "1", "2"]
