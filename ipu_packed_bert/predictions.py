@@ -159,6 +159,9 @@ class Prepared(NamedTuple):
 
 def configured(trained: Trained, asked: Asked, overrides: Sequence[str] = ()) -> FinetuneConfig:
     """The settings with which a model answers; ConfigError with every problem found."""
+    name = full_name(str(peek("task.name", trained.tree, overrides)))
+    if name != trained.tree["task"]["name"]:  # before its settings, which are those of another task
+        raise ValueError(f"--set task.name={name}: {trained.name} was trained for {trained.tree['task']['name']}")
     tree = {section: dict(values) for section, values in trained.tree.items()}
     tree["data"].update(training=None, evaluation=str(asked.source.path))
     tree["model"] = {"checkpoint": trained.name, "hidden_dropout": 0.0, "attention_dropout": 0.0}
@@ -169,10 +172,6 @@ def configured(trained: Trained, asked: Asked, overrides: Sequence[str] = ()) ->
         section, _, name = key.partition(".")
         if section not in kept or name not in (kept[section] or (name,)):
             raise ValueError(f"--set {key}=...: is of training and changes no answer; leave it out")
-    if config.task.name != trained.tree["task"]["name"]:
-        raise ValueError(
-            f"--set task.name={config.task.name}: {trained.name} was trained for {trained.tree['task']['name']}"
-        )
     if config.data.max_sequence_length > trained.model.max_position_embeddings:
         raise ValueError(
             f"{trained.name}: data.max_sequence_length is {config.data.max_sequence_length}; the model has "

@@ -188,9 +188,9 @@ class SettingsReader:
 
     def split(self, text: str) -> Tuple[Optional[str], Any]:
         """`section.key=value` -> key and value; key None, and a problem noted, where it is no such text."""
-        key, equals, value_text = text.partition("=")
-        if not equals:
-            self.problems.append(f"{OVERRIDE} {named(text)}: must read section.key=value")
+        key, _, value_text = text.partition("=")
+        if not value_text.strip():
+            self.problems.append(f"{OVERRIDE} {named(text)}: must read section.key=value, for no value null")
             return None, None
         try:
             return key.strip(), parse_yaml(value_text, OVERRIDE)

@@ -60,10 +60,21 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._given = [str(each) for each in (sys.argv[1:] if args is None else args)]
+        self._refuse_empty()
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}{self._misspelt()} (try {self.prog} --help)")
+
+    def _refuse_empty(self) -> None:
+        """An empty path would be the folder that one is in: a variable of the shell that is not set writes that."""
+        for before, given in zip(["", *self._given], self._given):
+            name, equals, value = given.partition("=")
+            if given == "--":
+                break
+            if not given or (given.startswith("--") and equals and not value):
+                option = name or (before if before.startswith("-") else "an argument")
+                self.error(f"{option}: is empty; give it a value, or leave it out")
 
     def _misspelt(self) -> str:
         """The first option given that is none but nearly one: argparse names what is missing before what is unknown."""

@@ -28,6 +28,8 @@ from tests.tiny_runs import tiny_config, tiny_data
 TRAIN = "pretrain --config tiny.yml"
 BUILD = "build --max-sequence-length 64 --vocabulary-size 200 --workers 1"
 FINETUNE = "finetune --config finetune_squad_packed --set data.training=squad.json --set data.evaluation=squad.json"
+CLASSIFY = "finetune --config finetune_banking77_packed --set model.checkpoint=bert --set data.max_sequence_length=64"
+CLASSIFY += " --set data.training=table.csv --set data.evaluation=table.csv"
 TINY = "--set model.checkpoint=bert --set data.max_sequence_length=64 --set task.max_query_length=20"
 
 MISTAKES = [
@@ -42,6 +44,10 @@ MISTAKES = [
     (f"{TRAIN} --out run --resume-if-there --allow-change x", ["--allow-change", "--resume"]),
     (f"{BUILD} --out new", ["--corpus", "--synthetic", "--from"]),
     (f"{BUILD} --corpus texts", ["--out"]),
+    (f"{BUILD} --corpus= --out new", ["--corpus", "empty"]),
+    ("export '' hf", ["empty"]),
+    (f"{TRAIN} --data ''", ["--data", "empty"]),
+    (f"{TRAIN} --set data.directory=", ["data.directory=", "null"]),
     (f"{BUILD} --corpus texts --out new --max-sequence-length=-64", ["--max-sequence-length", "-64"]),
     (f"{BUILD} --corpus texts --out new --workers 1000000", ["--workers", "1000000", "core"]),
     (f"{BUILD} --corpus texts --out new --workers 0", ["--workers", "0"]),
@@ -133,6 +139,8 @@ MISTAKES = [
     (f"{FINETUNE} --set model.checkpoint=texts", ["texts"]),
     (f"{FINETUNE} --set model.checkpoint=missing", ["missing"]),
     (f"{FINETUNE} --set model.checkpoint=bert --set data.training=missing.json", ["missing.json"]),
+    (f"{FINETUNE} --set model.checkpoint=bert --data-dir missing", ["--data-dir missing"]),
+    (f"{CLASSIFY} --set task.text_column=text", ["table.csv", "'text'", "texts"]),
     (f"{FINETUNE} {TINY} --set data.training=fields.jsonl", ["fields.jsonl", "1"]),
     (f"{FINETUNE} {TINY} --set task.max_query_length=-1", ["task.max_query_length", "-1"]),
     (f"{FINETUNE} --set model.checkpoint=bert", ["data.max_sequence_length", "384", "64"]),
@@ -154,6 +162,7 @@ def here(tmp_path_factory):
     (folder / "cut.txt.gz").write_bytes(gzip.compress(b"A text that ends too early. " * 1000)[:-40])
     (folder / "broken.jsonl").write_text('{"text": "one"}\n{"text": \n')
     (folder / "fields.jsonl").write_text('{"body": "one"}\n')
+    (folder / "table.csv").write_text("texts,label\none,a\ntwo,b\n")
     (folder / "words.txt").write_text("the\nof\nand\n")
     (folder / "vocab.txt").write_text("\n".join(SPECIAL_TOKENS) + "\n")
     (folder / "t.json").write_text("{}")

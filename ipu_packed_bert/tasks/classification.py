@@ -254,6 +254,8 @@ def read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, label
     for record in table_rows(source, faults):
         if labelled is None:
             labelled = labels and columns.label_column in record.values
+            if source.format in ("csv", "tsv"):  # one header for all records: its mistake is said once
+                _refuse_missing(record, f"{source} line {record.line}", wanted)
         with faults.of_record():
             texts.append(_text(record, f"{source} line {record.line}", kind, columns, wanted, labelled))
     faults.refuse()
@@ -265,18 +267,22 @@ def read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, label
 def _text(
     record: TableRow, where: str, kind: str, columns: ClassificationConfig, wanted: Sequence[str], labelled: bool
 ) -> Text:
-    for name in [*wanted, *([columns.label_column] if labelled else [])]:
-        if name not in record.values:
-            raise ValueError(
-                f"{where}: no column {shown(name)}, there are {', '.join(map(named, list(record.values)[:8]))}; "
-                "name them with --set task.text_column=... and task.label_column=..."
-            )
+    _refuse_missing(record, where, [*wanted, *([columns.label_column] if labelled else [])])
     parts = tuple(record.values[name] for name in wanted)
     for part, name in zip(parts, wanted):
         if not plain_text(part):
             raise ValueError(f"{where}: {named(name)} is {shown(part)}; must be a text")
     labels, number = _labels(record, where, kind, columns) if labelled else (None, math.nan)
     return Text(parts, labels, number, where)
+
+
+def _refuse_missing(record: TableRow, where: str, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in record.values:
+            raise ValueError(
+                f"{where}: no column {shown(name)}, there are {', '.join(map(named, list(record.values)[:8]))}; "
+                "name them with --set task.text_column=... and task.label_column=..."
+            )
 
 
 def _labels(record: TableRow, where: str, kind: str, columns: ClassificationConfig) -> Tuple[Tuple[str, ...], float]:

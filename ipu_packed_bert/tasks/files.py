@@ -129,6 +129,8 @@ def plain_text(value: Any) -> bool:
 
 def located(config: FinetuneConfig, data_dir: Optional[Path]) -> FinetuneConfig:
     """The configuration with the places of its files, looked for in `data_dir` first."""
+    if data_dir is not None and not data_dir.is_dir():
+        raise ValueError(f"--data-dir {data_dir}: no such folder; name the one in which the data files lie")
     names = {name: getattr(config.data, name) for name in ("training", "evaluation")}
     found: Dict[str, Any] = {
         name: str(locate(value, data_dir).resolve()) for name, value in names.items() if value is not None

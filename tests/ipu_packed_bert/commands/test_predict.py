@@ -274,6 +274,7 @@ def test_interrupted_it_leaves_what_was_there(models, tmp_path, capsys, monkeypa
     [
         (["--set", "data.max_sequence_length=128"], "the model has 64 positions"),
         (["--set", "task.name=tokens"], "/model was trained for single_label"),
+        (["--set", "task.name=squad"], "/model was trained for single_label"),
         (["--engine", "ipu"], "the Poplar SDK is missing"),
         (["--set", "batch.micro_batch=0"], "batch.micro_batch is 0"),
         (["--set", "data.evaluation=other.csv"], "--set data.evaluation=...: is of training and changes no answer"),
