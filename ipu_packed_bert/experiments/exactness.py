@@ -9,7 +9,9 @@ depends on its neighbours.
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
@@ -19,17 +21,20 @@ from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments import packed_runs, tables
 from ipu_packed_bert.experiments.packed_runs import PretrainingSetup
-from ipu_packed_bert.experiments.runner import Cell, Row, Runner
+from ipu_packed_bert.experiments.runner import FACTS, SETTINGS, Cell, Row, Runner, finished_cells
+from ipu_packed_bert.experiments.statistics import Verdict
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.optim import build_optimizer, learning_rate
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from pack_data.command import counted
 from pack_data.packs import FIELDS, assemble, decode, disassemble
 from pack_data.store import PackStore
 
 SUMMARY = (
     "One model trained on packs and one on the same sequences unpacked, in the same updates, in float64 and float32:\n"
     "relative L2 distance of all parameters after 100 updates (the promise: below 1e-6 in float64), and how far they\n"
-    "part with the usual means over micro-batches.\n\n"
+    "part with the usual means over micro-batches, which is the control. Exit status 1 where the promise is broken,\n"
+    "or where the control keeps it as well.\n\n"
     "Data of the other experiments' size; hidden 32, 2 layers, 8 packs an update (quick: 5 updates)."
 )
 
@@ -37,6 +42,7 @@ UPDATES = {"quick": 5, "minutes": 100, "hours": 100, "full": 1000}
 SIZES, DEFAULT = UPDATES, "minutes"
 PACKS, MICRO_BATCH = 8, 2
 LIMIT = 1.0e-6  # relative L2 over all parameters, float64, after 100 updates
+FAR = 100 * LIMIT  # where the control has to come out
 
 
 class Normalisation(NamedTuple):
@@ -50,6 +56,7 @@ VARIANTS: Dict[str, Normalisation] = {
     "update_float32": Normalisation("over the update, float32", torch.float32, True),
     "micro_batch_float64": Normalisation("over each micro-batch, float64", torch.float64, False),
 }
+CLAIM, CONTROL = "update_float64", "micro_batch_float64"
 
 
 def settings(options: Any) -> Dict[str, Any]:
@@ -65,27 +72,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pass
 
 
-def run(options: Any, runner: Runner) -> None:
+def run(options: Any, runner: Runner) -> int:
     setup = packed_runs.setup(options)
     updates = UPDATES[options.size]
+    facts = {"packing_factor": setup.packing_factor("packed"), "machine": tables.machine()}
+    runner.write(FACTS, json.dumps(facts) + "\n")
     cells = [Cell(name, seed) for seed in range(1, options.seeds + 1) for name in VARIANTS]
     rows = runner.run(cells, lambda cell: part(setup, VARIANTS[cell.variant], seed=cell.seed, updates=updates))
     runner.write_csv("distances.csv", rows)
-    factor = setup.store("packed").manifest.packing_factor
-    text = table(rows) + (
-        f"\nLAMB, no dropout, {PACKS} packs of {setup.size.max_sequence_length} slots (about {PACKS * factor:.0f} "
-        f"sequences) an "
-        f"update, micro-batches of {MICRO_BATCH} rows, {options.seeds} seeds; {setup.corpus}; {tables.machine()}\n"
-    )
-    runner.write("table.md", text)
-    print("\n" + text)
-    if options.plot:
-        _plot(rows, runner)
-    worst = max(row["distance"] for row in rows if row["variant"] == "update_float64")
-    print(
-        f"float64, losses over the update: at most {worst:.1e} apart, {'below' if worst < LIMIT else 'ABOVE'} the "
-        f"limit of {LIMIT:.0e}"
-    )
+    found = shown(runner.folder)
+    runner.show(found, plot=options.plot)
+    verdict = found.verdict()
+    return 0 if verdict.shows and verdict.equivalent else 1
 
 
 def part(setup: PretrainingSetup, variant: Normalisation, *, seed: int, updates: int) -> List[Row]:
@@ -162,36 +160,94 @@ def distance(first: HostEngine, second: HostEngine) -> float:
     return (apart / whole) ** 0.5
 
 
-def table(rows: List[Row]) -> str:
-    """The largest distance over the seeds after some of the updates."""
-    numbers = sorted({row["update"] for row in rows})
-    shown = [number for number in numbers if number in (1, 10, 100, 1000) or number == numbers[-1]]
-    lines = [
-        [variant.words]
-        + [
-            tables.small(max(row["distance"] for row in rows if (row["variant"], row["update"]) == (name, number)))
-            for number in shown
-        ]
-        for name, variant in VARIANTS.items()
-    ]
-    return tables.markdown(
-        ["losses normalised"] + [f"after {number} update{'s' if number > 1 else ''}" for number in shown], lines
-    )
+# ---- what the cells say ----------------------------------------------------------------------------------------------
 
 
-def _plot(rows: List[Row], runner: Runner) -> None:
-    from ipu_packed_bert.experiments.pictures import Curve, Panel, draw
+class Distances:
+    """What the finished cells of one folder say."""
 
-    def values(name: str, column: str) -> np.ndarray:
-        seeds = sorted({row["seed"] for row in rows if row["variant"] == name})
-        return np.array(
-            [[row[column] for row in rows if (row["variant"], row["seed"]) == (name, seed)] for seed in seeds]
+    def __init__(self, folder: Path) -> None:
+        self._facts, self._settings = (
+            json.loads((folder / name).read_text(encoding="utf-8")) for name in (FACTS, SETTINGS)
+        )
+        self._cells = finished_cells(folder)
+
+    def values(self, name: str, column: str) -> np.ndarray:
+        """Of a variant, [seeds, points]."""
+        cells = sorted(cell for cell in self._cells if cell.variant == name)
+        return np.array([[row[column] for row in self._cells[cell]] for cell in cells])
+
+    def verdict(self) -> Verdict:
+        claim, control = (self.values(name, "distance") for name in (CLAIM, CONTROL))
+        if not claim.size or not control.size:
+            return Verdict(False, False, "shows nothing yet: the claim and its control need a finished run each")
+        worst, least, updates = float(claim.max()), float(control[:, -1].min()), self._settings["updates"]
+        if least < FAR:
+            return Verdict(
+                False, False, f"shows nothing: the control comes out at {least:.1e}, it must exceed {FAR:.0e}"
+            )
+        kept = worst < LIMIT
+        return Verdict(
+            True,
+            kept,
+            f"{'the same' if kept else 'NOT the same'}: at most {worst:.1e} apart within {updates} updates, limit "
+            f"{LIMIT:.0e}; the control fails as it must: at least {least:.1e} apart after them",
         )
 
-    curves = [
-        Curve(variant.words, values(name, "update"), values(name, "distance")) for name, variant in VARIANTS.items()
-    ]
-    draw(
-        [Panel("packed and unpacked weights", "updates", "relative L2 distance", curves, logarithmic=True)],
-        runner.folder / "exactness.png",
-    )
+    def text(self) -> str:
+        settings = self._settings
+        sequences = settings["packs"] * self._facts["packing_factor"]
+        seeds = max((len(self.values(name, "update")) for name in VARIANTS), default=0)
+        return "\n".join(
+            [
+                self.table(),
+                f"Claim: packed and unpacked training give the same weights, in float64. Control: each micro-batch's "
+                f"losses as a mean. **{self.verdict().why}.**",
+                f"Distance: of all weights together, as a share of their size (relative L2); the largest of "
+                f"{counted(seeds, 'seed')}.",
+                f"Corpus {settings['corpus']}, {settings['packs']} packs of {settings['max_sequence_length']} slots "
+                f"(about {sequences:.0f} sequences) an update, micro-batches of "
+                f"{counted(settings['micro_batch'], 'row')}, LAMB, no dropout; {self._facts['machine']}.",
+                "",
+            ]
+        )
+
+    def table(self) -> str:
+        """The largest distance over the seeds after some of the updates."""
+        measured = {row["update"] for rows in self._cells.values() for row in rows}
+        numbers = sorted(measured & {1, 10, 100, 1000, self._settings["updates"]})
+        lines = []
+        for name, variant in VARIANTS.items():
+            at, found = self.values(name, "update"), self.values(name, "distance")
+            lines.append(
+                [variant.words, *(tables.small(found[at == each].max()) if at.size else "" for each in numbers)]
+            )
+        return tables.markdown(["losses normalised", *(f"after {counted(each, 'update')}" for each in numbers)], lines)
+
+    def draw(self, folder: Path, stem: str = "") -> List[Path]:
+        from ipu_packed_bert.experiments.pictures import Curve, Line, Panel, draw
+
+        curves = [
+            Curve(
+                variant.words + (" (control)" if name == CONTROL else ""),
+                self.values(name, "update"),
+                self.values(name, "distance"),
+            )
+            for name, variant in VARIANTS.items()
+            if self.values(name, "update").size
+        ]
+        if not curves:
+            return []
+        panel = Panel(
+            "How far packed training is from unpacked training, losses normalised",
+            "updates",
+            "distance of the weights (relative L2)",
+            curves,
+            Line(LIMIT, "limit of the claim"),
+            logarithmic=True,
+        )
+        caption = "Line: mean over seeds. Band: from the lowest to the highest seed. Number: last value."
+        return [draw([panel], folder / f"{stem}distances.png", caption=caption, width=7.0)]
+
+
+shown = Distances

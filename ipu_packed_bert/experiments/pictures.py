@@ -6,7 +6,7 @@ Colours and dashes are chosen so that the lines differ in grey and for people wh
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -60,9 +60,20 @@ class Bar(NamedTuple):
     control: bool = False
 
 
-def draw(panels: Sequence[Panel], path: Path, *, caption: str = "") -> Path:
-    """Panels side by side. A band reaches from the lowest to the highest seed; last values stand at the right edge."""
-    figure, axes = new_figure(5.4 * len(panels), 4.2, columns=len(panels))
+class Dots(NamedTuple):
+    """One pair of axes with a line of values for each label of a picture."""
+
+    title: str
+    x_label: str
+    values: Dict[str, Sequence[Sequence[float]]]  # group -> for each label, the values of its seeds
+
+
+def draw(panels: Sequence[Panel], path: Path, *, caption: str = "", width: float = 5.4) -> Path:
+    """Panels side by side, each of so many inches.
+
+    A band reaches from the lowest to the highest seed; last values stand at the right edge.
+    """
+    figure, axes = new_figure(width * len(panels), 4.2, columns=len(panels))
     labels: List[str] = list({curve.label: None for panel in panels for curve in panel.curves})
     for panel, axis in zip(panels, axes):
         ends = []
@@ -89,11 +100,11 @@ def draw(panels: Sequence[Panel], path: Path, *, caption: str = "") -> Path:
         axis.set_xlabel(panel.x_label)
         axis.set_ylabel(panel.y_label)
         axis.grid(alpha=0.25)
-        if not panel.logarithmic:
-            _last_values(axis, ends, panel.digits)
+        _last_values(axis, ends, ".1e" if panel.logarithmic else f".{panel.digits}f")
     styles = [STYLES[number % len(STYLES)] for number in range(len(labels))]
     handles = [_handle(colour, dashes) for colour, dashes in styles]
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(5, len(labels)), fontsize=9, frameon=False)
+    columns = max(1, min(5, len(labels), int(width * len(panels) // 2.8)))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=9, frameon=False)
     if caption:
         figure.supxlabel(caption, fontsize=8, color="#444444")
     save(figure, path)
@@ -125,20 +136,46 @@ def draw_differences(
     return path
 
 
-def _handle(colour: str, dashes: Any) -> Any:
+def draw_dots(labels: Sequence[str], panels: Sequence[Dots], path: Path, *, caption: str) -> Path:
+    """A line a label, panels side by side; groups differ in colour and mark."""
+    figure, axes = new_figure(5.4 * len(panels), 1.4 + 0.3 * len(labels), columns=len(panels))
+    marks = ("o", "s", "^", "D")
+    for panel, axis in zip(panels, axes):
+        for number, values in enumerate(panel.values.values()):
+            colour, mark = STYLES[2 * number % len(STYLES)][0], marks[number % len(marks)]
+            shift = 0.3 * ((number + 0.5) / len(panel.values) - 0.5)
+            for place, seeds in enumerate(values):
+                if not len(seeds):
+                    continue
+                axis.plot(seeds, [place + shift] * len(seeds), mark, color=colour, markersize=2.5, alpha=0.7)
+                axis.plot([np.mean(seeds)], [place + shift], mark, color=colour, markersize=6)
+        axis.set_yticks(range(len(labels)), labels if axis is axes[0] else [""] * len(labels), fontsize=9)
+        axis.invert_yaxis()
+        axis.set_title(panel.title, fontsize=11)
+        axis.set_xlabel(panel.x_label)
+        axis.grid(alpha=0.25)
+    groups = list(panels[0].values)
+    handles = [
+        _handle(STYLES[2 * number % len(STYLES)][0], "none", marks[number % len(marks)])
+        for number in range(len(groups))
+    ]
+    figure.legend(handles, groups, loc="outside upper center", ncols=len(groups), fontsize=9, frameon=False)
+    figure.supxlabel(caption, fontsize=8, color="#444444")
+    save(figure, path)
+    return path
+
+
+def _handle(colour: str, dashes: Any, marker: str = "") -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=colour, linestyle=dashes, linewidth=1.8)
+    return Line2D([], [], color=colour, linestyle=dashes, linewidth=1.8, marker=marker)
 
 
-def _last_values(axis: Any, ends: Sequence[Any], digits: int) -> None:
+def _last_values(axis: Any, ends: Sequence[Any], form: str) -> None:
     """The last value of each curve at the right edge, moved apart where they would lie on each other."""
-    low, high = axis.get_ylim()
-    least = 0.055 * (high - low)
-    placed = low
+    placed = 0.0
     for y, colour in sorted(ends):
-        height = max(y, placed)
-        placed = height + least
-        axis.annotate(
-            f"{y:.{digits}f}", (1.01, height), xycoords=("axes fraction", "data"), color=colour, fontsize=8, va="center"
-        )
+        share = axis.transAxes.inverted().transform(axis.transData.transform((0.0, y)))[1]  # of the axis' height
+        height = max(share, placed)
+        placed = height + 0.055
+        axis.annotate(f"{y:{form}}", (1.01, height), xycoords="axes fraction", color=colour, fontsize=8, va="center")

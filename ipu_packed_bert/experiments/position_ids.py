@@ -15,6 +15,7 @@ take one row of bs x msl tokens.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from functools import partial
@@ -25,11 +26,12 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 
 from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.runner import Cell, Row, Runner
+from ipu_packed_bert.experiments.runner import FACTS, SETTINGS, Cell, Row, Runner, finished_cells
+from ipu_packed_bert.experiments.statistics import SHARE, Verdict, over_seeds
 from ipu_packed_bert.experiments.texts import TextSet, TokenSet, encode, text_sets
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
-from pack_data.command import positive_int
+from pack_data.command import counted, positive_int
 from pack_data.memory import PeakMemory, keep_buffers
 
 T = TypeVar("T")
@@ -48,6 +50,10 @@ SAME_UPDATES = ", as many updates"
 ONE_ROW = ", one row"
 # Ways that fill rows of msl tokens each; the other filled ones fill bs x msl tokens in any case.
 BY_ROWS = ("FixedLengthPacking+PosID", "OptimalPacking+PosID")
+# Pairs of ways that make the same updates of the same tokens: without the padding, and without keeping examples apart.
+CLAIM = ("MiniBatchPacking+PosID", PADDED)
+CONTROL = (f"FixedLengthPacking{SAME_UPDATES}", f"FixedLengthPacking+PosID{SAME_UPDATES}")
+LEAST = 1.0e-3  # nats by which the control has to part at least
 VARIANTS = (*WAYS, *(way + ONE_ROW for way in BY_ROWS), *(way + SAME_UPDATES for way in FILLED))
 
 
@@ -85,7 +91,8 @@ def describe(size: CausalSize) -> str:
 SUMMARY = (
     "Nine ways to make batches for a causal model on GSM8K and GPTeacher (gsm8k/ and gpteacher/ of --data-dir, else\n"
     "the embedded corpus): updates, seconds, tokens/s, peak memory, training and held-out loss, and five computed\n"
-    "properties.\n\n"
+    "properties. The same batches padded and padding-free must train the same; with attention across examples, the\n"
+    "control, they must not: exit status 1 otherwise.\n\n"
     + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
     + "\nUnder torchrun each process trains a share of every update; --model FOLDER takes a Hugging Face model and\n"
     "its tokenizer."
@@ -126,8 +133,8 @@ def settings(options: Any) -> Dict[str, Any]:
         "attention": options.attention,
         "accumulate": options.accumulate,
         "fsdp": options.fsdp,
-        "data_dir": str(options.data_dir),
-        "model": options.model,
+        "data": "embedded" if options.data_dir is None else "GSM8K, GPTeacher",
+        "model": None if options.model is None else Path(options.model).name,
         "ranks": _ranks(),
     }
 
@@ -327,7 +334,27 @@ def _broadcast(cell: Optional[Cell]) -> Optional[Cell]:
     return None if box[0] is None else Cell(*box[0])
 
 
-def run(options: Any, runner: Runner) -> None:
+def facts_of(measure: NineWays) -> Dict[str, Any]:
+    """What the cells do not say: lengths, the five properties of each way, the machine."""
+    data = {}
+    for each in measure.data:
+        tokens = measure.tokens(each.name)
+        properties = {}
+        for variant in VARIANTS:
+            options = options_of(variant, tokens, measure.size, measure.where.ranks, seed=1)
+            found = report(WAYS[way_of(variant)], tokens.lengths, options).properties
+            properties[variant] = [bool(value) for value in found]
+        lengths = tokens.lengths
+        data[each.name] = {
+            "examples": len(lengths),
+            "mean_tokens": float(lengths.mean()),
+            "longest": int(lengths.max()),
+            "properties": properties,
+        }
+    return {"data": data, "machine": tables.machine()}
+
+
+def run(options: Any, runner: Runner) -> int:
     measure = NineWays(options)
     ranks = measure.where.ranks
 
@@ -337,74 +364,139 @@ def run(options: Any, runner: Runner) -> None:
         return measure(cell)
 
     try:
+        runner.write(FACTS, json.dumps(facts_of(measure)) + "\n")
         rows = runner.run(cells_of(measure.data, options.seeds, options.ways), on_all_ranks)
     finally:
         if ranks > 1:
             _broadcast(None)
     runner.write_csv("runs.csv", rows)
-    text = "\n".join(section(each.name, rows, measure) for each in measure.data)
-    counts = f"{options.seeds} seed{'' if options.seeds == 1 else 's'}, {ranks} process{'' if ranks == 1 else 'es'}"
-    source = options.data_dir or "embedded corpus"
-    attention = f"padding-free rows by {options.attention}"
-    text += f"\n{describe(measure.size)}; {attention}; {counts}; {source}; {tables.machine()}\n"
-    runner.write("table.md", text)
-    print("\n" + text)
-    if options.plot:
-        plot(rows, measure, runner.folder / "position_ids.png")
-    print(f"{runner.folder}: runs.csv, table.md" + (", position_ids.png" if options.plot else ""))
+    found = shown(runner.folder)
+    runner.show(found, plot=options.plot)
+    verdict = found.verdict()
+    if not {*CLAIM, *CONTROL} <= set(options.ways):
+        return 0  # a part, which has no verdict
+    return 0 if verdict.shows and verdict.equivalent else 1
 
 
-def _runs_by_variant(name: str, rows: Sequence[Row]) -> Iterator[Tuple[str, List[Row]]]:
-    """The runs of each variant on one data set."""
-    mine = [row for row in rows if row["data"] == name]
-    for variant in dict.fromkeys(row["way"] for row in mine):
-        yield variant, [row for row in mine if row["way"] == variant]
+# ---- what the cells say
 
 
-def section(name: str, rows: Sequence[Row], measure: NineWays) -> str:
-    """The table of one data set: means and spread over the seeds."""
-    tokens = measure.tokens(name)
-    lines = []
-    for variant, runs in _runs_by_variant(name, rows):
-        options = options_of(variant, tokens, measure.size, measure.where.ranks, seed=1)
-        properties = report(WAYS[way_of(variant)], tokens.lengths, options).properties
-        memory = [run["peak_memory_mib"] for run in runs if run["peak_memory_mib"] is not None]
-        lines.append(
+class Ways:
+    """What the finished cells of one folder say."""
+
+    def __init__(self, folder: Path) -> None:
+        self._facts, self._settings = (
+            json.loads((folder / name).read_text(encoding="utf-8")) for name in (FACTS, SETTINGS)
+        )
+        self._rows: Dict[Tuple[str, str], Dict[int, Row]] = {}  # data and way -> seed -> row
+        for cell, rows in finished_cells(folder).items():
+            self._rows.setdefault((rows[0]["data"], rows[0]["way"]), {})[cell.seed] = rows[0]
+        self._data = [name for name in self._facts["data"] if any(data == name for data, _ in self._rows)]
+
+    def _values(self, name: str, way: str, column: str) -> List[float]:
+        """Of every finished seed, those that were measured."""
+        found = self._rows.get((name, way), {})
+        return [found[seed][column] for seed in sorted(found) if found[seed][column] is not None]
+
+    def _ways(self) -> List[str]:
+        return [way for way in VARIANTS if any((name, way) in self._rows for name in self._data)]
+
+    def differences(self, name: str, pair: Tuple[str, str]) -> List[float]:
+        """Held-out losses of the first way minus those of the second one, seed by seed."""
+        first, second = (self._rows.get((name, way), {}) for way in pair)
+        return [
+            first[seed]["held_out_loss"] - second[seed]["held_out_loss"] for seed in sorted(first) if seed in second
+        ]
+
+    def verdict(self) -> Verdict:
+        claim, control = (
+            [abs(each) for name in self._data for each in self.differences(name, pair)] for pair in (CLAIM, CONTROL)
+        )
+        if not claim or not control:
+            return Verdict(False, False, "shows nothing yet: the claim and its control need a finished run each")
+        worst, least = max(claim), min(control)
+        if least <= LEAST:
+            return Verdict(False, False, f"shows nothing: the control parts by only {least:.1e} nats")
+        same = worst < SHARE * least
+        return Verdict(
+            True,
+            same,
+            f"{'the same' if same else 'NOT the same'}: at most {worst:.4f} nats apart, limit {SHARE * least:.4f}, a "
+            f"quarter of the least by which the control parts; the control fails as it must: at least {least:.4f} "
+            f"nats apart",
+        )
+
+    def text(self) -> str:
+        settings = self._settings
+        seeds = max((len(seeds) for seeds in self._rows.values()), default=0)
+        return "\n".join(
             [
-                variant,
-                *("yes" if value else "no" for value in properties),
-                f"{runs[0]['updates']:,}",
-                tables.spread([run["seconds"] for run in runs], 1),
-                f"{np.mean([run['tokens_per_second'] for run in runs]):,.0f}",
-                f"{np.mean(memory):,.0f}" if memory else "",
-                tables.spread([run["training_loss"] for run in runs]),
-                tables.spread([run["held_out_loss"] for run in runs]),
+                *(self._section(name) for name in self._data),
+                "Claim: padded and padding-free batches of the same examples train the same model. Control: rows of "
+                "the same tokens, with attention and positions across examples and without, as many updates. "
+                f"**{self.verdict().why}.**",
+                "What attention across examples costs, the same two ways, held-out loss (90 %, over seeds alone): "
+                + "; ".join(map(self._cost, self._data))
+                + ".",
+                f"±: one standard deviation of the seeds. {describe(CausalSize(*settings['size']))}; padding-free rows "
+                f"by {settings['attention']}; {counted(seeds, 'seed')}, {counted(settings['ranks'], 'process')}; "
+                f"{self._facts['machine']}.",
+                "",
             ]
         )
-    costs = ["updates", "seconds", "tokens/s", "memory, MiB", "training loss", "held-out loss"]
-    lengths = tokens.lengths
-    title = f"**{name}**: {len(lengths):,} examples of {lengths.mean():.0f} tokens on the mean, {lengths.max()} at most"
-    return f"{title}\n\n" + tables.markdown(["way", *COLUMNS, *costs], lines)
 
+    def _cost(self, name: str) -> str:
+        found = self.differences(name, CONTROL)
+        if len(found) < 2:
+            return f"{name}: shows nothing yet, it needs two seeds"
+        interval = over_seeds(found)
+        words = "shows nothing" if interval.low <= 0 <= interval.high else "more" if interval.mean > 0 else "less"
+        return f"{name} {interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f}), {words}"
 
-def plot(rows: Sequence[Row], measure: NineWays, path: Path) -> None:
-    """Held-out loss over seconds, one point a way.  The best is at the bottom left."""
-    from pack_data.plotting import new_figure, save
-
-    figure, axes = new_figure(7.0 * len(measure.data), 5.0, columns=len(measure.data))
-    for each, axis in zip(measure.data, axes):
-        for variant, runs in _runs_by_variant(each.name, rows):
-            colour = list(WAYS).index(way_of(variant)) % 10
-            axis.plot(
-                [np.mean([run["seconds"] for run in runs])],
-                [np.mean([run["held_out_loss"] for run in runs])],
-                "^" if variant.endswith(SAME_UPDATES) else "s" if variant.endswith(ONE_ROW) else "o",
-                color=f"C{colour}",
-                label=variant,
+    def _section(self, name: str) -> str:
+        """The table of one data set: means and spread over the seeds."""
+        facts, lines = self._facts["data"][name], []
+        for way in self._ways():
+            if (name, way) not in self._rows:
+                continue
+            memory = self._values(name, way, "peak_memory_mib")
+            lines.append(
+                [
+                    way,
+                    *("yes" if value else "no" for value in facts["properties"][way]),
+                    f"{self._values(name, way, 'updates')[0]:,}",
+                    tables.spread(self._values(name, way, "seconds"), 1),
+                    f"{np.mean(self._values(name, way, 'tokens_per_second')):,.0f}",
+                    f"{np.mean(memory):,.0f}" if memory else "",
+                    tables.spread(self._values(name, way, "training_loss")),
+                    tables.spread(self._values(name, way, "held_out_loss")),
+                ]
             )
-        axis.set_title(each.name)
-        axis.set_xlabel("seconds of training")
-        axis.set_ylabel("held-out loss a token")
-        axis.grid(alpha=0.25)
-    axes[-1].legend(fontsize=7)
-    save(figure, path)
+        costs = ["updates", "seconds", "tokens/s", "memory, MiB", "training loss", "held-out loss"]
+        title = (
+            f"**{name}**: {facts['examples']:,} examples of {facts['mean_tokens']:.0f} tokens on the mean, "
+            f"{facts['longest']} at most"
+        )
+        return f"{title}\n\n" + tables.markdown(["way", *COLUMNS, *costs], lines)
+
+    def draw(self, folder: Path, stem: str = "") -> List[Path]:
+        """Speed and held-out loss of every way, a line a way."""
+        from ipu_packed_bert.experiments.pictures import Dots, draw_dots
+
+        ways = self._ways()
+        if not ways:
+            return []
+
+        def dots(title: str, x_label: str, column: str) -> Dots:
+            values = {name: [self._values(name, way, column) for way in ways] for name in self._data}
+            return Dots(title, x_label, values)
+
+        panels = [
+            dots("Speed", "tokens a second (more is better)", "tokens_per_second"),
+            dots("Held-out loss", "nats a token (less is better)", "held_out_loss"),
+        ]
+        caption = "Large mark: mean over seeds. Small marks: each seed. Ways of fewer updates learn less in an epoch."
+        return [draw_dots(ways, panels, folder / f"{stem}ways.png", caption=caption)]
+
+
+shown = Ways

@@ -11,6 +11,7 @@ import math
 from typing import NamedTuple, Optional, Sequence
 
 import numpy as np
+from scipy import special
 
 CONFIDENCE = 0.9  # of an interval; both ends of it are one-sided tests at 5 %
 SHARE = 0.25  # of what the broken control costs: the margin
@@ -78,6 +79,16 @@ def difference(first: Sequence[Scores], second: Sequence[Scores], *, masked_only
         drawn = drawn + by_seed.std(ddof=1) / np.sqrt(seeds) * random.standard_t(seeds - 1, size=DRAWS)
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
     return Interval(mean, low, high, seeds)
+
+
+def over_seeds(differences: Sequence[float]) -> Interval:
+    """The mean of the differences of pairs, with Student's interval; as wide as can be for one pair."""
+    seeds, mean = len(differences), float(np.mean(differences))
+    if seeds < 2:
+        return Interval(mean, -np.inf, np.inf, seeds)
+    t = float(special.stdtrit(seeds - 1, (1 + CONFIDENCE) / 2))
+    half = t * float(np.std(differences, ddof=1)) / seeds**0.5
+    return Interval(mean, mean - half, mean + half, seeds)
 
 
 def _resampled(masked: np.ndarray, mlm: np.ndarray, nsp: np.ndarray, random: np.random.Generator) -> np.ndarray:
