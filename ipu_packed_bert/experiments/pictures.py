@@ -6,7 +6,7 @@ Colours and dashes are chosen so that the lines differ in grey and for people wh
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class Dots(NamedTuple):
 
     title: str
     x_label: str
-    values: Dict[str, Sequence[Sequence[float]]]  # group -> for each label, the values of its seeds
+    values: Mapping[str, Sequence[Sequence[float]]]  # group -> for each label, the values of its seeds
 
 
 def draw(panels: Sequence[Panel], path: Path, *, caption: str = "", width: float = 5.4) -> Path:
@@ -114,7 +114,7 @@ def draw(panels: Sequence[Panel], path: Path, *, caption: str = "", width: float
 def draw_differences(
     bars: Sequence[Bar], path: Path, *, margin: Optional[float], title: str, x_label: str, caption: str
 ) -> Path:
-    """One line a difference, its mean and its interval; the margin as a band around 0."""
+    """One line a difference, its mean, hollow where it is of one seed, and its interval; the margin around 0."""
     figure, (axis,) = new_figure(8.0, 1.6 + 0.36 * len(bars))
     if margin is not None:
         axis.axvspan(-margin, margin, color="#dddddd", linewidth=0)
@@ -122,7 +122,9 @@ def draw_differences(
     for place, bar in enumerate(bars):
         interval, colour = bar.interval, "#D55E00" if bar.control else "#000000"
         axis.plot([interval.low, interval.high], [place, place], color=colour, linewidth=2.4)
-        axis.plot([interval.mean], [place], marker="s" if bar.control else "o", color=colour, markersize=6)
+        filled = colour if interval.seeds > 1 else "white"
+        marker = "s" if bar.control else "o"
+        axis.plot([interval.mean], [place], marker=marker, color=colour, markerfacecolor=filled, markersize=6)
         axis.annotate(
             f"{interval.mean:+.3f}", (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8
         )

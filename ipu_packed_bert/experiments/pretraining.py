@@ -11,24 +11,28 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
+from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.experiments import packed_runs, tables
 from ipu_packed_bert.experiments.packed_runs import SIZES, PretrainingSetup, Size, describe
 from ipu_packed_bert.experiments.pretraining_shown import Shown
 from ipu_packed_bert.experiments.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, OF_SIZE, VARIANTS, Variant
 from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner
 from ipu_packed_bert.loader import Batch
+from ipu_packed_bert.report.network import operations
 from pack_data.command import positive_seconds
 
 DEFAULT = "minutes"
+GPU_TERAFLOPS = 33.5  # half of what NVIDIA's data sheet gives for an H100 in float32, which these runs compute in
 SUMMARY = (
     "Packed against unpacked pre-training, and each adjustment of packedBERT left out (packedBERT, 4.2, Figures 3 and\n"
     "4): held-out loss of unpacked sequences of other documents, with intervals over sequences and seeds.\n"
     "Exit status 1 where training without the mask passes the test of equivalence as well: it then shows nothing.\n\n"
     + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
+    + "\nfull has never been run; docs/evidence.md has an estimate of its hours and its cost."
     + "\nSeveral processes with the same --out share the work; a run that was killed goes on with the same command."
 )
 
@@ -124,14 +128,27 @@ def part(setup: PretrainingSetup, variant: Variant, runner: Runner, cell: Cell) 
 # ---- what fits into so many hours ------------------------------------------------------------------------------------
 
 
-def hours(size: Size, name: str, seeds: int) -> float:
-    """About how long all cells of a size take on one thread of this machine."""
+def gpu_slots_per_second(size: Size, teraflops: float = GPU_TERAFLOPS) -> float:
+    """How fast a GPU trains a model of this size, in slots of rows: computed from the encoder's products alone."""
+    model = ModelConfig(
+        hidden_size=size.hidden_size, num_layers=size.num_layers, intermediate_size=4 * size.hidden_size
+    )
+    slots = size.max_sequence_length
+    return 1e12 * teraflops * slots / operations(model, slots, packs=1)
+
+
+def hours(size: Size, name: str, seeds: int, slots_per_second: Optional[float] = None) -> float:
+    """About how long all cells of a size take, at this rate; without one, on one thread of this machine.
+
+    name: the size whose variants are run, which may be those of another size.
+    """
     margin, compared = cells(size, OF_SIZE[name], seeds)
     slots = sum(
         size.sequences * size.max_sequence_length / (1.0 if cell.variant == "unpacked" else size.packing_factor)
         for cell in (*margin, *compared)
     )
-    return 1.15 * slots / packed_runs.slots_per_second(size) / 3600  # scoring takes about a seventh
+    rate = slots_per_second or packed_runs.slots_per_second(size)
+    return 1.15 * slots / rate / 3600  # scoring takes about a seventh
 
 
 def within(budget: float, measured: Callable[[Size, str, int], float] = hours) -> Tuple[str, int]:

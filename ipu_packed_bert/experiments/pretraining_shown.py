@@ -245,9 +245,9 @@ class Shown:
             margin=self.margin,
             title="Held-out loss against unpacked training",
             x_label="nats more than unpacked, at the end",
-            caption=f"Point: mean over seeds. Bar: {CONFIDENCE:.0%} interval over sequences and seeds. Grey band: the "
-            f"margin, a quarter of what removing the mask costs\n(measured on other seeds). The most frequent answers "
-            f"without a model stand at {apart:+.2f} nats.",
+            caption=f"Point: mean over seeds, hollow: one seed. Bar: {CONFIDENCE:.0%} interval over sequences and "
+            f"seeds. Grey band: the margin, a quarter of what\nremoving the mask costs (measured on other seeds). The "
+            f"most frequent answers without a model stand at {apart:+.2f} nats.",
         )
         rules = self._rules_panel()
         if rules.curves:

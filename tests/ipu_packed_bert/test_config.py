@@ -289,6 +289,27 @@ def test_adjustments_of_section_3_3():
     assert config("none").accumulation(2.0) == 10 and config("none").betas(2.0) == (0.9, 0.999)
 
 
+@given(st.integers(1, 8), st.integers(1, 500), st.integers(1, 4), st.integers(1, 4))
+def test_accumulation_over_p_leaves_updates_as_they_are_and_the_other_rules_make_one_of_p(
+    p, part, micro_batch, replicas
+):
+    """Section 3.3 for p = 1 to 8, where p divides the accumulation; else a micro-batch more, as above."""
+
+    def sequences(rule, factor):
+        config = Config(
+            optimizer=OptimizerConfig(packing_adjustment=rule),
+            batch=BatchConfig(micro_batch=micro_batch, gradient_accumulation=p * part),
+            placement=PlacementConfig(replicas=replicas),
+        )
+        return config.expected_sequences_per_update(float(factor)), config.betas(float(factor))
+
+    unpacked, betas = sequences("accumulation", 1)
+    assert sequences("accumulation", p) == (unpacked, betas)  # so as many updates for as many sequences
+    assert sequences("none", p) == (p * unpacked, betas)
+    assert sequences("betas", p)[0] == p * unpacked
+    assert sequences("betas", p)[1] == pytest.approx((betas[0] ** p, betas[1] ** p), rel=1e-12)
+
+
 @given(st.integers(1, 9), st.floats(1.0, 16.0))
 def test_a_simulated_device_gets_one_replica_and_the_fewest_micro_batches_that_fill_its_pipeline(later, factor):
     placement = PlacementConfig(

@@ -18,7 +18,7 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments import __main__ as command
 from ipu_packed_bert.experiments import figures, packed_runs, runner
 from ipu_packed_bert.experiments.packed_runs import SIZES, PretrainingSetup
-from ipu_packed_bert.experiments.pretraining import changed, within
+from ipu_packed_bert.experiments.pretraining import changed, gpu_slots_per_second, hours, within
 from ipu_packed_bert.experiments.pretraining_shown import Shown
 from ipu_packed_bert.experiments.pretraining_variants import VARIANTS, Variant
 from ipu_packed_bert.experiments.runner import CELLS, SETTINGS, Cell, Runner, finished_cells
@@ -282,6 +282,17 @@ def test_the_page_says_what_the_committed_results_say():
         assert "/" not in (docs / figures.RESULTS / name / "settings.json").read_text(), "a path in committed settings"
 
 
+def test_the_numbers_of_the_claims_stand_below_them():
+    """So that a table made anew changes the claims above it, too."""
+    text = (figures.Path(__file__).resolve().parents[2] / "docs" / figures.PAGE).read_text(encoding="utf-8")
+    claims, below = text.split("## Method")
+    rows = [line.split("|")[1:-1] for line in claims.splitlines() if line.startswith("| [")]
+    came_out = [number for row in rows for number in re.findall(r"[+-]?\d+\.\d+(?:e-\d+)?", row[2])]
+    assert len(came_out) > 10
+    shown = re.findall(r"[+-]?\d+\.\d+(?:e-\d+)?", below)
+    assert [number for number in came_out if number not in shown] == []
+
+
 class Numbers:
     """What a small experiment shows."""
 
@@ -373,6 +384,15 @@ def test_a_budget_takes_the_largest_size_that_fits():
     assert within(0.15, measured) == ("minutes", 2)
     with pytest.raises(ValueError, match="too little"):
         within(0.001, measured)
+
+
+def test_hours_at_a_rate_are_those_of_all_slots():
+    """Two seeds that set the margin, of two packed runs each; two seeds of the unpacked run and of two packed ones."""
+    rows = 32_000 * (2 * 1 + (2 * 2 + 2 * 2) / 2.9)
+    assert hours(SIZES["minutes"], "quick", 2, 1000.0) == pytest.approx(1.15 * 64 * rows / 1000 / 3600)
+    full = SIZES["full"]
+    assert gpu_slots_per_second(full, 100.0) == pytest.approx(2 * gpu_slots_per_second(full, 50.0))
+    assert 80e6 < 50e12 / gpu_slots_per_second(full, 50.0) / 6 < 1.2 * 85e6  # multiply-adds a slot: weights, and scores
 
 
 def test_exactness_at_its_smallest(tmp_path):
