@@ -21,6 +21,8 @@ from pack_data.command import ArgumentParser, positive_int, run_main, typed
 # Names and one line each; a module is imported when it is asked for.
 EXPERIMENTS = {
     "pretraining": "packed against unpacked, and what each adjustment is worth (paper section 4.2, Figures 3 and 4)",
+    "trained": "a trained BERT goes on in packs, with and without what keeps sequences apart (beyond the paper; "
+    "needs --data-dir)",
     "exactness": "packed and unpacked training give the same weights (beyond the paper)",
     "fine_tuning": "BANKING77 and SQuAD in packs against padded and sorted: scores and times (beyond the paper; needs "
     "--data-dir)",

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -36,23 +37,29 @@ from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments.runner import Row, alone
 from ipu_packed_bert.experiments.topics import topic_documents
+from ipu_packed_bert.hugging_face import Weights, load_into, read_folder, write_folder
+from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.loader import Batch, GlobalBatches, StoredPacks
-from ipu_packed_bert.model.loss import correct, cross_entropy
+from ipu_packed_bert.model.loss import correct, cross_entropy, membership
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, train
 from ipu_packed_bert.unigram import unigram_baseline
+from pack_data.bins import pack
 from pack_data.build import BuildOptions, build
 from pack_data.building.sides import held_out_folder
 from pack_data.files import write_atomically
-from pack_data.packs import FIELDS
+from pack_data.packs import FIELDS, assemble, decode, disassemble
 from pack_data.store import MANIFEST, PackStore
 from pack_data.text.corpus import EMBEDDED, documents
+from pack_data.text.tokenizer_file import load_either, vocabulary_in
 
 LEAST_HELD_OUT = 2000  # sequences that a verdict needs
 SCORED = 2048  # held-out sequences at most, the same ones in all runs
 _BUILD_SEED = 5
 _SCORED_ROWS = 32  # at once
+_SLOTS = ("input_ids", "input_mask", "segment_ids", "positions")
+_MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 _OF_DATA = (
     "amount",
     "held_out",
@@ -107,10 +114,21 @@ class PretrainingSetup:
     """The data sets of one size, in a folder that all experiments of that size use.
 
     corpus: the folder of JSONL files `wikipedia` in --data-dir, "embedded", or "topics".
+    checkpoint: a folder of trained weights, whose vocabulary the data has and whose sizes the network has.
     """
 
-    def __init__(self, folder: Path, size: Size, data_dir: Optional[Path], *, progress: Optional[bool] = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        size: Size,
+        data_dir: Optional[Path],
+        *,
+        progress: Optional[bool] = None,
+        checkpoint: Optional[Path] = None,
+    ) -> None:
         self.folder, self.size, self._progress = Path(folder), size, progress
+        self._checkpoint = checkpoint
+        self.pretrained = None if checkpoint is None else read_folder(checkpoint)
         self.corpus = corpus_of(size, data_dir)
         source = str(data_dir / "wikipedia") if self.corpus == "wikipedia" and data_dir else self.corpus
         with alone(self.folder, "data"):
@@ -132,6 +150,8 @@ class PretrainingSetup:
         """Notes what the data is made from. ValueError where the folder holds data made otherwise."""
         path = self.folder / "settings.json"
         wanted = {"corpus": self.corpus, **{name: getattr(self.size, name) for name in _OF_DATA}}
+        if self.pretrained is not None:
+            wanted.update(Identity.of(self.pretrained.vocabulary).recorded)
         if path.exists():
             found = json.loads(path.read_text(encoding="utf-8"))
             if found != wanted:
@@ -159,6 +179,11 @@ class PretrainingSetup:
                     )
         return store
 
+    @property
+    def vocabulary(self) -> Path:
+        """Its file, with the data."""
+        return vocabulary_in(self.folder / "unpacked")
+
     def packing_factor(self, name: str) -> float:
         with self.store(name) as store:
             return store.manifest.packing_factor
@@ -179,7 +204,11 @@ class PretrainingSetup:
             **options,
         }
         if "source" in chosen:
-            chosen["vocabulary"] = self.folder / "unpacked" / "vocab.txt"
+            chosen.update(_given(self.vocabulary))
+        elif self.pretrained is not None and self._checkpoint is not None:
+            chosen.update(_given(vocabulary_in(self._checkpoint)))
+            if "vocabulary" in chosen:  # a tokenizer.json says so itself
+                chosen["lower_case"] = bool(self.pretrained.vocabulary.lower_case)
         build(BuildOptions(out=self.folder / name, **chosen), self._progress).close()
 
     def facts(self) -> Dict[str, Any]:
@@ -231,15 +260,7 @@ class PretrainingSetup:
                 packer="optimal" if packed else "none",
                 evaluation_directory=str(held_out_folder(self.folder / "unpacked")),
             ),
-            model=ModelConfig(
-                vocabulary_size=vocabulary,
-                hidden_size=size.hidden_size,
-                num_layers=size.num_layers,
-                num_heads=size.num_heads,
-                intermediate_size=4 * size.hidden_size,
-                max_position_embeddings=size.max_sequence_length,
-                hidden_dropout=0.0,
-            ),
+            model=self._model(vocabulary),
             loss=LossConfig(next_sentence=next_sentence),
             optimizer=OptimizerConfig(
                 name="adamw",
@@ -256,6 +277,20 @@ class PretrainingSetup:
         every = max(1, steps // size.points)
         return replace(config, run=replace(config.run, steps=steps, evaluate_every=every))
 
+    def _model(self, vocabulary: int) -> ModelConfig:
+        if self.pretrained is not None:
+            return replace(self.pretrained.model, hidden_dropout=0.0, attention_dropout=0.0)
+        size = self.size
+        return ModelConfig(
+            vocabulary_size=vocabulary,
+            hidden_size=size.hidden_size,
+            num_layers=size.num_layers,
+            num_heads=size.num_heads,
+            intermediate_size=4 * size.hidden_size,
+            max_position_embeddings=size.max_sequence_length,
+            hidden_dropout=0.0,
+        )
+
     def run(
         self,
         config: Config,
@@ -263,10 +298,17 @@ class PretrainingSetup:
         unfinished: Optional[Path] = None,
         *,
         times: int = 1,
+        weights: Optional[Weights] = None,
+        along: Optional[int] = None,
+        keep: Optional[Path] = None,
     ) -> List[Row]:
         """A row for each measurement of the held-out sequences; the last one has what each of them scored.
 
         unfinished: where a run that was killed goes on from. times: as in `config`.
+        weights: that it begins with; parameters which they lack are drawn from the seed.
+        along: only so many of the scored sequences are scored along the run. All of them are scored at its end; what
+        they have together stands in the last row under `all_` and the name.
+        keep: a Hugging Face folder for the weights at the end, beside their vocabulary.
         """
         with self.store(Path(config.data.directory).name) as store, self.store("held_out") as held_out:
             factor = store.manifest.packing_factor
@@ -277,16 +319,22 @@ class PretrainingSetup:
             with closing(all_batches(store, config, factor)) as batches:
                 log = HeldOutLosses(folder)
                 step = _go_on(engine, batches, log, folder)
-                changed = Changed(batches, list(trimmed(held_out)), change, log)
+                if not step and weights is not None:
+                    load_into(engine.model, weights)
+                changed = Changed(batches, list(trimmed(held_out, along)), change, log)
                 engine.compile(change(batches.first()))
                 every = config.run.evaluate_every if folder is not None else 0
                 config = replace(config, run=replace(config.run, checkpoint_every=every))
                 # Interrupted, it ends the experiment, whose unfinished cell goes on from its last checkpoint.
                 if train(config, engine, changed, log, folder, first_step=step).stopped_by:  # type: ignore[arg-type]
                     raise KeyboardInterrupt
-                if not task.by_sequence:  # killed between the last checkpoint and the end
+                rows = log.rows
+                if along is not None:
+                    rows[-1].update(prefixed("all_", task.scored(engine, trimmed(held_out))))
+                elif not task.by_sequence:  # killed between the last checkpoint and the end
                     task.evaluate(engine, changed.held_out())
-            rows = log.rows
+                if keep is not None:
+                    self._keep(engine, task, keep)
             rows[-1].update(
                 packing_factor=round(factor, 4),
                 updates=config.run.steps,
@@ -294,6 +342,34 @@ class PretrainingSetup:
                 **task.by_sequence,
             )
         return rows
+
+    def _keep(self, engine: HostEngine, task: Pretraining, folder: Path) -> None:
+        """The weights as a Hugging Face folder, which is there whole or not at all."""
+        vocabulary = load_either(self.vocabulary) if self.pretrained is None else self.pretrained.vocabulary
+        partial = folder.with_name(folder.name + ".partial")
+        for path in (partial, folder):
+            shutil.rmtree(path, ignore_errors=True)
+        write_folder(partial, task.model, engine.weights(), vocabulary, architecture=task.architecture)
+        partial.rename(folder)
+
+    def in_packs(self, change: Callable[[Batch], Batch], weights: Weights) -> Row:
+        """What a network with these weights scores on the scored sequences in packs, each batch changed.
+
+        Packs are those of the optimal packer at the depth of the size; nothing is trained.
+        """
+        with self.store("packed") as store, self.store("held_out") as held_out:
+            config = self.config("packed", seed=0)
+            task = ScoredPretraining(config, store.schema)
+            engine = HostEngine(config, task, packing_factor=store.manifest.packing_factor)
+            with closing(engine):
+                load_into(engine.model, weights)
+                metrics = task.scored(engine, map(change, packs_of_scored(held_out, self.size.depth)))
+            return {**metrics, "held_out_data": f"{held_out.manifest.digest:016x}", **task.by_sequence}
+
+
+def _given(vocabulary: Path) -> Dict[str, Path]:
+    """As an option of a build."""
+    return {"tokenizer" if vocabulary.suffix == ".json" else "vocabulary": vocabulary}
 
 
 def corpus_of(size: Size, data_dir: Optional[Path]) -> str:
@@ -372,23 +448,48 @@ def scored_rows(store: PackStore) -> np.ndarray:
     return np.sort(np.random.default_rng(_BUILD_SEED).permutation(len(store))[:SCORED])
 
 
-def trimmed(store: PackStore) -> Iterator[Batch]:
-    """The scored rows in batches of rows nearly as long, each cut to the longest of its rows.
+def trimmed(store: PackStore, number: Optional[int] = None) -> Iterator[Batch]:
+    """The scored rows in batches of rows nearly as long, each cut to the longest of its rows and to the most masked
+    tokens; or only `number` of them, as many of each length as in all.
 
-    A batch has the field `number`: which of the scored rows its rows are.
+    A batch has the field `number`: which of the scored rows a sequence is, [rows, 1].
     """
     rows = scored_rows(store)
     lengths = store.lengths(rows)["lengths"].reshape(len(rows), -1)[:, 0]
     order = np.argsort(lengths, kind="stable")
+    if number is not None and number < len(order):
+        order = order[np.linspace(0, len(order) - 1, number).round().astype(np.int64)]
     for first in range(0, len(order), _SCORED_ROWS):
         numbers = order[first : first + _SCORED_ROWS]
         batch, longest = store.batch(rows[numbers]), int(lengths[numbers].max())
-        slots = ("input_ids", "input_mask", "segment_ids", "positions")
-        yield {**batch, **{name: batch[name][:, :longest] for name in slots}, "number": numbers}
+        masked = max(1, int((batch["masked_lm_weights"] > 0).sum(axis=1).max()))
+        cut = {name: batch[name][:, :longest] for name in _SLOTS}
+        yield {**batch, **cut, **{name: batch[name][:, :masked] for name in _MASKED}, "number": numbers[:, None]}
+
+
+def packs_of_scored(store: PackStore, depth: int) -> Iterator[Batch]:
+    """The scored rows of an unpacked data set in packs, in batches.
+
+    A batch has the field `number`: which of the scored rows a pack's sequences are, [packs, depth]; -1 for none.
+    """
+    sequences = disassemble(store.schema, store.records(scored_rows(store)))
+    slots = store.schema.max_sequence_length
+    packed = pack(sequences.lengths, max_sequence_length=slots, max_sequences_per_pack=depth, seed=_BUILD_SEED)
+    packs = len(packed.bins)
+    masked = np.bincount(packed.pack, weights=sequences.prediction_counts, minlength=packs)
+    schema = replace(store.schema, max_sequences_per_pack=depth, max_predictions_per_pack=max(1, int(masked.max())))
+    batch = decode(schema, assemble(schema, sequences, packed.pack, packed.slot, packs))
+    batch["number"] = np.full((packs, depth), -1)
+    batch["number"][packed.pack, packed.slot] = np.arange(len(sequences))
+    for first in range(0, packs, _SCORED_ROWS):
+        yield {name: values[first : first + _SCORED_ROWS] for name, values in batch.items()}
 
 
 class ScoredPretraining(Pretraining):
-    """Pre-training whose evaluation keeps what each held-out sequence scores; its batches are those of `trimmed`."""
+    """Pre-training whose evaluation keeps what each held-out sequence scores.
+
+    Its batches say in the field `number` which sequences they hold: those of `trimmed` and `packs_of_scored`.
+    """
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -401,7 +502,8 @@ class ScoredPretraining(Pretraining):
         for batch in batches:
             with torch.no_grad():
                 fields = {name: torch.from_numpy(np.ascontiguousarray(batch[name])).to(device) for name in FIELDS}
-                parts.append((batch["number"], *_row_scores(engine.model, fields)))
+                present = batch["number"] >= 0
+                parts.append([each[present] for each in (batch["number"], *_sequence_scores(engine.model, fields))])
         if not parts:
             return None
         order = np.argsort(np.concatenate([part[0] for part in parts]))
@@ -418,24 +520,39 @@ class ScoredPretraining(Pretraining):
         loss = metrics["mlm_loss"] + metrics.get("nsp_loss", 0.0)
         return Evaluation(counts, {"loss": loss, **metrics}, time.perf_counter() - start, loss)
 
+    def scored(self, engine: Any, batches: Iterable[Batch]) -> Row:
+        """The metrics of these batches, rounded as they are kept."""
+        found = self.evaluate(engine, batches)
+        assert found is not None  # there are held-out sequences
+        return rounded(found.metrics)
 
-def _row_scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[np.ndarray]:
-    """Of each row, which holds one sequence: masked tokens, their losses, how many are right; the next sentence's."""
+
+def rounded(metrics: Mapping[str, float]) -> Row:
+    return {name: round(float(value), 6) for name, value in metrics.items()}
+
+
+def prefixed(prefix: str, row: Row) -> Row:
+    return {prefix + name: value for name, value in row.items()}
+
+
+def _sequence_scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[np.ndarray]:
+    """Of each sequence of each row, [rows, depth]: masked tokens, their losses, how many are right; the next
+    sentence's."""
     logits = model.logits(
         *(fields[name] for name in ("input_ids", "input_mask", "segment_ids", "positions")),
         fields["masked_lm_positions"],
         fields["next_sentence_positions"],
     )
-    used = (fields["masked_lm_weights"] > 0).to(torch.float64)
-    labels = fields["masked_lm_ids"]
-    sums = [used.sum(1), (cross_entropy(logits.mlm_BPV, labels).double() * used).sum(1)]
-    sums.append((correct(logits.mlm_BPV, labels).double() * used).sum(1))
+    labels, depth = fields["masked_lm_ids"], fields["next_sentence_labels"].shape[1]
+    used = membership(fields["masked_lm_weights"], depth, torch.float64)
+    of_tokens = (cross_entropy(logits.mlm_BPV, labels), correct(logits.mlm_BPV, labels))
+    sums = [used.sum(2), *((used * each.double().unsqueeze(1)).sum(2) for each in of_tokens)]
     found = [each.cpu().numpy() for each in sums]
     found[0] = found[0].astype(np.int64)
     if logits.nsp_BD2 is None:
-        return [*found, np.zeros(len(labels)), np.zeros(len(labels))]
+        return [*found, np.zeros(found[0].shape), np.zeros(found[0].shape)]
     labels = fields["next_sentence_labels"]
-    nsp, right = cross_entropy(logits.nsp_BD2, labels)[:, 0], correct(logits.nsp_BD2, labels)[:, 0]
+    nsp, right = cross_entropy(logits.nsp_BD2, labels), correct(logits.nsp_BD2, labels)
     return [*found, nsp.double().cpu().numpy(), right.double().cpu().numpy()]
 
 
@@ -465,8 +582,7 @@ class HeldOutLosses(Log):
 
     def evaluation(self, step: int, found: Evaluation) -> None:
         totals = {name: round(value, 3) for name, value in self._totals.items()}
-        metrics = {name: round(float(value), 6) for name, value in found.metrics.items()}
-        self.rows.append({"step": step, **totals, **metrics})
+        self.rows.append({"step": step, **totals, **rounded(found.metrics)})
 
     def lacks_evaluation(self, step: int) -> bool:
         return not any(row["step"] == step for row in self.rows)

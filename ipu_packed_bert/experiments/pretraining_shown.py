@@ -29,6 +29,9 @@ IN_CURVES = ("unpacked", "packed", "betas", "none", "no_mask")
 class Shown:
     """What the cells of one folder say, whichever of them are finished."""
 
+    in_table: Sequence[str] = IN_TABLE
+    in_curves: Sequence[str] = IN_CURVES
+
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.facts = json.loads((self.folder / FACTS).read_text(encoding="utf-8"))
@@ -56,11 +59,12 @@ class Shown:
 
     def variants(self) -> List[str]:
         """Those of the table with a finished seed that counts, in the order of the experiment."""
-        return [name for name in IN_TABLE if self.seeds(name)]
+        return [name for name in self.in_table if self.seeds(name)]
 
     def last(self, name: str, value: str) -> np.ndarray:
-        """The last measurement of every seed of a variant."""
-        return np.array([self._cells[Cell(name, seed)][-1].get(value, np.nan) for seed in self.seeds(name)])
+        """The last measurement of every seed of a variant, of all scored sequences."""
+        rows = [self._cells[Cell(name, seed)][-1] for seed in self.seeds(name)]
+        return np.array([row.get(f"all_{value}", row.get(value, np.nan)) for row in rows])
 
     def columns(self, name: str, value: str) -> np.ndarray:
         """One value of a variant's measurements: [seeds, points]."""
@@ -157,7 +161,7 @@ class Shown:
                     tables.spread(self.last(name, "mlm_loss")),
                     tables.spread(100 * self.last(name, "mlm_accuracy"), 1),
                     "" if name == "no_nsp" else tables.spread(100 * self.last(name, "nsp_accuracy"), 1),
-                    "" if name == REFERENCE or interval is None else _interval(interval),
+                    "" if name == REFERENCE or interval is None else interval_words(interval),
                     self._test(name, interval),
                     tables.spread(self.last(name, "processor_seconds"), 0),
                     str(len(self.seeds(name))),
@@ -194,11 +198,11 @@ class Shown:
 
     def notes(self) -> str:
         """What the table does not say."""
-        cost, facts, size = self.cost(), self.facts, self.size
+        cost, facts = self.cost(), self.facts
         margin = "The margin is not measured yet."
         if cost is not None:
             seeds = counted(cost.seeds, "seed")
-            margin = f"Removing the mask costs {_interval(cost)} nats on {seeds} that do not count, measured first"
+            margin = f"Removing the mask costs {interval_words(cost)} nats on {seeds} that do not count, measured first"
             margin += f"; the margin is a quarter of it, {self.margin:.4f}." if self.margin else "."
         return "\n".join(
             [
@@ -210,12 +214,18 @@ class Shown:
                 f"deviation of the seeds.",
                 f"{facts['sequences']['held_out']:,} held-out sequences, unpacked, of documents that no training "
                 f"sequence comes from.",
-                f"Corpus {size['corpus']}, {size['max_sequence_length']} slots, p = {facts['packing_factor']:.3f} at "
-                f"depth {size['depth']}, hidden {size['hidden_size']}, {counted(size['num_layers'], 'layer')}, AdamW, "
-                f"no dropout, {size['sequences']:,} sequences a run ({facts['sequences']['training']:,} different "
-                f"ones); {facts['machine']}.",
+                f"{self.sizes()}; {facts['machine']}.",
                 "",
             ]
+        )
+
+    def sizes(self) -> str:
+        """Of data and network, in words."""
+        size, facts = self.size, self.facts
+        return (
+            f"Corpus {size['corpus']}, {size['max_sequence_length']} slots, p = {facts['packing_factor']:.3f} at depth "
+            f"{size['depth']}, hidden {size['hidden_size']}, {counted(size['num_layers'], 'layer')}, AdamW, no "
+            f"dropout, {size['sequences']:,} sequences a run ({facts['sequences']['training']:,} different ones)"
         )
 
     # ---- the pictures ------------------------------------------------------------------------------------------------
@@ -278,7 +288,7 @@ class Shown:
     def _panels(self):
         from ipu_packed_bert.experiments.pictures import Curve, Line, Panel
 
-        names = [name for name in IN_CURVES if self.seeds(name)]
+        names = [name for name in self.in_curves if self.seeds(name)]
 
         def curves(x: str, y: str, scale: float, x_scale: float = 1.0) -> List[Curve]:
             return [
@@ -322,5 +332,5 @@ class Shown:
         )
 
 
-def _interval(interval: Interval) -> str:
+def interval_words(interval: Interval) -> str:
     return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
