@@ -148,7 +148,8 @@ def fine_tuned(run: Path, checkpoint: Optional[Checkpoint] = None, *, vocabulary
     if "problem_type" in own:
         settings["problem_type"] = own.text("problem_type", most=200)
     path = vocabulary or vocabulary_in(run)
-    found = load_either(path, about.optional("lower_case", Fields.boolean) is not False)
+    # A tokenizer.json says it itself; of a vocab.txt nothing else does.
+    found = load_either(path, path.suffix == ".json" or about.boolean("lower_case"))
     note = agree(vocabulary_of_run(run, checkpoint), Identity.of(found), weights_of=run, data_of=path).note
     return FineTuned(checkpoint, model, found, architecture, settings, note)
 

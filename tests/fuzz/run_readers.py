@@ -289,7 +289,7 @@ def _make_hugging_face(pickled: bool) -> Callable[[Path], None]:
 def _started(folder: Path) -> Found:
     config = fine_tuning_files.tiny_config(folder / "bert", folder / "none", task="single_label")
     start = typed(find_start(config))
-    return Found([], (start.model, start.weights, start.vocabulary.tokens, start.vocabulary.lower_case, start.labels))
+    return Found([], (start.model, start.weights, start.vocabulary.text, start.vocabulary.lower_case, start.labels))
 
 
 def _hugging_face(pickled: bool) -> Reader:
