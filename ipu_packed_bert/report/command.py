@@ -124,6 +124,7 @@ class OverheadReport:
         self.calibration = calibration.load()
         self.machine = workload.Machine(target.get_target(args.target or self.main_machine), self.folder)
         self.tables: List[tables.Table] = []
+        self.about: List[str] = []  # what they are about, for the title of a page
         self.whole = False  # everything is asked for
         self.too_large: List[str] = []  # configurations that do not fit, a line each
         self.measurements: List[Tuple[measured.Measured, Config]] = []
@@ -316,6 +317,7 @@ class OverheadReport:
             operators.operators(config.name, packed, unpacked, self.calibration),
             operators.products(config.name, packed, self.calibration),
             operators.update(config.name, *both, self.calibration),
+            operators.beyond(config.name, *both, self.calibration),
         ]
 
     def add_run(self, run: paper.ModelledRun) -> None:
@@ -366,7 +368,11 @@ class OverheadReport:
     def measured(self) -> None:
         args = self.args
         for path in args.measured:
-            self.tables.append(measured.gpu(path) if measured.is_gpu(path) else self.measured_beside(path))
+            if measured.is_gpu(path):
+                self.about.append(str(path))
+                self.tables.append(measured.gpu(path))
+            else:
+                self.tables.append(self.measured_beside(path))
         self._measured(("--packed", args.packed), ("--unpacked", args.unpacked), sources.LoggedRun)
         self._measured(
             ("--profile-packed", args.profile_packed),
@@ -379,6 +385,7 @@ class OverheadReport:
         found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
         config = measured.configuration(found, given)
         self.measurements.append((found, config))
+        self.about.append(config.name)
         return measured.beside(found, config, self.machine_of(config).pipeline(config), self.calibration)
 
     def machine_of(self, config: Config) -> workload.Machine:
@@ -416,6 +423,7 @@ class OverheadReport:
     ) -> None:
         """packed, unpacked: an option and its value."""
         if packed[1] is not None and unpacked[1] is not None:
+            self.about.append(f"{packed[1]} against {unpacked[1]}")
             found = sources.compare(source_of(packed[1]).measure(), source_of(unpacked[1]).measure())
             self.tables.append(paper.measured(found, self.args.packing_factor, self.modelled_pair(found)))
         elif packed[1] is not None or unpacked[1] is not None:
@@ -426,6 +434,7 @@ class OverheadReport:
     def run(self) -> None:
         args = self.args
         self.measured()
+        number = len(self.tables)
         asked = bool(self.tables)
         every = (
             (1 in args.table, self.table1),
@@ -448,6 +457,8 @@ class OverheadReport:
                 self.what_if()
             else:
                 self.table1()
+        if len(self.tables) > number:
+            self.about.insert(0, self.main_config.name)
         self.machine.save()
 
     # What comes of it -----------------------------------------------------------------------------------------------
@@ -465,7 +476,7 @@ class OverheadReport:
         ]
 
     def page(self) -> Page:
-        name = self.main_config.name
+        name = ", ".join(dict.fromkeys(self.about))
         lead = (
             f"What packing costs on an IPU and what it brings, {name}: cycles of the analytic model beside what the "
             "paper and others measured. Point at a picture for its numbers; press a table's head to sort it."

@@ -332,3 +332,43 @@ def update(name: str, packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, in
             *INTERVALS,
         ),
     )
+
+
+# The fields of `UpdateCost`, in words.
+_ONCE = {
+    "optimizer": "optimiser",
+    "links": "gradients over IPU-Links",
+    "gateways": "gradients over gateway links",
+    "steps": "steps of the ring",
+    "streaming": "optimiser state off chip",
+    "host": "host, between two calls",
+}
+
+
+def beyond(name: str, packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, int], calibration: Calibration) -> Table:
+    """What an update costs once, by cause; each pipeline with its accumulation."""
+    rows: List[Dict[str, Any]] = [{"part": words} for words in _ONCE.values()]
+    for side, (pipeline, accumulation) in (("packed", packed), ("unpacked", unpacked)):
+        for row, part in zip(rows, calibration.intervals(_once(pipeline, accumulation))):
+            row.update(spread(side, part))
+    return Table(
+        "beyond",
+        f"{name}: milliseconds of an update beyond its pipeline",
+        (
+            ReportColumn("part", "part", CONFIGURED),
+            modelled("packed", "packed", ",.1f"),
+            modelled("unpacked", "unpacked", ",.1f"),
+        ),
+        rows,
+        INTERVALS,
+    )
+
+
+def _once(pipeline: Pipeline, accumulation: int) -> Callable[[Parameters], Any]:
+    """The milliseconds of `_ONCE`."""
+
+    def found(parameters: Parameters) -> Any:
+        once = pipeline.step(accumulation, parameters).once
+        return np.stack([np.atleast_1d(1e3 * getattr(once, key) + 0.0 * parameters.factor) for key in _ONCE])
+
+    return found

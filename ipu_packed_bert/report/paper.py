@@ -282,7 +282,7 @@ def _beside_paper(line: Dict[str, Any], paper: Optional[Tuple[Any, Any, Any, Any
 def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[PackingKey]) -> Table:
     """Table 1's overheads for each of `GRAPHS`, in the rows that the paper measured.
 
-    The paper's figures stand beside its own graph only.
+    The paper's figures stand beside its own graph only, which alone is fitted.
     """
     lines: List[Dict[str, Any]] = []
     for name, arrangement in GRAPHS:
@@ -293,19 +293,25 @@ def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[Pack
                 continue
             summary = packings[key]
             over = compared.overhead(summary.largest_depth if key[1] is None else key[1])
+            theirs = arrangement == POPART
             lines.append(
                 {
                     "graph": name,
                     "depth": _depth(key[1], summary),
                     "algorithm": key[0].upper(),
                     "packing_factor": summary.packing_factor,
-                    "overhead_lower": percent(over.lower),
-                    "overhead": percent(over.calibrated),
-                    "overhead_upper": percent(over.upper),
-                    "realised": summary.packing_factor / (1 + over.calibrated),
-                    **({"paper_overhead": paper[2], "paper_realised": paper[3]} if arrangement == POPART else {}),
+                    **_overhead_columns("papers_" if theirs else "", over, summary.packing_factor),
+                    **({"paper_overhead": paper[2], "paper_realised": paper[3]} if theirs else {}),
                 }
             )
+    labels = ("graph", "depth", "algorithm", "packing_factor")
+    parts = (
+        Part(
+            f"The same packings in the paper's graph: modelled, fitted at depth {FITTED_DEPTH}",
+            (*labels, "papers_overhead", "paper_overhead", "papers_realised", "paper_realised"),
+        ),
+        Part("The same packings in this project's graphs: predicted", (*labels, "overhead", "realised")),
+    )
     return Table(
         "graphs",
         f"The same packings in other graphs, {comparison.config.name}",
@@ -314,10 +320,16 @@ def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[Pack
             ReportColumn("depth", "depth", CONFIGURED),
             ReportColumn("algorithm", "packing", CONFIGURED),
             ReportColumn("packing_factor", "p", COMPUTED, ".3f"),
-            ReportColumn("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
+            ReportColumn(
+                "papers_overhead", "OH %", FITTED_MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")
+            ),
             ReportColumn("paper_overhead", "paper", PAPER, ".3f"),
-            ReportColumn("realised", "speed-up", MODEL, ".3f"),
+            ReportColumn(
+                "papers_realised", "speed-up", FITTED_MODEL, ".3f", ("papers_realised_lower", "papers_realised_upper")
+            ),
             ReportColumn("paper_realised", "paper", PAPER, ".3f"),
+            ReportColumn("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
+            ReportColumn("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
         ),
         lines,
         (
@@ -327,6 +339,7 @@ def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[Pack
         )
         + INTERVALS
         + PRODUCT_MASK,
+        parts,
     )
 
 

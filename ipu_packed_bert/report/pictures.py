@@ -72,8 +72,8 @@ def _graphs(table: Table) -> List[Picture]:
     for theirs, whose in ((True, THEIRS), (False, OURS)):
         rows = [row for row in table.rows if (row.get("paper_overhead") is not None) == theirs]
         names = [f"{row['graph']}, {row['algorithm']} {row['depth']}" for row in rows]
-        paper = "paper_overhead" if theirs else ""
-        found.append(_beside(f"Overhead, {whose}", rows, names, "overhead", "overhead, %", paper))
+        key, paper = ("papers_overhead", "paper_overhead") if theirs else ("overhead", "")
+        found.append(_beside(f"Overhead, {whose}", rows, names, key, "overhead, %", paper))
     return found
 
 

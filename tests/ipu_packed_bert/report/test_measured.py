@@ -300,7 +300,12 @@ def test_two_runs_beside_the_model(tmp_path, config, load, machine, report):
 
 
 def test_the_command_and_a_gpu(tmp_path, config, work, cycles, report):
-    status, (table,), _ = report("--measured", as_object(tmp_path / "x.json", config, work, cycles))
+    page = tmp_path / "page.html"
+    status, (table,), _ = report(
+        "--measured", as_object(tmp_path / "mine_3.json", config, work, cycles), "--html", page
+    )
+    # Of what the file says, and not of the default configuration.
+    assert "speed-up: mine_3</title>" in page.read_text() and command.DEFAULT.stem not in page.read_text()
     assert status == 0 and table["rows"][0]["difference"] == pytest.approx(0.0, abs=1e-6)
     # The format is that of commands/gpu.py; the numbers are made up here.
     layouts = [

@@ -108,10 +108,10 @@ def test_the_papers_graph_holds_the_papers_numbers(graphs):
     for row in graphs.rows:
         if row["graph"] == paper.GRAPHS[0][0]:
             continue
-        low, high = (row["packing_factor"] / (1 + row[key] / 100) for key in ("overhead_upper", "overhead_lower"))
-        assert row["realised"] == pytest.approx(measured[row["depth"]], rel=0.01)
-        if row["graph"] == paper.GRAPHS[2][0]:
-            assert low < measured[row["depth"]] < high
+        theirs = row["graph"] == paper.GRAPHS[2][0]
+        assert row["papers_" * theirs + "realised"] == pytest.approx(measured[row["depth"]], rel=0.01)
+        if theirs:
+            assert row["papers_realised_lower"] < measured[row["depth"]] < row["papers_realised_upper"]
         checked += 1
     assert checked == 10
 
@@ -125,7 +125,7 @@ def test_the_papers_measurements_stand_beside_the_papers_graph_only(table1, grap
         assert ("papers_realised" in row) == isinstance(row.get("paper_realised"), float)
         if row["algorithm"] == "SPFHP":
             for key in ("overhead_lower", "overhead", "overhead_upper", "realised"):
-                assert row["papers_" + key] == theirs[row["depth"]][key]
+                assert row["papers_" + key] == theirs[row["depth"]]["papers_" + key]
             assert row["papers_realised_lower"] < row["paper_realised"] < row["papers_realised_upper"]
             checked += 1
     assert checked == 5
@@ -142,10 +142,6 @@ def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, 
         beside, apart = "papers_" + model, model
         their_rows = [row for row in table.rows if isinstance(row.get(beside), float)]
         our_rows = [row for row in table.rows if isinstance(row.get(apart), float)]
-        if table is graphs:
-            beside = model
-            their_rows = [row for row in table.rows if row.get(measured) is not None]
-            our_rows = [row for row in table.rows if row.get(measured) is None]
         modelled, published = theirs.series
         assert modelled.values == tuple(row[beside] for row in their_rows) and len(their_rows) > 3
         assert published.values == tuple(row[measured] for row in their_rows)
@@ -153,6 +149,14 @@ def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, 
         assert alone.values == tuple(row[apart] for row in our_rows)
         assert all(low <= high for low, high in zip(alone.lower, alone.upper))
         assert theirs.title != ours.title
+
+
+def test_the_fitted_graph_is_marked_fitted_and_the_others_predicted(graphs):
+    theirs, ours = tables.printed(graphs)
+    assert {row["graph"] for row in theirs.rows} == {paper.GRAPHS[2][0]}
+    assert {row["graph"] for row in ours.rows} == {name for name, _ in paper.GRAPHS[:2]}
+    for table, source in ((theirs, "fitted"), (ours, "predicted")):
+        assert {column.source for column in table.columns} - {"config", "computed", "paper"} == {source}
 
 
 def test_three_graphs_stand_beside_each_other(table1, graphs):

@@ -45,11 +45,11 @@ def test_the_page_holds_the_tables_as_json_has_them(cycle_cache, monkeypatch, ca
     assert run_main(command.main, [*options, "--html", str(tmp_path / "page.html")]) == 0
     printed = json.loads(capsys.readouterr().out)["tables"]
     page = check_page((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert len(printed) == len(page.tables) == 9 and len(page.pictures) == 9
+    assert len(printed) == len(page.tables) == 10 and len(page.pictures) == 9
     for (name, rows), table in zip(page.tables.items(), printed):
         assert name.startswith(table["name"]) and len(rows) == len(table["rows"]) > 0
         for row, other in zip(rows, table["rows"]):
-            assert row.items() <= other.items() and len(row) > 3
+            assert row.items() <= other.items() and len(row) >= 3
 
 
 def test_parts_of_a_table_are_tables_of_the_page():
@@ -154,6 +154,9 @@ def test_an_updates_parts_add_up_to_its_seconds(pipelines, found):
         parts = sum(row[key] for key in ("steady", "bubble", "update", "host"))
         assert parts == pytest.approx(row["seconds"])
         assert row["seconds"] == pytest.approx(pipeline.step(accumulation, found.parameters).seconds)
+    once = operators.beyond("x", (pipelines[0], 100), (pipelines[1], 200), found)
+    for row, side in zip(table.rows, ("packed", "unpacked")):
+        assert sum(part[side] for part in once.rows) == pytest.approx(1e3 * (row["update"] + row["host"]))
     (drawn,) = pictures(table)
     assert [sum(values) for values in zip(*(series.values for series in drawn.series))] == pytest.approx(
         [row["seconds"] for row in table.rows]
