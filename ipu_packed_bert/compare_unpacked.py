@@ -96,8 +96,7 @@ def side_by_side(
         own = found["packed"].result.counts or engine.task.count(pair.packed)
         sequences, packs = sequences + own["sequences"], packs + own["packs"]
         for side, batch in sides.items():
-            seconds = found[side].result.seconds * _filled(batch)
-            rates[side].append(own["sequences"] / seconds)
+            rates[side].append(own["sequences"] / seconds_of(found[side], batch))
         expected = found["unpacked"].result.loss
         losses.append(abs(found["packed"].result.loss - expected) / max(abs(expected), 1e-30))
         gradients.append(gradient_difference(found["packed"], found["unpacked"]))
@@ -110,9 +109,9 @@ def side_by_side(
     )
 
 
-def _filled(batch: Batch) -> float:
-    """Share of a batch's rows that hold something; the time of the others, which fill it up, is not counted."""
-    return float((batch["input_mask"] > 0).any(axis=1).mean())
+def seconds_of(made: Gradients, batch: Batch) -> float:
+    """Of the rows that hold something; the time of the others, which fill the batch up, is not counted."""
+    return made.result.seconds * float((batch["input_mask"] > 0).any(axis=1).mean())
 
 
 def gradient_difference(one: Gradients, other: Gradients) -> float:

@@ -81,4 +81,9 @@ def pick_attention(config: Any, task: Task, device: torch.device) -> Attention:
         return Attention("sdpa", note=f"variable-length kernel: {lacking}") if lacking else Attention("varlen", True)
     if task.max_sequence_length >= VARLEN_FROM and not engine.compile:
         return Attention("varlen")
-    return Attention("eager" if engine.precision == "bfloat16" or model.attention_dropout > 0.0 else "sdpa")
+    return Attention(dense_attention(engine.precision, device, dropout=model.attention_dropout))
+
+
+def dense_attention(precision: str, device: torch.device, *, dropout: float = 0.0) -> str:
+    """The faster one of those with a mask over the whole row; dropout: of attention."""
+    return "eager" if device.type == "cpu" and (precision == "bfloat16" or dropout > 0.0) else "sdpa"
