@@ -112,6 +112,18 @@ def gpu_shown(request, gpu_hidden, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", VISIBLE)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk():
+    """No test takes the power away: files that are to be on the disk before a test goes on need not be there."""
+
+    def checked(file) -> None:
+        os.fstat(file if isinstance(file, int) else file.fileno())  # raises where it is not open
+
+    fsync, os.fsync = os.fsync, checked
+    yield
+    os.fsync = fsync
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """Each test starts from the same seeds, whatever ran before it in the process."""

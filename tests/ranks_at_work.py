@@ -115,11 +115,24 @@ def at_work(folder: Path, jobs: List[Job], *, ranks: int = 4) -> Dict[str, Any]:
     return {job.name: torch.load(folder / job.name) for job in jobs}
 
 
+def forking() -> Any:
+    """What starts processes at once: a server that has loaded what runs need, and has no threads, forks them."""
+    context = multiprocessing.get_context("forkserver")
+    commands = ("pretrain", "finetune")
+    context.set_forkserver_preload(
+        [
+            __name__,
+            *(f"ipu_packed_bert.commands.{each}" for each in commands),
+            "torch._dynamo",
+            "torch.utils.tensorboard",
+        ]
+    )
+    return context
+
+
 def run_all(folder: Path, works: Sequence[Callable[[], None]]) -> None:
     """Each in a process of its own, at the same time; what one raises is told in a file `failed-*` of the folder."""
-    # A server that has loaded torch forks the processes: they start at once.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context = forking()
     started = [
         context.Process(target=_told, args=(work, folder / f"failed-{rank}"), daemon=True)
         for rank, work in enumerate(works)

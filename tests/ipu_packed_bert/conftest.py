@@ -1,4 +1,7 @@
-"""A modelled machine for the tests; plans and traces are made once and shared through a folder of this test run."""
+"""What tests of the training package share: a modelled machine, and runs that end without a picture.
+
+Plans and traces of the machine are made once and shared through a folder of this test run.
+"""
 
 from pathlib import Path
 
@@ -26,3 +29,22 @@ def load():
     from ipu_packed_bert.config import load_config
 
     return lambda name, *overrides: load_config(CONFIGS / name, ("without_ipus=null",) + overrides)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def picture_of_a_run():
+    """No run draws its picture, but for those of a test that asks for the fixture `pictures`; gives what draws it."""
+    from ipu_packed_bert import run_summary
+    from tests.tiny_runs import not_drawn
+
+    draw, run_summary.draw = run_summary.draw, not_drawn
+    yield draw
+    run_summary.draw = draw
+
+
+@pytest.fixture
+def pictures(picture_of_a_run, monkeypatch):
+    """Runs draw their picture, as they do for users."""
+    from ipu_packed_bert import run_summary
+
+    monkeypatch.setattr(run_summary, "draw", picture_of_a_run)

@@ -111,7 +111,7 @@ def test_a_comparison_that_fails_costs_nothing_else(tiny, tmp_path, capsys, monk
     assert f"unpacked  not compared: {why}\n" in capsys.readouterr().out
 
 
-def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_checkpoint(tiny, tmp_path, capsys):
+def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_checkpoint(tiny, tmp_path, pictures, capsys):
     outcomes = []
     for options in ([], ["--compare-unpacked", "2"]):
         folder = tmp_path / f"run{len(options)}"
@@ -170,7 +170,7 @@ def test_stopped_runs_and_those_that_are_not_finite_have_a_summary_too(tiny, tmp
     assert (found["stopped_by"], found["steps"], found["loss"]) == ("not finite", 2, None)
 
 
-def test_without_matplotlib_a_line_says_so(tiny, tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_a_line_says_so(tiny, tmp_path, pictures, monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "run"), "--steps", "1"]) == 0
     assert "picture   not drawn: drawing needs the package matplotlib" in capsys.readouterr().out

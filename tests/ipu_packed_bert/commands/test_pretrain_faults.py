@@ -1,13 +1,13 @@
 """The command line when things go wrong: kill -9 at any moment, damaged files, settings that cannot be."""
 
+import contextlib
+import io
 import json
 import math
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,13 +15,14 @@ import pytest
 import torch
 import yaml
 
-from ipu_packed_bert import checkpoint
+from ipu_packed_bert import checkpoint, run_summary
 from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.runlog import LOG, read_log
 from pack_data.command import run_main
-from tests.tiny_runs import tiny_config, tiny_data, tiny_settings
+from tests.ranks_at_work import forking
+from tests.tiny_runs import not_drawn, tiny_config, tiny_data, tiny_settings
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -104,14 +105,17 @@ def losses(folder):
     return [(record["step"], record["loss"], record["mlm_accuracy"]) for record in read_log(folder / LOG)]
 
 
-def started(*arguments):
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "run_pretraining.py"), *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+def started(arguments, complaint):
+    """A process that pretrains; what it says on stderr is in the file `complaint`."""
+    process = forking().Process(target=_pretrain, args=(arguments, complaint))
+    process.start()
+    return process
+
+
+def _pretrain(arguments, complaint):
+    run_summary.draw = not_drawn
+    with open(complaint, "w") as error, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
+        raise SystemExit(run_main(pretrain.main, arguments))
 
 
 def lines_of(path):
@@ -126,13 +130,13 @@ def test_kill_9_at_random_moments(tiny, tmp_path):
     arguments, kills = ["--config", tiny, "--out", str(folder)] + options, []
     for lower, upper in ((5, 20), (22, 40)):
         wanted = moments.randint(lower, upper)
-        process = started(*arguments)
-        while lines_of(folder / LOG) < wanted and process.poll() is None:
+        process = started(arguments, tmp_path / "complaint")
+        while lines_of(folder / LOG) < wanted and process.exitcode is None:
             time.sleep(0.001)
         time.sleep(moments.random() * 0.02)  # in a step, between two, or in the middle of saving
-        process.send_signal(signal.SIGKILL)
-        _, complaint = process.communicate()
-        assert process.returncode == -signal.SIGKILL, complaint
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, (tmp_path / "complaint").read_text()
         kills.append(lines_of(folder / LOG))
         arguments = ["--resume", str(folder)]
     assert pretrain.main(arguments) == 0

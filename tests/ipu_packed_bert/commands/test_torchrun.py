@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import sys
@@ -14,6 +12,7 @@ from functools import partial
 import pytest
 import torch.distributed as dist
 
+from ipu_packed_bert import run_summary
 from ipu_packed_bert.checkpoint import newest_checkpoint
 from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.processes import joined
@@ -22,7 +21,8 @@ from pack_data.command import NotFinite, run_main
 from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.fine_tuning_files import tiny_table
 from tests.kill_ranks import differences, disturbed
-from tests.tiny_runs import tiny_config, tiny_data
+from tests.ranks_at_work import forking
+from tests.tiny_runs import not_drawn, tiny_config, tiny_data
 
 STEPS = 30
 
@@ -76,8 +76,7 @@ def _fine_tune(file, out, processes):
 def ended(main, *, size=2):
     """(exit status, words on stderr) of each of `size` ranks that run `main(processes)`, as under torchrun."""
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.ranks_at_work"])
+    context = forking()
     pipes, found = [context.Pipe(duplex=False) for _ in range(size)], []
     ranks = [context.Process(target=_rank, args=(main, rank, size, store.port, pipes[rank][1])) for rank in range(size)]
     for process in ranks:
@@ -100,6 +99,7 @@ def _rank(main, rank, size, port, tell):
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
     os.environ.update(environment)
+    run_summary.draw = not_drawn
 
     if hasattr(main, "prepare"):
         main.prepare(rank)
