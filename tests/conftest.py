@@ -1,5 +1,6 @@
 """What every test shares: seeds, threads, hypothesis profiles, the folder of larger data, IPU devices."""
 
+import gc
 import os
 import random
 from pathlib import Path
@@ -49,6 +50,12 @@ def pytest_addoption(parser):
         help="the console command of an installed wheel; tests/test_wheel.py then tests that one instead of building a "
         "wheel",
     )
+
+
+def pytest_collection_finish(session):
+    """What is loaded by now stays: garbage collection, which some tests ask for often, need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
