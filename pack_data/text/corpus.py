@@ -14,6 +14,7 @@ import inspect
 import io
 import json
 import lzma
+import os
 import re
 import sysconfig
 import warnings
@@ -276,11 +277,8 @@ def embedded_documents() -> Tuple[Document, ...]:
 
 def _embedded() -> Iterator[Document]:
     root = Path(sysconfig.get_paths()["stdlib"])
-    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(_modules(root)):
         parts = path.relative_to(root).parts
-        if skipped & set(parts):
-            continue
         # Files that do not parse are left out: they are test data for parsers.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -295,6 +293,14 @@ def _embedded() -> Iterator[Document]:
 
     for name in sorted(topics.topics):
         yield from _cut(f"pydoc topic {name}", _paragraphs(topics.topics[name]))
+
+
+def _modules(root: Path) -> Iterator[Path]:
+    """The files of the standard library. Folders that hold none are not looked into: installed packages are many."""
+    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    for folder, below, files in os.walk(str(root)):
+        below[:] = [name for name in below if name not in skipped]
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:

@@ -70,23 +70,8 @@ def rows_of(folder: Path):
 
 def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(SIZES, "quick", SIZES["quick"]._replace(vocabulary_size=128))
-    assert (
-        run_main(
-            main,
-            [
-                "position_ids",
-                "--quick",
-                "--seeds",
-                "1",
-                "--no-plot",
-                "--data-dir",
-                str(data_dir),
-                "--out",
-                str(tmp_path / "out"),
-            ],
-        )
-        == 0
-    )
+    given = ["position_ids", "--quick", "--examples", "24", "--seeds", "1", "--no-plot", "--data-dir", str(data_dir)]
+    assert run_main(main, [*given, "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     rows = rows_of(tmp_path / "out")
     assert len(rows) == 2 * len(VARIANTS) and all(way in printed for way in WAYS)
@@ -101,23 +86,7 @@ def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch):
                 int(mine[way]["updates"]) < int(mine[PADDED]["updates"]) <= int(mine[way + SAME_UPDATES]["updates"]) + 1
             )
     # A second call measures nothing again.
-    assert (
-        run_main(
-            main,
-            [
-                "position_ids",
-                "--quick",
-                "--seeds",
-                "1",
-                "--no-plot",
-                "--data-dir",
-                str(data_dir),
-                "--out",
-                str(tmp_path / "out"),
-            ],
-        )
-        == 0
-    )
+    assert run_main(main, [*given, "--out", str(tmp_path / "out")]) == 0
     assert rows_of(tmp_path / "out") == rows
 
 
@@ -149,9 +118,10 @@ def test_one_row_holds_as_much_as_the_rows_of_a_batch():
 
 
 @pytest.mark.parametrize("sharded", [[], ["--fsdp"]])
-def test_two_processes_of_torchrun(tmp_path, sharded):
+def test_two_processes_of_torchrun(data_dir, tmp_path, sharded):
     """Two ranks with a batch each make the updates of one process with two batches an update; rank 0 alone writes."""
-    given = ["position_ids", "--quick", "--seeds", "1", "--no-plot", "--ways", PADDED, "MiniBatchPacking+PosID"]
+    given = ["position_ids", "--quick", "--examples", "24", "--seeds", "1", "--no-plot", "--data-dir", str(data_dir)]
+    given += ["--ways", PADDED, "MiniBatchPacking+PosID"]
     assert run_main(main, [*given, "--accumulate", "2", "--out", str(tmp_path / "one")]) == 0
     processes = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ipu_packed_bert.experiments"]
     done = subprocess.run(
@@ -163,7 +133,7 @@ def test_two_processes_of_torchrun(tmp_path, sharded):
     )
     assert done.returncode == 0, done.stderr
     one, two = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
-    assert "2 processes" in done.stdout and list(one) == list(two) and len(one) == 2
+    assert "2 processes" in done.stdout and list(one) == list(two) and len(one) == 4
     for key, row in one.items():
         for value in ("updates", "training_loss", "held_out_loss"):
             assert float(two[key][value]) == pytest.approx(float(row[value]), rel=1e-5)
