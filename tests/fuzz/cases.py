@@ -38,7 +38,7 @@ OUTCOMES = (REFUSED, UNCHANGED, HARMLESS, MESSAGE, TRACEBACK, HANG, SILENT)
 FAILURES = (MESSAGE, TRACEBACK, HANG, SILENT)
 
 SECONDS = 5.0  # of processor time; a reader of a sample of a few kB takes milliseconds
-WAITING = 15.0  # on the clock, which runs on while other programs have the processor
+WAITING = 120.0  # on the clock, which runs on while other programs have the processor
 MEMORY = 2 << 30  # what a case may map beyond what the process had
 LONGEST_LINE = 600  # characters of an error, besides the place of the file
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import pytest
 import torch
-from torch import multiprocessing
 from torch.nn.functional import cross_entropy
 
 from ipu_packed_bert.padding_free import cost, update
@@ -21,6 +21,7 @@ from ipu_packed_bert.padding_free.update import (
     take_step,
 )
 from tests.padding_free_models import a_model, alone, some_examples
+from tests.ranks_at_work import run_all
 from tests.tolerances import assert_same, relative_error
 
 try:
@@ -173,7 +174,7 @@ def one_rank(rank, folder):
 def test_two_ranks_make_the_update_of_one(tmp_path):
     single = a_model()
     expected = accumulate(single, micro_batches(single, []))
-    multiprocessing.spawn(one_rank, (tmp_path,), nprocs=2)
+    run_all(tmp_path, [partial(one_rank, rank, tmp_path) for rank in range(2)])
     files = sorted(tmp_path.glob("*.pt"))
     assert len(files) == 2 * len(KINDS)
     for path in files:
