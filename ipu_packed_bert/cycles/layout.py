@@ -9,8 +9,9 @@ counted in bytes, and cycles per byte is the model's layout parameter: its lower
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from math import ceil
+from operator import add, attrgetter
 from typing import Iterable, Sequence, Tuple
 
 import numpy as np
@@ -44,13 +45,13 @@ class Cost:
     sliced_bytes: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Cost)))
+        return Cost(*map(add, _values(self), _values(other)))
 
     def __sub__(self, other: Cost) -> Cost:
         return self + other * -1.0
 
     def __mul__(self, factor: float) -> Cost:
-        return Cost(*(getattr(self, f.name) * factor for f in fields(Cost)))
+        return Cost(*(value * factor for value in _values(self)))
 
     @property
     def plain(self) -> Cost:
@@ -68,12 +69,14 @@ class Cost:
         return self.compute_cycles(cycles_per_byte) + self.exchange + self.sync
 
 
-_REARRANGING = tuple(field.name for field in fields(Cost) if field.name.endswith(("_calls", "_bytes")))
+_FIELDS = tuple(field.name for field in fields(Cost))
+_REARRANGING = tuple(name for name in _FIELDS if name.endswith(("_calls", "_bytes")))
+_values = attrgetter(*_FIELDS)
 
 
 def stacked(costs: Sequence[Cost]) -> Cost:
     """All of them as one, whose fields are arrays [costs, 1]: with arrays of draws its cycles are [costs, draws]."""
-    columns = np.array([astuple(cost) for cost in costs], dtype=float).reshape(len(costs), len(fields(Cost)))
+    columns = np.array([_values(cost) for cost in costs], dtype=float).reshape(len(costs), len(_FIELDS))
     return Cost(*columns.T[:, :, None])
 
 

@@ -10,6 +10,7 @@ sums its gradients over the replicas and updates its weights, and at last all wa
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
@@ -90,8 +91,13 @@ def stages_of(placement: PipelinePlacement) -> Stages:
     return Stages(forward, {number: turn}, {2 * number - stage: ipu for stage, ipu in reversed(forward.items())})
 
 
+@lru_cache(4)
+def _works(pipeline: Pipeline) -> List[Dict[int, Dict[str, Cost]]]:
+    """Of each IPU, stage -> kind -> cost in the order of its stages; they add up to the IPU's."""
+    return [_work(pipeline, stages_of(pipeline.placement), ipu) for ipu in pipeline.ipus]
+
+
 def _work(pipeline: Pipeline, stages: Stages, ipu: Ipu) -> Dict[int, Dict[str, Cost]]:
-    """Stage -> kind -> cost, of the stages of an IPU in their order; they add up to the IPU's."""
     own = [{stage: at for stage, at in part.items() if at == ipu.number} for part in stages]
     turn = next(iter(own[1]), -1)  # an IPU without layers has no stage
     first, last = next(iter(own[0]), turn), next(iter(own[2]), turn)
@@ -131,7 +137,6 @@ def schedule(pipeline: Pipeline, accumulation: int, parameters: Parameters) -> S
     copying = parameters.links * pipeline.copy_cycles()
     working = step.pipeline_cycle - copying  # of the slowest IPU
     order = (FORWARD, RECOMPUTATION, BACKWARD)
-    work = [_work(pipeline, stages, ipu) for ipu in pipeline.ipus]
     cycles = [
         [
             (stage, kind, parameters.cycles(parts[kind]))
@@ -139,7 +144,7 @@ def schedule(pipeline: Pipeline, accumulation: int, parameters: Parameters) -> S
             for kind in order
             if kind in parts
         ]
-        for each in work
+        for each in _works(pipeline)
     ]
     links = [parameters.links * pipeline.target.link_cycles(sum(ipu.link_bytes.values())) for ipu in pipeline.ipus]
     found: List[Stretch] = []

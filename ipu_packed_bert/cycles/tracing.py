@@ -1,8 +1,8 @@
 """The training graph: every ATen operator of forward, backward and update, with its shapes.
 
-The training step runs once on fake tensors (shapes and types without memory) while a dispatch mode records each
-operator that reaches the device. That is what make_fx captures, and also the module each operator belongs to, in the
-backward pass too. Tracing imports torch; what reads the resulting `Graph` does not need it.
+The training step runs once on meta tensors, the update on fake ones (shapes and types without memory), while a
+dispatch mode records each operator that reaches the device. That is what make_fx captures, and also the module each
+operator belongs to, in the backward pass too. Tracing imports torch; what reads the resulting `Graph` does not need it.
 
 Encoder layers are alike: three are traced and compared, and all of them only where the three differ.
 """
@@ -143,6 +143,7 @@ class _Recorder:
         return str(argument)
 
     def mode(self):
+        import torch
         from torch.utils._python_dispatch import TorchDispatchMode
 
         recorder = self
@@ -155,9 +156,12 @@ class _Recorder:
                 arguments = tuple(recorder.plain(argument) for argument in args)
                 keywords = {key: recorder.plain(argument) for key, argument in kwargs.items()}
                 if func.__name__.startswith("_foreach_") and func.__name__.split(".")[0].endswith("_"):
-                    result = None  # in place: shapes stay, and torch 2.0 has no fake kernel for some
+                    result: Any = None  # in place: shapes stay, and torch 2.0 has no fake kernel for some
                 else:
                     result = func(*args, **kwargs)
+                if func is torch.ops.aten.native_layer_norm.default:
+                    # Mean and deviation have the input's type, as on the CPU; of meta tensors they are float32.
+                    result = (result[0], *(each.to(result[0].dtype) for each in result[1:]))
                 flat = result if isinstance(result, (tuple, list)) else (result,)
                 outputs = tuple(recorder.value(tensor) for tensor in flat if hasattr(tensor, "stride"))
                 recorder.operations.append(
@@ -231,11 +235,9 @@ def capture(build: Callable[[], Any], batch_shapes: Dict[str, Tuple[Tuple[int, .
     order.
     """
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     recorder = _Recorder()
-    with FakeTensorMode():
-        # Newer versions cannot cast fake parameters afterwards (they are weakly referenced): they are made half.
+    with torch.device("meta"):
         with _default_type(torch.float16):
             model = build()
         model.train()
@@ -271,7 +273,7 @@ def capture_update(build: Callable[[], Any], optimizer: Callable[[Any], Any], nu
 
     recorder = _Recorder()
     recorder.phase, recorder.scope = "update", "update"
-    with FakeTensorMode():
+    with FakeTensorMode():  # torch 2.0 has meta kernels for too few of these operators
         with _default_type(torch.float32):
             model = build()
         named = list(model.named_parameters())

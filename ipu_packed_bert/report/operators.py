@@ -6,6 +6,7 @@ All from `Ipu.held`, whose costs add up to the pipeline's: nothing here is estim
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -57,8 +58,8 @@ def operator_name(entry: Entry) -> str:
     return short_name(entry.operator)[0] if "." in entry.operator else entry.operator
 
 
-def class_of(entry: Entry) -> str:
-    name = operator_name(entry)
+def class_of(name: str) -> str:
+    """Of an operator's name."""
     return _CLASS_OF.get(name, SOFTMAX if "softmax" in name else ELEMENTWISE)
 
 
@@ -68,12 +69,14 @@ def block_of(entry: Entry) -> str:
 
 def class_costs(pipeline: Pipeline) -> Dict[Tuple[str, str], Cost]:
     """(block, class) -> cost of a micro-batch through all IPUs, without the copies between them."""
+    whole: Dict[Tuple[str, str], Cost] = {}
+    for (block, _, operator, _), (_, cost) in operator_costs(pipeline).items():
+        key = (block, class_of(operator))
+        whole[key] = whole.get(key, Cost()) + cost
     found: Dict[Tuple[str, str], Cost] = {}
-    for ipu in pipeline.ipus:
-        for times, entry in ipu.held:
-            block, plain = block_of(entry), entry.cost.plain
-            for kind, cost in ((class_of(entry), plain), (LAYOUT, entry.cost - plain)):
-                found[block, kind] = found.get((block, kind), Cost()) + cost * float(times)
+    for (block, kind), cost in whole.items():
+        found[block, kind] = cost.plain
+        found[block, LAYOUT] = found.get((block, LAYOUT), Cost()) + (cost - cost.plain)
     return found
 
 
@@ -134,6 +137,7 @@ def classes(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Calibr
     )
 
 
+@lru_cache(4)
 def operator_costs(pipeline: Pipeline) -> Dict[Tuple[str, str, str, str], Tuple[int, Cost]]:
     """(block, phase, operator, part) -> calls and their cost in a micro-batch, without views, which cost nothing."""
     found: Dict[Tuple[str, str, str, str], Tuple[int, Cost]] = {}

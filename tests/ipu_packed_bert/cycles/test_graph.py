@@ -89,6 +89,13 @@ def test_the_capture_is_what_make_fx_captures():
     assert {k: v for k, v in expected.items() if k.startswith("aten.")} == dict(ours)
 
 
+def test_tensors_without_memory_have_the_types_of_the_cpu():
+    """Mean and deviation of a layer norm too, for which a device without memory may say float32."""
+    graph = trace()
+    kept = {graph.values[i].dtype for o in graph.operations if "native_layer_norm.d" in o.operator for i in o.outputs}
+    assert kept == {"float16"}
+
+
 def test_every_backward_operator_knows_its_module():
     graph = trace()
     counts = Counter(layer_of(o.scope) for o in graph.operations if o.phase == "backward")
