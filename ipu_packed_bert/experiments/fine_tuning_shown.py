@@ -156,7 +156,7 @@ class Shown:
             known = self.facts[task][what]
             for way in (*WAYS, AGAIN, NO_MASK):
                 timed = way != NO_MASK and self.timed(task)
-                if way == AGAIN and not timed:
+                if not timed and (way == AGAIN or (way == NO_MASK and not self.seeds(task, PACKED))):
                     continue
                 cells = ["", ""]
                 ratio = ""
@@ -198,6 +198,8 @@ class Shown:
             lines.append(self._same_words(task))
         if self.seeds(task, PACKED):
             lines.append(self._score_words(task))
+        else:
+            lines.append("No run that is scored is finished yet.")
         if self.timed(task):
             lines += [self._time_words(task, what) for what in (TRAINING, INFERENCE)]
         return "\n".join(lines) + "\n"
@@ -240,11 +242,11 @@ class Shown:
         groups: Dict[str, List[str]] = {}
         for way in (MAXIMUM, LONGEST, SORTED):
             ratio = self.against_packed(task, what, way)
-            words = "packing gains nothing over"
+            words = "packing gains nothing over rows"
             if ratio.high < again.low:
-                words = "packing is slower than"
+                words = "packing is slower than rows"
             elif ratio.low > again.high:
-                words = "packing is faster than"
+                words = "packing is faster than rows"
             groups.setdefault(words, []).append(f"{WAY_WORDS[way]} ({_spread(ratio, 2)})")
         said = "; ".join(f"{words} {', '.join(found)}" for words, found in groups.items())
         return f"{head}: **{said}**. Control: packed timed twice, {_spread(again, 2)}; a gain lies outside of it."
@@ -304,7 +306,11 @@ class Shown:
                 axis.grid(axis="x", alpha=0.25)
             times.set_yticks(range(len(lines)), [WAY_WORDS[way] for way in lines], fontsize=9)
             scores.set_yticks(range(len(lines)), [""] * len(lines))
-            times.set_xlim(left=0)
+            times.set_xlim(0, 1.08 * times.get_xlim()[1])
+            for axis, there in ((times, self.timed(task)), (scores, bool(self.seeds(task, PACKED)))):
+                if not there:
+                    axis.set_xticks([])
+                    axis.text(0.5, 0.5, "not finished yet", transform=axis.transAxes, ha="center", color="#777777")
             times.set_xlabel("ms a sequence, one thread")
             scores.set_xlabel(f"{SCORE[task]} on held-out examples, %")
             times.set_title(f"{WORDS[task]}: time")

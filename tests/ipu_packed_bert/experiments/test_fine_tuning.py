@@ -197,9 +197,11 @@ def folder_of(path, *, sorted_right=0.9, packed_right=0.9, no_mask_right=0.6, ag
 def test_controls_that_do_not_fail_show_nothing(tmp_path):
     good = Shown(folder_of(tmp_path / "good"))
     assert good.shows and good.verdict("banking77")[:2] == (True, True)
-    assert "packing gains nothing over sorted" in good.text() and "faster than padded to the max" in good.text()
+    assert (
+        "packing gains nothing over rows sorted" in good.text() and "faster than rows padded to the max" in good.text()
+    )
     barely = Shown(folder_of(tmp_path / "barely", sorted_time=1.015, spread=0.03))
-    assert barely.shows and "packing gains nothing over sorted" in barely.text()  # so little is noise
+    assert barely.shows and "packing gains nothing over rows sorted" in barely.text()  # so little is noise
     assert good.against_packed("banking77", TRAINING, MAXIMUM).mean == pytest.approx(3.0, rel=0.02)
     assert good.per_sequence("banking77", TRAINING, PACKED).mean == pytest.approx(20.0, rel=0.02)
     # 1 s for 750 slots, of which all 100 sequences need 1500
@@ -207,7 +209,7 @@ def test_controls_that_do_not_fail_show_nothing(tmp_path):
     assert Shown(folder_of(tmp_path / "worse", packed_right=0.75)).verdict("banking77")[:2] == (True, False)
     slow = Shown(folder_of(tmp_path / "again", again=1.2))
     assert not slow.shows and "shows nothing" in slow.text()
-    assert "slower than sorted" in Shown(folder_of(tmp_path / "sorted", sorted_time=0.8)).text()
+    assert "slower than rows sorted" in Shown(folder_of(tmp_path / "sorted", sorted_time=0.8)).text()
 
 
 def test_pictures_are_drawn_from_whichever_cells_are_finished(tmp_path):
