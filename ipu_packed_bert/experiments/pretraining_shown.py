@@ -201,8 +201,8 @@ class Shown:
         cost, facts = self.cost(), self.facts
         margin = "The margin is not measured yet."
         if cost is not None:
-            seeds = counted(cost.seeds, "seed")
-            margin = f"Removing the mask costs {interval_words(cost)} nats on {seeds} that do not count, measured first"
+            seeds = f"{counted(cost.seeds, 'seed')} that {'does' if cost.seeds == 1 else 'do'} not count"
+            margin = f"Removing the mask costs {interval_words(cost)} nats on {seeds}, measured first"
             margin += f"; the margin is a quarter of it, {self.margin:.4f}." if self.margin else "."
         return "\n".join(
             [

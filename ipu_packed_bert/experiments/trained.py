@@ -21,8 +21,8 @@ from ipu_packed_bert.experiments import packed_runs, tables
 from ipu_packed_bert.experiments.packed_runs import PretrainingSetup, Size
 from ipu_packed_bert.experiments.pretraining import changed
 from ipu_packed_bert.experiments.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, VARIANTS, Variant
-from ipu_packed_bert.experiments.runner import Cell, Row, Runner, finished_cells
-from ipu_packed_bert.experiments.trained_shown import AT_ONCE, FACTS, IN_TABLE, START, TESTED, TrainedShown
+from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner, finished_cells
+from ipu_packed_bert.experiments.trained_shown import AT_ONCE, IN_TABLE, START, TESTED, TrainedShown
 from ipu_packed_bert.hugging_face import SAFETENSORS, Weights, read_folder
 from ipu_packed_bert.start import PACKAGE, folder_of
 
@@ -120,11 +120,7 @@ def run(options: Any, runner: Runner) -> int:
     for part in cells(options.seeds):  # the margin is fixed before the seeds that count
         runner.run(part, trained.part)
     found = shown(runner.folder)
-    text = found.text()
-    runner.write("table.md", text)
-    print("\n" + text)
-    for picture in found.draw(runner.folder) if options.plot else ():
-        print(picture)
+    runner.show(found, plot=options.plot)
     return 0 if found.verdict().shows else 1
 
 

@@ -8,7 +8,6 @@ from typing import Dict, List, Optional
 import numpy as np
 
 from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.pretraining_shown import FACTS as FACTS
 from ipu_packed_bert.experiments.pretraining_shown import Shown, interval_words
 from ipu_packed_bert.experiments.pretraining_variants import CLAIM, CONTROL, REFERENCE
 from ipu_packed_bert.experiments.runner import Row
@@ -66,9 +65,10 @@ class TrainedShown(Shown):
 
     def sizes(self) -> str:
         size = self.size
-        updates = {int(value) for name in self.variants() for value in self.last(name, "updates")}
-        found = " to ".join(f"{each:,}" for each in sorted({min(updates), max(updates)})) if updates else "no"
-        sequences = f"{size['sequences']:,} sequences a run in {found} updates"
+        sequences = f"{size['sequences']:,} sequences a run"
+        updates = sorted({int(value) for name in self.variants() for value in self.last(name, "updates")})
+        if updates:
+            sequences += f" in {' to '.join(f'{each:,}' for each in dict.fromkeys((updates[0], updates[-1])))} updates"
         heads = f"its heads trained with {counted(size['start'], 'unpacked update')} that all runs share"
         data = super().sizes().rsplit(", ", 1)[0]
         return f"{size['checkpoint'] or 'A network from nothing'}, {heads}, then {sequences}. {data}"
