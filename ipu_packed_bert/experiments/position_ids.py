@@ -427,7 +427,7 @@ class Ways:
         )
 
     def text(self) -> str:
-        settings = self._settings
+        settings, ranks = self._settings, self._settings["ranks"]
         seeds = max((len(seeds) for seeds in self._rows.values()), default=0)
         return "\n".join(
             [
@@ -439,7 +439,7 @@ class Ways:
                 + "; ".join(map(self._cost, self._data))
                 + ".",
                 f"±: one standard deviation of the seeds. {describe(CausalSize(*settings['size']))}; padding-free rows "
-                f"by {settings['attention']}; {counted(seeds, 'seed')}, {counted(settings['ranks'], 'process')}; "
+                f"by {settings['attention']}; {counted(seeds, 'seed')}, {ranks} process{'' if ranks == 1 else 'es'}; "
                 f"{self._facts['machine']}.",
                 "",
             ]
