@@ -53,16 +53,16 @@ def table(
     columns = [
         ReportColumn("ipu", "IPU", CONFIGURED),
         ReportColumn("what", "what", CONFIGURED),
-        modelled("cycles", "M cycles", ",.3f", _MILLION),
-        ReportColumn("share", "% of the update", MODEL, ".2f"),
+        modelled("cycles", "M cycles", ",.2f", _MILLION),
+        ReportColumn("share", "%", MODEL, ".2f"),
     ]
     if measured is not None and beside:
-        columns.append(ReportColumn("measured", "measured", measured.source, ",.3f", scale=_MILLION))
+        columns.append(ReportColumn("measured", "measured", measured.source, ",.2f", scale=_MILLION))
         columns.append(ReportColumn("difference", "measured/model %", COMPUTED, "+.1f"))
     notes = [
         f"An update of {accumulation:,} micro-batches in {pipeline.placement.stages} stages on {found.ipus} "
         f"{'IPU' if found.ipus == 1 else 'IPUs'} a replica: {found.cycles / _MILLION:,.3f} million cycles, "
-        f"{pipeline.target.seconds(found.cycles):.4f} s on {pipeline.target.name}, the host's part included.",
+        f"{pipeline.target.seconds(found.cycles):.4f} s on {pipeline.target.name}, the host's part included. %: of it.",
         f"{WORKS}: {', '.join(WORK)} together. {WAITING}: for the slowest IPU, the busiest link and the other IPUs' "
         f"updates. {BUBBLE}: stages without a micro-batch, while the pipeline fills and drains.",
     ]
