@@ -221,9 +221,9 @@ class ShownSpeed:
             f"within {TWICE:.0%}. **{self.verdict()}.**",
             f"Median of the rounds, {CONFIDENCE:.0%} interval in brackets (Student's t of the logarithms), "
             f"{facts['clock']}; forward and backward pass, packed and unpacked in turn in one process, each round on "
-            "other packs. Both sides have the attention that the column names. Within each sequence unpacked rows skip "
-            "their padding too, so packing has less left to gain; the column after the next has packed rows so, and "
-            "unpacked ones with a mask.",
+            "other packs. *Factor*: sequences in a pack, of those timed. Both sides have the attention that a column "
+            "names; within each sequence unpacked rows skip their padding too, so packing has less left to gain. "
+            "*Packed within, unpacked mask*: packs without a mask against BERT as it is without packs.",
         ]
         if size["layers"] is not None:
             lines.append(
