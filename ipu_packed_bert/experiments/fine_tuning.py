@@ -216,10 +216,5 @@ def run(options: Any, runner: Runner) -> int:
         for some in cells(task, options.seeds, options.only):
             runner.run(some, measure)
     found = Shown(runner.folder)
-    text = found.text()
-    runner.write("table.md", text)
-    print("\n" + text)
-    if options.plot:
-        for picture in found.draw(runner.folder):
-            print(picture)
+    runner.show(found, plot=options.plot)
     return 0 if found.shows else 1

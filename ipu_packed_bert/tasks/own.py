@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -27,11 +28,14 @@ def own_class(name: str) -> Any:
     """The class that the name is of.  ValueError where there is none, or it is no task."""
     path, _, kind = full_name(name).rpartition(":")
     if not Path(path).is_file():
-        raise ValueError(f"task.name is {name}; there is no file {path}")
+        raise ValueError(f"task.name is {name}; there is no file {path}: put it there, a run keeps its full path")
     found = getattr(_loaded(path), kind, None)
     # Asked by an attribute: `examples` imports the settings, which import this module.
     if not isinstance(found, type) or not isinstance(getattr(found, "settings", None), type):
         raise ValueError(f"task.name is {name}; {path} has no class {kind} that is an ExampleTask")
+    if inspect.isabstract(found):
+        lacking = ", ".join(sorted(found.__abstractmethods__))
+        raise ValueError(f"task.name is {name}; the class {kind} of {path} lacks {lacking}: write what is missing")
     return found
 
 

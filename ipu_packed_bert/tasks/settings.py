@@ -376,6 +376,9 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, sto
     # An unknown name is refused by the rule of the setting; its other settings are then those of no task.
     task = SETTINGS_OF.get(name, TaskConfig) if isinstance(name, str) else TaskConfig
     if is_own(name):
+        # Runs write full paths. Another one could name a file that came with the folder, from wherever one is.
+        if stored and full_name(name) != name and name == peek("task.name", tree, ()):
+            raise ConfigError(f"{path}: task.name is {name}; a run keeps the full path of a task's file: write that")
         with said_of(path):
             task = own_class(name).settings
     reader = SettingsReader({"task": task, **SECTIONS}, path, gone=_GONE, stored=stored)

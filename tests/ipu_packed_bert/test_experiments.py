@@ -182,6 +182,8 @@ def test_a_verdict_needs_a_control_that_fails():
     assert verdict(cost, near, far)[:2] == (True, True)  # margin 0.1
     assert verdict(cost, far, far)[:2] == (True, False)
     assert verdict(cost, near, near)[:2] == (False, False)  # the control passes as well
+    assert verdict(cost, near, Interval(0.2, -0.1, 0.5, 3))[:2] == (False, False)  # it may cost nothing
+    assert verdict(cost, near, Interval(-0.4, -0.5, -0.3, 3))[:2] == (False, False)  # it is better
     assert verdict(Interval(0.4, -0.1, 0.9, 2), near, far)[:2] == (False, False)  # the mask may cost nothing
     assert verdict(None, near, far)[:2] == (False, False)
     assert verdict(cost, near._replace(seeds=1), far)[:2] == (False, False)

@@ -17,6 +17,7 @@ OWN = """
 from dataclasses import dataclass
 from ipu_packed_bert.settings import setting
 from ipu_packed_bert.tasks.classification import ClassificationTask
+from ipu_packed_bert.tasks.examples import ExampleTask
 from ipu_packed_bert.tasks.settings import TaskConfig
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class Own(ClassificationTask):
 
 class NoTask:
     pass
+
+class Begun(ExampleTask):
+    settings = Settings
 """
 
 
@@ -55,6 +59,7 @@ def test_class_and_settings_are_those_of_the_file(own, tmp_path, monkeypatch):
     [
         ("own_task.py:Own", 0, "task.words is 0; must be at least 1"),
         ("own_task.py:NoTask", 1, "own_task.py has no class NoTask that is an ExampleTask"),
+        ("own_task.py:Begun", 1, "own_task.py lacks "),
         ("own_task.py:Missing", 1, "own_task.py has no class Missing"),
         ("missing.py:Own", 1, "missing.py:Own; there is no file"),
         ("own_task:Own", 1, "or FILE.py:CLASS"),
@@ -65,6 +70,15 @@ def test_mistakes_say_what_is_wrong(own, name, words, says):
     with pytest.raises(ValueError) as raised:
         config_from_tree(own, "own.yml")
     assert says in str(raised.value) and str(raised.value).startswith("own.yml: ")
+
+
+def test_a_run_does_not_load_a_file_beside_itself(own, tmp_path):
+    """Runs write full paths: another one may be of a folder that somebody else made."""
+    Path("own_task.py").write_text("raise SystemExit('it was run')")
+    with pytest.raises(ValueError, match="full path"):
+        config_from_tree(own, "config.yml", stored=True)
+    with pytest.raises(SystemExit):
+        config_from_tree({**own, "task": {"name": f"{tmp_path / 'own_task.py'}:Own"}}, "config.yml", stored=True)
 
 
 def test_an_exported_folder_is_asked_by_the_name_of_its_task(own, tmp_path):
