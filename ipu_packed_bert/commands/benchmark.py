@@ -37,13 +37,15 @@ SIZES = {
 
 BOTH = ("float32", "bfloat16")
 
+HERE = "here"  # in place of --ranks' numbers: this process measures for itself; the last --ranks of a line counts
+
 
 def parse_lengths(text: str) -> List[int]:
     return [positive_int(part) for part in text.split(",")]
 
 
 def parse_ranks(text: str) -> List[int]:
-    return [process_count(part) for part in text.split(",")] if text else []
+    return [] if text == HERE else [process_count(part) for part in text.split(",")]
 
 
 def model_of(size: str, *, vocabulary: int, slots: int, dropout: float) -> ModelConfig:
@@ -163,8 +165,7 @@ def in_ranks(args: argparse.Namespace, options: List[str]) -> int:
         # Without these, torchrun says at length that it takes one.
         threads = args.threads or max(1, (os.cpu_count() or 1) // ranks)
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
-        # The last --ranks counts: none, as each child measures for itself.
-        module = ["ipu_packed_bert.benchmark", *options, "--ranks", "", "--json"]
+        module = ["ipu_packed_bert.benchmark", *options, "--ranks", HERE, "--json"]
         command = [sys.executable, "-m", *torchrun, *module]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)

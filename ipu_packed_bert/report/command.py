@@ -458,7 +458,7 @@ class OverheadReport:
             else:
                 self.table1()
         if len(self.tables) > number:
-            self.about.insert(0, self.main_config.name)
+            self.about.insert(0, self.load(self.main_path, self.args.overrides).name)
         self.machine.save()
 
     # What comes of it -----------------------------------------------------------------------------------------------

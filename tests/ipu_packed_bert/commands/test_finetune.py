@@ -412,7 +412,7 @@ def test_trained_weights_give_the_same_answers_packed_and_unpacked(tmp_path):
     assert answers[0] == answers[1] and len(set(answers[0].values())) > 6
 
 
-def test_the_experiment_finds_packed_and_unpacked_alike(tmp_path, capsys):
+def test_the_experiment_trains_and_answers_alike_packed_and_padded(tmp_path, capsys):
     from ipu_packed_bert.experiments import __main__ as experiments
 
     start = tiny_checkpoint(tmp_path / "bert", positions=384)
@@ -439,22 +439,15 @@ def test_the_experiment_finds_packed_and_unpacked_alike(tmp_path, capsys):
     ]
     assert run_main(experiments.main, arguments) == 2
     assert "needs data: --data-dir DIR" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    assert run_main(experiments.main, arguments + ["--data-dir", str(tmp_path / "data")]) == 0
+    # So small a network learns nothing, so that its controls cannot fail, and the experiment says so.
+    assert run_main(experiments.main, arguments + ["--data-dir", str(tmp_path / "data")]) == 1
     out = capsys.readouterr().out
-    assert "| SQuAD at 384, packed" in out and "| BANKING77 at 64, unpacked" in out
+    assert "shows nothing" in out and "| SQuAD at 384, packed" in out and "| BANKING77 at 64, sorted" in out
     rows = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").glob("*.json")]
-    assert len(rows) == 9 and (tmp_path / "out" / "start" / "config.json").exists()
+    assert len(rows) == 2 * 10 + 1 and (tmp_path / "out" / "start" / "config.json").exists()
     final = {(row["variant"], row["seed"]): row["rows"][-1] for row in rows}
-    for name, _metric in (("squad", "f1"), ("banking77", "accuracy")):
+    for name in ("squad", "banking77"):
         for seed in (1, 2):
-            packed, unpacked = final[f"{name}_packed", seed], final[f"{name}_unpacked", seed]
-            assert (
-                packed["sequences"] == unpacked["sequences"]
-                and packed["tokens"] == unpacked["tokens"]
-                and packed["rows"] < unpacked["rows"]
-            )
-            assert packed["loss"] == pytest.approx(unpacked["loss"], rel=1e-3)
-        assert (
-            final[f"{name}_packed", 1]["different_predictions"] == 0
-            and "different_predictions" not in final[f"{name}_packed", 2]
-        )
+            packed, ordered = final[f"{name}_packed", seed], final[f"{name}_sorted", seed]
+            assert all(packed[field] == ordered[field] for field in ("sequences", "tokens", "updates"))
+            assert packed["answered_packed"]["different"] == 0
