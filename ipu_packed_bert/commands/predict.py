@@ -34,7 +34,7 @@ from ipu_packed_bert.processes import refuse_several
 from ipu_packed_bert.settings import peek
 from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, Source
 from ipu_packed_bert.tasks.settings import GLUE, SQUAD, TOKENS
-from pack_data.command import ArgumentParser, positive_int, progress_bar
+from pack_data.command import ArgumentParser, counted, positive_int, progress_bar
 from pack_data.files import write_atomically
 
 _STANDARD_INPUT = {SQUAD: "json", TOKENS: "conll"}  # what is read there, unless --format says so; else jsonl
@@ -129,7 +129,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             say(f"data      {note}")
         saved, padding = predictions.padding(task)
         say(
-            f"packing   {packing.sequences:,} sequences in {packing.packs:,} rows of {packing.max_sequence_length}"
+            f"packing   {counted(packing.sequences, 'sequence')} in {counted(packing.packs, 'row')} of"
+            f" {packing.max_sequence_length}"
             f" ({packing.algorithm}), {packing.packing_factor:.3f} in a row; padding {padding.alone:.1%} of the slots"
             f" unpacked, {padding.packed:.1%} packed: {saved:,} rows saved"
         )

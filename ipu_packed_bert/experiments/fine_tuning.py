@@ -140,7 +140,7 @@ def settings(options: Any) -> Dict[str, Any]:
         "size": options.size,
         **{name: getattr(size, name)._asdict() for name in ("banking77", "start", "squad")},
         "timing": {name: timing._asdict() for name, timing in size.timing.items()},
-        "checkpoint": options.checkpoint,
+        "checkpoint": Path(options.checkpoint).name,  # no path of a machine: settings are committed with the results
     }
 
 
@@ -211,7 +211,9 @@ def run(options: Any, runner: Runner) -> int:
         made = prepared(task, 1)
         known[task] = facts(Learner(made), made.steps)
         del made
-        before = json.loads((runner.folder / FACTS).read_text()) if (runner.folder / FACTS).exists() else {}
+        before = (
+            json.loads((runner.folder / FACTS).read_text(encoding="utf-8")) if (runner.folder / FACTS).exists() else {}
+        )
         runner.write(FACTS, json.dumps({**before, **known}) + "\n")
         for some in cells(task, options.seeds, options.only):
             runner.run(some, measure)

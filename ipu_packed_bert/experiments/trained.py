@@ -96,7 +96,9 @@ def settings(options: Any) -> Dict[str, Any]:
         "size": options.size,
         **size.runs._asdict(),
         "corpus": packed_runs.corpus_of(size.runs, options.data_dir),
-        **{name: getattr(size, name) for name in ("checkpoint", "start", "start_rate", "along")},
+        # No path of a machine: settings are committed with the results.
+        "checkpoint": None if size.checkpoint is None else Path(size.checkpoint).name,
+        **{name: getattr(size, name) for name in ("start", "start_rate", "along")},
     }
 
 

@@ -1,12 +1,13 @@
 """Fine-tuning in several ways: the same updates are the same, a control that passes shows nothing."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.experiments import fine_tuning, fine_tuning_runs
+from ipu_packed_bert.experiments import fine_tuning, fine_tuning_runs, trained
 from ipu_packed_bert.experiments.fine_tuning_runs import Learner, Timing, same_updates, times, train
 from ipu_packed_bert.experiments.fine_tuning_shown import CALIBRATION_SEED, Shown
 from ipu_packed_bert.experiments.statistics import median_interval
@@ -240,3 +241,11 @@ def test_a_median_lies_in_its_interval_as_often_as_it_says():
     assert covered >= 0.9 * 400
     assert median_interval([5.0, 1.0, 2.0, 3.0, 4.0])[:3] == (3.0, 1.0, 5.0)
     assert median_interval(range(20)).high < 19
+
+
+def test_settings_hold_no_path_of_a_machine(tmp_path):
+    """They are committed with the results; `trained` has the same rule."""
+    options = SimpleNamespace(size="default", data_dir=tmp_path, checkpoint=str(tmp_path / "bert"))
+    for experiment in (fine_tuning, trained):
+        found = json.dumps(experiment.settings(options))
+        assert '"bert"' in found and str(tmp_path) not in found
