@@ -327,8 +327,8 @@ class Shown:
     def _caption(self) -> str:
         seeds = max(len(self.seeds(name)) for name in self.variants())
         return (
-            f"Line: mean over up to {counted(seeds, 'seed')}. Band: from the lowest to the highest. Number: last value. "
-            f"{self.facts['sequences']['held_out']:,} unpacked held-out sequences."
+            f"Line: mean over up to {counted(seeds, 'seed')}. Band: from the lowest to the highest. Number: last "
+            f"value. {self.facts['sequences']['held_out']:,} unpacked held-out sequences."
         )
 
 
