@@ -21,7 +21,7 @@ from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments import packed_runs, tables
 from ipu_packed_bert.experiments.packed_runs import PretrainingSetup
-from ipu_packed_bert.experiments.runner import FACTS, SETTINGS, Cell, Row, Runner, finished_cells
+from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner, finished
 from ipu_packed_bert.experiments.statistics import Verdict
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.optim import build_optimizer, learning_rate
@@ -163,14 +163,11 @@ def distance(first: HostEngine, second: HostEngine) -> float:
 # ---- what the cells say ----------------------------------------------------------------------------------------------
 
 
-class Distances:
+class ExactnessShown:
     """What the finished cells of one folder say."""
 
     def __init__(self, folder: Path) -> None:
-        self._facts, self._settings = (
-            json.loads((folder / name).read_text(encoding="utf-8")) for name in (FACTS, SETTINGS)
-        )
-        self._cells = finished_cells(folder)
+        self._settings, self._facts, self._cells = finished(folder)
 
     def values(self, name: str, column: str) -> np.ndarray:
         """Of a variant, [seeds, points]."""
@@ -250,4 +247,4 @@ class Distances:
         return [draw([panel], folder / f"{stem}distances.png", caption=caption, width=7.0)]
 
 
-shown = Distances
+shown = ExactnessShown

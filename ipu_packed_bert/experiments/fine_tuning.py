@@ -15,7 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from ipu_packed_bert.experiments import tables
 from ipu_packed_bert.experiments.fine_tuning_runs import Learner, Timing, facts, same_updates, times, train
-from ipu_packed_bert.experiments.fine_tuning_shown import CALIBRATION_SEED, Shown
+from ipu_packed_bert.experiments.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
 from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner
 from ipu_packed_bert.experiments.ways import NO_MASK, PACKED, SORTED
 from ipu_packed_bert.runs import Prepared, export, prepare
@@ -144,9 +144,9 @@ def settings(options: Any) -> Dict[str, Any]:
     }
 
 
-def shown(folder: Path) -> Shown:
+def shown(folder: Path) -> FineTuningShown:
     """What the finished cells of this folder say."""
-    return Shown(folder)
+    return FineTuningShown(folder)
 
 
 def configuration(name: str, part: Amounts, *, checkpoint: Optional[str], seed: int) -> FinetuneConfig:
@@ -217,6 +217,6 @@ def run(options: Any, runner: Runner) -> int:
         runner.write(FACTS, json.dumps({**before, **known}) + "\n")
         for some in cells(task, options.seeds, options.only):
             runner.run(some, measure)
-    found = Shown(runner.folder)
+    found = FineTuningShown(runner.folder)
     runner.show(found, plot=options.plot)
     return 0 if found.shows else 1

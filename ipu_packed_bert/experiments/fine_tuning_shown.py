@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
 from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.runner import FACTS, SETTINGS, Cell, Row, finished_cells
+from ipu_packed_bert.experiments.runner import Cell, Row, finished
 from ipu_packed_bert.experiments.statistics import (
     CONFIDENCE,
     SHARE,
@@ -31,14 +30,12 @@ SCORE = {"banking77": "accuracy", "squad": "F1"}
 CLEARLY = 100.0
 
 
-class Shown:
+class FineTuningShown:
     """What the cells of one folder say, whichever of them are finished."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.facts = json.loads((self.folder / FACTS).read_text(encoding="utf-8"))
-        self.size = json.loads((self.folder / SETTINGS).read_text(encoding="utf-8"))
-        self._cells = finished_cells(self.folder)
+        self.size, self.facts, self._cells = finished(self.folder)
 
     @property
     def tasks(self) -> List[str]:
@@ -283,8 +280,8 @@ class Shown:
 
     def draw(self, folder: Path, stem: str = "") -> List[Path]:
         """Time of a sequence in each way beside its score, a row of panels for each task."""
-        from ipu_packed_bert.experiments.pictures import STYLES
-        from pack_data.plotting import new_figure, save
+        from ipu_packed_bert.experiments.pictures import STYLES, finish
+        from pack_data.plotting import new_figure
 
         if not self.tasks:
             return []
@@ -319,19 +316,12 @@ class Shown:
         for axis in axes:
             for handle, label in zip(*axis.get_legend_handles_labels()):
                 handles.setdefault(label, handle)
-        if handles:
-            figure.legend(
-                list(handles.values()), list(handles), loc="outside upper center", ncols=3, fontsize=9, frameon=False
-            )
-        figure.supxlabel(
+        caption = (
             f"Time: median over rounds with its {CONFIDENCE:.0%} interval. Score: mean over seeds, from the lowest to "
-            "the highest seed.\nPadded to the maximum, to the longest and packed make the same updates: one score.",
-            fontsize=8,
-            color="#444444",
+            "the highest seed.\nPadded to the maximum, to the longest and packed make the same updates: one score."
         )
         path = Path(folder) / f"{stem}ways.png"
-        save(figure, path)
-        return [path]
+        return [finish(figure, path, list(handles.values()), list(handles), columns=3, caption=caption)]
 
     @staticmethod
     def _point(axis: Any, each: Interval, place: float, colour: str, label: str) -> None:

@@ -104,11 +104,7 @@ def draw(panels: Sequence[Panel], path: Path, *, caption: str = "", width: float
     styles = [STYLES[number % len(STYLES)] for number in range(len(labels))]
     handles = [_handle(colour, dashes) for colour, dashes in styles]
     columns = max(1, min(5, len(labels), int(width * len(panels) // 2.8)))
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=9, frameon=False)
-    if caption:
-        figure.supxlabel(caption, fontsize=8, color="#444444")
-    save(figure, path)
-    return path
+    return finish(figure, path, handles, labels, columns=columns, caption=caption)
 
 
 def draw_differences(
@@ -133,9 +129,7 @@ def draw_differences(
     axis.set_title(title, fontsize=11)
     axis.set_xlabel(x_label)
     axis.grid(axis="x", alpha=0.25)
-    figure.supxlabel(caption, fontsize=8, color="#444444")
-    save(figure, path)
-    return path
+    return finish(figure, path, caption=caption)
 
 
 def draw_dots(labels: Sequence[str], panels: Sequence[Dots], path: Path, *, caption: str) -> Path:
@@ -161,8 +155,17 @@ def draw_dots(labels: Sequence[str], panels: Sequence[Dots], path: Path, *, capt
         _handle(STYLES[2 * number % len(STYLES)][0], "none", marks[number % len(marks)])
         for number in range(len(groups))
     ]
-    figure.legend(handles, groups, loc="outside upper center", ncols=len(groups), fontsize=9, frameon=False)
-    figure.supxlabel(caption, fontsize=8, color="#444444")
+    return finish(figure, path, handles, groups, columns=len(groups), caption=caption)
+
+
+def finish(
+    figure: Any, path: Path, handles: Sequence[Any] = (), labels: Sequence[str] = (), *, columns: int = 1, caption: str
+) -> Path:
+    """The legend above the panels, the caption below them; saves the picture."""
+    if handles:
+        figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=9, frameon=False)
+    if caption:
+        figure.supxlabel(caption, fontsize=8, color="#444444")
     save(figure, path)
     return path
 

@@ -26,7 +26,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 
 from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.runner import FACTS, SETTINGS, Cell, Row, Runner, finished_cells
+from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner, finished
 from ipu_packed_bert.experiments.statistics import SHARE, Verdict, over_seeds
 from ipu_packed_bert.experiments.texts import TextSet, TokenSet, encode, text_sets
 from pack_data.batching.plans import WAYS, BatchOptions
@@ -381,15 +381,13 @@ def run(options: Any, runner: Runner) -> int:
 # ---- what the cells say
 
 
-class Ways:
+class PositionIdsShown:
     """What the finished cells of one folder say."""
 
     def __init__(self, folder: Path) -> None:
-        self._facts, self._settings = (
-            json.loads((folder / name).read_text(encoding="utf-8")) for name in (FACTS, SETTINGS)
-        )
+        self._settings, self._facts, cells = finished(folder)
         self._rows: Dict[Tuple[str, str], Dict[int, Row]] = {}  # data and way -> seed -> row
-        for cell, rows in finished_cells(folder).items():
+        for cell, rows in cells.items():
             self._rows.setdefault((rows[0]["data"], rows[0]["way"]), {})[cell.seed] = rows[0]
         self._data = [name for name in self._facts["data"] if any(data == name for data, _ in self._rows)]
 
@@ -499,4 +497,4 @@ class Ways:
         return [draw_dots(ways, panels, folder / f"{stem}ways.png", caption=caption)]
 
 
-shown = Ways
+shown = PositionIdsShown

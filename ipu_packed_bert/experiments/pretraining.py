@@ -18,7 +18,7 @@ import numpy as np
 from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.experiments import packed_runs, tables
 from ipu_packed_bert.experiments.packed_runs import SIZES, PretrainingSetup, Size, describe
-from ipu_packed_bert.experiments.pretraining_shown import Shown
+from ipu_packed_bert.experiments.pretraining_shown import PretrainingShown
 from ipu_packed_bert.experiments.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, OF_SIZE, VARIANTS, Variant
 from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner
 from ipu_packed_bert.loader import Batch
@@ -37,7 +37,7 @@ SUMMARY = (
 )
 
 settings = packed_runs.settings
-shown = Shown
+shown = PretrainingShown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

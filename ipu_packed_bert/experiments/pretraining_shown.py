@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -19,14 +18,14 @@ from ipu_packed_bert.experiments.pretraining_variants import (
     RULES,
     VARIANTS,
 )
-from ipu_packed_bert.experiments.runner import FACTS, SETTINGS, Cell, Row, finished_cells
+from ipu_packed_bert.experiments.runner import Cell, Row, finished
 from ipu_packed_bert.experiments.statistics import CONFIDENCE, SHARE, Interval, Scores, Verdict, difference, verdict
 from pack_data.command import counted
 
 IN_CURVES = ("unpacked", "packed", "betas", "none", "no_mask")
 
 
-class Shown:
+class PretrainingShown:
     """What the cells of one folder say, whichever of them are finished."""
 
     in_table: Sequence[str] = IN_TABLE
@@ -34,9 +33,7 @@ class Shown:
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.facts = json.loads((self.folder / FACTS).read_text(encoding="utf-8"))
-        self.size = json.loads((self.folder / SETTINGS).read_text(encoding="utf-8"))
-        self._cells = finished_cells(self.folder)
+        self.size, self.facts, self._cells = finished(self.folder)
         self.words = {name: variant.words for name, variant in VARIANTS.items()}
         self._check()
         self._intervals: Dict[Tuple[str, str, bool], Optional[Interval]] = {}

@@ -19,7 +19,20 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Protocol, Sequence
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+)
 from urllib.parse import quote
 
 from pack_data.command import counted, progress_bar
@@ -159,6 +172,12 @@ def finished_cells(folder: Path) -> Dict[Cell, List[Row]]:
     """The rows of every finished cell of an experiment's folder."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((Path(folder) / CELLS).glob("*.json"))]
     return {Cell(record["variant"], record["seed"]): record["rows"] for record in records}
+
+
+def finished(folder: Path) -> Tuple[Dict[str, Any], Dict[str, Any], Dict[Cell, List[Row]]]:
+    """Of an experiment's folder: settings, facts, the rows of every finished cell."""
+    settings, facts = (json.loads((Path(folder) / name).read_text(encoding="utf-8")) for name in (SETTINGS, FACTS))
+    return settings, facts, finished_cells(folder)
 
 
 @contextmanager

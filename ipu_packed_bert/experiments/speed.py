@@ -36,7 +36,7 @@ from ipu_packed_bert.engine.host.devices import computes_in, find_device
 from ipu_packed_bert.experiments import tables
 from ipu_packed_bert.experiments.packed_runs import corpus_of, write_documents
 from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner, alone
-from ipu_packed_bert.experiments.speed_shown import EMULATED, WHOLE, ShownSpeed
+from ipu_packed_bert.experiments.speed_shown import EMULATED, WHOLE, SpeedShown
 from ipu_packed_bert.loader import Batch, GlobalBatches, Layout, SameSequences, StoredPacks
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.throughput import bfloat16_slowdown
@@ -45,7 +45,7 @@ from pack_data.files import write_atomically
 from pack_data.memory import keep_buffers
 from pack_data.store import MANIFEST, PackStore
 
-shown = ShownSpeed
+shown = SpeedShown
 VOCABULARY = Path("vocab", "bert-base-uncased-vocab.txt.xz")  # of --data-dir, where it is there
 TYPES = ("float32", "bfloat16")
 _SEED, _DRAWS = 5, 1000
@@ -60,7 +60,7 @@ class Width(NamedTuple):
 WIDTHS = {"base": Width(768, 12, 12), "large": Width(1024, 16, 24), "tiny": Width(32, 2, 4)}
 
 
-class Size(NamedTuple):
+class SpeedSize(NamedTuple):
     """How large the experiment is."""
 
     corpus: str  # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus
@@ -75,8 +75,8 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "quick": Size("topics", 60, ((32, 3, 3), (64, 4, 3)), 64, 64, 512, ("tiny",), 1, ((64, "tiny", "float32"),)),
-    "default": Size(
+    "quick": SpeedSize("topics", 60, ((32, 3, 3), (64, 4, 3)), 64, 64, 512, ("tiny",), 1, ((64, "tiny", "float32"),)),
+    "default": SpeedSize(
         "text",
         3_000_000,
         ((128, 3, 3), (256, 3, 3), (512, 3, 3), (1024, 8, 3), (2048, 8, 2)),
@@ -87,7 +87,7 @@ SIZES = {
         1,
         ((512, "base", "float32"),),
     ),
-    "full": Size(
+    "full": SpeedSize(
         "text",
         10_000_000,
         tuple((slots, 3 if slots <= 512 else 8, 9) for slots in (128, 256, 512, 1024, 2048)),
@@ -101,7 +101,7 @@ SIZES = {
 }
 
 
-def describe(size: Size) -> str:
+def describe(size: SpeedSize) -> str:
     layers = "whole models" if size.layers is None else f"{size.layers} layer{'' if size.layers == 1 else 's'}"
     return f"rows of {', '.join(f'{slots:,}' for slots, *_ in size.rows)}; {' and '.join(size.widths)} width, {layers}"
 
@@ -260,7 +260,7 @@ class Timed:
     """One cell: engines of equal weights, and the batches of each round."""
 
     def __init__(
-        self, size: Size, store: PackStore, slots: int, width: str, precision: str, *, whole: bool, seed: int
+        self, size: SpeedSize, store: PackStore, slots: int, width: str, precision: str, *, whole: bool, seed: int
     ) -> None:
         self._size, self._store, self._slots = size, store, slots
         self._width, self._precision = WIDTHS[width], precision

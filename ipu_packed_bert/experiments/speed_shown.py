@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from ipu_packed_bert.compare_unpacked import EXPECTED
 from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.runner import FACTS, SETTINGS, Row, finished_cells
+from ipu_packed_bert.experiments.runner import Row, finished
 from ipu_packed_bert.experiments.statistics import CONFIDENCE
 
 WHOLE, EMULATED = " whole", "emulated"
@@ -132,16 +131,15 @@ def _seconds(row: Row, layout: str, attention: str, grown: Optional[float]) -> f
     return heads + grown * (seconds - heads)
 
 
-class ShownSpeed:
+class SpeedShown:
     """What the cells of one folder say, whichever of them are finished."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.facts = json.loads((self.folder / FACTS).read_text(encoding="utf-8"))
-        self.size = json.loads((self.folder / SETTINGS).read_text(encoding="utf-8"))
+        self.size, self.facts, cells = finished(self.folder)
         rows: Dict[Tuple[Case, bool], List[Row]] = {}
         self.emulated: List[Case] = []
-        for cell, found in finished_cells(self.folder).items():
+        for cell, found in cells.items():
             slots, width, precision = cell.variant.replace(WHOLE, "").split()
             case = Case(int(slots), width, precision)
             if found[0].get(EMULATED):
@@ -283,8 +281,8 @@ class ShownSpeed:
 
     def draw(self, folder: Path, stem: str = "") -> List[Path]:
         """Speed-ups of whole models over the row length, a panel for each width, beside the packing factor."""
-        from ipu_packed_bert.experiments.pictures import STYLES
-        from pack_data.plotting import new_figure, save
+        from ipu_packed_bert.experiments.pictures import STYLES, finish
+        from pack_data.plotting import new_figure
 
         widths = [width for width in self.size["widths"] if any(each.case.width == width for each in self.timings)]
         if not widths:
@@ -338,16 +336,11 @@ class ShownSpeed:
             axis.set_ylabel("speed-up over unpacked rows")
             axis.grid(alpha=0.25)
         handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=9, frameon=False)
-        figure.supxlabel(
-            f"Median of the rounds; bars: {CONFIDENCE:.0%} interval. Dotted: the packing factor of all packs. Both "
-            "sides with the same attention.",
-            fontsize=8,
-            color="#444444",
+        caption = (
+            f"Median of the rounds; bars: {CONFIDENCE:.0%} interval. Dotted: the packing factor of all packs. "
+            "Both sides with the same attention."
         )
-        path = Path(folder) / f"{stem}speed_ups.png"
-        save(figure, path)
-        return [path]
+        return [finish(figure, Path(folder) / f"{stem}speed_ups.png", handles, labels, columns=3, caption=caption)]
 
 
 def _of_curve(precision: str, attention: str) -> Callable[[Timings], Optional[Ratio]]:

@@ -8,7 +8,7 @@ from typing import Dict, List, Optional
 import numpy as np
 
 from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.pretraining_shown import Shown, interval_words
+from ipu_packed_bert.experiments.pretraining_shown import PretrainingShown, interval_words
 from ipu_packed_bert.experiments.pretraining_variants import CLAIM, CONTROL, REFERENCE
 from ipu_packed_bert.experiments.runner import Row
 from ipu_packed_bert.experiments.statistics import CONFIDENCE, Interval, difference
@@ -19,7 +19,7 @@ TESTED = (CLAIM, CONTROL, REFERENCE)
 IN_TABLE = (*TESTED, "no_positions", "separators", "micro_batch_means")
 
 
-class TrainedShown(Shown):
+class TrainedShown(PretrainingShown):
     in_table = (REFERENCE, *(name for name in IN_TABLE if name != REFERENCE))
     in_curves = in_table[:-1]
 

@@ -19,7 +19,7 @@ from ipu_packed_bert.experiments import __main__ as command
 from ipu_packed_bert.experiments import figures, packed_runs, runner
 from ipu_packed_bert.experiments.packed_runs import SIZES, PretrainingSetup
 from ipu_packed_bert.experiments.pretraining import changed, gpu_slots_per_second, hours, within
-from ipu_packed_bert.experiments.pretraining_shown import Shown
+from ipu_packed_bert.experiments.pretraining_shown import PretrainingShown
 from ipu_packed_bert.experiments.pretraining_variants import VARIANTS, Variant
 from ipu_packed_bert.experiments.runner import CELLS, SETTINGS, Cell, Runner, finished_cells
 from ipu_packed_bert.experiments.statistics import Interval, Scores, difference, verdict
@@ -260,11 +260,11 @@ def test_rules_without_all_their_runs_keep_their_columns(tmp_path):
 
     for name in list(losses)[1:]:
         finish(name)
-    assert Shown(tmp_path).rules_table() == ""  # nothing to compare with yet
+    assert PretrainingShown(tmp_path).rules_table() == ""  # nothing to compare with yet
     finish("unpacked")
     table = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in Shown(tmp_path).rules_table().splitlines()
+        for line in PretrainingShown(tmp_path).rules_table().splitlines()
         if line.startswith("|")
     ]
     head, _, betas, none = table

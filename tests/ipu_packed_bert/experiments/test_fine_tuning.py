@@ -9,7 +9,7 @@ import torch
 
 from ipu_packed_bert.experiments import fine_tuning, fine_tuning_runs, trained
 from ipu_packed_bert.experiments.fine_tuning_runs import Learner, Timing, same_updates, times, train
-from ipu_packed_bert.experiments.fine_tuning_shown import CALIBRATION_SEED, Shown
+from ipu_packed_bert.experiments.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
 from ipu_packed_bert.experiments.statistics import median_interval
 from ipu_packed_bert.experiments.ways import (
     AGAIN,
@@ -196,31 +196,31 @@ def folder_of(path, *, sorted_right=0.9, packed_right=0.9, no_mask_right=0.6, ag
 
 
 def test_controls_that_do_not_fail_show_nothing(tmp_path):
-    good = Shown(folder_of(tmp_path / "good"))
+    good = FineTuningShown(folder_of(tmp_path / "good"))
     assert good.shows and good.verdict("banking77")[:2] == (True, True)
     assert (
         "packing gains nothing over rows sorted" in good.text() and "faster than rows padded to the max" in good.text()
     )
-    barely = Shown(folder_of(tmp_path / "barely", sorted_time=1.015, spread=0.03))
+    barely = FineTuningShown(folder_of(tmp_path / "barely", sorted_time=1.015, spread=0.03))
     assert barely.shows and "packing gains nothing over rows sorted" in barely.text()  # so little is noise
     assert good.against_packed("banking77", TRAINING, MAXIMUM).mean == pytest.approx(3.0, rel=0.02)
     assert good.per_sequence("banking77", TRAINING, PACKED).mean == pytest.approx(20.0, rel=0.02)
     # 1 s for 750 slots, of which all 100 sequences need 1500
-    assert not Shown(folder_of(tmp_path / "mask", no_mask_right=0.9)).shows
-    assert Shown(folder_of(tmp_path / "worse", packed_right=0.75)).verdict("banking77")[:2] == (True, False)
-    slow = Shown(folder_of(tmp_path / "again", again=1.2))
+    assert not FineTuningShown(folder_of(tmp_path / "mask", no_mask_right=0.9)).shows
+    assert FineTuningShown(folder_of(tmp_path / "worse", packed_right=0.75)).verdict("banking77")[:2] == (True, False)
+    slow = FineTuningShown(folder_of(tmp_path / "again", again=1.2))
     assert not slow.shows and "shows nothing" in slow.text()
-    assert "slower than rows sorted" in Shown(folder_of(tmp_path / "sorted", sorted_time=0.8)).text()
+    assert "slower than rows sorted" in FineTuningShown(folder_of(tmp_path / "sorted", sorted_time=0.8)).text()
 
 
 def test_pictures_are_drawn_from_whichever_cells_are_finished(tmp_path):
     pytest.importorskip("matplotlib")
     folder = folder_of(tmp_path / "run")
-    (picture,) = Shown(folder).draw(tmp_path, "fine_tuning_")
+    (picture,) = FineTuningShown(folder).draw(tmp_path, "fine_tuning_")
     assert picture.stat().st_size > 1000
     for name in ("times-1", "same-1", "sorted-1", "sorted-2", "sorted-3"):
         (folder / "cells" / f"banking77_{name}.json").unlink()
-    assert Shown(folder).draw(tmp_path)
+    assert FineTuningShown(folder).draw(tmp_path)
 
 
 def test_whichever_cells_are_finished_are_shown(tmp_path):
@@ -228,7 +228,7 @@ def test_whichever_cells_are_finished_are_shown(tmp_path):
     files = sorted((folder / "cells").glob("*.json"))
     for path in files[::-1]:
         path.unlink()
-        found = Shown(folder)
+        found = FineTuningShown(folder)
         assert found.text()
     assert not found.shows and not found.draw(tmp_path) and "No run" in found.text()
 

@@ -9,7 +9,7 @@ import pytest
 from ipu_packed_bert.compare_unpacked import EXPECTED
 from ipu_packed_bert.experiments import speed
 from ipu_packed_bert.experiments.runner import CELLS, Cell, Runner, finished_cells
-from ipu_packed_bert.experiments.speed_shown import ShownSpeed, ratio
+from ipu_packed_bert.experiments.speed_shown import SpeedShown, ratio
 
 HEADS, LAYER = 0.5, 1.0  # seconds: of an update's packed rows
 
@@ -50,7 +50,7 @@ def folder_of(path, cells):
 def test_an_estimate_has_the_layer_as_often_as_the_model_and_heads_once(tmp_path):
     """Packed layers that take twice as long: 2.5 (0.5 + 1) / (0.5 + 2), of 12 of them 2.5 (0.5 + 12) / (0.5 + 24)."""
     cells = {("512 base float32", 1): rounds(2, layer=2.0), ("512 base float32", 2): rounds(2, layer=2.0)}
-    (timings,) = ShownSpeed(folder_of(tmp_path, cells)).timings
+    (timings,) = SpeedShown(folder_of(tmp_path, cells)).timings
     assert timings.factor == 2.5 and len(timings.rows) == 4
     assert timings.speed_up("dense").middle == pytest.approx(2.5 * 1.5 / 2.5)
     whole = timings.whole("dense")
@@ -73,7 +73,7 @@ def test_an_estimate_has_the_layer_as_often_as_the_model_and_heads_once(tmp_path
 )
 def test_rows_whose_controls_pass_show_nothing(tmp_path, change, why):
     cells = {("512 base float32", 1): rounds(), ("512 base bfloat16", 1): rounds(**change)}
-    shown = ShownSpeed(folder_of(tmp_path, cells))
+    shown = SpeedShown(folder_of(tmp_path, cells))
     assert shown.shows == (not why)
     assert [each.case.precision for each in shown.nothing] == (["bfloat16"] if why else [])
     assert why in shown.text() and ("shows nothing" in shown.text()) == bool(why)
@@ -82,9 +82,9 @@ def test_rows_whose_controls_pass_show_nothing(tmp_path, change, why):
 def test_a_machine_without_bfloat16_says_so_and_other_rows_count(tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "bfloat16_slowdown", lambda: 3.0)
     rows = speed.measure(SimpleNamespace(), Cell("512 base bfloat16", 1))
-    shown = ShownSpeed(folder_of(tmp_path, {("512 base float32", 1): rounds(), ("512 base bfloat16", 1): rows}))
+    shown = SpeedShown(folder_of(tmp_path, {("512 base float32", 1): rounds(), ("512 base bfloat16", 1): rows}))
     assert shown.shows and "no bfloat16" in shown.table() and len(shown.timings) == 1
-    assert not ShownSpeed(folder_of(tmp_path / "other", {("512 base bfloat16", 1): rows})).shows
+    assert not SpeedShown(folder_of(tmp_path / "other", {("512 base bfloat16", 1): rows})).shows
 
 
 def test_intervals_cover_the_ratio_as_often_as_they_say():
