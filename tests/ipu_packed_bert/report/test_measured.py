@@ -207,25 +207,13 @@ def test_what_differs_is_refused_by_its_name(override, words, tmp_path, config, 
         ("x.csv", "ipu,class,cycles\n0,pro\0ducts,3\n", "line 2|class 'pro"),  # before Python 3.11 csv refuses it
         ("x.csv", "# micro_batches: none\nipu,class,cycles\n,,3\n", "micro_batches is 'none'"),
         ("x.txt", "3", "is no source of cycles"),
-    ],
-)
-def test_what_is_no_source_is_refused(name, text, words, tmp_path):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=words) as refused:
-        measured.read(tmp_path / name)
-    assert name in str(refused.value) and len(str(refused.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    "name, text, words",
-    [
         ("x.csv", "ipu,class,cycles\n1,products,2\n1,products,3\n", "line 3.*second row"),
         ("x.csv", "ipu,class,cycles\n,,2\n,,3\n", "line 3.*second row"),
         ("x.json", '{"ipus": [{"ipu": 1, "cycles": 2}, {"ipu": 1, "cycles": 3}]}', "IPU 1 stands there twice"),
         ("x.json", '{"ipus": [{"ipu": 1}]}', "neither cycles nor classes"),
     ],
 )
-def test_cycles_that_stand_twice_or_nowhere_are_refused(name, text, words, tmp_path):
+def test_what_is_no_source_is_refused(name, text, words, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=words) as refused:
         measured.read(tmp_path / name)
