@@ -27,7 +27,7 @@ import numpy as np
 
 from ipu_packed_bert.experiments import tables
 from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner, finished
-from ipu_packed_bert.experiments.statistics import SHARE, Verdict, over_seeds
+from ipu_packed_bert.experiments.statistics import SHARE, Verdict, students
 from ipu_packed_bert.experiments.texts import TextSet, TokenSet, encode, text_sets
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
@@ -447,7 +447,7 @@ class PositionIdsShown:
         found = self.differences(name, CONTROL)
         if len(found) < 2:
             return f"{name}: shows nothing yet, it needs two seeds"
-        interval = over_seeds(found)
+        interval = students(found)
         words = "shows nothing" if interval.low <= 0 <= interval.high else "more" if interval.mean > 0 else "less"
         return f"{name} {interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f}), {words}"
 

@@ -10,18 +10,17 @@ import numpy as np
 from ipu_packed_bert.compare_unpacked import EXPECTED
 from ipu_packed_bert.experiments import tables
 from ipu_packed_bert.experiments.runner import Row, finished
-from ipu_packed_bert.experiments.statistics import CONFIDENCE
+from ipu_packed_bert.experiments.statistics import CONFIDENCE, TWICE, students
 
 WHOLE, EMULATED = " whole", "emulated"
 MARGIN = 0.1  # of the packing factor: a speed-up within it is the factor's
-TWICE = 0.1  # the same packs timed twice have to agree so far: else the claim could not be told
 LAYERS = {"base": 12, "large": 24, "tiny": 4}
 _TICKS = (1, 1.25, 1.5, 2, 3, 4, 5, 6)
 ATTENTIONS = {"dense": "mask over the row", "within": "within each sequence"}
 
 
 class Ratio(NamedTuple):
-    """A ratio of times: the median of the rounds, and an interval of `CONFIDENCE`."""
+    """A ratio of times: the geometric mean of the rounds, and an interval of `CONFIDENCE`."""
 
     middle: float
     low: float
@@ -35,15 +34,14 @@ class Ratio(NamedTuple):
 
 
 def ratio(values: Sequence[float]) -> Ratio:
-    """Of its values in the rounds. Their logarithms enter the interval as Student's t; one round has no interval."""
-    from scipy.special import stdtrit
+    """Of its values in the rounds: the mean of their logarithms, with Student's interval; one round has no interval.
 
-    number, middle = len(values), float(np.median(values))
-    if number < 2 or min(values) <= 0:  # a difference of two times may be
-        return Ratio(middle, 0.0, float("inf"))
-    logs = np.log(np.asarray(values, dtype=np.float64))
-    half = float(stdtrit(number - 1, (1 + CONFIDENCE) / 2) * logs.std(ddof=1) / np.sqrt(number))
-    return Ratio(middle, float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half)))
+    Where a value is not above 0, as a difference of two times may be: the median, without an interval.
+    """
+    if min(values) <= 0:
+        return Ratio(float(np.median(values)), 0.0, float("inf"))
+    found = students(np.log(np.asarray(values, dtype=np.float64)).tolist())
+    return Ratio(*(float(np.exp(each)) for each in (found.mean, found.low, found.high)))
 
 
 class Case(NamedTuple):
@@ -217,7 +215,7 @@ class SpeedShown:
             f"Claim: the speed-up is at least {1 - MARGIN:.0%} of the packing factor, with the better attention. "
             f"Control: packs of one sequence may not pass this test, and the same packs timed twice have to agree "
             f"within {TWICE:.0%}. **{self.verdict()}.**",
-            f"Median of the rounds, {CONFIDENCE:.0%} interval in brackets (Student's t of the logarithms), "
+            f"Geometric mean of the rounds, {CONFIDENCE:.0%} interval in brackets (Student's t of the logarithms), "
             f"{facts['clock']}; forward and backward pass, packed and unpacked in turn in one process, each round on "
             "other packs. *Factor*: sequences in a pack, of those timed. Both sides have the attention that a column "
             "names; within each sequence unpacked rows skip their padding too, so packing has less left to gain. "
@@ -337,7 +335,7 @@ class SpeedShown:
             axis.grid(alpha=0.25)
         handles, labels = axes[0].get_legend_handles_labels()
         caption = (
-            f"Median of the rounds; bars: {CONFIDENCE:.0%} interval. Dotted: the packing factor of all packs. "
+            f"Geometric mean of the rounds; bars: {CONFIDENCE:.0%} interval. Dotted: the packing factor of all packs. "
             "Both sides with the same attention."
         )
         return [finish(figure, Path(folder) / f"{stem}speed_ups.png", handles, labels, columns=3, caption=caption)]

@@ -15,6 +15,7 @@ from scipy import special
 
 CONFIDENCE = 0.9  # of an interval; both ends of it are one-sided tests at 5 %
 SHARE = 0.25  # of what the broken control costs: the margin
+TWICE = 0.1  # what is timed twice has to agree so far: else ratios of times could not be told
 DRAWS = 4000
 _AT_ONCE = 200
 
@@ -81,13 +82,13 @@ def difference(first: Sequence[Scores], second: Sequence[Scores], *, masked_only
     return Interval(mean, low, high, seeds)
 
 
-def over_seeds(differences: Sequence[float]) -> Interval:
-    """The mean of the differences of pairs, with Student's interval; as wide as can be for one pair."""
-    seeds, mean = len(differences), float(np.mean(differences))
+def students(values: Sequence[float]) -> Interval:
+    """The mean of one value a seed, or a round, with Student's interval; as wide as can be for one value."""
+    seeds, mean = len(values), float(np.mean(values))
     if seeds < 2:
         return Interval(mean, -np.inf, np.inf, seeds)
     t = float(special.stdtrit(seeds - 1, (1 + CONFIDENCE) / 2))
-    half = t * float(np.std(differences, ddof=1)) / seeds**0.5
+    half = t * float(np.std(values, ddof=1)) / seeds**0.5
     return Interval(mean, mean - half, mean + half, seeds)
 
 

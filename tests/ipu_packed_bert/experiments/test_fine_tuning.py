@@ -210,6 +210,9 @@ def test_controls_that_do_not_fail_show_nothing(tmp_path):
     assert FineTuningShown(folder_of(tmp_path / "worse", packed_right=0.75)).verdict("banking77")[:2] == (True, False)
     slow = FineTuningShown(folder_of(tmp_path / "again", again=1.2))
     assert not slow.shows and "shows nothing" in slow.text()
+    noisy = FineTuningShown(folder_of(tmp_path / "noisy", spread=0.3))  # no narrower than what is to be told
+    again = noisy.against_packed("banking77", TRAINING, AGAIN)
+    assert again.low < 0.9 < 1.0 < again.high and not noisy.shows and "shows nothing" in noisy.text()
     assert "slower than rows sorted" in FineTuningShown(folder_of(tmp_path / "sorted", sorted_time=0.8)).text()
 
 

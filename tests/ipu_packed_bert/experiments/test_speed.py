@@ -91,6 +91,10 @@ def test_intervals_cover_the_ratio_as_often_as_they_say():
     random = np.random.default_rng(3)
     found = [ratio(np.exp(0.1 * random.standard_normal(4) + np.log(2.0))) for _ in range(1000)]
     assert 0.87 < np.mean([each.low < 2.0 < each.high for each in found]) < 0.93
+    two = ratio([2.0] * 5 + [3.0] * 4)
+    assert np.median([2.0] * 5 + [3.0] * 4) < two.low < two.middle < two.high  # why the middle is no median
+    assert two.middle == pytest.approx(2.0 * 1.5 ** (4 / 9))
+    assert ratio([2.0]) == (pytest.approx(2.0), 0.0, float("inf"))
     assert ratio([1.0, -1.0]).high == float("inf")  # a difference of two times may be below 0
 
 

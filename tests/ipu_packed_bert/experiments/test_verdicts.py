@@ -10,7 +10,7 @@ import pytest
 from ipu_packed_bert.experiments import exactness, position_ids
 from ipu_packed_bert.experiments.position_ids import PADDED, SIZES, VARIANTS
 from ipu_packed_bert.experiments.runner import FACTS, Cell, Runner
-from ipu_packed_bert.experiments.statistics import over_seeds
+from ipu_packed_bert.experiments.statistics import students
 
 
 def distances(folder, apart, seeds=2):
@@ -84,8 +84,8 @@ def test_ways_of_an_unfinished_run(tmp_path):
     assert none.verdict()[:2] == (False, False) and none.text() and none.draw(tmp_path) == []
 
 
-def test_an_interval_over_seeds_is_students():
-    found = over_seeds([0.0, 1.0, 2.0])
+def test_an_interval_students_is_students():
+    found = students([0.0, 1.0, 2.0])
     assert found.mean == 1.0 and found.high - 1 == pytest.approx(1 - found.low)
     assert found.high - 1 == pytest.approx(2.9200 / math.sqrt(3), abs=1e-4)  # 95 % of Student's t, 2 degrees
-    assert over_seeds([0.5]) == (0.5, -math.inf, math.inf, 1)
+    assert students([0.5]) == (0.5, -math.inf, math.inf, 1)
