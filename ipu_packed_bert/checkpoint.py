@@ -27,10 +27,10 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 import torch
 
 from ipu_packed_bert.identity import UNKNOWN, Identity
-from ipu_packed_bert.run_folder import ENVIRONMENT
+from ipu_packed_bert.run_folder import begun_with
 from ipu_packed_bert.tensor_files import chunks, read_tensors, tensor_bytes
 from pack_data.command import typed
-from pack_data.decoding import Fields, parse_json, read_json, shown
+from pack_data.decoding import Fields, parse_json, shown
 from pack_data.files import sync_folder
 
 FORMAT = "ipu_packed_bert checkpoint 2"
@@ -455,9 +455,8 @@ def vocabulary_of_run(run: Path, checkpoint: Checkpoint) -> Identity:
     """
     if checkpoint.vocabulary:
         return Identity(checkpoint.vocabulary, checkpoint.lower_case)
-    try:
-        data = read_json(Path(run, ENVIRONMENT), way_out="")["data"]
-        sha256, lower_case = data["vocabulary_sha256"], data.get("lower_case")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    data = begun_with(run)
+    if "vocabulary_sha256" not in data:
         return UNKNOWN
+    sha256, lower_case = data["vocabulary_sha256"], data.get("lower_case")
     return Identity(sha256 if isinstance(sha256, str) else "", lower_case if isinstance(lower_case, bool) else None)

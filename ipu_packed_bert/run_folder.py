@@ -35,6 +35,16 @@ def allowed_before(folder: Union[str, Path], first_step: int) -> Dict[str, Any]:
     return allowed if isinstance(allowed, dict) else {}
 
 
+def begun_with(folder: Union[str, Path]) -> Dict[str, Any]:
+    """The data that a run was begun with, as far as its environment says so."""
+    try:
+        found = read_json(Path(folder, ENVIRONMENT), way_out="")
+    except (OSError, ValueError):
+        return {}
+    data = found.get("data") if isinstance(found, dict) else None
+    return data if isinstance(data, dict) else {}
+
+
 def _note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
 

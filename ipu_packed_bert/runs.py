@@ -24,12 +24,13 @@ from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.optim import schedule_change
 from ipu_packed_bert.processes import ONE, Processes, flat
 from ipu_packed_bert.resuming import Changes, compare, former
-from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, EXPORT, MODEL, allowed_before
+from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, EXPORT, MODEL, allowed_before, begun_with
 from ipu_packed_bert.run_summary import RunEnd
 from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, saved_in
 from ipu_packed_bert.start import Start, find_start
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExampleTask
+from ipu_packed_bert.tasks.own import SHA256, recorded
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from ipu_packed_bert.train import Log, Outcome, SilentLog, train
@@ -148,6 +149,9 @@ def resumed(run: str, config: FinetuneConfig, allowed: Sequence[str]) -> Resumed
     changes = compare(run, checkpoint.config, config, allowed=allowed, before=before)
     for line in changes.lines:
         print(line)
+    found = begun_with(run).get(SHA256)
+    if found is not None and {SHA256: found} != recorded(config.task.name):
+        print(f"task      {config.task.name}: the file was changed after this run began; it goes on with the new one")
     return Resumed(checkpoint, saved, changes)
 
 
@@ -193,6 +197,7 @@ def fine_tune(
         "sequences": packing.sequences,
         "algorithm": packing.algorithm,
         **Identity.of(start.vocabulary).recorded,
+        **recorded(config.task.name),
     }
     written = environment(
         device=engine.description, seed=config.run.seed, data=data, command=[sys.executable] + sys.argv

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -9,9 +10,10 @@ import sys
 import zlib
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Dict
 
 PATTERN = r"(.+\.py):(\w+)"
+SHA256 = "task_sha256"  # of the file, among the data of a run's environment
 
 
 def is_own(name: Any) -> bool:
@@ -36,6 +38,13 @@ def own_class(name: str) -> Any:
     if lacking:
         raise ValueError(f"task.name is {name}; the class {kind} of {path} lacks {lacking}: write what is missing")
     return found
+
+
+def recorded(name: str) -> Dict[str, str]:
+    """What a run writes down of the file, by which a change of it is noticed; nothing of other tasks."""
+    if not is_own(name):
+        return {}
+    return {SHA256: hashlib.sha256(Path(full_name(name).rpartition(":")[0]).read_bytes()).hexdigest()}
 
 
 def _loaded(path: str) -> ModuleType:
