@@ -7,17 +7,20 @@ the facts of its data, and a JSON file for each finished cell, as the run's own 
     <!-- results: NAME_SIZE -->
     <!-- end of results -->
 
-and is written anew; a picture is docs/evidence/NAME_SIZE_KIND.png.
+and is written anew; a picture is docs/evidence/NAME_SIZE_KIND.png. `pictures.json` beside the results says from
+which of them the pictures were drawn, so that a test finds those that were not drawn anew.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ipu_packed_bert.experiments.__main__ import EXPERIMENTS
 from ipu_packed_bert.experiments.runner import CELLS, FACTS, SETTINGS, Shown
@@ -25,6 +28,7 @@ from pack_data.command import ArgumentParser, run_main
 from pack_data.files import write_atomically
 
 PAGE, PICTURES, RESULTS = "evidence.md", "evidence", "evidence/results"
+DRAWN = "pictures.json"
 _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -94,6 +98,15 @@ def take(run: Path, docs: Path) -> List[Path]:
     return [Path(shutil.copyfile(run / name, folder / name)) for name in names]
 
 
+def drawn(folder: Path, pictures: Sequence[Path]) -> Dict[str, Any]:
+    """What a run's results and its pictures are now, as `pictures.json` keeps it."""
+    whole = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*.json") if path.name != DRAWN):
+        whole.update(f"{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in pictures}
+    return {"results": whole.hexdigest(), "pictures": digests}
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(
         prog="python -m ipu_packed_bert.experiments.figures", description=__doc__.split("\n")[0].split(": ", 1)[1]
@@ -116,8 +129,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     write_atomically(path, page(text, shown).encode())
     print(path)
     for name, each in shown.items():
-        for picture in each.draw(options.docs / PICTURES, f"{name}_"):
+        pictures = each.draw(options.docs / PICTURES, f"{name}_")
+        for picture in pictures:
             print(picture)
+        folder = options.docs / RESULTS / name
+        write_atomically(folder / DRAWN, (json.dumps(drawn(folder, pictures), indent=1) + "\n").encode())
     return 0
 
 

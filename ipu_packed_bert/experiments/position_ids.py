@@ -92,7 +92,7 @@ SUMMARY = (
     "Nine ways to make batches for a causal model on GSM8K and GPTeacher (gsm8k/ and gpteacher/ of --data-dir, else\n"
     "the embedded corpus): updates, seconds, tokens/s, peak memory, training and held-out loss, and five computed\n"
     "properties. The same batches padded and padding-free must train the same; with attention across examples, the\n"
-    "control, they must not: exit status 1 otherwise.\n\n"
+    "control, they must not: exit status 1 otherwise. --ways that leave out one of them give no verdict.\n\n"
     + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
     + "\nUnder torchrun each process trains a share of every update; --model FOLDER takes a Hugging Face model and\n"
     "its tokenizer."

@@ -281,6 +281,9 @@ def test_the_page_says_what_the_committed_results_say():
     assert shown_there == {path.stem for path in (docs / figures.PICTURES).glob("*.png")}
     assert all(any(picture.startswith(f"{name}_") for name in shown) for picture in shown_there)
     for name in shown:
+        pictures = [docs / figures.PICTURES / f"{each}.png" for each in shown_there if each.startswith(f"{name}_")]
+        kept = json.loads((docs / figures.RESULTS / name / figures.DRAWN).read_text())
+        assert figures.drawn(docs / figures.RESULTS / name, pictures) == kept, f"{name}: run `make figures`"
         assert "/" not in (docs / figures.RESULTS / name / "settings.json").read_text(), "a path in committed settings"
 
 
@@ -339,7 +342,7 @@ def test_a_run_of_any_experiment_is_taken_into_the_page(two_experiments, tmp_pat
         assert f"\n{cells} cells\n" in (docs / figures.PAGE).read_text()  # of other settings only the new ones
         assert (docs / figures.PICTURES / "speed_rows_quick_bars.png").exists()
     taken = sorted(path.name for path in (docs / figures.RESULTS / run.name).iterdir())
-    assert taken == ["cells", "settings.json"]
+    assert taken == ["cells", figures.DRAWN, "settings.json"]
 
 
 @pytest.mark.parametrize(
