@@ -6,7 +6,7 @@ Colours and dashes are chosen so that the lines differ in grey and for people wh
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -50,6 +50,7 @@ class Panel(NamedTuple):
     line: Optional[Line] = None
     logarithmic: bool = False
     digits: int = 3  # of the last values
+    marked: bool = False  # a mark at each point
 
 
 class Bar(NamedTuple):
@@ -80,7 +81,8 @@ def draw(panels: Sequence[Panel], path: Path, *, caption: str = "", width: float
         for curve in panel.curves:
             colour, dashes = STYLES[labels.index(curve.label) % len(STYLES)]
             x, y = curve.x.mean(axis=0), curve.y
-            axis.plot(x, y.mean(axis=0), color=colour, linestyle=dashes, linewidth=1.8)
+            mark = "o" if panel.marked else ""
+            axis.plot(x, y.mean(axis=0), color=colour, linestyle=dashes, linewidth=1.8, marker=mark, markersize=4)
             axis.fill_between(x, y.min(axis=0), y.max(axis=0), color=colour, alpha=0.15, linewidth=0)
             ends.append((float(y.mean(axis=0)[-1]), colour))
         if panel.logarithmic:
@@ -110,14 +112,22 @@ def draw(panels: Sequence[Panel], path: Path, *, caption: str = "", width: float
 def draw_differences(
     bars: Sequence[Bar], path: Path, *, margin: Optional[float], title: str, x_label: str, caption: str
 ) -> Path:
-    """One line a difference, its mean, hollow where it is of one seed, and its interval; the margin around 0."""
+    """One line a difference, its mean, hollow where it is of one seed, and its interval; the margin around 0.
+
+    All means are there. An interval that goes on outside ends with an arrow.
+    """
     figure, (axis,) = new_figure(8.0, 1.6 + 0.36 * len(bars))
+    left, right = _limits(bars, margin or 0.0)
+    axis.set_xlim(left, right)
     if margin is not None:
         axis.axvspan(-margin, margin, color="#dddddd", linewidth=0)
     axis.axvline(0.0, color="#777777", linewidth=1.0)
     for place, bar in enumerate(bars):
         interval, colour = bar.interval, "#D55E00" if bar.control else "#000000"
-        axis.plot([interval.low, interval.high], [place, place], color=colour, linewidth=2.4)
+        axis.plot([max(interval.low, left), min(interval.high, right)], [place, place], color=colour, linewidth=2.4)
+        for outside, end, arrow in ((interval.low < left, left, "<"), (interval.high > right, right, ">")):
+            if outside:
+                axis.plot([end], [place], marker=arrow, color=colour, markersize=8, clip_on=False)
         filled = colour if interval.seeds > 1 else "white"
         marker = "s" if bar.control else "o"
         axis.plot([interval.mean], [place], marker=marker, color=colour, markerfacecolor=filled, markersize=6)
@@ -130,6 +140,16 @@ def draw_differences(
     axis.set_xlabel(x_label)
     axis.grid(axis="x", alpha=0.25)
     return finish(figure, path, caption=caption)
+
+
+def _limits(bars: Sequence[Bar], margin: float) -> Tuple[float, float]:
+    """From left to right, nats: of means and margin, and of the intervals as far as they are no wider than that."""
+    means = [each.interval.mean for each in bars]
+    low, high = min(*means, -2 * margin), max(*means, 2 * margin)
+    room = 0.3 * (high - low)
+    low = min(low, *(max(each.interval.low, low - room) for each in bars))
+    high = max(high, *(min(each.interval.high, high + room) for each in bars))
+    return low - 0.05 * (high - low), high + 0.05 * (high - low)
 
 
 def draw_dots(labels: Sequence[str], panels: Sequence[Dots], path: Path, *, caption: str) -> Path:

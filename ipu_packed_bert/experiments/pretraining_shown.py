@@ -9,6 +9,7 @@ import numpy as np
 
 from ipu_packed_bert.experiments import tables
 from ipu_packed_bert.experiments.pretraining_variants import (
+    ACCUMULATED,
     CALIBRATION,
     CALIBRATION_SEEDS,
     CLAIM,
@@ -128,24 +129,21 @@ class PretrainingShown:
         if not rules:
             return ""
         # A column for each size of the updates that some rule has a finished run of; another rule may lack it.
-        columns = [names for names in list(zip(*(RULES[words] for words in rules)))[1:] if any(map(self.seeds, names))]
+        sizes = list(enumerate(zip(*(RULES[words] for words in rules))))[1:]
+        columns = [(place, names) for place, names in sizes if any(map(self.seeds, names))]
+        by_rule = {words: [names[number] for _, names in columns] for number, words in enumerate(rules)}
+        if any(map(self.seeds, ACCUMULATED[1:])):
+            by_rule["accumulation / p"] = [dict(enumerate(ACCUMULATED)).get(place, "") for place, _ in columns]
         lines = []
-        for number, words in enumerate(rules):
-            found = [self.against(names[number], REFERENCE) for names in columns]
-            lines.append(
-                [
-                    words,
-                    *(
-                        "" if each is None else f"{each.mean:+.2f} ({each.low:+.2f} to {each.high:+.2f})"
-                        for each in found
-                    ),
-                ]
-            )
-        heads = [f"p = {self.p(next(filter(self.seeds, names))):.1f}" for names in columns]
+        for words, names in by_rule.items():
+            found = [self.against(name, REFERENCE) for name in names]
+            cells = ["" if at is None else f"{at.mean:+.2f} ({at.low:+.2f} to {at.high:+.2f})" for at in found]
+            lines.append([words, *cells])
+        heads = [f"p = {self.p(next(filter(self.seeds, names))):.1f}" for _, names in columns]
         return (
             "\nHow far the rules of section 3.3 carry: loss against unpacked, p times the sequences in 1 / p of the "
-            "updates.\nAccumulation / p has the updates of p = 1, whatever p is.\n\n"
-            + tables.markdown(["rule", *heads], lines)
+            "updates.\nAccumulation / p keeps the sequences of an update, whatever p is; packs of these lengths reach "
+            "no larger p.\n\n" + tables.markdown(["rule", *heads], lines)
         )
 
     def table(self) -> str:
@@ -253,33 +251,37 @@ class PretrainingShown:
             title="Held-out loss against unpacked training",
             x_label="nats more than unpacked, at the end",
             caption=f"Point: mean over seeds, hollow: one seed. Bar: {CONFIDENCE:.0%} interval over sequences and "
-            f"seeds. Grey band: the margin, a quarter of what\nremoving the mask costs (measured on other seeds). The "
-            f"most frequent answers without a model stand at {apart:+.2f} nats.",
+            "seeds, an arrow where it goes on.\nGrey band: the margin, a quarter of what removing the mask costs "
+            f"(measured on other seeds).\nThe most frequent answers without a model stand at {apart:+.2f} nats.",
         )
         rules = self._rules_panel()
         if rules.curves:
             paths.append(Path(folder) / f"{stem}rules.png")
-            pictures.draw([rules], paths[-1], caption=self._caption())
+            pictures.draw([rules], paths[-1], caption=self._caption().replace(" Number", "\nNumber"), width=7.0)
         return paths
 
     def _rules_panel(self):
         from ipu_packed_bert.experiments.pictures import Curve, Line, Panel
 
+        of_p = {words: {name: self.p(name) for name in names} for words, names in self.rules().items()}
+        if of_p and all(map(self.seeds, ACCUMULATED)):
+            of_p["accumulation / p"] = {name: float(self.last(name, "packing_factor")[0]) for name in ACCUMULATED}
         curves = []
-        for words, names in self.rules().items():
+        for words, names in of_p.items():
             seeds = [seed for seed in self.seeds(REFERENCE) if all(seed in self.seeds(name) for name in names)]
             if not seeds:
                 continue
             lasts = [[self._cells[Cell(name, seed)][-1] for name in names] for seed in seeds]
             losses = [[row["mlm_loss"] + row["nsp_loss"] for row in rows] for rows in lasts]
-            curves.append(Curve(words, np.array([[self.p(name) for name in names]] * len(seeds)), np.array(losses)))
+            curves.append(Curve(words, np.array([list(names.values())] * len(seeds)), np.array(losses)))
         constant = self.facts["baseline"]
         return Panel(
-            "Larger updates, as many fewer of them",
-            "p, times the sequences of an update",
+            "Rules of section 3.3",
+            "p: sequences of a pack, or times those of an update",
             "held-out loss at the end, nats",
             curves,
             Line(constant["mlm_loss"] + constant["nsp_loss"], "most frequent answers, no model"),
+            marked=True,
         )
 
     def _panels(self):

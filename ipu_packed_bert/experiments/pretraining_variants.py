@@ -57,6 +57,8 @@ RULES = {
         "none": "no adjustment",
     }.items()
 }
+# Beside them accumulation / p, which keeps the sequences of an update: at depth 2 and at the experiment's own.
+ACCUMULATED = ("unpacked", "depth_2", "packed")
 IN_TABLE = tuple(name for name in VARIANTS if "_times_" not in name and not name.endswith("_depth_2"))
 
 # Of each size, the most telling first; at length only what no smaller size can tell.
