@@ -98,6 +98,9 @@ def draw(panels: Sequence[Panel], path: Path, *, caption: str = "", width: float
                 fontsize=8,
                 color="#555555",
             )
+            low, high = axis.get_ylim()
+            if not panel.logarithmic:  # its label stands above it, and below the title
+                axis.set_ylim(low, max(high, panel.line.y + 0.08 * (high - low)))
         axis.set_title(panel.title)
         axis.set_xlabel(panel.x_label)
         axis.set_ylabel(panel.y_label)
