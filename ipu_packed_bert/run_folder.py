@@ -27,22 +27,21 @@ def environment_of(first_step: int) -> str:
 
 def allowed_before(folder: Union[str, Path], first_step: int) -> Dict[str, Any]:
     """Changed settings that a resumption from the same step allowed, and their values; empty where nothing says so."""
-    try:
-        found = read_json(Path(folder, environment_of(first_step)), way_out="")
-    except (OSError, ValueError):
-        return {}
-    allowed = found.get(ALLOWED) if isinstance(found, dict) else None
-    return allowed if isinstance(allowed, dict) else {}
+    return _of_environment(folder, environment_of(first_step), ALLOWED)
 
 
 def begun_with(folder: Union[str, Path]) -> Dict[str, Any]:
-    """The data that a run was begun with, as far as its environment says so."""
+    """The data that a run was begun with; empty where nothing says so."""
+    return _of_environment(folder, ENVIRONMENT, "data")
+
+
+def _of_environment(folder: Union[str, Path], file: str, name: str) -> Dict[str, Any]:
     try:
-        found = read_json(Path(folder, ENVIRONMENT), way_out="")
+        found = read_json(Path(folder, file), way_out="")
     except (OSError, ValueError):
         return {}
-    data = found.get("data") if isinstance(found, dict) else None
-    return data if isinstance(data, dict) else {}
+    value = found.get(name) if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 def _note(text: str) -> None:

@@ -21,7 +21,7 @@ from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments import packed_runs, tables
 from ipu_packed_bert.experiments.packed_runs import PretrainingSetup
-from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner, finished
+from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner, read_run
 from ipu_packed_bert.experiments.statistics import Verdict
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.optim import build_optimizer, learning_rate
@@ -167,7 +167,8 @@ class ExactnessShown:
     """What the finished cells of one folder say."""
 
     def __init__(self, folder: Path) -> None:
-        self._settings, self._facts, self._cells = finished(folder)
+        run = read_run(folder)
+        self._settings, self._facts, self._cells = run.settings, run.facts, run.cells
 
     def values(self, name: str, column: str) -> np.ndarray:
         """Of a variant, [seeds, points]."""

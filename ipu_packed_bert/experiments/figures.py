@@ -8,7 +8,8 @@ the facts of its data, and a JSON file for each finished cell, as the run's own 
     <!-- end of results -->
 
 and is written anew; a picture is docs/evidence/NAME_SIZE_KIND.png. `pictures.json` beside the results says from
-which of them the pictures were drawn, so that a test finds those that were not drawn anew.
+which of them the pictures were drawn, so that a test finds those of other results; it does not find those that older
+code drew.
 """
 
 from __future__ import annotations

@@ -219,6 +219,18 @@ def points(task: Any, outputs: Sequence[np.ndarray]) -> List[int]:
     return [100 * int(output.argmax() == label) for output, label in zip(outputs, labels)]
 
 
+def no_model(task: Any) -> float:
+    """Percent that the most frequent answer of training scores: its class, or for questions its slots."""
+    training, held_out = task.training, task.evaluation
+    if isinstance(task, QuestionsTask):
+        ends = [training.slot_targets[name] for name in ("start_positions", "end_positions")]
+        counts = np.stack([np.bincount(each, minlength=task.max_sequence_length) for each in ends], axis=1)
+        outputs = [counts[:length] for length in held_out.lengths]
+    else:
+        outputs = [np.bincount(training.targets["labels"])] * len(held_out.lengths)
+    return round(float(np.mean(points(task, outputs))), 3)
+
+
 def apart(task: Any, outputs: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> Row:
     """How many answers differ, and the largest difference of a logit."""
     mine, theirs = (_answers(task.score(each).files["predictions.json"]) for each in (outputs, others))
@@ -353,6 +365,7 @@ def facts(learner: Learner, steps: int) -> Dict[str, Any]:
         }
         if what == TRAINING:
             found["updates_per_epoch"] = ways.updates_per_epoch
+    found["no_model"] = no_model(learner.task)
     start = time.process_time()
     assert learner.task.training is not None
     packing_of(learner, learner.task.training)

@@ -67,6 +67,7 @@ class Dots(NamedTuple):
     title: str
     x_label: str
     values: Mapping[str, Sequence[Sequence[float]]]  # group -> for each label, the values of its seeds
+    lines: Mapping[str, float] = {}  # group -> a value to compare with
 
 
 def draw(panels: Sequence[Panel], path: Path, *, caption: str = "", width: float = 5.4) -> Path:
@@ -120,7 +121,7 @@ def draw_differences(
     All means are there. An interval that goes on outside ends with an arrow.
     """
     figure, (axis,) = new_figure(8.0, 1.6 + 0.36 * len(bars))
-    left, right = _limits(bars, margin or 0.0)
+    left, right = limits(bars, margin or 0.0)
     axis.set_xlim(left, right)
     if margin is not None:
         axis.axvspan(-margin, margin, color="#dddddd", linewidth=0)
@@ -135,7 +136,7 @@ def draw_differences(
         marker = "s" if bar.control else "o"
         axis.plot([interval.mean], [place], marker=marker, color=colour, markerfacecolor=filled, markersize=6)
         axis.annotate(
-            f"{interval.mean:+.3f}", (1.01, place), xycoords=("axes fraction", "data"), va="center", fontsize=8
+            f"{interval.mean:+.3f}", (1.03, place), xycoords=("axes fraction", "data"), va="center", fontsize=8
         )
     axis.set_yticks(range(len(bars)), [bar.label + (" (control)" if bar.control else "") for bar in bars], fontsize=9)
     axis.invert_yaxis()
@@ -145,11 +146,11 @@ def draw_differences(
     return finish(figure, path, caption=caption)
 
 
-def _limits(bars: Sequence[Bar], margin: float) -> Tuple[float, float]:
-    """From left to right, nats: of means and margin, and of the intervals as far as they are no wider than that."""
+def limits(bars: Sequence[Bar], margin: float) -> Tuple[float, float]:
+    """From left to right: all means, twice the margin, and the intervals, but none far wider than the others."""
     means = [each.interval.mean for each in bars]
     low, high = min(*means, -2 * margin), max(*means, 2 * margin)
-    room = 0.3 * (high - low)
+    room = max(0.3 * (high - low), float(np.median([each.interval.high - each.interval.low for each in bars])))
     low = min(low, *(max(each.interval.low, low - room) for each in bars))
     high = max(high, *(min(each.interval.high, high + room) for each in bars))
     return low - 0.05 * (high - low), high + 0.05 * (high - low)
@@ -160,8 +161,10 @@ def draw_dots(labels: Sequence[str], panels: Sequence[Dots], path: Path, *, capt
     figure, axes = new_figure(5.4 * len(panels), 1.4 + 0.3 * len(labels), columns=len(panels))
     marks = ("o", "s", "^", "D")
     for panel, axis in zip(panels, axes):
-        for number, values in enumerate(panel.values.values()):
+        for number, (group, values) in enumerate(panel.values.items()):
             colour, mark = STYLES[2 * number % len(STYLES)][0], marks[number % len(marks)]
+            if group in panel.lines:
+                axis.axvline(panel.lines[group], color=colour, linewidth=1.0, linestyle=":")
             shift = 0.3 * ((number + 0.5) / len(panel.values) - 0.5)
             for place, seeds in enumerate(values):
                 if not len(seeds):

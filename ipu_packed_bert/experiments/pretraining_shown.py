@@ -19,7 +19,7 @@ from ipu_packed_bert.experiments.pretraining_variants import (
     RULES,
     VARIANTS,
 )
-from ipu_packed_bert.experiments.runner import Cell, Row, finished
+from ipu_packed_bert.experiments.runner import Cell, Row, read_run
 from ipu_packed_bert.experiments.statistics import CONFIDENCE, SHARE, Interval, Scores, Verdict, difference, verdict
 from pack_data.command import counted
 
@@ -34,7 +34,8 @@ class PretrainingShown:
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.size, self.facts, self._cells = finished(self.folder)
+        found = read_run(self.folder)
+        self.size, self.facts, self._cells = found.settings, found.facts, found.cells
         self.words = {name: variant.words for name, variant in VARIANTS.items()}
         self._check()
         self._intervals: Dict[Tuple[str, str, bool], Optional[Interval]] = {}
@@ -124,7 +125,7 @@ class PretrainingShown:
         return self.table() + "\n" + self.notes() + self.rules_table()
 
     def rules_table(self) -> str:
-        """The loss over p, a line a rule; the margin is that of the claim."""
+        """The loss against unpacked over p, a line a rule."""
         rules = self.rules()
         if not rules:
             return ""
@@ -204,9 +205,10 @@ class PretrainingShown:
                 f"Claim: packed training is equivalent to unpacked training. Control: packed without the mask. "
                 f"**{self.verdict().why}.**",
                 margin,
+                *self._masked_alone(),
                 f"Loss: of a masked token and of the next sentence, together; without next sentence prediction of "
-                f"masked tokens alone. Intervals: {CONFIDENCE:.0%}, over sequences and seeds; ±: one standard "
-                f"deviation of the seeds.",
+                f"masked tokens alone. Intervals: {CONFIDENCE:.0%}, over sequences and seeds, of one seed over "
+                f"sequences alone; ±: one standard deviation of the seeds.",
                 f"{facts['sequences']['held_out']:,} held-out sequences, unpacked, of documents that no training "
                 f"sequence comes from.",
                 f"{self.sizes()}; {facts['machine']}.",
@@ -214,13 +216,23 @@ class PretrainingShown:
             ]
         )
 
+    def _masked_alone(self) -> List[str]:
+        """What claim and control cost of masked tokens alone: next sentence prediction may be all that tells them."""
+        words = [
+            f"{self.words[name]} {interval_words(found)}"
+            for name in (CLAIM, CONTROL)
+            for found in [self.against(name, REFERENCE, masked_only=True)]
+            if found is not None
+        ]
+        return [f"Of masked tokens alone, against unpacked: {'; '.join(words)} nats."] if words else []
+
     def sizes(self) -> str:
         """Of data and network, in words."""
         size, facts = self.size, self.facts
         return (
             f"Corpus {size['corpus']}, {size['max_sequence_length']} slots, p = {facts['packing_factor']:.3f} at depth "
             f"{size['depth']}, hidden {size['hidden_size']}, {counted(size['num_layers'], 'layer')}, AdamW, no "
-            f"dropout, {size['sequences']:,} sequences a run ({facts['sequences']['training']:,} different ones)"
+            f"dropout, {size['sequences']:,} sequences a run drawn from {facts['sequences']['training']:,}"
         )
 
     # ---- the pictures ------------------------------------------------------------------------------------------------
@@ -257,7 +269,7 @@ class PretrainingShown:
         rules = self._rules_panel()
         if rules.curves:
             paths.append(Path(folder) / f"{stem}rules.png")
-            pictures.draw([rules], paths[-1], caption=self._caption().replace(" Number", "\nNumber"), width=7.0)
+            pictures.draw([rules], paths[-1], caption=self._caption("\n"), width=7.0)
         return paths
 
     def _rules_panel(self):
@@ -277,7 +289,7 @@ class PretrainingShown:
         constant = self.facts["baseline"]
         return Panel(
             "Rules of section 3.3",
-            "p: sequences of a pack, or times those of an update",
+            "p: sequences in a pack (accumulation / p), in an update over those of unpacked (others)",
             "held-out loss at the end, nats",
             curves,
             Line(constant["mlm_loss"] + constant["nsp_loss"], "most frequent answers, no model"),
@@ -323,11 +335,11 @@ class PretrainingShown:
             ),
         ]
 
-    def _caption(self) -> str:
+    def _caption(self, between: str = " ") -> str:
         seeds = max(len(self.seeds(name)) for name in self.variants())
         return (
-            f"Line: mean over up to {counted(seeds, 'seed')}. Band: from the lowest to the highest. Number: last "
-            f"value. {self.facts['sequences']['held_out']:,} unpacked held-out sequences."
+            f"Line: mean over up to {counted(seeds, 'seed')}. Band: from the lowest to the highest.{between}Number: "
+            f"last value. {self.facts['sequences']['held_out']:,} unpacked held-out sequences."
         )
 
 

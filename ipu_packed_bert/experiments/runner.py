@@ -31,7 +31,6 @@ from typing import (
     Optional,
     Protocol,
     Sequence,
-    Tuple,
 )
 from urllib.parse import quote
 
@@ -174,10 +173,17 @@ def finished_cells(folder: Path) -> Dict[Cell, List[Row]]:
     return {Cell(record["variant"], record["seed"]): record["rows"] for record in records}
 
 
-def finished(folder: Path) -> Tuple[Dict[str, Any], Dict[str, Any], Dict[Cell, List[Row]]]:
-    """Of an experiment's folder: settings, facts, the rows of every finished cell."""
+class RunFolder(NamedTuple):
+    """What the folder of an experiment's run holds."""
+
+    settings: Dict[str, Any]
+    facts: Dict[str, Any]
+    cells: Dict[Cell, List[Row]]  # the finished ones
+
+
+def read_run(folder: Path) -> RunFolder:
     settings, facts = (json.loads((Path(folder) / name).read_text(encoding="utf-8")) for name in (SETTINGS, FACTS))
-    return settings, facts, finished_cells(folder)
+    return RunFolder(settings, facts, finished_cells(folder))
 
 
 @contextmanager

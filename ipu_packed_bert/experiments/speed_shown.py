@@ -9,7 +9,7 @@ import numpy as np
 
 from ipu_packed_bert.compare_unpacked import EXPECTED
 from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.runner import Row, finished
+from ipu_packed_bert.experiments.runner import Row, read_run
 from ipu_packed_bert.experiments.statistics import CONFIDENCE, TWICE, students
 
 WHOLE, EMULATED = " whole", "emulated"
@@ -134,10 +134,11 @@ class SpeedShown:
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.size, self.facts, cells = finished(self.folder)
+        run = read_run(self.folder)
+        self.size, self.facts = run.settings, run.facts
         rows: Dict[Tuple[Case, bool], List[Row]] = {}
         self.emulated: List[Case] = []
-        for cell, found in cells.items():
+        for cell, found in run.cells.items():
             slots, width, precision = cell.variant.replace(WHOLE, "").split()
             case = Case(int(slots), width, precision)
             if found[0].get(EMULATED):
@@ -256,8 +257,8 @@ class SpeedShown:
         telling = [each for each in self.timings if not each.why_nothing()]
         missed = [_name(each.case) for each in telling if not each.realised()]
         said = f"{len(telling) - len(missed)} of {len(telling)} cases pass"
-        said += f", not shown at {'; '.join(missed)}" if missed else ""
-        said += "; the control fails in all of them as it must" if telling else ""
+        said += f" (not shown: {' / '.join(missed)})" if missed else ""
+        said += f"; the control fails in all {len(telling)} as it must" if telling else ""
         for each in self.nothing:
             said += f"; {_name(each.case)} shows nothing: {each.why_nothing()}"
         return said
@@ -335,8 +336,8 @@ class SpeedShown:
             axis.grid(alpha=0.25)
         handles, labels = axes[0].get_legend_handles_labels()
         caption = (
-            f"Geometric mean of the rounds; bars: {CONFIDENCE:.0%} interval. Dotted: the packing factor of all packs. "
-            "Both sides with the same attention."
+            f"Geometric mean of the rounds, as a share of the factor timed, times that of all packs (dotted); bars: "
+            f"{CONFIDENCE:.0%} interval. Both sides with the same attention."
         )
         return [finish(figure, Path(folder) / f"{stem}speed_ups.png", handles, labels, columns=3, caption=caption)]
 

@@ -132,8 +132,8 @@ class TrainedShown(PretrainingShown):
             Line(0.0, "packed, all adjustments"),
         )
 
-    def _caption(self) -> str:
-        return f"{super()._caption()} Along the runs, and in the numbers here, {self.size['along']:,} of them."
+    def _caption(self, between: str = " ") -> str:
+        return f"{super()._caption(between)} Along the runs, and in the numbers here, {self.size['along']:,} of them."
 
 
 def _metrics(row: Row) -> List[str]:

@@ -41,7 +41,7 @@ def own_class(name: str) -> Any:
 
 
 def recorded(name: str) -> Dict[str, str]:
-    """What a run writes down of the file, by which a change of it is noticed; nothing of other tasks."""
+    """The checksum of an own task's file, by which a resumed run notices a change; nothing of other tasks."""
     if not is_own(name):
         return {}
     return {SHA256: hashlib.sha256(Path(full_name(name).rpartition(":")[0]).read_bytes()).hexdigest()}

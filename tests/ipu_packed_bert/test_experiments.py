@@ -18,6 +18,7 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments import __main__ as command
 from ipu_packed_bert.experiments import figures, packed_runs, runner
 from ipu_packed_bert.experiments.packed_runs import SIZES, PretrainingSetup
+from ipu_packed_bert.experiments.pictures import Bar, limits
 from ipu_packed_bert.experiments.pretraining import changed, gpu_slots_per_second, hours, within
 from ipu_packed_bert.experiments.pretraining_shown import PretrainingShown
 from ipu_packed_bert.experiments.pretraining_variants import VARIANTS, Variant
@@ -250,7 +251,9 @@ def test_rules_without_all_their_runs_keep_their_columns(tmp_path):
     (tmp_path / "facts.json").write_text(json.dumps(facts))
     (tmp_path / "settings.json").write_text("{}")
     losses = {"unpacked": 0, "betas": 1, "betas_depth_2": 2, "betas_times_2": 3, "none": 4, "none_times_2": 5}
+    losses.update(depth_2=6, packed=7)
     updates = {"unpacked": 60, "betas": 20, "betas_depth_2": 30, "betas_times_2": 10, "none": 20, "none_times_2": 10}
+    updates.update(depth_2=60, packed=60)
 
     def finish(name):
         row = dict(mlm_centinats=[1000 * losses[name]] * 2, nsp_millinats=[0, 0], held_out_data="x")
@@ -267,10 +270,18 @@ def test_rules_without_all_their_runs_keep_their_columns(tmp_path):
         for line in PretrainingShown(tmp_path).rules_table().splitlines()
         if line.startswith("|")
     ]
-    head, _, betas, none = table
+    head, _, betas, none, accumulation = table
     assert head == ["rule", "p = 2.0", "p = 3.0", "p = 6.0"]
     assert [cell.split(" ")[0] for cell in betas[1:]] == ["+2.00", "+1.00", "+3.00"]
     assert [cell.split(" ")[0] for cell in none[1:]] == ["", "+4.00", "+5.00"]
+    assert [cell.split(" ")[0] for cell in accumulation[1:]] == ["+6.00", "+7.00", ""]
+
+
+def test_a_wide_interval_leaves_room_for_the_others():
+    bars = [Bar("", Interval(mean, mean - half, mean + half, 2)) for mean, half in ((0.0, 0.1), (0.2, 0.1), (1.0, 9.0))]
+    left, right = limits(bars, 0.1)
+    assert -1.0 < left < -0.2 and 1.0 < right < 2.0
+    assert limits(bars[:1], 0.0) == pytest.approx((-0.11, 0.11))
 
 
 def test_the_page_says_what_the_committed_results_say():

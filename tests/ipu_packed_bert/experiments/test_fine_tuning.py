@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.experiments import fine_tuning, fine_tuning_runs, trained
-from ipu_packed_bert.experiments.fine_tuning_runs import Learner, Timing, same_updates, times, train
+from ipu_packed_bert.experiments.fine_tuning_runs import Learner, Timing, no_model, same_updates, times, train
 from ipu_packed_bert.experiments.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
 from ipu_packed_bert.experiments.statistics import median_interval
 from ipu_packed_bert.experiments.ways import (
@@ -40,6 +40,18 @@ def learner(checkpoint, folder, kind="single_label", *, dtype=torch.float64, **s
     made.engine.model.to(dtype)
     made.engine.optimizer = build_optimizer(made.engine.model, made.config.optimizer, betas=(0.9, 0.999))
     return Learner(made), made
+
+
+@pytest.mark.parametrize("kind", ["single_label", "squad"])
+def test_without_a_model_the_most_frequent_answer_scores(checkpoint, tmp_path, kind):
+    task = learner(checkpoint, tmp_path, kind)[0].task
+    found = no_model(task)
+    if kind == "single_label":
+        labels = task.evaluation.targets["labels"]
+        assert found == pytest.approx(100 * np.mean(labels == np.bincount(task.training.targets["labels"]).argmax()))
+    else:  # by slots alone, which say something only where answers stand at the same ones
+        starts = task.training.slot_targets["start_positions"]
+        assert 0 < np.bincount(starts).max() < len(starts) and 0 <= found < 60
 
 
 # ---- layouts
@@ -163,7 +175,7 @@ def folder_of(path, *, sorted_right=0.9, packed_right=0.9, no_mask_right=0.6, ag
     (path / "settings.json").write_text(json.dumps(fine_tuning.settings(options)))
     slots = dict.fromkeys(WAYS, 1.5)
     known = {"sequences": 100, "tokens": 1000, "packing_factor": 2.0, "slots_per_token": slots}
-    task = {TRAINING: known, INFERENCE: known, "updates_per_epoch": 5, "packing_seconds": 0.1}
+    task = {TRAINING: known, INFERENCE: known, "updates_per_epoch": 5, "packing_seconds": 0.1, "no_model": 1.3}
     (path / "facts.json").write_text(json.dumps({"machine": "here", "banking77": task}))
     random = np.random.default_rng(1)
     cells = {}

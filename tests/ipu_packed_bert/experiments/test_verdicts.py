@@ -43,7 +43,9 @@ def test_distances_of_an_unfinished_run(tmp_path):
 def ways(folder, losses):
     """Cells of ways with these held-out losses, seed by seed."""
     settings = dict(size=list(SIZES["quick"]), attention="sdpa", ranks=2)
-    facts = dict(examples=9, mean_tokens=8.0, longest=9, properties={way: [True] * 5 for way in VARIANTS})
+    facts = dict(
+        examples=9, mean_tokens=8.0, longest=9, unigram_loss=6.5, properties={way: [True] * 5 for way in VARIANTS}
+    )
     runner = Runner(folder, settings)
     runner.write(FACTS, json.dumps(dict(data={"texts": facts}, machine="none")))
 
@@ -60,9 +62,10 @@ def ways(folder, losses):
 @pytest.mark.parametrize(
     "claim, control, shows, same",
     [
-        ([0.001, -0.001], [0.03, -0.02], True, True),
-        ([0.001, -0.006], [0.03, -0.02], True, False),  # a quarter of the least is the limit
-        ([0.0, 0.0], [0.03, 0.0], False, False),  # one seed of the control does not part
+        ([0.9, -0.001], [0.03, -0.02], True, True),  # the first seed does not count
+        ([0.001, -0.008], [0.03, -0.02], True, False),  # a quarter of the first seed's is the limit
+        ([0.0, 0.0], [0.03, 0.007], False, False),  # the control passes on the seed that counts
+        ([0.0, 0.0], [0.0009, -0.02], False, False),  # a limit as small as rounding
     ],
 )
 def test_ways_are_the_same_only_where_attention_across_examples_parts_them(tmp_path, claim, control, shows, same):
@@ -84,7 +87,7 @@ def test_ways_of_an_unfinished_run(tmp_path):
     assert none.verdict()[:2] == (False, False) and none.text() and none.draw(tmp_path) == []
 
 
-def test_an_interval_students_is_students():
+def test_the_interval_of_some_values_is_students():
     found = students([0.0, 1.0, 2.0])
     assert found.mean == 1.0 and found.high - 1 == pytest.approx(1 - found.low)
     assert found.high - 1 == pytest.approx(2.9200 / math.sqrt(3), abs=1e-4)  # 95 % of Student's t, 2 degrees
