@@ -419,7 +419,7 @@ class PositionIdsShown:
             return Verdict(False, False, "shows nothing yet: the claim and its control need two finished seeds each")
         limit, worst, least = SHARE * min(limits), max(claim), min(control)
         if min(limits) <= LEAST or least <= limit:
-            return Verdict(False, False, f"shows nothing: the control parts by only {least:.1e} nats")
+            return Verdict(False, False, f"shows nothing: the control parts by only {min(least, *limits):.1e} nats")
         same = worst < limit
         return Verdict(
             True,

@@ -75,6 +75,8 @@ def test_ways_are_the_same_only_where_attention_across_examples_parts_them(tmp_p
     found = ways(tmp_path, losses)
     assert found.verdict()[:2] == (shows, same)
     text = found.text()
+    if not shows:
+        assert f"parts by only {min(map(abs, control)):.1e} nats" in text
     assert "2 seeds, 2 processes" in text
     assert found.verdict().why in text and "nothing" in text  # two seeds on both sides of 0, or at it
 
