@@ -246,7 +246,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             print(f"skipped {skipped}", file=sys.stderr)
         if manifest.made_with.get("left_out"):
             print(
-                f"left out: {', '.join(manifest.made_with['left_out'])} (a store holds whole numbers only)",
+                f"left out: {', '.join(manifest.made_with['left_out'])} "
+                "(kept are the first record's lists of tokens and fields of one whole number)",
                 file=sys.stderr,
             )
         size, shards = sum(entry.bytes for entry in manifest.shards), counted(len(manifest.shards), "shard")

@@ -88,6 +88,12 @@ def with_former_options(options: BuildOptions) -> BuildOptions:
         )
     if manifest.made_with.get("side") == sides.HELD_OUT:
         raise ValueError(f"{out}: is the held-out side of a data set; append to the training side, both grow together")
+    kept_files = {name: out / name if (out / name).exists() else None for name in ("vocab.txt", TOKENIZER)}
+    if options.synthetic is None is options.source and not any(kept_files.values()):
+        raise ValueError(
+            f"{out}: keeps no vocabulary, so --corpus cannot be cut into tokens as its sequences were; build the texts "
+            "as a data set of their own, with --vocabulary"
+        )
     made_with = stated(manifest.made_with["options"])
     algorithm = Packing.load(out / "recipe.json").algorithm
     kept = {
@@ -112,8 +118,8 @@ def with_former_options(options: BuildOptions) -> BuildOptions:
         **kept,
         packer=algorithm if algorithm in PACKERS else made_with["packer"],
         recipe=None,
-        vocabulary=out / "vocab.txt" if (out / "vocab.txt").exists() else None,
-        tokenizer=out / TOKENIZER if (out / TOKENIZER).exists() else None,
+        vocabulary=kept_files["vocab.txt"],
+        tokenizer=kept_files[TOKENIZER],
     )
 
 

@@ -16,6 +16,14 @@ from pack_data.text.examples import ExampleOptions
 _FILES = ("vocabulary", "tokenizer", "recipe")
 # Options that a manifest leaves out at these values: what is built without them has the bytes that it had before them.
 _UNSAID = {"held_out": 0.0, "whole_word_masking": False}
+# Options that say how one kind of input is read: field, option of the command, and that input.
+_OF_INPUT = (
+    ("json_field", "--json-field", "--corpus"),
+    ("document_separator", "--document-separator", "--corpus"),
+    ("source_format", "--format", "--from"),
+    ("columns", "--columns", "--from"),
+    ("sequences", "--sequences", "--synthetic"),
+)
 
 
 def stated(options: Mapping[str, Any]) -> Dict[str, Any]:
@@ -67,6 +75,9 @@ class BuildOptions:
         object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}; the share of documents held out is from 0 to below 1")
+        for name, option, read in _OF_INPUT:
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default and read != self._input():
+                raise ValueError(f"{option} says how {read} is read, the input is {self._input()}; leave {option} out")
         if self.tokenizer is not None:
             for name, chosen in (("vocabulary", self.vocabulary is not None), ("keep-case", not self.lower_case)):
                 if chosen and not self.append:
@@ -74,9 +85,16 @@ class BuildOptions:
             if self.synthetic is not None:
                 raise ValueError("--tokenizer cuts text into tokens; --synthetic has no text, leave one of them out")
         # What is appended is made as the rest was, where it is made from text.
-        if self.whole_word_masking and not self.append and not (self.synthetic is None is self.source):
-            given = "--synthetic" if self.source is None else "--from"
-            raise ValueError(f"--whole-word-masking masks words of a text; {given} has no text, leave one of them out")
+        if self.whole_word_masking and not self.append and self._input() != "--corpus":
+            raise ValueError(
+                f"--whole-word-masking masks words of a text; {self._input()} has no text, leave one of them out"
+            )
+
+    def _input(self) -> str:
+        """The option that names what goes in."""
+        if self.synthetic is not None:
+            return "--synthetic"
+        return "--corpus" if self.source is None else "--from"
 
     def example_options(self) -> ExampleOptions:
         """The options of the examples. ValueError where one is out of range."""

@@ -212,7 +212,8 @@ class Source:
     def blocks(self, size: int = 4096, longest: Optional[int] = None) -> Iterator[Sequences]:
         """`examples` in columns, `size` sequences at a time.
 
-        Foreign columns of one integer a record become scalars; the others are left out and named in `foreign_lost`.
+        Foreign columns of one integer in the first record become scalars; the others are left out and named in
+        `foreign_lost`, those that the first record lacks too.
         ValueError, naming the record, where a sequence has more than `longest` tokens or other columns than the first.
         """
         records = self.examples()
@@ -220,7 +221,6 @@ class Source:
         if first is None:
             return
         scalars = integer_columns(first)
-        self.foreign_lost = tuple(sorted(set(self.foreign_lost) | set(first.foreign) - set(scalars)))
         records = chain([first], records)
         # Small blocks first: examples as Python numbers take ten times the memory.
         small = (self._block(block, first, scalars, longest) for block in iter(lambda: list(islice(records, 512)), []))
@@ -237,6 +237,7 @@ class Source:
     def _block(self, block: List[Record], first: Record, scalars: Sequence[str], longest: Optional[int]) -> Sequences:
         plain = self.unpacked_kind == "tokens"
         names = list(first.value) if plain else []
+        lost = set(self.foreign_lost)
         for record in block:
             tokens = record.value if plain else {"input_ids": record.value.input_ids}
             if plain and list(tokens) != names:
@@ -250,10 +251,12 @@ class Source:
                     f"{record.origin}: {length} tokens, a pack has {longest} slots (--max-sequence-length); nothing "
                     "is cut"
                 )
-            if scalars and integer_columns(record) != scalars:
+            lost.update(record.foreign)
+            if any(integer_value(record.foreign.get(name)) is None for name in scalars):
                 raise ValueError(
                     f"{record.origin}: the integer columns {', '.join(scalars)} of the first record are not all here"
                 )
+        self.foreign_lost = tuple(sorted(lost - set(scalars)))
         numbers = {
             name: np.array([integer_value(record.foreign[name]) for record in block], np.int64) for name in scalars
         }

@@ -103,6 +103,21 @@ def test_words_are_masked_in_text_only(tmp_path, given):
         BuildOptions(out=tmp_path / "data", whole_word_masking=True, **given)
 
 
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (dict(sequences=5), "--sequences says how --synthetic is read, the input is --corpus; leave --sequences out"),
+        (dict(columns=("a",)), "--columns says how --from is read"),
+        (dict(source_format="jsonl"), "--format says how --from is read"),
+        (dict(synthetic="squad_1_1_384", json_field="body"), "--json-field says how --corpus is read"),
+        (dict(source="x.jsonl", document_separator="blank-line"), "--document-separator says how --corpus is read"),
+    ],
+)
+def test_what_only_another_input_has_is_refused(tmp_path, given, said):
+    with pytest.raises(ValueError, match=said):
+        BuildOptions(out=tmp_path / "data", **given)
+
+
 def test_another_epoch_pairs_the_same_sequences_anew(corpus, tmp_path):
     with build_small(corpus, tmp_path / "one") as one, build_small(corpus, tmp_path / "two", epoch=1) as two:
         assert one.manifest.digest == two.manifest.digest

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 
+from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
 from pack_data.building import inputs, stages
 from pack_data.building.former import split_overfull
@@ -145,3 +146,13 @@ def test_appending_to_nothing_is_one_line(tmp_path, capsys):
     assert run_main(build_main, ["--corpus", str(corpus), "--append", "--out", str(tmp_path / "data")]) == 2
     assert "not a packed data set" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("given", [{}, {"vocabulary": "vocab.txt"}])
+def test_texts_are_not_appended_where_no_vocabulary_is_kept(tmp_path, given):
+    """One learnt from them, or another one, would give the same numbers to other tokens."""
+    build(BuildOptions(tmp_path / "data", synthetic="squad_1_1_384", sequences=9, max_sequence_length=384)).close()
+    corpus = write_corpus(tmp_path / "corpus", 2)
+    with pytest.raises(ValueError, match="data: keeps no vocabulary, so --corpus cannot be cut into tokens as"):
+        build(BuildOptions(tmp_path / "data", corpus=corpus, append=True, **given))
+    assert not (tmp_path / "data.building").exists()

@@ -109,6 +109,18 @@ def test_what_is_no_tokenised_jsonl_is_refused(tmp_path):
         values(open_source(str(whole[1])))
 
 
+def test_fields_of_later_lines_are_named_where_they_are_left_out(tmp_path):
+    first = {"input_ids": [3, 4], "label": 1, "score": 0.5}
+    path = write(tmp_path / "a.jsonl", [first, {"input_ids": [5], "label": 0, "score": 1, "labels": [2], "late": 7}])
+    source = open_source(path)
+    (block,) = source.blocks()
+    assert block.scalars["label"].tolist() == [1, 0] and list(block.scalars) == ["label"]
+    assert source.foreign_lost == ("labels", "late", "score")
+    source = open_source(write(tmp_path / "b.jsonl", [first, {"input_ids": [5], "label": 0.5}]))
+    with pytest.raises(ValueError, match="line 3: the integer columns label of the first record are not all here"):
+        list(source.blocks())
+
+
 def test_a_data_set_is_built_from_it(tmp_path):
     write(tmp_path / "a.jsonl", ROWS)
     options = BuildOptions(
