@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from typing import Any, Callable, Iterable, Iterator, Optional
 
@@ -64,6 +65,16 @@ def check_not_in_a_starting_worker() -> None:
         raise SystemExit(1)
 
 
+@contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Ctrl-C waits until this is left. A process that is started meanwhile leaves it to this one from the beginning."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin(parent: int, begun: Event) -> None:
     """Leaves Ctrl-C to the parent, and ends a worker whose parent was killed, which would wait for tasks for ever."""
     begun.set()
@@ -99,7 +110,8 @@ class ProcessRunner(TaskRunner):
         try:
             while True:
                 for task in source:
-                    waiting.add(self._pool.submit(function, task))
+                    with _ctrl_c_later():  # the pool starts its processes as tasks come
+                        waiting.add(self._pool.submit(function, task))
                     if len(waiting) >= 2 * self.workers:
                         break
                 if not waiting:

@@ -1,8 +1,10 @@
 """A build called from a plain script, which worker processes would run once more."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,38 @@ def test_one_process_needs_no_guard_and_the_error_of_more_names_it(tmp_path):
     assert sequences == "50"
     assert "workers = 2" in error and 'if __name__ == "__main__":' in error and "memory" not in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "script.py"]
+
+
+SLOW_TO_START = """
+import sys, time
+from pathlib import Path
+
+from pack_data.build import main
+from pack_data.command import run_main
+
+if __name__ == "__main__":
+    given = "--synthetic squad_1_1_384 --sequences 50 --max-sequence-length 384 --workers 2 --out data"
+    sys.exit(run_main(main, given.split()))
+Path("starting").touch()
+time.sleep(2)
+"""
+
+
+def test_ctrl_c_while_workers_start_is_one_line(tmp_path):
+    (tmp_path / "script.py").write_text(SLOW_TO_START)
+    running = subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    end = time.monotonic() + 600
+    while not (tmp_path / "starting").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    os.killpg(running.pid, signal.SIGINT)  # a terminal's Ctrl-C goes to all of them
+    assert (running.communicate(timeout=600)[1], running.returncode) == ("interrupted\n", 130)
 
 
 @pytest.mark.parametrize("workers", [0, -1, 10**6, 1.0])
