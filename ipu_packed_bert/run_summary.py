@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shlex
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -174,7 +175,7 @@ class RunEnd:
             print(f"unpacked  not compared: {why}")
         if summary.steps:
             print(f"picture   {self._picture(summary)}")
-        print(f"run       {self.folder}  (tensorboard --logdir {self.folder})")
+        print(f"run       {self.folder}  (tensorboard --logdir {shlex.quote(str(self.folder))})")
         if summary.steps:  # else there was nothing to learn from
             print(f"continue  {self.go_on}" if saved and outcome.step == self.steps else f"resume    {self.resume}")
         return summary

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import threading
@@ -254,9 +255,15 @@ def in_words(metrics: Mapping[str, Any]) -> str:
 
 
 def refuse_a_run_in(folder: Optional[str]) -> None:
-    """Raise ValueError if a new run would overwrite one."""
-    if folder is not None and Path(folder, LOG).exists():
-        go_on = f"; continue it with --resume {folder}"
+    """Raise ValueError if a new run would overwrite one, or cannot be made there."""
+    if folder is None:
+        return
+    path = Path(folder)
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise ValueError(f"--out {folder}: {place} is a file; a run is a folder, choose another name")
+    if Path(folder, LOG).exists():
+        go_on = f"; continue it with --resume {shlex.quote(str(folder))}"
         if not _saved(folder):
             go_on = ", which has saved no checkpoint; begin it again with --resume-if-there"
         raise ValueError(f"{folder}: holds a run already{go_on}, or give another --out")

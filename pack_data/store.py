@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
@@ -399,7 +400,8 @@ def read_manifest(folder: Path) -> Manifest:
         if os.path.lexists(folder) and not os.path.isdir(folder):
             raise ValueError(f"{folder}: a file; a packed data set is a folder with {MANIFEST}")
         raise ValueError(
-            f"{folder}: not a packed data set (no {MANIFEST}); build one with python -m pack_data.build --out {folder}"
+            f"{folder}: not a packed data set (no {MANIFEST}); build one with python -m pack_data.build "
+            f"--out {shlex.quote(str(folder))}"
         )
     fields = read_object(path, way_out=REBUILD)
     if fields.integer("version") != VERSION:

@@ -16,6 +16,7 @@ The learning rate stays in both: the paper found that scaling it with the batch 
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Optional, Sequence, Tuple
@@ -142,5 +143,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for adjustment, each in zip(ADJUSTMENTS, adjusted):
         write_atomically(args.out / each.name, each.text(config, manifest).encode())
         print(f"{adjustment:<14} {summary(each.config, manifest.packing_factor)}")
-        print(f"{'':<14} {typed('pretrain', 'python run_pretraining.py')} --config {args.out / each.name}")
+        file = shlex.quote(str(args.out / each.name))
+        print(f"{'':<14} {typed('pretrain', 'python run_pretraining.py')} --config {file}")
     return 0

@@ -246,6 +246,22 @@ def test_a_run_is_not_overwritten(tmp_path):
     refuse_a_run_in(None)
 
 
+@pytest.mark.parametrize("below", ["", "runs/mine"])
+def test_a_file_is_no_place_for_a_run(tmp_path, below):
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(ValueError, match="--out .*a file is a file; a run is a folder, choose another name"):
+        refuse_a_run_in(str(tmp_path / "a file" / below))
+
+
+def test_a_folder_with_a_blank_in_its_name_can_be_pasted(tmp_path):
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    written(folder, [1])
+    (folder / CHECKPOINTS / "step_00000001").mkdir(parents=True)
+    with pytest.raises(ValueError, match="continue it with --resume '/.*/my run', or give another"):
+        refuse_a_run_in(str(folder))
+
+
 @pytest.mark.parametrize(
     "change", [{"packs": None}, {"tokens": "7"}, {"sequences": -1}, {"seconds": True}, {"loss": "1"}], ids=str
 )
