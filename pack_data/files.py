@@ -246,11 +246,13 @@ def _leads_to(path: Path, file: Any) -> bool:
 
 
 def _sign(file: Any, text: str) -> None:
-    """The lock file's only content; a full disk, say, is no reason to stop."""
+    """The lock file's only content; a full disk, say, is no reason to stop.
+
+    Not by the file's own buffer: what it could not write it would try again, and fail, when the file is closed.
+    """
     with suppress(OSError):
         file.truncate(0)
-        file.write(text)
-        file.flush()
+        os.write(file.fileno(), text.encode())
 
 
 def _holder(file: Any) -> Optional[Dict[str, Any]]:

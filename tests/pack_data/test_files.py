@@ -106,6 +106,17 @@ def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, cap
     assert "cannot be locked (Operation not supported)" in capsys.readouterr().err
 
 
+def test_a_lock_that_cannot_be_signed_is_held_and_ends_in_silence(tmp_path):
+    """As on a full disk: here no file of this process may have a byte."""
+    program = (
+        "import resource, sys; from pathlib import Path; from pack_data.files import locked\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "with locked(Path(sys.argv[1]), 'taken'):\n    print('held')"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "lock")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "held\n", "")
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
 @pytest.mark.parametrize("content", [b"", bytes(5000), b"text"])
 def test_a_lost_compressed_file_is_not_an_empty_one(tmp_path, suffix, content):
