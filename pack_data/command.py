@@ -220,12 +220,24 @@ def depth_text(max_sequences_per_pack: Optional[int]) -> str:
     return "unlimited" if max_sequences_per_pack is None else str(max_sequences_per_pack)
 
 
-def check_output(option: str, file: Union[str, Path]) -> None:
-    """Raises ValueError where no file of this name can be written: before the work, which may take long."""
+PICTURES = (".png", ".pdf", ".svg")
+
+
+def check_output(
+    option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = (), endings: Sequence[str] = ()
+) -> None:
+    """Raises ValueError where no file of this name can be written: before the work, which may take long.
+
+    reads: what the command reads, which is not to be written over. endings: what the name has to end in, if anything.
+    """
     if not Path(file).parent.is_dir():
         raise ValueError(f"{option} {file}: there is no folder {Path(file).parent}; make it first")
     if Path(file).is_dir():
         raise ValueError(f"{option} {file}: is a folder; name a file in it")
+    if any(os.path.exists(read) and os.path.exists(file) and os.path.samefile(read, file) for read in reads):
+        raise ValueError(f"{option} {file}: is what is to be read; name another file")
+    if endings and Path(file).suffix.lower() not in endings:
+        raise ValueError(f"{option} {file}: must end in {', '.join(endings[:-1])} or {endings[-1]}")
 
 
 def progress_bar(total: Optional[int], description: str, *, shown: Optional[bool] = None, unit: str = "it"):

@@ -14,7 +14,16 @@ import sys
 from dataclasses import asdict, fields
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from pack_data.command import ArgumentParser, depth_text, parse_depth, positive_int, progress_bar, run_main
+from pack_data.command import (
+    PICTURES,
+    ArgumentParser,
+    check_output,
+    depth_text,
+    parse_depth,
+    positive_int,
+    progress_bar,
+    run_main,
+)
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.lengths.synthetic import synthetic_histogram
@@ -296,6 +305,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise ValueError(f"--packers: no packer is called {unknown[0]!r}; there are {', '.join(ALGORITHMS)}")
     if args.capped and (args.depths or args.synthetic or args.plot):
         raise ValueError("--capped brings its own data and depths: leave out --depths, --synthetic and --plot")
+
+    if args.csv:
+        check_output("--csv", args.csv, reads=[args.histogram])
+    if args.plot:
+        check_output("--plot", args.plot, reads=[args.histogram], endings=PICTURES)
 
     cases = _capped() if args.capped else iter([Case(histogram_from(args), args.depths or (2, 3, 4, 8, None))])
     done: List[Tuple[Case, List[Row]]] = []

@@ -38,7 +38,7 @@ def run_packer(
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args(argv)
     if args.out:
-        check_output("--out", args.out)
+        check_output("--out", args.out, reads=[args.histogram])
 
     histogram = histogram_from(args)
     packing = pack(histogram, max_sequences_per_pack=args.max_sequences_per_pack, **options(args))

@@ -67,7 +67,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if base.engine.kind == "host":
         raise ValueError(f"{file}: engine.kind is host; the search is of IPUs, `make gpu` measures a GPU")
     if args.write is not None:
-        check_output("--write", args.write)
+        check_output("--write", args.write, reads=[file])
     folder = None if args.no_cache else cache_folder()
     machine = Machine(TARGETS[base.placement.machine], folder)
     factors = Factors(args, base, folder)

@@ -40,7 +40,7 @@ from ipu_packed_bert.report import headline, measured, operators, paper, picture
 from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.report.page import page_of
 from pack_data import sort
-from pack_data.command import ArgumentParser, check_output, positive_int
+from pack_data.command import PICTURES, ArgumentParser, check_output, positive_int
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.factors import parse_factor, planned_factor
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
@@ -494,11 +494,10 @@ def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) ->
     args = parser(prog).parse_args(argv)
     if args.json and args.csv:
         raise ValueError("--json and --csv exclude each other; choose one")
-    if args.plot is not None and args.plot.suffix not in (".png", ".pdf", ".svg"):
-        raise ValueError(f"--plot {args.plot}: must end in .png, .pdf or .svg")
-    for option, path in (("--plot", args.plot), ("--html", args.html)):
-        if path is not None:
-            check_output(option, path)
+    if args.plot is not None:
+        check_output("--plot", args.plot, reads=[args.histogram], endings=PICTURES)
+    if args.html is not None:
+        check_output("--html", args.html, reads=[args.histogram])
     report = OverheadReport(args)
     report.run()
 

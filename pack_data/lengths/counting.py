@@ -22,7 +22,7 @@ from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple
 import numpy as np
 
 from pack_data.bad_records import MOST_RECORD_BYTES, add_record_limit
-from pack_data.command import ArgumentParser, check_output, positive_int, process_count, progress_bar
+from pack_data.command import PICTURES, ArgumentParser, check_output, positive_int, process_count, progress_bar
 from pack_data.files import LONGEST_LINE, check_compressed, open_regular, short_lines
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
 from pack_data.npy import map_array, read_header
@@ -338,9 +338,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--plot", metavar="FILE", help="draw it (Figure 1 of the paper) as .png, .pdf or .svg")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the summary")
     args = parser.parse_args(argv)
-    for option, file in (("--out", args.out), ("--plot", args.plot)):
-        if file:
-            check_output(option, file)
+    if args.out:
+        check_output("--out", args.out, reads=args.sources)
+    if args.plot:
+        check_output("--plot", args.plot, reads=args.sources, endings=PICTURES)
     histogram = count(args.sources, args.max_sequence_length, args.workers, args.max_record_bytes)
     if args.out:
         histogram.to_csv(args.out)

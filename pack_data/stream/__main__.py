@@ -11,6 +11,7 @@ import numpy as np
 
 from pack_data import optimal
 from pack_data.command import (
+    PICTURES,
     ArgumentParser,
     check_output,
     count_from_zero,
@@ -228,7 +229,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
     args = parser.parse_args(argv)
     if args.plot:
-        check_output("--plot", args.plot)
+        check_output("--plot", args.plot, reads=[args.histogram], endings=PICTURES)
     if args.grid and (args.synthetic or args.histogram != parser.get_default("histogram")):
         raise ValueError("--grid has its own streams; leave out --histogram and --synthetic, or --grid")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pack_data import optimal, spfhp
+from pack_data import compare, optimal, spfhp
 from pack_data.batching import ranks
 from pack_data.building import benchmark as building_benchmark
 from pack_data.command import (
@@ -20,6 +20,7 @@ from pack_data.command import (
     positive_int,
     run_main,
 )
+from pack_data.lengths import counting
 from pack_data.stream import __main__ as stream
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,6 +156,12 @@ def test_several_numbers_are_not_read_as_one(typed):
         (optimal.main, "--out .", "--out .: is a folder; name a file in it"),
         (stream.main, "--plot .", "--plot .: is a folder; name a file in it"),
         (stream.main, "--plot nowhere/x.png", "--plot nowhere/x.png: there is no folder nowhere; make it first"),
+        (compare.main, "--csv nowhere/x.csv", "--csv nowhere/x.csv: there is no folder nowhere; make it first"),
+        (compare.main, "--plot x.docx", "--plot x.docx: must end in .png, .pdf or .svg"),
+        (compare.main, "--histogram l.csv --csv ./l.csv", "--csv ./l.csv: is what is to be read; name another file"),
+        (optimal.main, "--histogram l.csv --out ./l.csv", "--out ./l.csv: is what is to be read; name another file"),
+        (counting.main, "wikipedia_512 l.csv --out l.csv", "--out l.csv: is what is to be read; name another file"),
+        (counting.main, "l.csv --plot x.csv", "--plot x.csv: must end in .png, .pdf or .svg"),
         (stream.main, "--grid --synthetic uniform:max=9,n=9", "--grid has its own streams"),
         (stream.main, "--seed -1", "'-1' is not a whole number of at least 0"),
         (ranks.main, "--seed -1", "'-1' is not a whole number of at least 0"),
@@ -165,6 +172,8 @@ def test_several_numbers_are_not_read_as_one(typed):
 )
 def test_mistakes_are_told_before_the_work(main, options, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "l.csv").write_text("length,count\n5,3\n")
     assert run_main(main, options.split()) == 2
     printed = capsys.readouterr()
     assert words in printed.err and not printed.out
+    assert (tmp_path / "l.csv").read_text() == "length,count\n5,3\n"

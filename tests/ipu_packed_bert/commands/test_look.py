@@ -39,7 +39,7 @@ def test_of_lengths_data_sets_and_runs(tmp_path, capsys, lengths, run):
     text.write_text("3\n5\n5\n")
     for what, pictures in ((lengths, 11), (text, 11), (data, 11), (run, 3)):
         page = tmp_path / "page.html"
-        assert look(what, "--html", page, "--json", *FEW) == 0
+        assert look(what, "--html", page, "--json", *(() if what == run else FEW)) == 0
         printed = json.loads(capsys.readouterr().out)
         read = check_page(page.read_text(encoding="utf-8"))
         assert len(read.pictures) >= pictures
@@ -78,6 +78,10 @@ def test_a_browser_opens_the_page_of_lengths_in_silence(tmp_path, capsys, length
         (("{data}", "--html", "{page}", "--pack", "1000"), "--pack 1000"),
         (("{data}", "--html", "{page}", "--packer", "spfhp"), "packed already"),
         (("{data}", "--html", "{page}", "--max-sequence-length", "64"), "packed already"),
+        (("{data}", "--html", "{page}", "--depth", "3"), "--depth: "),
+        (("{broken}", "--html", "{page}", "--depths", "2"), "--depths: "),
+        (("{lengths}", "--html", "{lengths}"), "is what is to be read"),
+        (("squad_1_1_384", "--html", "{page}", "--pack", "0"), "--pack: squad_1_1_384 holds lengths, not packs"),
         (("{broken}", "--html", "{page}"), "log.jsonl"),
     ],
 )
