@@ -24,7 +24,7 @@ from ipu_packed_bert.loader import Batch, Layout, in_order
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG
 from ipu_packed_bert.runs import on_engine
 from ipu_packed_bert.settings import OVERRIDE, parse_yaml, peek
-from ipu_packed_bert.start import fine_tuned, folder_of, labels_of
+from ipu_packed_bert.start import PACKAGE, fine_tuned, folder_of, labels_of
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask
 from ipu_packed_bert.tasks.own import full_name, is_own
@@ -80,6 +80,10 @@ def find_trained(folder: Path, task: Optional[str] = None) -> Trained:
     answers.
     """
     if not (folder / CHECKPOINTS).is_dir() and not (folder / CONFIG).is_file():
+        if not folder.exists() and str(folder) != PACKAGE:
+            raise ValueError(
+                f"{folder}: no such folder; name that of a fine-tuning run, or of a fine-tuned model of Hugging Face"
+            )
         folder = folder_of(str(folder))
         return _of_folder(folder, task)
     if (folder / CONFIG).is_file():

@@ -107,7 +107,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parse(argv)
     check_output(args.output, args.file, overwrite=args.overwrite)
     if args.file != STANDARD_INPUT and not Path(args.file).is_file():
-        raise ValueError(f"{args.file}: no such file; name the records to answer, or - for standard input")
+        problem = "a folder" if Path(args.file).is_dir() else "no such file"
+        raise ValueError(f"{args.file}: {problem}; name the records to answer, or - for standard input")
 
     from ipu_packed_bert import predictions
     from ipu_packed_bert.tasks.examples import Asked

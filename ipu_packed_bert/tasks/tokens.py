@@ -194,13 +194,15 @@ class TokensTask(ExampleTask):
 
 
 def read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True) -> List[Sentence]:
-    """JSONL with a list of words and one of labels; or, in any other file, a word and its label a line, sentences
-    apart by an empty line, as in the CoNLL files.  All sentences have labels, or none.
+    """JSONL with a list of words and one of labels; or, in any other file but CSV, a word and its label a line,
+    sentences apart by an empty line, as in the CoNLL files.  All sentences have labels, or none.
 
     labels: False leaves them unread.
     """
     source = Source.of(file)
     faults = Faults(source)
+    if source.format == "csv":
+        raise ValueError(f"{source}: read as CSV, and words come as CoNLL or JSONL; name it so, or convert it")
     if source.format in ("json", "jsonl"):
         sentences: List[Sentence] = []
         for record in table_rows(source, faults):

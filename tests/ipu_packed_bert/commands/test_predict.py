@@ -143,7 +143,7 @@ def test_a_run_its_exported_model_and_its_own_evaluation_agree(tmp_path, capsys)
         (tmp_path / "nameless", "which has no head that answers"),
         (tmp_path / "pretrained", "a run of pre-training, which has no head that answers; fine-tune it first"),
         (start, "BertModel is none that answers"),
-        (tmp_path / "nothing", "nothing: no such folder"),
+        (tmp_path / "nothing", "nothing: no such folder; name that of a fine-tuning run"),
     ):
         assert command(model, file) == 2
         error = capsys.readouterr().err
