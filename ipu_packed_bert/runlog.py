@@ -38,6 +38,7 @@ from ipu_packed_bert.run_folder import (
 from ipu_packed_bert.run_picture import padding_avoided
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, not_finite
+from pack_data.command import check_folder
 from pack_data.files import locked, write_atomically
 from pack_data.store import Manifest
 
@@ -258,10 +259,7 @@ def refuse_a_run_in(folder: Optional[str]) -> None:
     """Raise ValueError if a new run would overwrite one, or cannot be made there."""
     if folder is None:
         return
-    path = Path(folder)
-    for place in (path, *path.parents):
-        if place.exists() and not place.is_dir():
-            raise ValueError(f"--out {folder}: {place} is a file; a run is a folder, choose another name")
+    check_folder("--out", folder, "a run")
     if Path(folder, LOG).exists():
         go_on = f"; continue it with --resume {shlex.quote(str(folder))}"
         if not _saved(folder):

@@ -240,6 +240,13 @@ def check_output(
         raise ValueError(f"{option} {file}: must end in {', '.join(endings[:-1])} or {endings[-1]}")
 
 
+def check_folder(option: str, folder: Union[str, Path], what: str) -> None:
+    """Raises ValueError where no folder of this name can be made, because a file is in the way. what: "a run", say."""
+    for place in (Path(folder), *Path(folder).parents):
+        if place.exists() and not place.is_dir():
+            raise ValueError(f"{option} {folder}: {place} is a file; {what} is a folder, choose another name")
+
+
 def progress_bar(total: Optional[int], description: str, *, shown: Optional[bool] = None, unit: str = "it"):
     """A tqdm bar on stderr; `shown` None means: only where stderr is a terminal."""
     from tqdm import tqdm

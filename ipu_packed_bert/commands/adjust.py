@@ -26,7 +26,7 @@ import yaml
 from ipu_packed_bert.config import Config, ConfigError, check_accumulation, config_from_tree, load_config
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.data import check_data, facts
-from pack_data.command import ArgumentParser, typed
+from pack_data.command import ArgumentParser, check_folder, typed
 from pack_data.files import write_atomically
 from pack_data.store import Manifest, read_manifest
 
@@ -137,6 +137,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     taken = [each.name for each in adjusted if (args.out / each.name).exists()]
     if taken:
         raise ValueError(f"{args.out / taken[0]}: is there already; remove it or give another --out")
+    check_folder("--out", args.out, "what two files are written to")
     args.out.mkdir(parents=True, exist_ok=True)
     print(f"{args.data}: {manifest.packing_factor:.3f} sequences a pack")
     print(f"unpacked       {summary(config, 1.0)}")

@@ -79,3 +79,10 @@ def test_no_file_is_overwritten(tmp_path, capsys):
     assert run_main(adjust.main, arguments) == 2
     assert "is there already" in capsys.readouterr().err
     assert (tmp_path / "configs" / "packed_tiny_betas.yml").read_bytes() == former
+
+
+def test_a_file_is_no_folder_to_write_to(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    arguments = ["--config", unpacked(tmp_path), "--data", tiny_data(tmp_path / "data"), "--out", tmp_path / "file"]
+    assert run_main(adjust.main, [str(each) for each in arguments]) == 2
+    assert f"--out {tmp_path / 'file'}: {tmp_path / 'file'} is a file" in capsys.readouterr().err
