@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import hashlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -26,7 +27,8 @@ class Packs(abc.ABC):
     """Packs to train or to evaluate on, in an order of their own in each epoch."""
 
     seed: int
-    digest: int  # of the data
+    digest: int  # of the sequences
+    arrangement = ""  # names which of them share a pack, and the packs' order; "" where these follow from the settings
 
     @abc.abstractmethod
     def order(self, epoch: int) -> np.ndarray:
@@ -60,6 +62,8 @@ class StoredPacks(Packs):
     def __init__(self, store: PackStore, *, seed: int = 0):
         self._store, self.seed = store, seed
         self.digest = store.manifest.digest
+        shards = "".join(shard.sha256 for shard in store.manifest.shards)
+        self.arrangement = hashlib.sha256(shards.encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self._store)
@@ -314,6 +318,7 @@ class GlobalBatches:
             "training_packs": len(self.packs),
             "packs_per_update": self.packs_per_update,
             "data": f"{self.packs.digest:016x}",
+            "arrangement": self.packs.arrangement,
         }
 
     def load_state(self, state: Mapping[str, Any], *, same_batch: bool = True) -> None:

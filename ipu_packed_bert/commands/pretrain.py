@@ -317,9 +317,19 @@ def load(begin: Beginning, ready: Ready, args: argparse.Namespace, *, same_batch
         with said_of(args.resume):
             engine.load_state(begin.checkpoint.engine)
             ready.batches.load_state(begin.checkpoint.batches, same_batch=same_batch)
+            _note_other_packs(begin.checkpoint.batches, ready)
         print_schedule(begin.checkpoint, ready.config)
         print_other_ranks(begin.checkpoint, engine.processes)
     refuse_other_weights(engine)
+
+
+def _note_other_packs(saved: Mapping[str, Any], ready: Ready) -> None:
+    """One line where the same sequences are in other packs than those that the checkpoint's epoch was begun with."""
+    if saved.get("packs") and saved.get("arrangement") not in (None, ready.batches.state()["arrangement"]):
+        print(
+            f"note      {ready.config.data.directory} has the same sequences in other packs than at the checkpoint: in "
+            "the rest of this epoch some come again, and as many do not come"
+        )
 
 
 def train_and_write(ready: Ready, args: argparse.Namespace, begin: Beginning, changes: Changes) -> int:

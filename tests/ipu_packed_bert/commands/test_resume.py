@@ -7,6 +7,7 @@ import signal
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -20,9 +21,9 @@ from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG
 from ipu_packed_bert.runlog import EVALUATIONS, LOG, read_log
 from pack_data.command import run_main
 from pack_data.packers import PACKERS
-from pack_data.store import PackStore
+from pack_data.store import PackStore, StoreWriter
 from tests.pretraining import global_batches, host_engine
-from tests.tiny_runs import tiny_config, tiny_data
+from tests.tiny_runs import PREDICTIONS, VOCABULARY, tiny_config, tiny_data
 
 STEPS = 12
 
@@ -63,6 +64,21 @@ def stop_at(monkeypatch, step, how):
         return result
 
     monkeypatch.setattr(HostEngine, "step", stopping)
+
+
+def test_the_same_sequences_in_other_packs_are_told_of(tiny, tmp_path, capsys):
+    folder, moved = str(tmp_path / "run"), tmp_path / "moved"
+    assert pretrain.main(["--config", tiny, "--out", folder, "--steps", "4", "--set", "run.evaluate_every=0"]) == 0
+    with PackStore.open(load_config(tiny).data.directory) as store:
+        writer = StoreWriter(moved, store.schema)
+        writer.add(store.records(np.arange(len(store)))[::-1].copy())
+        told = {"algorithm": "spfhp", "vocabulary_size": VOCABULARY, "max_predictions_per_sequence": PREDICTIONS}
+        writer.finish(**told, seed=0).close()
+    for options, said in (([], False), (["--data", str(moved)], True)):
+        capsys.readouterr()
+        steps = ["--steps", "6" if said else "5", "--set", "optimizer.schedule_steps=12"]
+        assert pretrain.main(["--resume", folder, *steps, *options]) == 0
+        assert ("has the same sequences in other packs than at the checkpoint" in capsys.readouterr().out) is said
 
 
 @pytest.mark.parametrize("step", [4, 7, 12])  # saved after 3, 6, 9: once right before, once long after
