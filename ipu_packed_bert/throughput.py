@@ -13,6 +13,8 @@ import torch
 from ipu_packed_bert.compare_unpacked import SideBySide, quartiles, side_by_side
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.engine.host.attention import dense_attention
+from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.loader import Batch, SameSequences
 from ipu_packed_bert.processes import ONE, Processes
 from ipu_packed_bert.tasks.pretraining import Pretraining
@@ -162,6 +164,8 @@ class Comparison(NamedTuple):
     """Dense mask and attention within sequences on the same packs: seconds, one value a round."""
 
     slots: int
+    precision: str
+    kind: str  # of the dense attention: "sdpa" or "eager"
     dense: np.ndarray
     varlen: np.ndarray
     share: float  # of the dense attention's slots x slots that lies within sequences
@@ -174,6 +178,8 @@ class Comparison(NamedTuple):
         low, middle, high = quartiles(self.speed_ups)
         return {
             "slots": self.slots,
+            "precision": self.precision,
+            "dense_attention": self.kind,
             "share_within_sequences": self.share,
             "dense_seconds": float(np.median(self.dense)),
             "varlen_seconds": float(np.median(self.varlen)),
@@ -195,14 +201,15 @@ def stretched(packing: Packing, slots: int) -> Packing:
 
 
 def compare_attention(config: Config, work: Work, depth: int, *, rounds: int, bar) -> Comparison:
-    """Forward and backward pass of the packs with each attention in turn, in alternating order; the first round warms
-    up."""
+    """Forward and backward pass of the packs in turn with attention within each sequence and with the dense attention
+    that is faster in this precision, in alternating order; the first round warms up."""
+    kind = dense_attention(config.engine.precision, find_device(config.engine), dropout=config.model.attention_dropout)
     config = replace(config, data=replace(config.data, max_sequences_per_pack=depth))
     engines = {
         attention: HostEngine(
             replace(config, engine=replace(config.engine, attention=attention)), Pretraining(config), packing_factor=1.0
         )
-        for attention in ("sdpa", "varlen")
+        for attention in (kind, "varlen")
     }
     seconds: Dict[str, List[float]] = {attention: [] for attention in engines}
     for number in range(rounds + 1):
@@ -223,7 +230,12 @@ def compare_attention(config: Config, work: Work, depth: int, *, rounds: int, ba
     )
     slots = numbers.shape[1]
     return Comparison(
-        slots, np.array(seconds["sdpa"]), np.array(seconds["varlen"]), squares / (len(numbers) * slots * slots)
+        slots,
+        config.engine.precision,
+        kind,
+        np.array(seconds[kind]),
+        np.array(seconds["varlen"]),
+        squares / (len(numbers) * slots * slots),
     )
 
 
@@ -250,13 +262,14 @@ def spread(values: np.ndarray) -> str:
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
     rows = [
-        ("", "within", "dense mask", "within sequences", "varlen over dense"),
-        ("slots", "sequences", "seconds", "seconds", "(quartiles)"),
+        ("", "", "within", "dense", "dense mask", "within sequences", "varlen over dense"),
+        ("slots", "precision", "sequences", "attention", "seconds", "seconds", "(quartiles)"),
     ]
     for each in comparisons:
         dense, varlen = (f"{np.median(seconds):.3f}" for seconds in (each.dense, each.varlen))
-        rows.append((f"{each.slots}", f"{each.share:.1%}", dense, varlen, spread(each.speed_ups)))
-    return "\n".join(text_table(rows, left=(4,)))
+        share, times = f"{each.share:.1%}", spread(each.speed_ups)
+        rows.append((f"{each.slots}", each.precision, share, each.kind, dense, varlen, times))
+    return "\n".join(text_table(rows, left=(1, 3, 6)))
 
 
 def table(measurements: Sequence[Mapping[str, Any]]) -> str:

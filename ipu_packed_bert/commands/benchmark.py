@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, ModelConfig
 from ipu_packed_bert.processes import Processes, joined
-from pack_data.command import ArgumentParser, parse_depth, positive_int, process_count, progress_bar
+from pack_data.command import ArgumentParser, counted, parse_depth, positive_int, process_count, progress_bar
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
@@ -61,37 +61,39 @@ def model_of(size: str, *, vocabulary: int, slots: int, dropout: float) -> Model
     )
 
 
-def compare_lengths(args, packing: Packing, size: str, rounds: int) -> int:
-    """What `--lengths` prints; one row a micro-batch, the same number of packs at each length."""
+def compare_lengths(args, packing: Packing, size: str, rounds: int, precisions: Sequence[str]) -> int:
+    """What `--lengths` prints; the same number of packs at each length."""
     from ipu_packed_bert.throughput import compare_attention, comparison_table, draw_work, stretched
 
     plans = [stretched(packing, slots) for slots in args.lengths]
     comparisons = []
-    with progress_bar(2 * (rounds + 1) * len(plans), "rounds") as bar:
+    with progress_bar(2 * (rounds + 1) * len(plans) * len(precisions), "rounds") as bar:
         for plan in plans:
             slots = plan.max_sequence_length
             work = draw_work(
                 plan,
                 packs=args.packs,
-                micro_batch=1,
+                micro_batch=args.micro_batch,
                 vocabulary=args.vocabulary_size,
                 max_predictions=default_predictions(slots),
                 seed=args.seed,
             )
-            config = Config(
-                data=DataConfig(max_sequence_length=slots),
-                model=model_of(size, vocabulary=args.vocabulary_size, slots=slots, dropout=args.dropout),
-                engine=EngineConfig(kind="host", threads=args.threads),
-                batch=BatchConfig(micro_batch=1),
-            )
             depth = work.packed["next_sentence_positions"].shape[1]
-            comparisons.append(compare_attention(config, work, depth, rounds=rounds, bar=bar))
+            for precision in precisions:
+                config = Config(
+                    data=DataConfig(max_sequence_length=slots),
+                    model=model_of(size, vocabulary=args.vocabulary_size, slots=slots, dropout=args.dropout),
+                    engine=EngineConfig(kind="host", precision=precision, threads=args.threads),
+                    batch=BatchConfig(micro_batch=args.micro_batch),
+                )
+                comparisons.append(compare_attention(config, work, depth, rounds=rounds, bar=bar))
     if args.json:
         print(json.dumps({"size": size, "packs": args.packs, "comparisons": [each.to_json() for each in comparisons]}))
         return 0
     print(
-        f"model {size}, float32; forward and backward pass of {args.packs} packs of {packing.max_sequence_length} by"
-        f" {packing.algorithm}, stretched to each length; median of {rounds} rounds\n"
+        f"model {size}; forward and backward pass of {counted(args.packs, 'pack')} of {packing.max_sequence_length} by"
+        f" {packing.algorithm}, stretched to each length, {counted(args.micro_batch, 'row')} a micro-batch; median of"
+        f" {rounds} rounds\n"
     )
     print(comparison_table(comparisons))
     return 0
@@ -142,6 +144,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a tiny model and 7 rounds: seconds, but a rough figure")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args(argv)
+    others = {"slots": args.slots, "ranks": args.ranks, "attention": args.attention != "auto", "compile": args.compile}
+    refused = [f"--{name}" for name, given in others.items() if given]
+    if args.lengths and refused:
+        raise ValueError(f"--lengths compares two attentions in this process, uncompiled; leave {refused[0]} out")
     if args.packs % args.micro_batch:
         raise ValueError(f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}")
     for ranks in args.ranks or ():
@@ -182,6 +188,7 @@ def measured(args: argparse.Namespace, processes: Processes) -> int:
     import torch
 
     from ipu_packed_bert.engine.host import pick_attention
+    from ipu_packed_bert.engine.host.attention import dense_attention
     from ipu_packed_bert.engine.host.devices import computes_in, find_device
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from ipu_packed_bert.throughput import Work, bfloat16_slowdown, draw_work, measure, stretched
@@ -191,8 +198,6 @@ def measured(args: argparse.Namespace, processes: Processes) -> int:
     histogram = histogram_from(args)
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
     hidden, layers, heads, intermediate = SIZES[size]
-    if args.lengths:
-        return compare_lengths(args, packing, size, rounds)
     precisions: Tuple[str, ...] = {"both": BOTH, "auto": BOTH}.get(args.precision, (args.precision,))
     if args.precision == "auto" and torch.cuda.is_available():
         precisions = tuple(each for each in BOTH if computes_in(each, torch.device("cuda")))
@@ -205,6 +210,8 @@ def measured(args: argparse.Namespace, processes: Processes) -> int:
                 " (--precision both measures it all the same)",
                 file=sys.stderr,
             )
+    if args.lengths:
+        return compare_lengths(args, packing, size, rounds, precisions)
     cases: List[Tuple[Config, Work, Optional[str]]] = []  # the last: attention of the unpacked side, where another
     for slots in args.slots or [packing.max_sequence_length]:
         work = draw_work(
@@ -230,9 +237,10 @@ def measured(args: argparse.Namespace, processes: Processes) -> int:
                 ),
                 batch=BatchConfig(micro_batch=args.micro_batch),
             )
-            picked = pick_attention(config, Pretraining(config), find_device(config.engine))
-            # BERT without packs has a dense attention; one that skips padding can be had there too.
-            cases += [(config, work, "sdpa")] if picked.kind == "varlen" else []
+            device = find_device(config.engine)
+            if pick_attention(config, Pretraining(config), device).kind == "varlen":
+                # BERT without packs has a dense attention; one that skips padding can be had there too.
+                cases.append((config, work, dense_attention(precision, device)))
             cases.append((config, work, None))
     with progress_bar(2 * (rounds + 1) * len(cases), "rounds", shown=None if processes.rank == 0 else False) as bar:
         measurements = [

@@ -155,12 +155,13 @@ def picked(config, device):
     return pick_attention(config, Pretraining(config), device).kind
 
 
-def test_auto_takes_it_from_where_it_pays():
-    cpu = torch.device("cpu")
-    assert picked(config(VARLEN_FROM), cpu) == "varlen"
-    assert picked(config(VARLEN_FROM - 1), cpu) == "sdpa"
-    assert picked(config(VARLEN_FROM, compile=True), cpu) == "sdpa"
-    assert picked(config(VARLEN_FROM, attention="eager"), cpu) == "eager"
+@pytest.mark.parametrize(("precision", "dense"), [("float32", "sdpa"), ("bfloat16", "eager")])
+def test_auto_takes_it_from_where_it_pays(precision, dense):
+    cpu, slots = torch.device("cpu"), VARLEN_FROM[getattr(torch, precision)]
+    assert picked(config(slots, precision=precision), cpu) == "varlen"
+    assert picked(config(slots - 1, precision=precision), cpu) == dense
+    assert picked(config(slots, precision=precision, compile=True), cpu) == dense
+    assert picked(config(slots, precision=precision, attention="eager"), cpu) == "eager"
 
 
 def test_the_engine_takes_the_same_step():

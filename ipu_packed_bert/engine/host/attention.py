@@ -9,9 +9,9 @@ import torch
 from ipu_packed_bert.engine.host.devices import AMPERE, arithmetic, capability
 from ipu_packed_bert.tasks.task import Task
 
-# On a CPU, slots of a row from which attention within each sequence is faster than a dense mask over the row:
-# `python -m ipu_packed_bert.benchmark --lengths 512,2048,8192`.
-VARLEN_FROM = 1024
+# On a CPU, slots of a row from which attention within each sequence pays, by type: docs/evidence.md,
+# "Speed". In bfloat16 it is slower up to 1,024 slots; at 2,048 it takes as long, in less memory.
+VARLEN_FROM = {torch.float32: 1024, torch.bfloat16: 2048}
 
 
 class Attention(NamedTuple):
@@ -61,9 +61,10 @@ def pick_attention(config: Any, task: Task, device: torch.device) -> Attention:
     batch.
     """
     engine, model = config.engine, task.model
+    dtype = arithmetic(engine.precision, device)
     lacking = without_kernel(
         device,
-        arithmetic(engine.precision, device),
+        dtype,
         dropout=model.attention_dropout,
         head_size=model.hidden_size // model.num_heads,
         depth=task.max_sequences_per_pack,
@@ -79,7 +80,7 @@ def pick_attention(config: Any, task: Task, device: torch.device) -> Attention:
         return Attention(engine.attention)
     if device.type == "cuda":
         return Attention("sdpa", note=f"variable-length kernel: {lacking}") if lacking else Attention("varlen", True)
-    if task.max_sequence_length >= VARLEN_FROM and not engine.compile:
+    if task.max_sequence_length >= VARLEN_FROM[dtype] and not engine.compile:
         return Attention("varlen")
     return Attention(dense_attention(engine.precision, device, dropout=model.attention_dropout))
 

@@ -12,6 +12,7 @@ from ipu_packed_bert.commands import benchmark
 from ipu_packed_bert.commands.benchmark import main
 from ipu_packed_bert.compare_unpacked import SideBySide
 from ipu_packed_bert.config import LossConfig, ModelConfig
+from ipu_packed_bert.engine.host import VARLEN_FROM
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
 from ipu_packed_bert.throughput import Measurement, draw_work, table
 from pack_data.command import run_main
@@ -103,7 +104,7 @@ def test_two_ranks_share_the_work_and_one_reports(capfd, tmp_path):
 
 def test_longer_rows_have_stretched_sequences_and_both_attentions_on_the_unpacked_side(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(benchmark.SIZES, "tiny", (16, 1, 2, 16))
-    monkeypatch.setattr("ipu_packed_bert.engine.host.attention.VARLEN_FROM", 128)
+    monkeypatch.setitem(VARLEN_FROM, torch.float32, 128)
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("length,count\n40,6\n24,6\n", encoding="utf-8")  # every pack is 40 + 24
     options = ["--quick", "--histogram", str(lengths), "--max-sequence-length", "64", "--vocabulary-size", "50"]
@@ -139,14 +140,21 @@ def test_dense_and_varlen_go_over_the_same_packs_at_each_length(capsys, monkeypa
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("length,count\n40,6\n24,6\n", encoding="utf-8")  # every pack is 40 + 24
     options = ["--quick", "--histogram", str(lengths), "--max-sequence-length", "64", "--vocabulary-size", "50"]
-    options += ["--packs", "1", "--micro-batch", "1", "--threads", "1", "--packer", "spfhp"]
-    assert main(options + ["--lengths", "64,128", "--json"]) == 0
+    options += ["--packs", "2", "--micro-batch", "2", "--threads", "1", "--packer", "spfhp"]
+    assert main(options + ["--precision", "both", "--lengths", "64,128", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["comparisons"]
-    assert [each["slots"] for each in figures] == [64, 128]
+    assert [(each["slots"], each["precision"], each["dense_attention"]) for each in figures] == [
+        (slots, *each) for slots in (64, 128) for each in (("float32", "sdpa"), ("bfloat16", "eager"))
+    ]
     within = (40**2 + 24**2) / 64**2  # stretched or not
     assert all(each["share_within_sequences"] == pytest.approx(within) and each["speed_up"] > 0 for each in figures)
+    options += ["--precision", "bfloat16"]
     assert main(options + ["--lengths", "64"]) == 0
-    assert "within" in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["64", "bfloat16"]
     assert run_main(main, options + ["--lengths", "64,100"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: rows of 100 slots: not a multiple of 64") and error.count("\n") == 1
+    for given in (["--attention", "eager"], ["--slots", "64"], ["--ranks", "2"], ["--compile"]):
+        assert run_main(main, options + ["--lengths", "64", *given]) == 2
+        error = capsys.readouterr().err
+        assert f"leave {given[0]} out" in error and error.count("\n") == 1
