@@ -285,10 +285,12 @@ def make_ready(
     config = config.with_schedule()
     check_accumulation(config, factor.value)
     task = Pretraining(config, store.schema)
+    packs = StoredPacks(store, seed=config.run.seed)
     processes.refuse_differences(
         {
             **flat(config.as_dict()),
             "the data set's digest": f"{store.manifest.digest:016x}",
+            "the arrangement of its packs": packs.arrangement,
             "the held-out data set's digest": f"{evaluation.manifest.digest:016x}" if evaluation else None,
             "torch": torch.__version__,
         }
@@ -296,7 +298,7 @@ def make_ready(
     engine = build_engine(config, task, choice, packing_factor=factor.value, processes=processes)
     opened.enter_context(contextlib.closing(engine))
     global_batches = GlobalBatches(
-        StoredPacks(store, seed=config.run.seed),
+        packs,
         task.layout(config, factor.value),
         share=engine.share,
         held_out=StoredPacks(evaluation) if evaluation else None,

@@ -17,6 +17,7 @@ from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.config import load_config
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.optim import learning_rate
+from ipu_packed_bert.processes import Processes
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG
 from ipu_packed_bert.runlog import EVALUATIONS, LOG, read_log
 from pack_data.command import run_main
@@ -66,7 +67,9 @@ def stop_at(monkeypatch, step, how):
     monkeypatch.setattr(HostEngine, "step", stopping)
 
 
-def test_the_same_sequences_in_other_packs_are_told_of(tiny, tmp_path, capsys):
+def test_the_same_sequences_in_other_packs_are_told_of(tiny, tmp_path, capsys, monkeypatch):
+    compared = []  # what several processes would have to agree on
+    monkeypatch.setattr(Processes, "refuse_differences", lambda processes, settings: compared.append(dict(settings)))
     folder, moved = str(tmp_path / "run"), tmp_path / "moved"
     assert pretrain.main(["--config", tiny, "--out", folder, "--steps", "4", "--set", "run.evaluate_every=0"]) == 0
     with PackStore.open(load_config(tiny).data.directory) as store:
@@ -79,6 +82,8 @@ def test_the_same_sequences_in_other_packs_are_told_of(tiny, tmp_path, capsys):
         steps = ["--steps", "6" if said else "5", "--set", "optimizer.schedule_steps=12"]
         assert pretrain.main(["--resume", folder, *steps, *options]) == 0
         assert ("has the same sequences in other packs than at the checkpoint" in capsys.readouterr().out) is said
+    *same, other = (each["the arrangement of its packs"] for each in compared if "the data set's digest" in each)
+    assert len(set(same)) == 1 and other not in same
 
 
 @pytest.mark.parametrize("step", [4, 7, 12])  # saved after 3, 6, 9: once right before, once long after
