@@ -39,13 +39,14 @@ def test_one_process_needs_no_guard_and_the_error_of_more_names_it(tmp_path):
 
 
 SLOW_TO_START = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 
 from pack_data.build import main
 from pack_data.command import run_main
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it, and what they start
     given = "--synthetic squad_1_1_384 --sequences 50 --max-sequence-length 384 --workers 2 --out data"
     sys.exit(run_main(main, given.split()))
 Path("starting").touch()
