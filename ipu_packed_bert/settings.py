@@ -38,7 +38,7 @@ from typing import (
 
 import yaml
 
-from ipu_packed_bert.configurations import FOLDER
+from ipu_packed_bert.configurations import config_file, derived_tree, merged, shipped_names
 from pack_data import decoding
 from pack_data.command import Problems
 from pack_data.decoding import MOST_DIGITS, is_plain_name, named, one_line
@@ -380,6 +380,9 @@ def load_yaml(path: Union[str, Path], *, levels: int = 4) -> Any:
 
     `extends: NAME` is a file beside it, or one that comes with the program; `levels`: files that may follow another.
     """
+    derived = derived_tree(path, lambda name: load_yaml(config_file(name)))
+    if derived is not None:
+        return derived
     try:
         with open(path, "rb") as file:
             text = file.read(_MOST_YAML_BYTES + 1)
@@ -389,23 +392,15 @@ def load_yaml(path: Union[str, Path], *, levels: int = 4) -> Any:
     if not isinstance(tree, dict) or "extends" not in tree:
         return tree
     name = tree.pop("extends")
-    files = [folder / f"{name}.yml" for folder in (Path(path).parent, FOLDER)]
-    found = [file for file in files if isinstance(name, str) and is_plain_name(name) and file.is_file()]
-    if not found:
+    beside = Path(path).with_name(f"{name}.yml") if isinstance(name, str) and is_plain_name(name) else None
+    if beside is None or not (beside.is_file() or name in shipped_names()):
         raise ConfigError(
             f"{path}: extends is {named(name)}; must name a configuration beside it, or one that comes with the "
             "program, without .yml"
         )
     if not levels:
         raise ConfigError(f"{path}: extends {name}; too many files that extend one another, or a circle of them")
-    return _extended(load_yaml(found[0], levels=levels - 1), tree)
-
-
-def _extended(base: Any, tree: Any) -> Any:
-    """`base` with the values of `tree` in their places, section by section."""
-    if not isinstance(base, dict) or not isinstance(tree, dict):
-        return tree
-    return {**base, **{key: _extended(base.get(key), value) for key, value in tree.items()}}
+    return merged(load_yaml(beside if beside.is_file() else config_file(name), levels=levels - 1), tree)
 
 
 def parse_yaml(text: Union[str, bytes], source: Union[str, Path]) -> Any:

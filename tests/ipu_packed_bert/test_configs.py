@@ -1,5 +1,6 @@
 """Every committed configuration: in range, what its name says, and the published values whatever the defaults are."""
 
+import fnmatch
 import json
 import re
 from functools import lru_cache
@@ -10,14 +11,16 @@ import yaml
 
 from ipu_packed_bert import config as pretraining
 from ipu_packed_bert.config import Config
-from ipu_packed_bert.configurations import for_one_gpu
+from ipu_packed_bert.configurations import config_file, for_one_gpu, merged, shipped_names
 from ipu_packed_bert.plan import host_needs, plan
+from ipu_packed_bert.settings import load_yaml
 from ipu_packed_bert.tasks import settings as finetuning
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 load_config = lru_cache(None)(pretraining.load_config)  # each file is read once, whatever is asked of it
-FINE_TUNING = sorted(FOLDER.glob("finetune_*"))
-PATHS = sorted(set(FOLDER.glob("*")) - set(FINE_TUNING))
+FINE_TUNING = [FOLDER / f"{name}.yml" for name in shipped_names() if name.startswith("finetune_")]
+PATHS = [FOLDER / f"{name}.yml" for name in shipped_names() if not name.startswith("finetune_")]
+FILES = [path for path in PATHS if path.is_file()]  # the others are derived from them
 NAME = re.compile(
     r"(?P<packing>packed|unpacked)_(?:(?P<phase>phase1|phase2)(?:_(?P<length>\d+))?(?P<base>_base)?_(?P<machine>(?:bow_)?pod(?:16|64)|pod4|gpu1|gpu8)"
     r"|(?P<small>small_ipu1|host))\.yml"
@@ -67,7 +70,31 @@ def test_all_that_were_asked_for_are_there():
         "packed_host.yml",
         "unpacked_host.yml",
     ]
-    assert {path.name for path in PATHS} >= set(sizes + others)
+    assert {path.name for path in PATHS} == set(sizes + others) and len(FILES) + len(FINE_TUNING) < 20
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_configuration_is_found_by_name_and_as_a_file_of_the_folder(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # no folder configs/ is here
+    for text in (name, f"configs/{name}.yml"):
+        assert config_file(text) == FOLDER / f"{name}.yml"
+    mine = tmp_path / "mine.yml"
+    mine.write_text(f"extends: {name}\n")
+    assert load_yaml(mine) == load_yaml(FOLDER / f"{name}.yml")
+
+
+def test_a_number_times_another_is_of_the_base_alone():
+    base = {"batch": {"micro_batch": 8, "kept": 1}}
+    assert merged(base, {"batch": {"micro_batch": "times 0.25"}}) == {"batch": {"micro_batch": 2, "kept": 1}}
+    assert merged({}, {"batch": {"micro_batch": "times 4"}}) == {"batch": {"micro_batch": "times 4"}}
+
+
+def test_every_entry_of_the_derived_ones_changes_something():
+    entries = yaml.safe_load((FOLDER / "derived.yml").read_text())
+    assert len(entries) > 10 and "derived" not in shipped_names()
+    for entry in entries:
+        names = [name for name in shipped_names() if fnmatch.fnmatch(name, entry["name"])]
+        assert names and not any((FOLDER / f"{name}.yml").is_file() for name in names), entry
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
@@ -80,7 +107,7 @@ def test_what_the_name_says(path):
     assert config.packed == packed
     packer = "optimal" if name["small"] == "host" else "nnlshp"
     assert (config.data.packer, config.data.max_sequences_per_pack) == ((packer, 3) if packed else ("none", 1))
-    assert "packed" in path.read_text().split("\n")[0]
+    assert not path.is_file() or "packed" in path.read_text().split("\n")[0]
     assert config.predictions_per_sequence == MASKS[config.data.max_sequence_length]
     # A packed and an unpacked run, or two lengths, must never share a folder.
     for each in (config, config.applied_without_ipus()[0]):
@@ -105,12 +132,9 @@ def test_what_the_name_says(path):
     micro, accumulation, steps, rate, warmup, scale, first, others, parts = PUBLISHED[size, length]
     if name["machine"].endswith("pod64"):
         scale, first, others = PUBLISHED_POD64.get((size, length), (scale, first, others))
-    # The head of the file says whose settings they are.
-    head = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    derived = ("bow" in name["machine"], size == "base" and replicas == 16, replicas == 1 and length == 384)
-    derived += (replicas == 1 and (size, length) == ("base", 512),)
-    assert ("Derived from" in head[1]) == any(derived) and ("ublished" in head[1])
-    assert f"{replicas} replicas of a pipeline of 4" in head[0] or replicas == 1 and "one pipeline of 4" in head[0]
+    if path.is_file():  # its head says whose settings they are
+        head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+        assert "ublished" in head[1] and f"{replicas} replicas of a pipeline of 4" in head[0]
     assert (
         config.model.hidden_size,
         config.model.num_layers,
@@ -163,11 +187,10 @@ def test_the_table_of_published_settings_is_whole():
     )
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_file_holds_what_its_run_sets_and_no_more(path):
     """A setting that a file states changes the run, or is one that a reader of the file looks for."""
     tree = yaml.safe_load(path.read_text())
-    extended = tree.pop("extends", None)
     stated = {
         f"{section}.{key}": value
         for section, values in tree.items()
@@ -175,8 +198,6 @@ def test_a_file_holds_what_its_run_sets_and_no_more(path):
         for key, value in values.items()
     }
     tree_of = Config().as_dict()
-    if extended is not None:  # it states what differs from the other file
-        tree_of = load_config(path.parent / f"{extended}.yml").as_dict()
     looked_for = {
         "data.packer",
         "data.max_sequences_per_pack",
@@ -194,7 +215,7 @@ def test_a_file_holds_what_its_run_sets_and_no_more(path):
         "run.steps",
     }
     unneeded = {key for key, value in stated.items() if tree_of[key.split(".")[0]][key.split(".")[1]] == value}
-    assert not unneeded - (set() if extended else looked_for)
+    assert not unneeded - looked_for
 
 
 @pytest.mark.parametrize(
@@ -219,7 +240,7 @@ def test_packed_and_unpacked_differ_only_in_packing():
     pairs = [(FOLDER / ("un" + path.name), path) for path in PATHS if path.name.startswith("packed")]
     compared = 0
     for unpacked, packed in pairs:
-        if unpacked.exists():
+        if unpacked in PATHS:
             first, second = load_config(unpacked).as_dict(), load_config(packed).as_dict()
             for tree in (first, second, first.get("without_ipus", {}), second.get("without_ipus", {})):
                 for key in ("directory", "packer", "max_sequences_per_pack"):
@@ -261,7 +282,8 @@ def test_fine_tuning_what_the_name_says(path):
     )
     config, tasks = finetuning.load_config(path), {"squad": "squad", "tokens": "tokens"}
     assert config.task.name == tasks.get(name["data"], "single_label")
-    assert config.packed == (name["packing"] == "packed") and name["packing"] in path.read_text().split("\n")[0]
+    assert config.packed == (name["packing"] == "packed")
+    assert not path.is_file() or name["packing"] in path.read_text().split("\n")[0]
     assert not finetuning.load_config(path, ["data.packer=none"]).packed
     if name["machine"] is None:
         files = config.data.training, config.data.evaluation
@@ -272,7 +294,7 @@ def test_fine_tuning_what_the_name_says(path):
     assert (model.hidden_size, model.num_layers, model.num_heads) == (hidden, layers, heads)
     assert (model.intermediate_size, model.vocabulary_size) == (intermediate, 30522)
     assert config.ipus == int(name["machine"][3:]) and sum(placement.layers_per_ipu) == layers
-    assert name["machine"].upper() in path.read_text().split("\n")[0]
+    assert not path.is_file() or name["machine"].upper() in path.read_text().split("\n")[0]
     # Full pipelines at packing factors that were met: SQuAD at 384, and short texts and sentences at 128.
     for factor in {384: (1.0, 2.17, 2.232), 128: (1.0, 5.0, 9.0)}[config.data.max_sequence_length]:
         config.with_micro_batch(factor).check_for_ipus(factor)

@@ -8,7 +8,7 @@ limits, and whether an operator's lowering takes these very arguments.
 """
 
 import dataclasses
-from pathlib import Path
+import re
 
 import pytest
 import torch
@@ -16,18 +16,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from ipu_packed_bert.config import load_config
+from ipu_packed_bert.configurations import config_file, shipped_names
 from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.fakes.lowering import ALLOWED, Recorder, wide_types
 from tests.fakes.sdk import installed
 from tests.pretraining import placed
 
-# Files that extend another change replicas, accumulation, loss scale, memory or clock: operators stay.
-CONFIGS = sorted(
-    path
-    for path in (Path(__file__).resolve().parents[2] / "configs").glob("*packed_*.yml")
-    if "host" not in path.stem and "finetune" not in path.stem and "\nextends:" not in path.read_text()
-)
+# Those derived from others change replicas, accumulation, loss scale, memory or clock: operators stay.
+CONFIGS = [
+    config_file(name) for name in shipped_names() if re.fullmatch("(un)?packed_.*(?<!_bow)_(pod16|gpu[18]|ipu1)", name)
+]
 DEVICE = torch.device("meta")  # any but the host's
 FULL_DEPTH = "packed_phase2_pod16"
 

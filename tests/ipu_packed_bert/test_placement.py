@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from ipu_packed_bert.config import Config, ConfigError, LossConfig, ModelConfig, PlacementConfig, load_config
+from ipu_packed_bert.configurations import shipped_names
 from tests.pretraining import placed
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
-CONFIGS = sorted(path for path in FOLDER.glob("*packed_*.yml") if "finetune" not in path.stem)
+CONFIGS = [FOLDER / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
 POD = [path for path in CONFIGS if "host" not in path.stem and "_gpu" not in path.stem]
 
 

@@ -7,7 +7,7 @@ import re
 from typing import Any, NamedTuple, Optional
 
 from ipu_packed_bert.config import PRETRAINING, Config, load_config
-from ipu_packed_bert.configurations import FOLDER
+from ipu_packed_bert.configurations import config_file, shipped_names
 from ipu_packed_bert.engine.ipu.poprun import Instance, find_instance
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.launch import IPUS_OF_A_PROGRAM, instances_for
@@ -126,14 +126,14 @@ def configuration_for(config: Config, ipus: int) -> Optional[str]:
         sizes = (model.hidden_size, model.num_layers, model.num_heads, model.intermediate_size)
         return sizes, data.max_sequence_length, data.max_sequences_per_pack
 
-    # The files of one model and length are named alike; what they hold decides.
+    # The configurations of one model and length are named alike; what they hold decides.
+    shipped = [name for name in shipped_names() if re.search(r"packed_phase.*_pod[0-9]+$", name)]
     alike = re.sub(r"_(bow_)?pod[0-9]+$", "", config.name)
-    if not (FOLDER / f"{alike}_pod16.yml").is_file():
-        files = [path for path in sorted(FOLDER.glob("*packed_phase*_pod16.yml")) if "_bow_" not in path.stem]
-        whole = map(load_config, files)
+    if f"{alike}_pod16" not in shipped:
+        whole = (load_config(config_file(name)) for name in shipped if re.search(r"(?<!_bow)_pod16$", name))
         alike = next((each.name[: -len("_pod16")] for each in whole if kind(each) == kind(config)), "")
-    paths = [*FOLDER.glob(f"{alike}_pod*.yml"), *FOLDER.glob(f"{alike}_bow_pod*.yml")] if alike else []
-    fitting = [each for each in map(load_config, sorted(paths)) if kind(each) == kind(config) and each.ipus <= ipus]
+    paths = [config_file(name) for name in shipped if re.sub(r"_(bow_)?pod[0-9]+$", "", name) == alike]
+    fitting = [each for each in map(load_config, paths) if kind(each) == kind(config) and each.ipus <= ipus]
     machine = config.placement.machine
     best = max(fitting, key=lambda each: (each.ipus, each.placement.machine == machine), default=None)
     return None if best is None else best.name

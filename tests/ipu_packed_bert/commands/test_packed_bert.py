@@ -96,9 +96,8 @@ def test_pack_is_the_packer_named(capsys):
 
 def test_a_plan_by_name_is_that_of_the_file(capsys, tmp_path, monkeypatch):
     name = "packed_phase2_pod16"
-    assert config_file(name) == FOLDER / f"{name}.yml" and config_file(f"configs/{name}.yml") == Path(
-        f"configs/{name}.yml"
-    )
+    assert config_file(name) == FOLDER / f"{name}.yml"
+    assert config_file(f"configs/{name}.yml") == Path(f"configs/{name}.yml")
     monkeypatch.chdir(tmp_path)
     assert run_main(packed_bert.main, ["plan", "--config", name, "--packing-factor", "2"]) == 0
     planned = capsys.readouterr().out

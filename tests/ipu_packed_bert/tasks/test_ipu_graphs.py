@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from ipu_packed_bert.config import ModelConfig
+from ipu_packed_bert.configurations import config_file, shipped_names
 from ipu_packed_bert.placement import place
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.settings import load_config
@@ -24,7 +24,7 @@ from tests.fakes.lowering import ALLOWED, Recorder, wide_types
 from tests.fakes.sdk import installed
 from tests.fine_tuning_files import KINDS, VOCABULARY, training_file
 
-CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs").glob("finetune_*pod*.yml"))
+CONFIGS = [config_file(name) for name in shipped_names() if name.startswith("finetune_") and "pod" in name]
 DEVICE = torch.device("meta")  # any but the host's
 ROWS = 3
 
