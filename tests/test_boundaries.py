@@ -1,18 +1,16 @@
 """The arrow of imports, read from the source: who may know of whom, and what loads without torch or the SDK."""
 
 import ast
+import json
 import subprocess
 import sys
-from functools import lru_cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("pack_data", "ipu_packed_bert", "profiling", "examples")
-SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")) + [
-    ROOT / "run_pretraining.py"
-]
+from tests import house
+from tests.house import SOURCES, circles, graph, imported_modules, module_name
+
+ROOT = house.ROOT
 
 # Left to right: a file imports only from its own line and from lines above it.  A file belongs to the longest name here
 # that it begins with; every file belongs to one.
@@ -74,64 +72,10 @@ LINES = {name: number for number, line in enumerate(ARROW.splitlines()) for name
 DEVICE_WORDS = ("ipu", "poptorch", "cuda", "micro_batch", "replica")
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {module_name(path) for path in SOURCES}
-
-
-def imported_modules(path: Path):
-    """Every module a file imports anywhere in it, late imports included; the package too where a name is its own."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from names
-            if not MODULES.issuperset(names):
-                yield node.module
-
-
 def line_of(name: str) -> int:
     """Number of the line of ARROW that a module belongs to; -1 if none."""
     owners = [owner for owner in LINES if name == owner or name.startswith(owner + ".")]
     return LINES[max(owners, key=len)] if owners else -1
-
-
-@lru_cache(None)
-def graph():
-    """File -> the files it imports."""
-    files = {module_name(path): path for path in SOURCES}
-    return {path: {files[name] for name in imported_modules(path) if files.get(name, path) != path} for path in SOURCES}
-
-
-def circles(arrows):
-    """Groups of files that import each other, directly or over others (Tarjan's strongly connected components)."""
-    index, low, stack, found = {}, {}, [], []
-
-    def visit(node):
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for target in arrows[node]:
-            if target not in index:
-                visit(target)
-                low[node] = min(low[node], low[target])
-            elif target in stack:
-                low[node] = min(low[node], index[target])
-        if low[node] == index[node]:
-            group = [stack.pop()]
-            while group[-1] != node:
-                group.append(stack.pop())
-            if len(group) > 1:
-                found.append(sorted(map(module_name, group)))
-
-    for node in arrows:
-        if node not in index:
-            visit(node)
-    return found
 
 
 def test_there_are_sources_to_read():
@@ -142,9 +86,15 @@ def test_no_files_import_each_other():
     assert circles(graph()) == []
 
 
-def test_circles_are_found():
-    a, b, c, d = (ROOT / f"{name}.py" for name in "abcd")
-    assert circles({a: {b}, b: {c}, c: {a, d}, d: set()}) == [["a", "b", "c"]]
+def test_circles_and_floors_are_found():
+    arrows = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"d"}}
+    assert circles(arrows) == [["a", "b", "c"]]
+    assert house.floors(arrows) == {"d": 1, "e": 2}  # a circle stands nowhere
+
+
+def test_the_house_is_within_its_limits():
+    limits = json.loads(house.LIMITS.read_text())
+    assert {name: value for name, value in house.plan().items() if value > limits[name]} == {}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
