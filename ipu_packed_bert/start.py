@@ -81,7 +81,7 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
         tree = parse_yaml(checkpoint.config, folder)
         if peek("task.name", tree, ()) not in (None, PRETRAINING):
             raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / MODEL}")
-        run = config_from_tree(tree, str(folder), stored=True)
+        run = config_from_tree(tree, str(folder))
         path = Path(given or run.data.vocabulary or vocabulary_in(run.data.directory))
         of_weights = vocabulary_of_run(folder, checkpoint)
         vocabulary = load_either(path, of_weights.lowers_case)

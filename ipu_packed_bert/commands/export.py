@@ -49,7 +49,7 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     tree = parse_yaml(checkpoint.config, run)
     if peek("task.name", tree, ()) not in (None, PRETRAINING):
         return _export_fine_tuned(run, folder, checkpoint, vocabulary)
-    config = config_from_tree(tree, str(run), stored=True)
+    config = config_from_tree(tree, str(run))
     architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
     path = Path(vocabulary or config.data.vocabulary or vocabulary_in(config.data.directory))
     of_weights = vocabulary_of_run(run, checkpoint)
