@@ -26,8 +26,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 
 import torch
 
-from ipu_packed_bert.identity import UNKNOWN, Identity
-from ipu_packed_bert.run_folder import begun_with
+from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.tensor_files import chunks, read_tensors, tensor_bytes
 from pack_data.decoding import Fields, parse_json, shown
 from pack_data.files import sync_folder
@@ -53,6 +52,11 @@ class Checkpoint(NamedTuple):
     config: str  # YAML, as resolved
     vocabulary: str = ""  # sha256 of vocab.txt; empty where it is not known
     lower_case: Optional[bool] = None  # what the vocabulary is applied to; None where it is not known
+
+    @property
+    def identity(self) -> Identity:
+        """The vocabulary that the weights are of, as far as it is known."""
+        return Identity(self.vocabulary, self.lower_case)
 
 
 class NotSaved(OSError):
@@ -425,17 +429,3 @@ def _joined(keys: Iterable[str]) -> str:
 def _parts(name: str) -> List[str]:
     name = _RESERVED if name == "~2" else name
     return [part.replace("~1", "/").replace("~0", "~") for part in name.split("/")]
-
-
-def vocabulary_of_run(run: Path, checkpoint: Checkpoint) -> Identity:
-    """The vocabulary that a run's weights are of, as far as anything says it.
-
-    Checkpoints did not record it at first; the environment.json of their run did.
-    """
-    if checkpoint.vocabulary:
-        return Identity(checkpoint.vocabulary, checkpoint.lower_case)
-    data = begun_with(run)
-    if "vocabulary_sha256" not in data:
-        return UNKNOWN
-    sha256, lower_case = data["vocabulary_sha256"], data.get("lower_case")
-    return Identity(sha256 if isinstance(sha256, str) else "", lower_case if isinstance(lower_case, bool) else None)

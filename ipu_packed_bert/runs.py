@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from ipu_packed_bert.checkpoint import Checkpoint, load_newest, vocabulary_of_run
+from ipu_packed_bert.checkpoint import Checkpoint, load_newest
 from ipu_packed_bert.config import ConfigError, schedule_too_short
 from ipu_packed_bert.engine import EngineChoice, build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine, saved_by
@@ -256,7 +256,7 @@ def _go_on(prepared: Prepared, run: str, resumed: Resumed) -> int:
     checkpoint = resumed.checkpoint
     processes = prepared.engine.processes
     agree(
-        processes.of_first(vocabulary_of_run, Path(run), checkpoint),
+        checkpoint.identity,
         Identity.of(prepared.start.vocabulary),
         weights_of=run,
         data_of=prepared.start.description,

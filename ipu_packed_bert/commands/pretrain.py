@@ -255,7 +255,6 @@ def make_ready(
     """Data, engine and batches; they are closed with ``opened``. The configuration is completed by the data set."""
     import torch
 
-    from ipu_packed_bert.checkpoint import vocabulary_of_run
     from ipu_packed_bert.engine import build_engine
     from ipu_packed_bert.identity import Identity, agree
     from ipu_packed_bert.loader import GlobalBatches, StoredPacks
@@ -270,8 +269,7 @@ def make_ready(
     vocabulary = Identity.of_data(store.manifest)
     weights, weights_of = begin.checkpoint or begin.weights, args.resume or args.start_from
     if weights:
-        of_weights = processes.of_first(vocabulary_of_run, Path(weights_of), weights)
-        vocabulary, note = agree(of_weights, vocabulary, weights_of=weights_of, data_of=config.data.directory)
+        vocabulary, note = agree(weights.identity, vocabulary, weights_of=weights_of, data_of=config.data.directory)
         if note:
             print(f"note      {note}")
     begin.refuse_other_sizes(config, sorted(SIZES), weights_of)
