@@ -26,17 +26,14 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 
 import torch
 
-from ipu_packed_bert.identity import UNKNOWN, Identity
-from ipu_packed_bert.run_folder import begun_with
+from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.tensor_files import chunks, read_tensors, tensor_bytes
-from pack_data.command import typed
 from pack_data.decoding import Fields, parse_json, shown
 from pack_data.files import sync_folder
 
 FORMAT = "ipu_packed_bert checkpoint 2"
 MANIFEST, STATE = "manifest.json", "state.json"
 _NAME = re.compile(r"step_(\d{8,})")
-_FORMER = re.compile(r"step_(\d{8})\.pt")  # of format 1
 _ASIDE = re.compile(r"step_(\d{8,})\.aside(-\d+)?")
 _FILE = re.compile(r"([a-z][a-z0-9_]{0,60})\.safetensors|state\.json")  # a plain name: nothing outside the folder
 _OWN = "engine"  # the file of tensors that lie directly in an engine's state
@@ -55,6 +52,11 @@ class Checkpoint(NamedTuple):
     config: str  # YAML, as resolved
     vocabulary: str = ""  # sha256 of vocab.txt; empty where it is not known
     lower_case: Optional[bool] = None  # what the vocabulary is applied to; None where it is not known
+
+    @property
+    def identity(self) -> Identity:
+        """The vocabulary that the weights are of, as far as it is known."""
+        return Identity(self.vocabulary, self.lower_case)
 
 
 class NotSaved(OSError):
@@ -75,17 +77,7 @@ def checkpoint_path(folder: Union[str, Path], step: int) -> Path:
 
 def checkpoints(folder: Union[str, Path]) -> List[Path]:
     """Checkpoints, oldest first, damaged ones included."""
-    return [path for path in _named(folder, _NAME) if path.is_dir()]
-
-
-def former_checkpoints(folder: Union[str, Path]) -> List[Path]:
-    """Checkpoints of format 1, oldest first; `convert-checkpoint` makes folders of them."""
-    return [path for path in _named(folder, _FORMER) if path.is_file()]
-
-
-def _named(folder: Union[str, Path], pattern: re.Pattern) -> List[Path]:
-    folder = Path(folder)
-    found = [path for path in folder.glob("step_*") if pattern.fullmatch(path.name)] if folder.is_dir() else []
+    found = [path for path in Path(folder).glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=_step)
 
 
@@ -204,7 +196,7 @@ def _hidden(path: Path, what: str) -> Path:
 
 def _clear(folder: Path) -> None:
     """Removes what is being written or removed; one process at a time writes a run."""
-    for path in (*folder.glob(".step_*.*"), *folder.glob("step_*.partial")):  # the second of format 1
+    for path in folder.glob(".step_*.*"):
         _delete(path)
 
 
@@ -225,8 +217,6 @@ def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
     Sizes and sha256 of all files are compared before one of them is parsed.
     """
     path = Path(path)
-    if path.is_file() and _FORMER.fullmatch(path.name):
-        raise ValueError(_of_format_1(path))
     if not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such checkpoint", str(path))
     try:
@@ -236,7 +226,7 @@ def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
                 raise ValueError(f"sha256 of {name} differs")
         state = _read_json(path / STATE)
         tensors = {name.split(".")[0]: read_tensors(path / name) for name in listed if name != STATE}
-        return checked(state, tensors)
+        return _checked(state, tensors)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Damaged(path, f"{Path(error.filename or STATE).name} is missing") from None
     except OSError as error:
@@ -276,17 +266,10 @@ def load_newest(folder: Union[str, Path], *, note: Callable[[str], None] = print
 
 def newest_checkpoint(folder: Union[str, Path]) -> Path:
     """Path of the newest checkpoint, whole or not; ValueError if there is none."""
-    found, former = checkpoints(folder), former_checkpoints(folder)
-    if former and (not found or _step(former[-1]) > _step(found[-1])):
-        raise ValueError(_of_format_1(former[-1]))
+    found = checkpoints(folder)
     if not found:
         raise ValueError(f"{folder}: no checkpoint; a run can be resumed once it has saved one")
     return found[-1]
-
-
-def _of_format_1(path: Path) -> str:
-    command = typed("convert-checkpoint", "python -m ipu_packed_bert convert-checkpoint")
-    return f"{path}: a checkpoint of a former version of this program; {command} {path.parent.parent} converts it"
 
 
 def _looks_whole(path: Path) -> bool:
@@ -336,7 +319,7 @@ def _read_json(path: Path) -> Fields:
     return Fields.of(parse_json(path.read_bytes(), path.name, _WAY_OUT), path.name, _WAY_OUT)
 
 
-def checked(state: Fields, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Checkpoint:
+def _checked(state: Fields, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Checkpoint:
     """A checkpoint from its fields, those of the engine as `split` makes them; ValueError for one of another type."""
     config = state.any("config")
     if not isinstance(config, str):
@@ -446,17 +429,3 @@ def _joined(keys: Iterable[str]) -> str:
 def _parts(name: str) -> List[str]:
     name = _RESERVED if name == "~2" else name
     return [part.replace("~1", "/").replace("~0", "~") for part in name.split("/")]
-
-
-def vocabulary_of_run(run: Path, checkpoint: Checkpoint) -> Identity:
-    """The vocabulary that a run's weights are of, as far as anything says it.
-
-    Checkpoints did not record it at first; the environment.json of their run did.
-    """
-    if checkpoint.vocabulary:
-        return Identity(checkpoint.vocabulary, checkpoint.lower_case)
-    data = begun_with(run)
-    if "vocabulary_sha256" not in data:
-        return UNKNOWN
-    sha256, lower_case = data["vocabulary_sha256"], data.get("lower_case")
-    return Identity(sha256 if isinstance(sha256, str) else "", lower_case if isinstance(lower_case, bool) else None)

@@ -273,7 +273,6 @@ class Config:
     without_ipus: Tuple[Tuple[str, Any], ...] = ()  # ("batch.micro_batch", 4), ...
     path: str = field(default="config", compare=False)  # where it came from, for messages
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
-    ignored: Tuple[str, ...] = field(default=(), compare=False)  # settings of a former version, in a run's own file
 
     @property
     def name(self) -> str:
@@ -450,14 +449,6 @@ class Config:
         )
 
 
-# Settings of former versions, and what to do instead.
-_GONE = {
-    "run.evaluation_fraction": (
-        "take it out: held-out documents are a data set of their own, which data.held_out makes the build split off "
-        "and data.evaluation_directory names (python -m pack_data.build --held-out)"
-    ),
-}
-
 SECTIONS = {
     "task": PretrainingConfig,
     "data": DataConfig,
@@ -471,23 +462,22 @@ SECTIONS = {
 }
 
 
-def load_config(path: Union[str, Path], overrides: Sequence[str] = (), *, stored: bool = False) -> Config:
+def load_config(path: Union[str, Path], overrides: Sequence[str] = ()) -> Config:
     """Read, override and check a configuration file.
 
     Parameters
     ----------
     path : a YAML file with the sections of :class:`Config`; a setting that is left out has its default.
     overrides : ``"section.key=value"`` texts, the value in YAML; they win over the file and over its ``without_ipus``.
-    stored : the file was written by a run: settings of a former version are left out, and ``ignored`` names them.
 
     Raises
     ------
     ConfigError : with every problem found.
     """
-    return config_from_tree(load_yaml(path), str(path), overrides, stored=stored)
+    return config_from_tree(load_yaml(path), str(path), overrides)
 
 
-def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, stored: bool = False) -> Config:
+def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Config:
     """As :func:`load_config`, from what YAML read."""
     name = peek("task.name", tree, overrides) or PRETRAINING
     if name != PRETRAINING:
@@ -495,7 +485,7 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, sto
             f"{path}: task.name is {named(name)}; this is a configuration of fine-tuning: "
             "python -m ipu_packed_bert.finetune"
         )
-    reader = SettingsReader(SECTIONS, path, gone=_GONE, stored=stored)
+    reader = SettingsReader(SECTIONS, path)
     small = reader.block("without_ipus")
     if isinstance(tree, Mapping):
         small.read(tree.get("without_ipus"), FILE)
@@ -524,7 +514,6 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, sto
         without_ipus=tuple(kept.items()),
         path=path,
         origins=dict(reader.origins),
-        ignored=tuple(reader.ignored),
         **sections,
     )
     crossed = cross_check(config, reader.broken)

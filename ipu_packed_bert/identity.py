@@ -17,7 +17,7 @@ class Identity(NamedTuple):
 
     @property
     def lowers_case(self) -> bool:
-        """As stated; of before it was recorded lower case was taken for granted."""
+        """As stated; lower case where it is not known, as in most vocabularies."""
         return self.lower_case is not False
 
     @property

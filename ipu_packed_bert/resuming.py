@@ -93,16 +93,11 @@ class Changes(NamedTuple):
 
     noted: Tuple[Change, ...] = ()
     allowed: Tuple[Change, ...] = ()
-    gone: Tuple[str, ...] = ()  # settings of the checkpoint that this version does not have
 
     @property
     def lines(self) -> List[str]:
-        """What to print: a line each for what is noted, allowed and gone."""
-        parts = (
-            ("noted", _listed(self.noted)),
-            ("allowed", _listed(self.allowed)),
-            ("gone", self.gone and f"{', '.join(self.gone)}: settings of a former version, without effect"),
-        )
+        """What to print: a line each for what is noted and allowed."""
+        parts = (("noted", _listed(self.noted)), ("allowed", _listed(self.allowed)))
         return [f"{label:<9} {text}" for label, text in parts if text]
 
     @property
@@ -150,7 +145,7 @@ def compare(
     checkpoint; they still are.
     Raises ConfigError, with every such difference, where one is neither harmless nor allowed.
     """
-    then = former(run, stored, config)
+    then = stored_config(run, stored, config)
     noted, wanted, refused = [], [], []
     for change in _differences(then, config):
         key = change.key
@@ -164,17 +159,16 @@ def compare(
             refused.append(f"{_stated(change, config)}; take it back, or allow it: --allow-change {key}")
     if refused:
         raise ConfigError(problems_message(run, refused))
-    return Changes(tuple(noted), tuple(wanted), tuple(sorted({*config.ignored, *_gone(stored, config)})))
+    return Changes(tuple(noted), tuple(wanted))
 
 
 T = TypeVar("T")
 
 
-def former(run: str, stored: str, config: T) -> T:
+def stored_config(run: str, stored: str, config: T) -> T:
     """The configuration in the checkpoint of ``run``, of the same kind as ``config``.
 
-    Settings that it does not have, as they are of a later version, have their defaults; those of a former version that
-    are gone are left out.  Raises ConfigError where it is no configuration.
+    Settings of another task than ``config``'s are left out.  Raises ConfigError where it is no configuration.
     """
     try:
         tree = parse_yaml(stored, run)
@@ -202,17 +196,6 @@ def _differences(then: Any, now: Any) -> List[Change]:
         for value in [getattr(settings, each.name)]
         if getattr(then.sections[section], each.name) != value
     ]
-
-
-def _gone(stored: str, config: Any) -> Tuple[str, ...]:
-    """Settings of the stored configuration that there are not any more; a block such as `without_ipus` is none."""
-    return tuple(
-        f"{section}.{name}"
-        for section, settings in parse_yaml(stored, "config").items()
-        if section in config.sections and isinstance(settings, Mapping)
-        for name in settings
-        if name not in {each.name for each in dataclasses.fields(config.sections[section])}
-    )
 
 
 def _stated(change: Change, config: Any) -> str:

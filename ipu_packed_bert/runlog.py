@@ -20,7 +20,7 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, NamedTup
 import numpy as np
 import torch
 
-from ipu_packed_bert.checkpoint import NotSaved, checkpoints, former_checkpoints
+from ipu_packed_bert.checkpoint import NotSaved, checkpoints
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.loader import Batch
@@ -268,8 +268,8 @@ def refuse_a_run_in(folder: Optional[str]) -> None:
 
 
 def _saved(folder: Union[str, Path]) -> bool:
-    """Whether a run has saved a checkpoint, of this version or of a former one."""
-    return bool(checkpoints(Path(folder, CHECKPOINTS)) or former_checkpoints(Path(folder, CHECKPOINTS)))
+    """Whether a run has saved a checkpoint."""
+    return bool(checkpoints(Path(folder, CHECKPOINTS)))
 
 
 def refuse_a_run_under_way(folder: Union[str, Path]) -> None:

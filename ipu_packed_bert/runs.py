@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from ipu_packed_bert.checkpoint import Checkpoint, load_newest, vocabulary_of_run
+from ipu_packed_bert.checkpoint import Checkpoint, load_newest
 from ipu_packed_bert.config import ConfigError, schedule_too_short
 from ipu_packed_bert.engine import EngineChoice, build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine, saved_by
@@ -24,7 +24,7 @@ from ipu_packed_bert.identity import Identity, agree
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.optim import schedule_change
 from ipu_packed_bert.processes import ONE, Processes, flat
-from ipu_packed_bert.resuming import Changes, compare, former
+from ipu_packed_bert.resuming import Changes, compare, stored_config
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, EXPORT, MODEL, allowed_before, begun_with
 from ipu_packed_bert.run_summary import RunEnd
 from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, saved_in
@@ -256,7 +256,7 @@ def _go_on(prepared: Prepared, run: str, resumed: Resumed) -> int:
     checkpoint = resumed.checkpoint
     processes = prepared.engine.processes
     agree(
-        processes.of_first(vocabulary_of_run, Path(run), checkpoint),
+        checkpoint.identity,
         Identity.of(prepared.start.vocabulary),
         weights_of=run,
         data_of=prepared.start.description,
@@ -265,7 +265,7 @@ def _go_on(prepared: Prepared, run: str, resumed: Resumed) -> int:
         prepared.engine.load_state(checkpoint.engine)
         prepared.batches.load_state(checkpoint.batches, same_batch=not resumed.changes.other_batch)
     if prepared.steps:
-        config, before = prepared.config, former(run, checkpoint.config, prepared.config)
+        config, before = prepared.config, stored_config(run, checkpoint.config, prepared.config)
         change = schedule_change(
             checkpoint.step,
             before.optimizer,

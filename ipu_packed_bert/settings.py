@@ -20,7 +20,6 @@ import difflib
 import re
 import sys
 from pathlib import Path
-from types import MappingProxyType
 from typing import (
     Any,
     Container,
@@ -121,17 +120,8 @@ class SettingsReader:
         prefix: str = "",
         problems: Optional[List[str]] = None,
         broken: Optional[Set[str]] = None,
-        gone: Mapping[str, str] = MappingProxyType({}),
-        stored: bool = False,
     ) -> None:
-        """`gone`: settings of former versions by full name, and what to do instead.
-
-        stored: the file was written by a run, maybe by a former version; settings that it has and there are not any
-        more are `ignored`, except those of `gone`.
-        """
-        self._stored = stored
-        self.ignored: List[str] = []
-        self._sections, self.path, self._prefix, self._gone = sections, path, prefix, gone
+        self._sections, self.path, self._prefix = sections, path, prefix
         self._blocks: List[str] = []
         self.values: Dict[str, Any] = {}
         self.origins: Dict[str, str] = {}
@@ -143,17 +133,7 @@ class SettingsReader:
     def block(self, name: str) -> SettingsReader:
         """A reader of the same settings in a block of their own, such as `without_ipus`; it shares what is noted."""
         self._blocks.append(name)
-        reader = SettingsReader(
-            self._sections,
-            self.path,
-            prefix=f"{name}.",
-            problems=self.problems,
-            broken=self.broken,
-            gone=self._gone,
-            stored=self._stored,
-        )
-        reader.ignored = self.ignored
-        return reader
+        return SettingsReader(self._sections, self.path, prefix=f"{name}.", problems=self.problems, broken=self.broken)
 
     def read(self, tree: Any, origin: str) -> None:
         """Take over nested settings: {section: {key: value}}."""
@@ -259,12 +239,6 @@ class SettingsReader:
             self.values[key], self.origins[key] = value, origin
 
     def _unknown(self, stated: str, key: str) -> None:
-        if key in self._gone:
-            self.problems.append(f"{stated}{self._prefix}{key} is no setting any more; {self._gone[key]}")
-            return
-        if self._stored and not stated:
-            self.ignored.append(self._prefix + key)
-            return
         near = suggestions(key, self._sections, self._blocks)
         hint = f"; did you mean {' or '.join(self._prefix + each for each in near)}?" if near else ""
         self.problems.append(f"{stated}{self._prefix}{key} is not a setting{hint}")

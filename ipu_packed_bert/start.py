@@ -9,7 +9,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ipu_packed_bert.checkpoint import Checkpoint, load_newest, vocabulary_of_run
+from ipu_packed_bert.checkpoint import Checkpoint, load_newest
 from ipu_packed_bert.config import PRETRAINING, ModelConfig, config_from_tree
 from ipu_packed_bert.hugging_face import Weights, read_folder
 from ipu_packed_bert.identity import Identity, agree
@@ -81,9 +81,9 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
         tree = parse_yaml(checkpoint.config, folder)
         if peek("task.name", tree, ()) not in (None, PRETRAINING):
             raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / MODEL}")
-        run = config_from_tree(tree, str(folder), stored=True)
+        run = config_from_tree(tree, str(folder))
         path = Path(given or run.data.vocabulary or vocabulary_in(run.data.directory))
-        of_weights = vocabulary_of_run(folder, checkpoint)
+        of_weights = checkpoint.identity
         vocabulary = load_either(path, of_weights.lowers_case)
         note = agree(of_weights, Identity.of(vocabulary), weights_of=folder, data_of=path).note
         return Start(
@@ -150,7 +150,7 @@ def fine_tuned(run: Path, checkpoint: Optional[Checkpoint] = None, *, vocabulary
     path = vocabulary or vocabulary_in(run)
     # A tokenizer.json says it itself; of a vocab.txt nothing else does.
     found = load_either(path, path.suffix == ".json" or about.boolean("lower_case"))
-    note = agree(vocabulary_of_run(run, checkpoint), Identity.of(found), weights_of=run, data_of=path).note
+    note = agree(checkpoint.identity, Identity.of(found), weights_of=run, data_of=path).note
     return FineTuned(checkpoint, model, found, architecture, settings, note)
 
 

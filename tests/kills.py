@@ -285,30 +285,6 @@ def _add_checksums(folder: Path) -> Optional[int]:
     return verify_main([str(folder / "data"), "--add-checksums"])
 
 
-def _former_run(folder: Path) -> None:
-    """A run whose checkpoints are files of the former version."""
-    import torch
-
-    from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
-    from ipu_packed_bert.commands import pretrain
-
-    _run_with_data(folder, steps=6)
-    assert pretrain.main(["--config", str(folder / "run.yml"), "--out", str(folder / "run")]) == 0
-    for path in checkpoints(folder / "run" / "checkpoints"):
-        former = {"format": "ipu_packed_bert checkpoint 1", **load_checkpoint(path)._asdict()}
-        torch.save(former, path.with_suffix(".pt"))
-        shutil.rmtree(path)
-
-
-def _convert_checkpoints(folder: Path) -> Optional[int]:
-    from ipu_packed_bert.checkpoint import former_checkpoints
-    from ipu_packed_bert.commands import convert_checkpoint
-
-    if not former_checkpoints(folder / "run" / "checkpoints"):
-        return 0
-    return convert_checkpoint.main([str(folder / "run"), "--delete-old"])
-
-
 DRIVES: Dict[str, Drive] = {
     "build": Drive(
         _corpus,
@@ -319,7 +295,6 @@ DRIVES: Dict[str, Drive] = {
     "train": Drive(_run_with_data, _train, _logged, _resumable),
     "convert": Drive(_data_set, _convert, _converted),
     "checksums": Drive(_without_checksums, _add_checksums, lambda folder: contents(folder / "data"), _whole_or_none),
-    "checkpoints": Drive(_former_run, _convert_checkpoints, lambda folder: contents(folder / "run" / "checkpoints")),
 }
 
 

@@ -41,7 +41,7 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     The vocabulary is the given file, else that of the run's configuration, else the one beside its data set.  Raises
     ValueError where the weights were trained with another one.
     """
-    from ipu_packed_bert.checkpoint import load_newest, vocabulary_of_run
+    from ipu_packed_bert.checkpoint import load_newest
     from ipu_packed_bert.hugging_face import write_folder
     from ipu_packed_bert.identity import Identity, agree
 
@@ -49,10 +49,10 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     tree = parse_yaml(checkpoint.config, run)
     if peek("task.name", tree, ()) not in (None, PRETRAINING):
         return _export_fine_tuned(run, folder, checkpoint, vocabulary)
-    config = config_from_tree(tree, str(run), stored=True)
+    config = config_from_tree(tree, str(run))
     architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
     path = Path(vocabulary or config.data.vocabulary or vocabulary_in(config.data.directory))
-    of_weights = vocabulary_of_run(run, checkpoint)
+    of_weights = checkpoint.identity
     written = _vocabulary_of(config, path, of_weights.lowers_case)
     note = agree(of_weights, Identity.of(written), weights_of=run, data_of=path).note
     write_folder(folder, config.model, checkpoint.engine["model"], written, architecture=architecture)

@@ -31,7 +31,7 @@ from ipu_packed_bert.data import (
 )
 from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes import Processes, flat, joined
-from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare, former
+from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare, stored_config
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
 from ipu_packed_bert.settings import DEFAULT, FILE, parse_yaml, peek, shown
 from pack_data.command import ArgumentParser, typed
@@ -118,11 +118,8 @@ def refuse_no_runs(args: argparse.Namespace) -> None:
 
 
 def resumed_config(folder: str, overrides: List[str]) -> Config:
-    """A run's configuration, its schedule as long as it was: more steps alone must not change the next rate."""
-    path = Path(folder, CONFIG)
-    # A run of before optimizer.schedule_steps has the length of its run.steps.
-    length = load_config(path, stored=True).schedule_steps
-    return load_config(path, [f"optimizer.schedule_steps={length}", *overrides], stored=True)
+    """A run's configuration; it states the length of the schedule, so that more steps do not change the next rate."""
+    return load_config(Path(folder, CONFIG), overrides)
 
 
 # Of the sizes, those of the network alone; the data set may decide the others.
@@ -151,7 +148,6 @@ class Beginning(NamedTuple):
     def refuse_other_sizes(self, config: Config, keys: Sequence[str], run: str) -> None:
         """ValueError where the weights, in the folder `run`, are of another network than the configuration's."""
         found = self.checkpoint or self.weights
-        # Read as plain values: a configuration of a former version may hold settings that are gone.
         there = parse_yaml(found.config, run) if found else None
         others = []
         for key in keys:
@@ -259,7 +255,6 @@ def make_ready(
     """Data, engine and batches; they are closed with ``opened``. The configuration is completed by the data set."""
     import torch
 
-    from ipu_packed_bert.checkpoint import vocabulary_of_run
     from ipu_packed_bert.engine import build_engine
     from ipu_packed_bert.identity import Identity, agree
     from ipu_packed_bert.loader import GlobalBatches, StoredPacks
@@ -274,8 +269,7 @@ def make_ready(
     vocabulary = Identity.of_data(store.manifest)
     weights, weights_of = begin.checkpoint or begin.weights, args.resume or args.start_from
     if weights:
-        of_weights = processes.of_first(vocabulary_of_run, Path(weights_of), weights)
-        vocabulary, note = agree(of_weights, vocabulary, weights_of=weights_of, data_of=config.data.directory)
+        vocabulary, note = agree(weights.identity, vocabulary, weights_of=weights_of, data_of=config.data.directory)
         if note:
             print(f"note      {note}")
     begin.refuse_other_sizes(config, sorted(SIZES), weights_of)
@@ -442,7 +436,7 @@ def print_schedule(checkpoint: Checkpoint, config: Config) -> None:
     """One line where the run goes on with other learning rates than it had."""
     from ipu_packed_bert.optim import schedule_change
 
-    before = former("the checkpoint", checkpoint.config, config)
+    before = stored_config("the checkpoint", checkpoint.config, config)
     change = schedule_change(
         checkpoint.step,
         before.optimizer,

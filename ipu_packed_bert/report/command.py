@@ -404,7 +404,7 @@ class OverheadReport:
         for each in (found.packed, found.unpacked):
             if each.unit != "cycles" or "model" not in (each.settings or {}) or not each.packs_per_step:
                 return None
-            config = config_from_tree({**(each.settings or {}), "without_ipus": None}, each.detail, stored=True)
+            config = config_from_tree({**(each.settings or {}), "without_ipus": None}, each.detail)
             packs = config.batch.micro_batch * config.placement.replicas
             number = max(1, -(-each.packs_per_step // packs))
             pipelines.append((self.machine_of(config).pipeline(config), number, number * packs))

@@ -221,7 +221,7 @@ def configuration(found: Measured, given: Optional[Config]) -> Config:
     if "model" not in found.settings:
         raise ValueError(f"{found.detail}: does not state its settings; name the configuration with --config")
     tree = {section: dict(values) for section, values in found.settings.items() if section != "without_ipus"}
-    return config_from_tree(tree, found.detail, stored=True)
+    return config_from_tree(tree, found.detail)
 
 
 def micro_batches_of(found: Measured, config: Config) -> int:

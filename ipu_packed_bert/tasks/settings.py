@@ -224,10 +224,6 @@ SECTIONS = {
     "run": FinetuneRun,
 }
 
-# Settings of former versions, and what to do instead.
-_MOVED = "a task's settings stand in the section task"
-_GONE = {"data.task": "it is task.name", "squad": _MOVED, "classification": _MOVED, "tokens": _MOVED}
-
 
 @dataclass(frozen=True)
 class FinetuneConfig:
@@ -243,7 +239,6 @@ class FinetuneConfig:
     run: FinetuneRun = FinetuneRun()
     path: str = field(default="config", compare=False)  # where it came from, for messages
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
-    ignored: Tuple[str, ...] = field(default=(), compare=False)  # settings of a former version, in a run's own file
 
     def of_task(self, kind: Type[T]) -> T:
         """The settings of the task, which are of this class."""
@@ -361,7 +356,7 @@ class FinetuneConfig:
 def load_config(path: Union[str, Path], overrides: Sequence[str] = (), *, stored: bool = False) -> FinetuneConfig:
     """Read, override (`section.key=value`, in YAML) and check a file; ConfigError with every problem found.
 
-    stored: the file was written by a run: settings of a former version are left out, and `ignored` names them.
+    stored: the file was written by a run, so that it must name an own task by its full path.
     """
     return config_from_tree(load_yaml(path), str(path), overrides, stored=stored)
 
@@ -381,13 +376,13 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, sto
             raise ConfigError(f"{path}: task.name is {name}; a run keeps the full path of a task's file: write that")
         with said_of(path):
             task = own_class(name).settings
-    reader = SettingsReader({"task": task, **SECTIONS}, path, gone=_GONE, stored=stored)
+    reader = SettingsReader({"task": task, **SECTIONS}, path)
     reader.read(tree, FILE)
     for override in overrides:
         reader.override(override)
     sections = reader.sections()
     sections["task"] = dataclasses.replace(sections["task"], name=full_name(sections["task"].name))
-    config = FinetuneConfig(path=path, origins=dict(reader.origins), ignored=tuple(reader.ignored), **sections)
+    config = FinetuneConfig(path=path, origins=dict(reader.origins), **sections)
     reader.check(rules(config))
     reader.refuse_problems()
     return config

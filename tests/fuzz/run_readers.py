@@ -12,7 +12,6 @@ from typing import Callable, Tuple
 import torch
 import yaml
 
-from ipu_packed_bert.checkpoint import vocabulary_of_run
 from ipu_packed_bert.commands import adjust, export, finetune, pretrain
 from ipu_packed_bert.config import load_config
 from ipu_packed_bert.plan import plan
@@ -154,7 +153,7 @@ def _resumed(folder: Path) -> Found:
     begin = pretrain.beginning(str(run), None)
     begin.refuse_other_sizes(config, pretrain.SIZES, str(run))
     assert begin.checkpoint is not None
-    identity = vocabulary_of_run(run, begin.checkpoint)
+    identity = begin.checkpoint.identity
     with contextlib.closing(host_engine(config)) as engine, said_of(run):
         engine.load_state(begin.checkpoint.engine)
         state = engine.state()

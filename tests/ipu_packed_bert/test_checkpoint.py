@@ -483,14 +483,3 @@ def test_no_checkpoint_is_said(tmp_path):
 def test_what_is_not_there_is_not_called_damaged(tmp_path):
     with pytest.raises(FileNotFoundError):
         load_checkpoint(tmp_path / "step_00000001")
-
-
-def test_a_file_of_the_former_format_is_answered_with_the_command(tmp_path):
-    folder = tmp_path / "run" / "checkpoints"
-    save_checkpoint(folder, a_checkpoint(3), keep=2)
-    (folder / "step_00000006.pt").write_bytes(b"")
-    for reading in (lambda: load_newest(folder), lambda: load_checkpoint(folder / "step_00000006.pt")):
-        with pytest.raises(ValueError, match=f"convert-checkpoint {tmp_path / 'run'} converts it"):
-            reading()
-    save_checkpoint(folder, a_checkpoint(9), keep=2)
-    assert load_newest(folder).step == 9

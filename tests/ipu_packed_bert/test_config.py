@@ -101,14 +101,6 @@ placement: {replicas: 3}
             {"run": {"evaluate_every": 5}},
             "python -m pack_data.build --corpus embedded --out data/packed --held-out 0.01",
         ),
-        (
-            {"run": {"evaluation_fraction": 0.1}},
-            "run.evaluation_fraction is no setting any more; take it out: held-out documents are a data set",
-        ),
-        (
-            {"without_ipus": {"run": {"evaluation_fraction": 0.1}}},
-            "without_ipus.run.evaluation_fraction is no setting any more",
-        ),
         ({"without_ipus": 3}, "without_ipus is 3; must hold sections of settings"),
         (
             {"without_ipus": {"batch": {"micro_batches": 3}}},

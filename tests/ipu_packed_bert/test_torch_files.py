@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from ipu_packed_bert import torch_files
-from ipu_packed_bert.commands import convert_checkpoint, export, pretrain
+from ipu_packed_bert.commands import export
 from ipu_packed_bert.torch_files import load_tensors
 from pack_data.command import run_main
-from tests.tiny_runs import tiny_config, tiny_data
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
@@ -388,26 +387,6 @@ def test_old_forms_are_refused(tmp_path):
 
 
 # -- where such files come in ------------------------------------------------------------------------------------------
-
-
-def test_a_run_to_resume_or_to_begin_from_runs_no_code(tmp_path, archive, written, capsys):
-    path = tmp_path / "run" / "checkpoints" / "step_00000003.pt"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(archive)
-    config = tiny_config(tmp_path / "run" / "config.yml", tiny_data(tmp_path / "data"))
-    for arguments in (
-        ["--resume", str(tmp_path / "run")],
-        ["--config", str(config), "--start-from", str(tmp_path / "run")],
-    ):
-        assert run_main(pretrain.main, arguments) == 2
-        message = capsys.readouterr().err
-        assert "convert-checkpoint" in message and message.count("\n") == 1
-    assert run_main(export.main, [str(tmp_path / "run"), str(tmp_path / "out")]) == 2
-    assert "convert-checkpoint" in capsys.readouterr().err
-    assert run_main(convert_checkpoint.main, [str(tmp_path / "run")]) == 2
-    message = capsys.readouterr().err
-    assert "TorchScript" in message and message.count("\n") == 1
-    assert not written.exists()
 
 
 def test_a_hugging_face_folder_runs_no_code(tmp_path, archive, written, capsys):

@@ -69,7 +69,7 @@ def test_what_it_tells_to_type_is_what_was_typed(tmp_path, capsys):
     )
     assert f"continue  packed-bert pretrain --resume {tmp_path / 'run'}" in capsys.readouterr().out
     assert "(try packed-bert build --help)" in refused(capsys, "build", "--nonsense")
-    assert "(try packed-bert convert-checkpoint --help)" in refused(capsys, "convert-checkpoint")
+    assert "(try packed-bert verify --help)" in refused(capsys, "verify")
     assert typed("build", "python -m pack_data.build") == "python -m pack_data.build"
     with started_by("packed-bert", "x"):
         assert typed("build", "python -m pack_data.build") == "packed-bert build"

@@ -186,16 +186,6 @@ def test_fewer_steps_leave_the_schedule_and_the_rest_follows_bit_for_bit(tiny, u
     assert results(folder) == results(undisturbed)
 
 
-def test_a_run_of_before_the_key_keeps_the_schedule_of_its_steps(tiny, tmp_path, capsys):
-    folder = tmp_path / "run"
-    pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "4"])
-    settings = yaml.safe_load((folder / "config.yml").read_text())
-    del settings["optimizer"]["schedule_steps"]
-    (folder / "config.yml").write_text(yaml.safe_dump(settings))
-    assert run_main(pretrain.main, ["--resume", str(folder), "--steps", "6"]) == 2
-    assert "optimizer.schedule_steps is 4" in capsys.readouterr().err
-
-
 def test_a_finished_run_says_so_and_goes_on_with_more_steps(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
     pretrain.main(["--config", tiny, "--out", str(folder), "--steps", "4"])

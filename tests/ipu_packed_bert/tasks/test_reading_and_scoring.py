@@ -522,14 +522,6 @@ def test_show_config_prints_every_setting_and_its_origin(tmp_path, capsys):
     assert re.search(r"  name: tokens +# file; ", text) and re.search(r"seed: 9 +# --set; ", text)
 
 
-def test_settings_of_former_versions_are_answered_with_where_they_are_now():
-    tree = {"squad": {"stride": 3}, "data": {"task": "squad", "training": "a.json"}}
-    with pytest.raises(ConfigError) as raised:
-        config_from_tree(tree, "mine.yml")
-    assert "squad is no setting any more; a task's settings stand in the section task" in str(raised.value)
-    assert "data.task is no setting any more; it is task.name" in str(raised.value)
-
-
 def test_a_configuration_of_the_other_kind_is_named_as_such():
     with pytest.raises(ConfigError, match="a configuration of pre-training: run_pretraining.py"):
         config_from_tree({"task": {"name": "pretraining"}}, "mine.yml")
