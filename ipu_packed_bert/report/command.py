@@ -230,11 +230,6 @@ class OverheadReport:
         if depth == 1:
             return 1.0, "unpacked"
         given = self.args.packing_factor
-        if given is not None and depth is not None and given > depth:
-            raise ValueError(
-                f"--packing-factor {given:g}: packs of {config.name} hold at most {depth} sequences; "
-                "give no more than that, or a larger --depth"
-            )
         packed_by: List[str] = []
 
         def packed(histogram: LengthHistogram, packer: str, depth: Optional[int]) -> float:
