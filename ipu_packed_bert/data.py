@@ -38,7 +38,7 @@ def known_packing_factor(
     Published is the histogram's, packed as configured, else the paper's. None where none of them exists.
     """
     if given is not None:
-        checked_factor(given)
+        checked_factor(given, config.data.max_sequences_per_pack)
     if manifest is not None:
         return PackingFactor(manifest.packing_factor, f"the data set in {config.data.directory}")
     if not config.packed:

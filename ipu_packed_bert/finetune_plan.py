@@ -107,7 +107,7 @@ def _factor(config: FinetuneConfig, task: Optional[ExampleTask], given: Optional
     """Of the files if they are there, else the one given, else for SQuAD of the histogram published at this length."""
     data = config.data
     if given is not None:
-        checked_factor(given)
+        checked_factor(given, data.max_sequences_per_pack)
     if task is not None:
         return PackingFactor(task.packs.packing.packing_factor, f"{data.training or data.evaluation}")
     if given is not None:

@@ -14,6 +14,7 @@ from ipu_packed_bert.config import Config, load_config
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.cycles import calibration, matmul, uncertainty
 from ipu_packed_bert.cycles.workload import Machine
+from ipu_packed_bert.data import packing_factor
 from ipu_packed_bert.report import measured, tables
 from pack_data.command import ArgumentParser
 from pack_data.files import write_atomically
@@ -62,10 +63,12 @@ def config_of(name: str) -> Config:
 def refitted(paths: Sequence[Path], machine_of: Dict[str, Machine], given: Optional[Config]) -> tables.Table:
     """The parameters and the error of every point, as stored and as fitted with these files too."""
     stored = calibration.load()
-    own = []
+    own, notes = [], []
     for path in paths:  # read before anything is fitted: a file that cannot be used is told at once
         found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
         config = measured.configuration(found, given)
+        found = measured.completed(found, config, lambda: packing_factor(config, None).value)
+        notes += [f"{found.detail}{found.taken}."] * bool(found.taken)
         own.append(measured.observation(found, config, machine_of[config.placement.machine], stored))
     published = calibration.observe(machine_of, load_config)
     after = calibration.fit((*published.throughputs, *own), (published.packed, published.unpacked))
@@ -89,5 +92,5 @@ def refitted(paths: Sequence[Path], machine_of: Dict[str, Machine], given: Optio
         f"Fitted to the published points, and to {len(own)} measured file{'' if len(own) == 1 else 's'} too",
         (tables.ReportColumn("what", "what", tables.CONFIGURED), *columns),
         rows,
-        ("Nothing is stored. Each point weighs as a published throughput; errors are of sequences a second.",),
+        ("Nothing is stored. Each point weighs as a published throughput; errors are of sequences a second.", *notes),
     )

@@ -230,11 +230,6 @@ class OverheadReport:
         if depth == 1:
             return 1.0, "unpacked"
         given = self.args.packing_factor
-        if given is not None and depth is not None and given > depth:
-            raise ValueError(
-                f"--packing-factor {given:g}: packs of {config.name} hold at most {depth} sequences; "
-                "give no more than that, or a larger --depth"
-            )
         packed_by: List[str] = []
 
         def packed(histogram: LengthHistogram, packer: str, depth: Optional[int]) -> float:
@@ -327,7 +322,7 @@ class OverheadReport:
         """Of what was measured of each IPU, with the model beside it; else of the configuration."""
         for found, config in self.measurements:
             if found.work:
-                number, line = measured.micro_batches_of(found, config), self.machine_of(config).pipeline(config)
+                number, line = measured.micro_batches_of(found), self.machine_of(config).pipeline(config)
                 name = f"{config.name}, {found.detail}"
                 self.tables.append(schedule.table(name, line, number, self.calibration, found))
         if not any(found.work for found, _ in self.measurements):
@@ -384,6 +379,7 @@ class OverheadReport:
         given = self.main_config if self.args.config else None
         found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
         config = measured.configuration(found, given)
+        found = measured.completed(found, config, lambda: self.factor(config, config.data.max_sequences_per_pack)[0])
         self.measurements.append((found, config))
         self.about.append(config.name)
         return measured.beside(found, config, self.machine_of(config).pipeline(config), self.calibration)

@@ -11,7 +11,7 @@ import csv
 import re
 from math import ceil
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from ipu_packed_bert.config import Config, config_from_tree
 from ipu_packed_bert.cycles.arrangement import UNPACKED
@@ -41,6 +41,7 @@ class Measured(NamedTuple):
     cycles: Optional[float]  # of an update, the median
     spread: Optional[Tuple[float, float]]  # quartiles over updates
     work: Tuple[popvision.Work, ...]  # of each IPU, without waiting for others
+    taken: str = ""  # where the micro-batches are from, if not from the source
 
 
 _SETTING = re.compile(r"#\s*(?:micro_batches|(\w+)\.(\w+))\s*:(.*)")  # other lines of # are comments
@@ -224,14 +225,24 @@ def configuration(found: Measured, given: Optional[Config]) -> Config:
     return config_from_tree(tree, found.detail)
 
 
-def micro_batches_of(found: Measured, config: Config) -> int:
-    """Of a replica in an update."""
-    return found.micro_batches or config.batch.gradient_accumulation
+def completed(found: Measured, config: Config, factor_of: Callable[[], float]) -> Measured:
+    """With the micro-batches of the configuration's packed update, where the source names none."""
+    if found.micro_batches is not None:
+        return found
+    factor = factor_of()
+    taken = f"; the source names no micro_batches: these are {config.name}'s at {factor:.3f} sequences a pack"
+    return found._replace(micro_batches=config.accumulation(factor), taken=taken)
+
+
+def micro_batches_of(found: Measured) -> int:
+    """Of a replica in an update, after :func:`completed`."""
+    assert found.micro_batches is not None
+    return found.micro_batches
 
 
 def beside(found: Measured, config: Config, pipeline: Pipeline, calibration: Calibration) -> Table:
     """Measured and predicted cycles of an update, of each IPU and of each class of operator."""
-    number = micro_batches_of(found, config)
+    number = micro_batches_of(found)
     rows: List[Dict[str, Any]] = []
 
     def add(what: str, kind: str, measured: float, predicted: Tuple[float, float, float]) -> None:
@@ -268,7 +279,7 @@ def beside(found: Measured, config: Config, pipeline: Pipeline, calibration: Cal
         for kind in popvision.CLASSES:
             if kind in work.classes:
                 add(f"IPU {work.ipu}", kind, work.classes[kind], expected(work.ipu, kind))
-    notes = [f"{found.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update."]
+    notes = [f"{found.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update{found.taken}."]
     if found.spread is not None and found.cycles is not None:
         notes.append(
             f"Quartiles over updates: {found.spread[0]:,.0f} to {found.spread[1]:,.0f} cycles, "
@@ -301,7 +312,7 @@ def observation(found: Measured, config: Config, machine: Machine, calibration: 
     """
     if found.cycles is None:
         raise ValueError(f"{found.detail}: holds no cycles of an update, only of IPUs; there is nothing to fit to")
-    shape, number = shape_of(config), micro_batches_of(found, config)
+    shape, number = shape_of(config), micro_batches_of(found)
     arrangement = engine_arrangement(config) if shape.depth > 1 else UNPACKED
     pipeline = machine.pipeline(config, arrangement=arrangement)
     host = pipeline.update_cost(calibration.parameters).host

@@ -32,10 +32,18 @@ def parse_factor(text: str) -> float:
         ) from None
 
 
-def checked_factor(value: float) -> float:
-    """The value, if it can be a packing factor; ValueError otherwise."""
+def checked_factor(value: float, depth: Optional[int] = None) -> float:
+    """The value, if it can be the packing factor of packs of up to `depth` sequences; ValueError otherwise.
+
+    Depth 1 is not checked: unpacked runs, which stand beside packed ones with one option for all, do not use it.
+    """
     if not (math.isfinite(value) and value >= 1):
         raise ValueError(f"--packing-factor {value:g}: a pack holds at least one sequence; give a number from 1 on")
+    if depth not in (None, 1) and value > depth:
+        raise ValueError(
+            f"--packing-factor {value:g}: a pack holds at most {depth} sequences (data.max_sequences_per_pack); "
+            "give no more than that, or raise the depth"
+        )
     return value
 
 
@@ -60,7 +68,7 @@ def planned_factor(
     optimal one.
     """
     if given is not None:
-        return PackingFactor(checked_factor(given), "--packing-factor")
+        return PackingFactor(checked_factor(given, max_sequences_per_pack), "--packing-factor")
     found = published_for(slots) if histogram is None else histogram
     if found is not None and found.max_sequence_length == slots:
         packer = packer if packer != "none" and packs_at_depth(packer, max_sequences_per_pack) else "optimal"

@@ -13,6 +13,7 @@ import torch
 from ipu_packed_bert.config import ConfigError, load_config
 from ipu_packed_bert.configurations import shipped_names
 from ipu_packed_bert.data import described
+from ipu_packed_bert.finetune_plan import plan_fine_tuning
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.plan import (
     FULLEST_PUBLISHED,
@@ -25,6 +26,7 @@ from ipu_packed_bert.plan import (
     print_plan,
 )
 from ipu_packed_bert.report import command as report
+from ipu_packed_bert.tasks.settings import load_config as load_finetune_config
 from pack_data.store import PackStore
 from tests.pretraining import global_batches, placed
 from tests.tiny_runs import tiny_config, tiny_data
@@ -250,6 +252,22 @@ def test_without_any_factor_pipeline_and_memory_are_planned():
 def test_a_packing_factor_below_one_is_refused(factor):
     with pytest.raises(ValueError, match="at least one sequence"):
         plan(load_config(ROOT / "configs" / "packed_phase2_pod16.yml"), packing_factor=factor)
+
+
+def test_a_packing_factor_above_the_depth_is_refused_by_every_plan(tmp_path):
+    """Also where a data set, or files, say their own; unpacked rows stand beside packed ones, with one option."""
+    config = load_config(ROOT / "configs" / "packed_phase2_pod16.yml")
+    assert plan(config, packing_factor=3.0).update.factor.value == 3.0
+    task = ROOT / "configs" / "finetune_squad_packed_pod16.yml"
+    built, manifest = described(load_config(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))))
+    for refused in (
+        lambda: plan(config, packing_factor=3.1),
+        lambda: plan(built, manifest, packing_factor=built.data.max_sequences_per_pack + 0.1),
+        lambda: plan_fine_tuning(load_finetune_config(task, ["data.max_sequences_per_pack=4"]), packing_factor=4.1),
+    ):
+        with pytest.raises(ValueError, match="at most [0-9]+ sequences"):
+            refused()
+    assert plan(load_config(ROOT / "configs" / "unpacked_phase2_pod16.yml"), packing_factor=3.1).update.factor[0] == 1.0
 
 
 @pytest.mark.parametrize("path", [path for path in CONFIGS if "_host" in path.name], ids=lambda path: path.stem)

@@ -9,6 +9,7 @@ import yaml
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.report import calibrate, command, ipu_bundle, measured, pictures, popvision
 from pack_data.command import run_main
+from pack_data.lengths.factors import PAPER_FACTORS
 from tests.fakes import pva
 from tests.ipu_packed_bert.report.test_search import SMALL
 from tests.ipu_packed_bert.report.test_sources import run_folder
@@ -44,6 +45,7 @@ def beside(machine, config, pipeline):
     def rows(path, given=None):
         found = measured.read(path, ipus=4)
         used = measured.configuration(found, given)
+        found = measured.completed(found, used, lambda: 1.0)
         assert machine.pipeline(used) is pipeline
         table = measured.beside(found, used, pipeline, calibration.load())
         return {(row["what"], row["class"]): row for row in table.rows}
@@ -265,6 +267,20 @@ def report(cycle_cache, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.parametrize("options, factor", [((), PAPER_FACTORS[128]), (("--packing-factor", "1.9"), 1.9)])
+def test_micro_batches_that_no_source_names_are_those_of_the_packed_update(
+    options, factor, tmp_path, config, pipeline, report
+):
+    number = config.accumulation(factor)
+    assert number < config.batch.gradient_accumulation == config.accumulation(1.0)
+    predicted = pipeline.step(number, calibration.load().parameters).cycles
+    (tmp_path / "x.json").write_text(json.dumps({"update_cycles": predicted}))
+    words = [word for each in SMALL for word in ("--set", each)]
+    status, (table,), _ = report("--measured", tmp_path / "x.json", "--config", "packed_phase2_pod4", *words, *options)
+    assert status == 0 and table["rows"][0]["difference"] == pytest.approx(0.0, abs=1e-6)
+    assert f"{number:,} micro-batches" in table["notes"][0] and "names no micro_batches" in table["notes"][0]
+
+
 def test_two_runs_beside_the_model(tmp_path, config, load, machine, report):
     """The model's overhead is of as many micro-batches as each run had; runs of another batch are refused."""
     unpacked = load("unpacked_phase2_pod4.yml", *SMALL)
@@ -331,6 +347,7 @@ def test_the_command_and_a_gpu(tmp_path, config, work, cycles, report):
 def test_refitting_moves_towards_what_was_measured(tmp_path, config, machine, pipeline, work, cycles, monkeypatch):
     """Without other points the factor becomes what the file says."""
     path = as_object(tmp_path / "x.json", config, work, cycles, times=1.2)
+    unnamed = as_object(tmp_path / "unnamed.json", config, work, 1e9, micro_batches=None)
     stored = calibration.load()
     packed = machine.pipeline(config)
     nothing = calibration.Observations((), packed, machine.pipeline(config, depth=1))
@@ -344,3 +361,5 @@ def test_refitting_moves_towards_what_was_measured(tmp_path, config, machine, pi
     rows = {row["what"]: row for row in table.rows}
     assert rows["error of x.json, %"]["before"] > 5 and abs(rows["error of x.json, %"]["after"]) < 0.5
     assert rows["factor"]["moved"] > 0
+    notes = calibrate.refitted([path, unnamed], {"mk2": machine}, None).notes
+    assert [line.split(";")[0] for line in notes[1:]] == [str(unnamed)]

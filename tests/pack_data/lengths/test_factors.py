@@ -39,6 +39,13 @@ def test_a_packer_that_cannot_is_replaced(packer, depth, asked):
     assert [(job[1], job[2]) for job in jobs] == [(asked, depth)]
 
 
+def test_no_factor_is_above_the_depth():
+    assert planned_factor(512, "spfhp", 3, given=3.0).value == 3.0
+    assert planned_factor(512, "spfhp", None, given=50.0).value == 50.0
+    with pytest.raises(ValueError, match="at most 3 sequences"):
+        planned_factor(512, "spfhp", 3, given=3.1)
+
+
 @pytest.mark.parametrize("value", [0.0, 0.99, float("inf"), float("nan"), -3.0])
 def test_what_cannot_be_a_factor(value):
     with pytest.raises(ValueError, match="at least one sequence"):
