@@ -218,7 +218,7 @@ def run_in_scratch(page: str) -> Page:
             process = subprocess.Popen(
                 command,
                 cwd=str(scratch),
-                env=scratch_environment(),
+                env={**scratch_environment(), "XDG_STATE_HOME": str(Path(folder, "state"))},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -131,6 +131,12 @@ def nothing_waits_for_the_disk():
     os.fsync = fsync
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory):
+    """What a user trusts, and what is trusted in a test, do not know of each other; nor do processes of tests."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """Each test starts from the same seeds, whatever ran before it in the process."""

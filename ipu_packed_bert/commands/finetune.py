@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Optional, Sequence
 
 from ipu_packed_bert.commands.run_options import (
     add_run_options,
+    add_trust,
     add_which_run,
     compiled_words,
     options_without_plan,
@@ -21,6 +22,7 @@ from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes import Processes, joined
 from ipu_packed_bert.resuming import check_allowed
 from ipu_packed_bert.run_folder import CONFIG
+from ipu_packed_bert.tasks.own import trust_what_was_named
 from ipu_packed_bert.tasks.settings import FinetuneConfig, load_config
 from pack_data.command import ArgumentParser
 from pack_data.lengths.factors import parse_factor
@@ -75,6 +77,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         help="sequences in a row for --plan, while the files are not there",
     )
     add_run_options(parser, setting="data.packer=none")
+    add_trust(parser)
     return parse_run(parser, argv)
 
 
@@ -90,6 +93,7 @@ def resumed_config(folder: str, overrides: Sequence[str] = ()) -> FinetuneConfig
 def begun(args: argparse.Namespace, processes: Processes) -> int:
     processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
     resumes_there(args, processes)
+    trust_what_was_named(args.trust_task, args.overrides)
     if args.resume:
         processes.of_first(refuse_no_run, "--resume", args.resume)
         former = processes.of_first(resumed_config, args.resume)

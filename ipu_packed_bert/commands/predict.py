@@ -29,10 +29,11 @@ from functools import partial
 from pathlib import Path
 from typing import Optional, Sequence
 
-from ipu_packed_bert.commands.run_options import add_settings
+from ipu_packed_bert.commands.run_options import add_settings, add_trust
 from ipu_packed_bert.processes import refuse_several
 from ipu_packed_bert.settings import peek
 from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, Source
+from ipu_packed_bert.tasks.own import trust_what_was_named
 from ipu_packed_bert.tasks.settings import GLUE, SQUAD, TOKENS
 from pack_data.command import ArgumentParser, counted, positive_int, progress_bar
 from pack_data.files import write_atomically
@@ -74,6 +75,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     add_settings(
         parser, "override one setting of the run, any number of times: --set data.packer=none answers unpacked"
     )
+    add_trust(parser)
     parser.add_argument(
         "--micro-batch", type=positive_int, metavar="N", help="rows in one forward pass; default the run's"
     )
@@ -110,6 +112,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         problem = "a folder" if Path(args.file).is_dir() else "no such file"
         raise ValueError(f"{args.file}: {problem}; name the records to answer, or - for standard input")
 
+    trust_what_was_named(args.trust_task, args.overrides)
     from ipu_packed_bert import predictions
     from ipu_packed_bert.tasks.examples import Asked
 

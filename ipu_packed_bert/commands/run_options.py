@@ -34,6 +34,17 @@ def add_settings(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides", help=text)
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust-task",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="a task.name=FILE.py:CLASS of the configuration or run may run this file, now and, unchanged, later; --set"
+        " task.name=FILE.py:CLASS says the same",
+    )
+
+
 def add_run_options(parser: argparse.ArgumentParser, *, setting: str) -> None:
     """The others that every task has. setting: an example of --set."""
     add_settings(parser, f"override one setting, any number of times: --set {setting}")

@@ -214,12 +214,12 @@ def test_a_resumed_run_says_that_the_file_of_its_own_task_was_changed(tmp_path, 
     config = tiny_config(checkpoint, training, task="tokens", run={"export": False, "epochs": 1})
     (tmp_path / "own.yml").write_text(config.to_yaml().replace("name: tokens", f"name: {own}:Own"))
     run = tmp_path / "run"
-    assert command("--config", tmp_path / "own.yml", "--out", run) == 0
+    assert command("--config", tmp_path / "own.yml", "--out", run, "--trust-task", own) == 0
     longer = ["--set", "optimizer.schedule_steps=1000", "--set"]
     assert command("--resume", run, *longer, "run.epochs=2") == 0
     assert "the file was changed" not in capsys.readouterr().out
     own.write_text(own.read_text() + "\n")
-    assert command("--resume", run, *longer, "run.epochs=3") == 0
+    assert command("--resume", run, *longer, "run.epochs=3", "--trust-task", own) == 0
     assert f"task      {own}:Own: the file was changed after this run began" in capsys.readouterr().out
 
 

@@ -10,6 +10,7 @@ import pytest
 from ipu_packed_bert.predictions import find_trained
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.classification import ClassificationTask
+from ipu_packed_bert.tasks.own import trust
 from ipu_packed_bert.tasks.settings import config_from_tree, load_config
 from tests.fine_tuning_files import tiny_fine_tuned
 
@@ -39,6 +40,7 @@ class Begun(ExampleTask):
 def own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own_task.py").write_text(OWN)
+    trust("own_task.py")
     return {"task": {"name": "own_task.py:Own", "words": 5}, "data": {"training": "a.csv"}}
 
 
@@ -75,6 +77,7 @@ def test_mistakes_say_what_is_wrong(own, name, words, says):
 def test_a_run_does_not_load_a_file_beside_itself(own, tmp_path):
     """Runs write full paths: another one may be of a folder that somebody else made."""
     Path("own_task.py").write_text("raise SystemExit('it was run')")
+    trust("own_task.py")
     with pytest.raises(ValueError, match="full path"):
         config_from_tree(own, "config.yml", stored=True)
     with pytest.raises(SystemExit):
