@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import List, NamedTuple, Optional, Sequence
 
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig, ModelConfig, OptimizerConfig
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig, OptimizerConfig
 from ipu_packed_bert.cycles.fine_tuning import TaskCycles, task_cycles
 from ipu_packed_bert.cycles.matmul import Planner, cache_folder
 from ipu_packed_bert.cycles.target import TARGETS
@@ -26,6 +26,7 @@ from ipu_packed_bert.plan import (
     ipu_memory,
     largest_that_fits,
 )
+from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.start import Start, find_start, is_there
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExampleTask

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ipu_packed_bert.config import ModelConfig
+from ipu_packed_bert.schema import ModelConfig
 
 FULL = 4  # bytes of float32
 

@@ -15,8 +15,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Tuple, Union
 
 import torch
 
-from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.model.bert import BertModel
+from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.tensor_files import read_tensors
 from ipu_packed_bert.torch_files import load_tensors
 from pack_data.decoding import Fields, read_object, shown

@@ -12,7 +12,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import NamedTuple, Sequence, Tuple
 
-from ipu_packed_bert.config import PlacementConfig
+from ipu_packed_bert.schema import PlacementConfig
 
 
 class Part(NamedTuple):

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_packed_bert.config import Config, ModelConfig, check_accumulation
+from ipu_packed_bert.config import Config, check_accumulation
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.data import known_packing_factor
 from ipu_packed_bert.host_memory import HostMemory, host_memory, multiply_adds
 from ipu_packed_bert.launch import start_lines
 from ipu_packed_bert.placement import Block, Placement, place
+from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.lengths.factors import PackingFactor
 from pack_data.store import Manifest

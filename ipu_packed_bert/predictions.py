@@ -16,13 +16,13 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 import numpy as np
 
-from ipu_packed_bert.config import PRETRAINING, ModelConfig
 from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.hugging_face import Weights, merged, read_folder
 from ipu_packed_bert.loader import Batch, Layout, in_order
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG
 from ipu_packed_bert.runs import on_engine
+from ipu_packed_bert.schema import PRETRAINING, ModelConfig
 from ipu_packed_bert.settings import OVERRIDE, parse_yaml, peek
 from ipu_packed_bert.start import PACKAGE, fine_tuned, folder_of, labels_of
 from ipu_packed_bert.tasks import task_class

@@ -11,7 +11,7 @@ import dataclasses
 from types import MappingProxyType
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar, get_type_hints
 
-from ipu_packed_bert.config import Change
+from ipu_packed_bert.schema import Change
 from ipu_packed_bert.settings import (
     DEFAULT,
     FILE,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from ipu_packed_bert.checkpoint import Checkpoint, load_newest
-from ipu_packed_bert.config import ConfigError, schedule_too_short
+from ipu_packed_bert.config import ConfigError
 from ipu_packed_bert.engine import EngineChoice, build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine, saved_by
 from ipu_packed_bert.hugging_face import merged, write_folder
@@ -28,6 +28,7 @@ from ipu_packed_bert.resuming import Changes, compare, stored_config
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, EXPORT, MODEL, allowed_before, begun_with
 from ipu_packed_bert.run_summary import RunEnd
 from ipu_packed_bert.runlog import RunLog, environment, open_run_folder, saved_in
+from ipu_packed_bert.schema import schedule_too_short
 from ipu_packed_bert.start import Start, find_start
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExampleTask

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ipu_packed_bert.checkpoint import Checkpoint, load_newest
-from ipu_packed_bert.config import PRETRAINING, ModelConfig, config_from_tree
+from ipu_packed_bert.config import config_from_tree
 from ipu_packed_bert.hugging_face import Weights, read_folder
 from ipu_packed_bert.identity import Identity, agree
 from ipu_packed_bert.run_folder import CHECKPOINTS, EXPORT, MODEL
+from ipu_packed_bert.schema import PRETRAINING, ModelConfig
 from ipu_packed_bert.settings import FILE, SettingsReader, parse_yaml, peek
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.settings import FinetuneConfig

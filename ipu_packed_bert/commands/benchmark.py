@@ -18,8 +18,9 @@ import subprocess
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, ModelConfig
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig
 from ipu_packed_bert.processes import Processes, joined
+from ipu_packed_bert.schema import EngineConfig, ModelConfig
 from pack_data.command import ArgumentParser, counted, parse_depth, positive_int, process_count, progress_bar
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
 
 import yaml
 
-from ipu_packed_bert.config import PRETRAINING, Config, config_from_tree
+from ipu_packed_bert.config import Config, config_from_tree
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EXPORT
+from ipu_packed_bert.schema import PRETRAINING
 from ipu_packed_bert.settings import parse_yaml, peek
 from pack_data.command import ArgumentParser, typed
 from pack_data.decoding import said_of

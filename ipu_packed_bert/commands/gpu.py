@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from ipu_packed_bert.commands.benchmark import SIZES, model_of
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig
+from ipu_packed_bert.schema import EngineConfig
 from pack_data.command import ArgumentParser, positive_int
 from pack_data.files import write_atomically
 from pack_data.lengths.options import add_histogram_arguments, histogram_from

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.commands import finetune, plan_search, pretrain
-from ipu_packed_bert.config import PRETRAINING
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.run_folder import CONFIG
+from ipu_packed_bert.schema import PRETRAINING
 from ipu_packed_bert.settings import load_yaml, peek
 
 

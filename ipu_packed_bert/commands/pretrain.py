@@ -19,7 +19,7 @@ from ipu_packed_bert.commands.run_options import (
     parse_run,
     resumes_there,
 )
-from ipu_packed_bert.config import Config, check_accumulation, check_on_ipus, load_config
+from ipu_packed_bert.config import Config, check_accumulation, load_config
 from ipu_packed_bert.configurations import config_file, for_one_gpu, refuse_no_run
 from ipu_packed_bert.data import (
     built_otherwise,
@@ -33,6 +33,7 @@ from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes import Processes, flat, joined
 from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare, stored_config
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
+from ipu_packed_bert.schema import check_on_ipus
 from ipu_packed_bert.settings import DEFAULT, FILE, parse_yaml, peek, shown
 from pack_data.command import ArgumentParser, typed
 from pack_data.decoding import said_of

@@ -9,12 +9,12 @@ import copy
 from dataclasses import replace
 from typing import Any, Dict, NamedTuple
 
-from ipu_packed_bert.config import mask_columns
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.pipeline import Pipeline, assemble
 from ipu_packed_bert.cycles.tracing import capture, capture_update, layers_alike
 from ipu_packed_bert.cycles.workload import TRACED_LAYERS, placement_of
+from ipu_packed_bert.schema import mask_columns
 from ipu_packed_bert.tasks.examples import ExampleTask
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 

@@ -22,17 +22,7 @@ import torch
 
 from ipu_packed_bert.checkpoint import checkpoints as saved
 from ipu_packed_bert.checkpoint import load_newest
-from ipu_packed_bert.config import (
-    BatchConfig,
-    Config,
-    DataConfig,
-    EngineConfig,
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PlacementConfig,
-    RunConfig,
-)
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig, RunConfig
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.experiments.runner import Row, alone
@@ -41,6 +31,7 @@ from ipu_packed_bert.hugging_face import Weights, load_into, read_folder, write_
 from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.loader import Batch, GlobalBatches, StoredPacks
 from ipu_packed_bert.model.loss import correct, cross_entropy, membership
+from ipu_packed_bert.schema import EngineConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, train

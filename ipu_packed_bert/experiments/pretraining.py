@@ -15,7 +15,6 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.experiments import packed_runs, tables
 from ipu_packed_bert.experiments.packed_runs import SIZES, PretrainingSetup, Size, describe
 from ipu_packed_bert.experiments.pretraining_shown import PretrainingShown
@@ -23,6 +22,7 @@ from ipu_packed_bert.experiments.pretraining_variants import CALIBRATION, CALIBR
 from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.report.network import operations
+from ipu_packed_bert.schema import ModelConfig
 from pack_data.command import positive_seconds
 
 DEFAULT = "minutes"

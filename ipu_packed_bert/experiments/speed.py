@@ -20,15 +20,7 @@ import numpy as np
 import torch
 
 from ipu_packed_bert.compare_unpacked import gradient_difference, seconds_of
-from ipu_packed_bert.config import (
-    BatchConfig,
-    Config,
-    DataConfig,
-    EngineConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PlacementConfig,
-)
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig, OptimizerConfig
 from ipu_packed_bert.engine.base import Gradients, StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.attention import dense_attention
@@ -38,6 +30,7 @@ from ipu_packed_bert.experiments.packed_runs import corpus_of, write_documents
 from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner, alone
 from ipu_packed_bert.experiments.speed_shown import EMULATED, WHOLE, SpeedShown
 from ipu_packed_bert.loader import Batch, GlobalBatches, Layout, SameSequences, StoredPacks
+from ipu_packed_bert.schema import EngineConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.throughput import bfloat16_slowdown
 from pack_data.build import BuildOptions, build

@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from typing import List, Optional, Sequence
 
-from ipu_packed_bert.config import ModelConfig, load_config
+from ipu_packed_bert.config import load_config
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.plan import plan
+from ipu_packed_bert.schema import ModelConfig
 from pack_data.command import ArgumentParser, positive_int, run_main
 
 RANKS = (2, 8, 32)

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.placement import Part
+from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
 from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
 from ipu_packed_bert.tasks.scores import accuracy, macro_f1, matthews, micro_f1, pearson, spearman

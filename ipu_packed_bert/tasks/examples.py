@@ -14,8 +14,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 
 import numpy as np
 
-from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.loader import Batch, Packs
+from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.tasks.files import Source
 from ipu_packed_bert.tasks.settings import FinetuneConfig, TaskConfig
 from ipu_packed_bert.tasks.task import Counts, Evaluation, Metric, Task

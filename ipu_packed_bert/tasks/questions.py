@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct
 from ipu_packed_bert.model.packed import PackedBert, hidden_score
 from ipu_packed_bert.placement import Part
+from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.tasks import squad
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Scored
 from ipu_packed_bert.tasks.files import Source

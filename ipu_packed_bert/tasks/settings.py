@@ -9,28 +9,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Optional, Sequence, Tuple, Type, TypeVar, Union
 
-import yaml
-
-from ipu_packed_bert.config import (
+from ipu_packed_bert.schema import (
     PRETRAINING,
-    SCHEDULES,
+    BatchSettings,
+    Configuration,
     EngineConfig,
     ModelConfig,
+    OptimizerSettings,
     PlacementConfig,
+    Rules,
+    RunSettings,
+    TaskSettings,
     check_on_ipus,
-    engine_rules,
     replicas_options,
-    rules_on_ipus,
-    training_stages,
+    shared_rules,
 )
-from ipu_packed_bert.settings import FILE, ConfigError, SettingsReader, annotated, as_tree, load_yaml, peek, setting
+from ipu_packed_bert.settings import FILE, ConfigError, SettingsReader, load_yaml, peek, setting
 from ipu_packed_bert.tasks.own import PATTERN, full_name, is_own, own_class
 from pack_data.decoding import said_of
-from pack_data.packers import PACKERS, packs_at_depth
+from pack_data.packers import PACKERS
 
 SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = "squad", "single_label", "multi_label", "regression", "tokens"
 # The module and class of each task; loaded when it is asked for, as they need torch.
@@ -72,7 +73,7 @@ def _name(default: str) -> Any:
 
 
 @dataclass(frozen=True)
-class TaskConfig:
+class TaskConfig(TaskSettings):
     """What is learnt; each task adds its own settings."""
 
     name: str = _name(SQUAD)
@@ -166,58 +167,25 @@ class StartConfig:
 
 
 @dataclass(frozen=True)
-class FinetuneOptimizer:
-    """The optimiser.  Packing changes nothing here: an update holds about as many sequences packed as unpacked."""
-
-    name: str = setting("adamw", "which optimiser", choices=("lamb", "adamw"))
-    learning_rate: float = setting(5.0e-5, "the peak, reached after the warm-up", above=0.0)
-    warmup_fraction: float = setting(0.1, "share of the schedule's updates", minimum=0.0, maximum=1.0)
-    schedule: str = setting("linear", "after the warm-up, from the peak to 0; constant stays there", choices=SCHEDULES)
-    schedule_power: float = setting(1.0, "polynomial: of the share of its updates that is left", above=0.0)
-    schedule_steps: Optional[int] = setting(
-        None, "its updates, those of the warm-up included; null: those of run.epochs", minimum=1
-    )
-    beta1: float = setting(0.9, "decay of the first moment, the mean gradient", minimum=0.0, below=1.0)
-    beta2: float = setting(0.999, "decay of the second moment, the mean square", minimum=0.0, below=1.0)
-    eps: float = setting(1.0e-6, "added to the root of the second moment", above=0.0)
-    weight_decay: float = setting(0.01, "decoupled; not of biases and LayerNorms", minimum=0.0)
-    bias_correction: bool = setting(True, "of the moments")
-    max_weight_norm: float = setting(65500.0, "LAMB", minimum=0.0)
-    max_gradient_norm: Optional[float] = setting(1.0, "of the whole update; null: not clipped", above=0.0)
-
-
-@dataclass(frozen=True)
-class FinetuneBatch:
+class FinetuneBatch(BatchSettings):
     """An update in sequences, on which learning depends; a forward pass in rows, on which memory depends."""
 
     sequences_per_update: int = setting(32, "about: whole packs", minimum=1)
-    micro_batch: int = setting(4, "rows in one forward pass of one replica, at most", minimum=1)
 
 
 @dataclass(frozen=True)
-class FinetuneRun:
+class FinetuneRun(RunSettings):
     """How long, how often written down, and from which seed."""
 
-    epochs: int = setting(2, "passes over the training examples", minimum=1)
-    seed: int = setting(5, "new heads, dropout, order of the packs", minimum=0, maximum=2**31 - 1)
-    log_every: int = setting(1, "updates between points in TensorBoard; log.jsonl has every update", minimum=1)
-    evaluate_every: int = setting(0, "updates; 0: only at the end", minimum=0)
-    checkpoint_every: int = setting(0, "updates; 0: only at the end", minimum=0)
     keep_checkpoints: int = setting(1, "the newest ones, and one known to be good", minimum=1)
-    on_nonfinite: str = setting(
-        "stop", "an update whose loss or gradients are not finite; skip: leave it out", choices=("stop", "skip")
-    )
-    nonfinite_patience: int = setting(10, "skipped updates in a row that end the run", minimum=1)
-    compare_unpacked: int = setting(
-        0, "updates made again, unpacked, after the last checkpoint, for speed and equality; 0: none", minimum=0
-    )
+    epochs: int = setting(2, "passes over the training examples", minimum=1)
     export: bool = setting(True, "write the model as a Hugging Face folder")
 
 
 SECTIONS = {
     "data": FinetuneData,
     "model": StartConfig,
-    "optimizer": FinetuneOptimizer,
+    "optimizer": OptimizerSettings,
     "batch": FinetuneBatch,
     "engine": EngineConfig,
     "placement": PlacementConfig,
@@ -226,19 +194,17 @@ SECTIONS = {
 
 
 @dataclass(frozen=True)
-class FinetuneConfig:
+class FinetuneConfig(Configuration):
     """A whole, checked configuration; the class of `task` is that of its name."""
 
     task: TaskConfig = SquadConfig()
     data: FinetuneData = FinetuneData()
     model: StartConfig = StartConfig()
-    optimizer: FinetuneOptimizer = FinetuneOptimizer()
     batch: FinetuneBatch = FinetuneBatch()
-    engine: EngineConfig = EngineConfig()
-    placement: PlacementConfig = PlacementConfig()
     run: FinetuneRun = FinetuneRun()
-    path: str = field(default="config", compare=False)  # where it came from, for messages
-    origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
+
+    section_names = ("task", *SECTIONS)
+    heads_return = False
 
     def of_task(self, kind: Type[T]) -> T:
         """The settings of the task, which are of this class."""
@@ -246,24 +212,9 @@ class FinetuneConfig:
         return self.task
 
     @property
-    def name(self) -> str:
-        """The file's name without its ending: names the run folder."""
-        return Path(self.path).stem
-
-    @property
     def packed(self) -> bool:
         """Whether a pack may hold more than one sequence."""
         return self.data.packer != "none" and self.data.max_sequences_per_pack != 1
-
-    @property
-    def ipus(self) -> int:
-        """IPUs of all replicas."""
-        return self.placement.replicas * self.placement.ipus_per_replica
-
-    @property
-    def pipeline_stages(self) -> int:
-        """Stages of the training pipeline."""
-        return training_stages(self.placement.layers_per_ipu, heads_return=False)
 
     def for_model(self, model: ModelConfig, *, ipus: bool) -> FinetuneConfig:
         """The same for a network of these sizes, which the checkpoint decides: one IPU has all its layers.
@@ -301,10 +252,6 @@ class FinetuneConfig:
         """Micro-batches of an update for each replica."""
         return math.ceil(self.rows_of_replica(packing_factor) / self.batch.micro_batch)
 
-    def micro_batches_per_update(self, packing_factor: float) -> int:
-        """Micro-batches of all replicas in one update."""
-        return self.accumulation(packing_factor) * self.placement.replicas
-
     def check_for_ipus(self, packing_factor: float) -> None:
         """Raise ConfigError for what IPUs do not have, and for an update that does not fill their pipeline."""
         check_on_ipus(self)
@@ -322,35 +269,10 @@ class FinetuneConfig:
         """The --set options for fewer replicas, with as many sequences in an update."""
         return replicas_options(replicas)
 
-    def packs_per_update(self, packing_factor: float) -> int:
-        """Rows of one update, the same for all."""
-        return self.micro_batches_per_update(packing_factor) * self.batch.micro_batch
-
-    def betas(self, packing_factor: float) -> Tuple[float, float]:
-        """(beta1, beta2), whatever the packing."""
-        return self.optimizer.beta1, self.optimizer.beta2
-
     @property
     def schedule_steps(self) -> int:
         """Updates of the learning rate's schedule; stated once the data are known (`runs.with_schedule`)."""
         return self.optimizer.schedule_steps or 1
-
-    @property
-    def sections(self) -> Dict[str, Any]:
-        """The dataclass of each section."""
-        return {section: getattr(self, section) for section in ("task", *SECTIONS)}
-
-    def as_dict(self) -> Dict[str, Any]:
-        """Nested plain values; :func:`load_config` of them gives an equal configuration."""
-        return as_tree(self.sections)
-
-    def to_yaml(self) -> str:
-        """All settings, as a file that `load_config` reads."""
-        return yaml.safe_dump(self.as_dict(), sort_keys=False, default_flow_style=False)
-
-    def annotated(self) -> str:
-        """As :meth:`to_yaml`, with origin and meaning of each setting behind its value."""
-        return annotated(self.sections, self.origins)
 
 
 def load_config(path: Union[str, Path], overrides: Sequence[str] = (), *, stored: bool = False) -> FinetuneConfig:
@@ -388,18 +310,12 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, sto
     return config
 
 
-def rules(config: FinetuneConfig) -> List[Tuple[str, Any, str]]:
+def rules(config: FinetuneConfig) -> Rules:
     """What settings must fulfil together: (those it is about, whether it is broken, what is wrong)."""
     data, model = config.data, config.model
     squad = config.task if isinstance(config.task, SquadConfig) else None
     scored = config.task if isinstance(config.task, ClassificationConfig) and config.task.name in METRICS else None
-    depth = "null (unlimited)" if data.max_sequences_per_pack is None else data.max_sequences_per_pack
     return [
-        (
-            "data.packer data.max_sequences_per_pack",
-            not packs_at_depth(data.packer, data.max_sequences_per_pack),
-            f"data.max_sequences_per_pack is {depth}; too deep for data.packer {data.packer}",
-        ),
         (
             "data.training data.evaluation",
             data.training is None and data.evaluation is None,
@@ -432,12 +348,7 @@ def rules(config: FinetuneConfig) -> List[Tuple[str, Any, str]]:
             squad is not None and squad.drop_seen_paragraphs and data.training is None,
             "task.drop_seen_paragraphs is true; needs data.training, whose paragraphs they are",
         ),
-        (
-            "model.hidden_size model.num_heads",
-            model.hidden_size % model.num_heads != 0,
-            f"model.hidden_size is {model.hidden_size}; must be a multiple of model.num_heads, {model.num_heads}",
-        ),
-        *engine_rules(config.engine, config.placement),
+        *shared_rules(config),
         (
             "placement.embedding_serialization_factor",
             config.placement.embedding_serialization_factor > 1,
@@ -454,5 +365,4 @@ def rules(config: FinetuneConfig) -> List[Tuple[str, Any, str]]:
             config.engine.half_logits,
             "engine.half_logits is true; must be false in fine-tuning, which has no masked tokens",
         ),
-        *(rules_on_ipus(config) if config.engine.kind == "ipu" else ()),
     ]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
-from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.loader import Batch, Layout
 from ipu_packed_bert.placement import Part
+from ipu_packed_bert.schema import ModelConfig
 
 if TYPE_CHECKING:
     from ipu_packed_bert.model.packed import PackedBert

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import PackedBert
 from ipu_packed_bert.placement import Part
+from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.tasks.classification import is_label, label_settings, refuse_too_long
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
 from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows

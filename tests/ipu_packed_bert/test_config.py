@@ -14,11 +14,11 @@ from ipu_packed_bert.config import (
     Config,
     ConfigError,
     OptimizerConfig,
-    PlacementConfig,
     check_accumulation,
     config_from_tree,
     load_config,
 )
+from ipu_packed_bert.schema import PlacementConfig
 from ipu_packed_bert.settings import SettingsReader
 from tests.tiny_runs import tiny_settings
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, ModelConfig
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig
 from ipu_packed_bert.engine.host.attention import without_kernel
 from ipu_packed_bert.engine.host.devices import capability
 from ipu_packed_bert.optim import build_optimizer
+from ipu_packed_bert.schema import EngineConfig, ModelConfig
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import host_engine, initial_network
 from tests.tiny_runs import tiny_config, tiny_data

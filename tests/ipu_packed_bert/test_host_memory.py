@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from ipu_packed_bert.config import BatchConfig, Config, ModelConfig
+from ipu_packed_bert.config import BatchConfig, Config
 from ipu_packed_bert.host_memory import host_memory, layer_bytes, multiply_adds
+from ipu_packed_bert.schema import ModelConfig
 from tests.update_batches import SLOTS, change, make_batches
 
 MODEL = ModelConfig(61, 64, 2, 4, 256, SLOTS, hidden_dropout=0.0)

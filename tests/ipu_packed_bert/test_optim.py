@@ -11,15 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_packed_bert.config import (
-    SCHEDULES,
-    Config,
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    cross_check,
-)
+from ipu_packed_bert.config import Config, LossConfig, OptimizerConfig, RunConfig, cross_check
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.optim import (
     AdamW,
@@ -33,6 +25,7 @@ from ipu_packed_bert.optim import (
     scheduled_rate,
     warmup_linear,
 )
+from ipu_packed_bert.schema import SCHEDULES, ModelConfig
 
 SHAPES = [(5, 3), (7,), (1,), (2, 2, 4)]
 

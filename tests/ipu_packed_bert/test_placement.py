@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ipu_packed_bert.config import Config, ConfigError, LossConfig, ModelConfig, PlacementConfig, load_config
+from ipu_packed_bert.config import Config, ConfigError, LossConfig, load_config
 from ipu_packed_bert.configurations import shipped_names
+from ipu_packed_bert.schema import ModelConfig, PlacementConfig
 from tests.pretraining import placed
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"

@@ -4,18 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.config import (
-    BatchConfig,
-    Config,
-    DataConfig,
-    EngineConfig,
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-    load_config,
-)
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig, load_config
 from ipu_packed_bert.model.packed import BATCH_FIELDS, GatherSlots
 from ipu_packed_bert.model.products import OneHotSlots, SequenceCodes, mask_in_product
+from ipu_packed_bert.schema import EngineConfig, ModelConfig
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import initial_network
 from tests.tolerances import relative_error

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipu_packed_bert.config import BatchConfig, Config, ModelConfig
+from ipu_packed_bert.config import BatchConfig, Config
 from ipu_packed_bert.engine.host.engine import _Program
+from ipu_packed_bert.schema import ModelConfig
 from tests.pretraining import host_engine
 from tests.tiny_runs import TINY
 from tests.update_batches import change, make_batches

@@ -12,18 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from ipu_packed_bert.config import (
-    BatchConfig,
-    Config,
-    DataConfig,
-    EngineConfig,
-    LossConfig,
-    OptimizerConfig,
-)
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig
 from ipu_packed_bert.engine.host import VARLEN_FROM, pick_attention
 from ipu_packed_bert.engine.host.engine import _Program
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from ipu_packed_bert.model.varlen import SequenceBoundaries, attend_within_sequences
+from ipu_packed_bert.schema import EngineConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.fakes.varlen_kernel import on_cpu
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales

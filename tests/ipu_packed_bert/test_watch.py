@@ -13,13 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
 from ipu_packed_bert.commands import pretrain
-from ipu_packed_bert.config import ConfigError, check_on_ipus, config_from_tree
+from ipu_packed_bert.config import ConfigError, config_from_tree
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.optim import build_optimizer, clip, gradient_norm, learning_rate
 from ipu_packed_bert.processes import ONE
 from ipu_packed_bert.run_folder import CHECKPOINTS, LOG, read_log
 from ipu_packed_bert.runlog import RunLog, skipped_updates
+from ipu_packed_bert.schema import check_on_ipus
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.train import train
 from pack_data.command import NotFinite, run_main

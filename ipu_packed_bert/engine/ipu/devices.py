@@ -6,11 +6,12 @@ import os
 import re
 from typing import Any, NamedTuple, Optional
 
-from ipu_packed_bert.config import PRETRAINING, Config, load_config
+from ipu_packed_bert.config import Config, load_config
 from ipu_packed_bert.configurations import config_file, shipped_names
 from ipu_packed_bert.engine.ipu.poprun import Instance, find_instance
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.launch import IPUS_OF_A_PROGRAM, instances_for
+from ipu_packed_bert.schema import PRETRAINING
 
 
 class Device(NamedTuple):

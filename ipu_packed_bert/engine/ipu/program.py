@@ -7,7 +7,6 @@ from typing import Any, Tuple
 import torch
 from torch import nn
 
-from ipu_packed_bert.config import mask_columns
 from ipu_packed_bert.engine.base import build_network
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.model.bert import VocabularyProduct
@@ -15,6 +14,7 @@ from ipu_packed_bert.model.loss import PretrainingLoss
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
 from ipu_packed_bert.placement import Placement
+from ipu_packed_bert.schema import mask_columns
 from ipu_packed_bert.tasks.task import Task
 
 

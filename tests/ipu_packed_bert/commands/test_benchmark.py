@@ -11,9 +11,10 @@ import torch
 from ipu_packed_bert.commands import benchmark
 from ipu_packed_bert.commands.benchmark import main
 from ipu_packed_bert.compare_unpacked import SideBySide
-from ipu_packed_bert.config import LossConfig, ModelConfig
+from ipu_packed_bert.config import LossConfig
 from ipu_packed_bert.engine.host import VARLEN_FROM
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
+from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.throughput import Measurement, draw_work, table
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram

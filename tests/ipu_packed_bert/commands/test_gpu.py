@@ -13,7 +13,7 @@ import torch
 
 from ipu_packed_bert import layouts
 from ipu_packed_bert.commands import benchmark, gpu
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig
 from ipu_packed_bert.layouts import (
     DENSE,
     FLASH,
@@ -29,6 +29,7 @@ from ipu_packed_bert.layouts import (
     to_json,
     without_padding,
 )
+from ipu_packed_bert.schema import EngineConfig
 from ipu_packed_bert.throughput import draw_work
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ipu_packed_bert.config import Config, LossConfig, ModelConfig
+from ipu_packed_bert.config import Config, LossConfig
 from ipu_packed_bert.cycles import tracing, vertices
 from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, Arrangement
 from ipu_packed_bert.cycles.layout import Cost, TensorLayout, bring, total, unknown_copy
@@ -31,6 +31,7 @@ from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.cycles.tracing import Value, capture, capture_update, layer_of, layer_signature, layers_alike
 from ipu_packed_bert.cycles.workload import MicroBatchShape, batch_shapes, engine_arrangement, shape_of
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
+from ipu_packed_bert.schema import ModelConfig
 
 MODEL = ModelConfig(
     vocabulary_size=320, hidden_size=64, num_layers=3, num_heads=4, intermediate_size=128, max_position_embeddings=32
@@ -258,7 +259,8 @@ def test_update_of_lamb_costs_forty_to_sixty_worker_cycles_for_two_parameters():
 @pytest.mark.parametrize("mask, arrangement", [("product", PACKED), ("additive", ADDITIVE)])
 def test_the_default_arrangements_are_what_the_ipu_engine_runs(mask, arrangement):
     """engine/ipu/ adapts the network for the device; the traced default is that graph, operator by operator."""
-    from ipu_packed_bert.config import DataConfig, EngineConfig, PlacementConfig
+    from ipu_packed_bert.config import DataConfig
+    from ipu_packed_bert.schema import EngineConfig, PlacementConfig
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from tests.fakes.sdk import installed
 

@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from ipu_packed_bert.config import ModelConfig
 from ipu_packed_bert.configurations import config_file, shipped_names
 from ipu_packed_bert.placement import place
+from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.settings import load_config
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
