@@ -6,9 +6,9 @@ pass, and the logits. Not counted are buffers of kernels and what the allocator 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.schema import Configuration, ModelConfig
 
 FULL = 4  # bytes of float32
 
@@ -25,7 +25,9 @@ class HostMemory(NamedTuple):
         return self.held + max(self.activations, self.update)
 
 
-def host_memory(config: Any, model: ModelConfig, *, parameters: int, slots: int, predictions: int) -> HostMemory:
+def host_memory(
+    config: Configuration, model: ModelConfig, *, parameters: int, slots: int, predictions: int
+) -> HostMemory:
     """`config`: of any task, with its sections `engine` and `batch`; `predictions`: masked slots of a pack, P."""
     half = config.engine.precision == "bfloat16"
     rows, layers = config.batch.micro_batch, model.num_layers

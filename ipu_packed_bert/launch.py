@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 from ipu_packed_bert.configurations import FOLDER
+from ipu_packed_bert.schema import Configuration
 from pack_data.command import typed
 
 IPUS_OF_A_PROGRAM = 64  # and a process has one program
@@ -25,7 +26,11 @@ _TYPED = {
 
 
 def start_lines(
-    config: Any, options: Sequence[str] = (), *, command: str = "pretrain", micro_batches: Optional[int] = None
+    config: Configuration,
+    options: Sequence[str] = (),
+    *,
+    command: str = "pretrain",
+    micro_batches: Optional[int] = None,
 ) -> List[str]:
     """The lines to type that start a run of a configuration, of any task, each with a label.
 
@@ -51,16 +56,16 @@ def start_lines(
     return found
 
 
-def _ipus(config: Any) -> int:
+def _ipus(config: Configuration) -> int:
     return config.placement.replicas * config.placement.ipus_per_replica
 
 
-def instances_for(config: Any, least: int = 1) -> int:
+def instances_for(config: Configuration, least: int = 1) -> int:
     """How many processes of poprun, of as many replicas each: `least`, or as many more as it takes."""
     return _divisor(config.placement.replicas, max(least, -(-_ipus(config) // IPUS_OF_A_PROGRAM)))
 
 
-def _on_the_host(config: Any, options: List[str], command: str, micro_batches: Optional[int]) -> List[str]:
+def _on_the_host(config: Configuration, options: List[str], command: str, micro_batches: Optional[int]) -> List[str]:
     number = config.engine.processes
     if number == 1:
         return _lines("start", [], typed(command, _TYPED[command][0]).split() + options)
@@ -89,7 +94,7 @@ def _divisor(number: int, least: int) -> int:
     return next((each for each in range(max(1, least), number) if number % each == 0), number)
 
 
-def _name(config: Any) -> str:
+def _name(config: Configuration) -> str:
     """As --config takes it: the name of a configuration that comes with the program, else its file."""
     path = Path(config.path)
     return path.stem if path.parent.resolve() == FOLDER.resolve() else str(path)

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple
 
 import torch
 
-from ipu_packed_bert.config import Config, OptimizerConfig
+from ipu_packed_bert.schema import Configuration, OptimizerSettings
 from pack_data.decoding import named
 
 
@@ -112,7 +112,7 @@ def parameter_groups(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]],
 
 
 def build_optimizer(
-    model: torch.nn.Module, optimizer: OptimizerConfig, *, betas: Tuple[float, float]
+    model: torch.nn.Module, optimizer: OptimizerSettings, *, betas: Tuple[float, float]
 ) -> torch.optim.Optimizer:
     """The configured optimiser; `betas` are those after the adjustment for packing (`Config.betas`)."""
     options: Dict[str, Any] = dict(
@@ -203,7 +203,7 @@ def scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
     return optimizer.learning_rate * share
 
 
-def learning_rate(step: int, config: Config) -> float:
+def learning_rate(step: int, config: Configuration) -> float:
     """Learning rate of update `step` of the run."""
     return scheduled_rate(step, config.optimizer, steps=config.schedule_steps)
 

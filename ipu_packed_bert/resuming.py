@@ -11,7 +11,7 @@ import dataclasses
 from types import MappingProxyType
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar, get_type_hints
 
-from ipu_packed_bert.schema import Change
+from ipu_packed_bert.schema import Change, Configuration
 from ipu_packed_bert.settings import (
     DEFAULT,
     FILE,
@@ -134,7 +134,7 @@ def check_allowed(texts: Sequence[str], sections: Mapping[str, Any]) -> Tuple[st
 def compare(
     run: str,
     stored: str,
-    config: Any,
+    config: Configuration,
     *,
     allowed: Collection[str] = (),
     before: Mapping[str, Any] = MappingProxyType({}),
@@ -198,7 +198,7 @@ def _differences(then: Any, now: Any) -> List[Change]:
     ]
 
 
-def _stated(change: Change, config: Any) -> str:
+def _stated(change: Change, config: Configuration) -> str:
     """A difference, and who made it."""
     origin = config.origins.get(change.key, FILE)
     by = f"in {config.path}" if origin == FILE or origin.startswith(DEFAULT) else f"by {origin}"

@@ -17,6 +17,7 @@ from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.run_folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
 from ipu_packed_bert.run_picture import curves, draw, padding_avoided
 from ipu_packed_bert.runlog import RunLog, Totals, in_words, skipped_updates
+from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.train import Outcome
 from pack_data.command import NotFinite, counted
 from pack_data.files import write_atomically
@@ -129,7 +130,7 @@ class RunEnd:
     """What is done after the last update of a run, of any task."""
 
     folder: Path
-    config: Any
+    config: Configuration
     engine: Engine
     batches: GlobalBatches
     log: RunLog

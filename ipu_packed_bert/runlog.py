@@ -36,6 +36,7 @@ from ipu_packed_bert.run_folder import (
     read_log,
 )
 from ipu_packed_bert.run_picture import padding_avoided
+from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, not_finite
 from pack_data.command import check_folder
@@ -301,7 +302,7 @@ def _written_elsewhere(folder: Union[str, Path], *, resumed: bool) -> str:
 @contextlib.contextmanager
 def open_run_folder(
     folder: Optional[str],
-    config: Any,
+    config: Configuration,
     *,
     first_step: int,
     environment: Dict[str, Any],

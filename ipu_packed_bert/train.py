@@ -26,6 +26,7 @@ from ipu_packed_bert.identity import UNKNOWN, Identity
 from ipu_packed_bert.loader import Batch, GlobalBatches
 from ipu_packed_bert.optim import learning_rate
 from ipu_packed_bert.processes import Processes
+from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from pack_data.command import NotFinite
 
@@ -92,21 +93,20 @@ class Outcome(NamedTuple):
 
 
 def train(
-    config: Any,
+    config: Configuration,
     engine: Engine,
     batches: GlobalBatches,
     log: Log,
     checkpoints: Optional[Path],
     *,
-    steps: Optional[int] = None,
+    steps: int,
     evaluate_every: Optional[int] = None,
     first_step: int = 0,
     vocabulary: Identity = UNKNOWN,
 ) -> Outcome:
     """Make the updates after ``first_step`` up to ``steps``; ``checkpoints`` None saves none.
 
-    ``config`` is that of any task; ``steps`` and ``evaluate_every`` are those of its section ``run`` where they are not
-    given. ``vocabulary`` is what checkpoints record of it.
+    ``evaluate_every`` is ``run.evaluate_every`` where it is not given. ``vocabulary`` is what checkpoints record of it.
 
     Ctrl-C and SIGTERM let the update or the evaluation's batch under way finish, save a checkpoint and return; a second
     Ctrl-C stops at once. Of several processes each calls this, and those that give no ``checkpoints`` write none; a
@@ -121,7 +121,6 @@ def train(
     next one is saved when it is due.
     """
     run, task, processes = config.run, engine.task, engine.processes
-    steps = run.steps if steps is None else steps
     evaluate_every = run.evaluate_every if evaluate_every is None else evaluate_every
     kept = Kept(checkpoints, keep=run.keep_checkpoints, newest=first_step)
     step, skipped, stop, not_saved = first_step, 0, None, None
@@ -138,8 +137,8 @@ def train(
                 raise NotFinite(f"update {step}: the held-out loss after it is {found.loss}; {kept.way_out(step)}")
             return "loss" in found.metrics
 
-        due = 0 < first_step < steps and evaluate_every and first_step % evaluate_every == 0
-        if due and processes.of_first(log.lacks_evaluation, first_step) and evaluate(first_step):
+        missed = 0 < first_step < steps and evaluate_every and first_step % evaluate_every == 0
+        if missed and processes.of_first(log.lacks_evaluation, first_step) and evaluate(first_step):
             kept.shown_good()
         for step in range(first_step + 1, steps + 1):
             batch = next(batches)

@@ -241,7 +241,8 @@ def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
             return 0
         load(begin, ready, args, same_batch=not changes.other_batch)
         if engine.share[0]:  # the first process writes for all
-            return train(config, engine, batches, SilentLog(), None, first_step=begin.step).status
+            outcome = train(config, engine, batches, SilentLog(), None, steps=config.run.steps, first_step=begin.step)
+            return outcome.status
         return train_and_write(ready, args, begin, changes)
 
 
@@ -382,6 +383,7 @@ def train_and_write(ready: Ready, args: argparse.Namespace, begin: Beginning, ch
                 ready.batches,
                 log,
                 folder / CHECKPOINTS,
+                steps=config.run.steps,
                 first_step=begin.step,
                 vocabulary=ready.vocabulary,
             )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
+from ipu_packed_bert.config import Config
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.calibration import Calibration
 from ipu_packed_bert.cycles.pipeline import Pipeline
@@ -27,7 +28,7 @@ def speed(pipeline: Pipeline, accumulation: int, packing_factor: float, updates:
     return Speed(rate, updates * pipeline.step(accumulation, fitted.parameters).seconds / DAY)
 
 
-def known_speed(config: Any, packing_factor: float, folder: Path) -> Optional[Speed]:
+def known_speed(config: Config, packing_factor: float, folder: Path) -> Optional[Speed]:
     """Without torch, and writing nothing: None where no report has traced this network yet.
 
     folder: the cache of plans and traces.

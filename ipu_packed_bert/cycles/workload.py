@@ -6,11 +6,13 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
+from ipu_packed_bert.config import Config
 from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED, Arrangement
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.pipeline import Pipeline, PipelinePlacement, assemble
 from ipu_packed_bert.cycles.target import Target
 from ipu_packed_bert.cycles.tracing import Graph, cached, capture, capture_update, layers_alike, sources_digest
+from ipu_packed_bert.schema import Configuration
 
 TRACED_LAYERS = 3  # first, last, and one between that stands for all
 
@@ -24,7 +26,7 @@ class MicroBatchShape(NamedTuple):
     masked: int  # P, masked tokens a pack has room for
 
 
-def shape_of(config: Any, *, depth: Optional[int] = None) -> MicroBatchShape:
+def shape_of(config: Config, *, depth: Optional[int] = None) -> MicroBatchShape:
     """The micro-batch of a configuration. P is max_predictions_per_sequence + D, without packing the bare number.
 
     depth: instead of the configured one. Raises ValueError where it is unlimited.
@@ -43,7 +45,7 @@ def shape_of(config: Any, *, depth: Optional[int] = None) -> MicroBatchShape:
     )
 
 
-def placement_of(config: Any, *, heads_return: bool = True) -> PipelinePlacement:
+def placement_of(config: Configuration, *, heads_return: bool = True) -> PipelinePlacement:
     placement, engine = config.placement, config.engine
     return PipelinePlacement(
         tuple(placement.layers_per_ipu),
@@ -73,7 +75,7 @@ def batch_shapes(shape: MicroBatchShape) -> Dict[str, Tuple[Tuple[int, ...], str
     return shapes
 
 
-def build(config: Any, model: Any, shape: MicroBatchShape, arrangement: Arrangement) -> Any:
+def build(config: Config, model: Any, shape: MicroBatchShape, arrangement: Arrangement) -> Any:
     """The network of `config`, with the layers of `model`, in an arrangement. Needs torch; a cached graph does not."""
     from ipu_packed_bert.cycles import variants
 
@@ -82,7 +84,7 @@ def build(config: Any, model: Any, shape: MicroBatchShape, arrangement: Arrangem
     )
 
 
-def engine_arrangement(config: Any) -> Arrangement:
+def engine_arrangement(config: Configuration) -> Arrangement:
     """The arrangement in which the IPU engine runs a configuration's packs."""
     return PACKED if config.engine.mask == "product" else ADDITIVE
 
@@ -114,7 +116,7 @@ class Traces:
             self._graphs[key] = cached(f"{sources_digest()} {key}", self.folder, trace)
         return self._graphs[key]
 
-    def training(self, config: Any, shape: MicroBatchShape, arrangement: Arrangement) -> Graph:
+    def training(self, config: Config, shape: MicroBatchShape, arrangement: Arrangement) -> Graph:
         """Forward and backward of a micro-batch; where all layers are alike, three of them are traced."""
 
         def traced(num_layers: int) -> Graph:
@@ -132,7 +134,7 @@ class Traces:
             few if few.num_layers == config.model.num_layers or layers_alike(few) else traced(config.model.num_layers)
         )
 
-    def update(self, config: Any) -> Graph:
+    def update(self, config: Config) -> Graph:
         """The weight update of a network of one layer: its costs are scaled to the parameters of a whole one."""
         model = replace(config.model, num_layers=1)
 
@@ -159,7 +161,7 @@ class Machine:
 
     def pipeline(
         self,
-        config: Any,
+        config: Config,
         *,
         arrangement: Optional[Arrangement] = None,
         depth: Optional[int] = None,

@@ -5,9 +5,10 @@ The modules that need a device's software are imported only in the branch that u
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from ipu_packed_bert.processes import ONE, Processes, Ranks
+from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _ipu_modules():
     return devices, engine
 
 
-def choose_engine(config: Any, *, simulated: bool = True) -> EngineChoice:
+def choose_engine(config: Configuration, *, simulated: bool = True) -> EngineChoice:
     """What `engine.kind` means on this machine: IPU hardware, else the Poplar IPU Model, else CUDA, else the CPU.
 
     config: of any task. simulated: whether `auto` may take an IPU Model that nobody asked for.
@@ -65,7 +66,7 @@ def choose_engine(config: Any, *, simulated: bool = True) -> EngineChoice:
     return _host(config, "the Poplar SDK is here but no IPU is attached")
 
 
-def _host(config: Any, why: str) -> EngineChoice:
+def _host(config: Configuration, why: str) -> EngineChoice:
     from ipu_packed_bert.engine.host.devices import device_name, find_device
 
     device = find_device(config.engine)
@@ -73,7 +74,9 @@ def _host(config: Any, why: str) -> EngineChoice:
     return EngineChoice("host", f"host engine on {where}: {why}", cuda=device.type == "cuda")
 
 
-def build_engine(config: Any, task: Task, choice: EngineChoice, *, packing_factor: float, processes: Processes = ONE):
+def build_engine(
+    config: Configuration, task: Task, choice: EngineChoice, *, packing_factor: float, processes: Processes = ONE
+):
     """The engine that `choose_engine` picked, for batches of `task`.
 
     Raises ValueError where several processes were started by the launcher of the other engine.

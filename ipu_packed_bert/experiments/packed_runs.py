@@ -317,7 +317,7 @@ class PretrainingSetup:
                 every = config.run.evaluate_every if folder is not None else 0
                 config = replace(config, run=replace(config.run, checkpoint_every=every))
                 # Interrupted, it ends the experiment, whose unfinished cell goes on from its last checkpoint.
-                if train(config, engine, changed, log, folder, first_step=step).stopped_by:  # type: ignore[arg-type]
+                if train(config, engine, changed, log, folder, steps=config.run.steps, first_step=step).stopped_by:  # type: ignore[arg-type]
                     raise KeyboardInterrupt
                 rows = log.rows
                 if along is not None:

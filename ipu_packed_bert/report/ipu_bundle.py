@@ -17,7 +17,9 @@ import socket
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from ipu_packed_bert.config import Config
 from ipu_packed_bert.report.popvision import CLASSES
+from ipu_packed_bert.schema import Configuration
 from pack_data.decoding import read_object
 from pack_data.files import write_atomically
 from pack_data.tables import text_table
@@ -68,7 +70,7 @@ def cleaned(value: Any) -> Any:
     return clean(value) if isinstance(value, str) else value
 
 
-def public_settings(config: Any) -> Dict[str, Dict[str, Any]]:
+def public_settings(config: Configuration) -> Dict[str, Dict[str, Any]]:
     """Of a configuration the numbers, the switches and the texts that are one of several choices; no name of a file."""
     found: Dict[str, Dict[str, Any]] = {}
     for section, settings in config.sections.items():
@@ -138,7 +140,7 @@ def problems(bundle: Bundle) -> List[str]:
     return found
 
 
-def way_out(config: Any, *, ipu: Optional[int], smaller: Optional[int]) -> List[str]:
+def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> List[str]:
     """What to change where a program does not fit, the cheapest first, as --set options.
 
     ipu: the one that is too full, None where it is not known. smaller: a micro-batch that fits by the plan.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, NamedTuple, Opti
 
 from ipu_packed_bert.loader import Batch, Layout
 from ipu_packed_bert.placement import Part
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.schema import Configuration, ModelConfig
 
 if TYPE_CHECKING:
     from ipu_packed_bert.model.packed import PackedBert
@@ -115,7 +115,7 @@ class Task(abc.ABC):
             **{name: int((batch[field] > 0).sum()) for name, field in self.counts.items()},
         }
 
-    def layout(self, config: Any, packing_factor: float) -> Layout:
+    def layout(self, config: Configuration, packing_factor: float) -> Layout:
         """The shape of the global batches of a configuration."""
         return Layout(
             self.carried,

@@ -70,7 +70,9 @@ def run(store, folder, engine, *overrides, first_step=0):
         stream=io.StringIO(),
     )
     with contextlib.closing(log), contextlib.closing(batches):
-        outcome = train(config, engine, batches, log, folder / "checkpoints", first_step=first_step)
+        outcome = train(
+            config, engine, batches, log, folder / "checkpoints", steps=config.run.steps, first_step=first_step
+        )
     return config, outcome
 
 
@@ -227,7 +229,7 @@ def test_losses_fall_on_something_learnable(store, tmp_path):
     engine = host_engine(config, store.schema, packing_factor=2.0)
     batches = global_batches(store, config, packing_factor=2.0)
     log = RunLog(tmp_path, steps=60, max_sequence_length=SLOTS, progress=False, stream=io.StringIO())
-    train(config, engine, batches, log, tmp_path / "checkpoints")
+    train(config, engine, batches, log, tmp_path / "checkpoints", steps=config.run.steps)
     log.close()
     batches.close()
     losses = [record["loss"] for record in read_log(tmp_path / LOG)]

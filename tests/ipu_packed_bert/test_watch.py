@@ -241,7 +241,7 @@ def run(store, folder, losses, *overrides, first_step=0):
         folder, steps=config.run.steps, first_step=first_step, max_sequence_length=SLOTS, progress=False, stream=stream
     )
     try:
-        train(config, Told(losses), batches, log, folder / CHECKPOINTS, first_step=first_step)
+        train(config, Told(losses), batches, log, folder / CHECKPOINTS, steps=config.run.steps, first_step=first_step)
     finally:
         log.close()
         batches.close()

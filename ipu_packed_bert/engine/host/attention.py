@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 import torch
 
 from ipu_packed_bert.engine.host.devices import AMPERE, arithmetic, capability
+from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
 
 # On a CPU, slots of a row from which attention within each sequence pays, by type: docs/evidence.md,
@@ -50,7 +51,7 @@ def without_kernel(
     return "" if hasattr(varlen, "varlen_attn") else f"torch {torch.__version__} has none"
 
 
-def pick_attention(config: Any, task: Task, device: torch.device) -> Attention:
+def pick_attention(config: Configuration, task: Task, device: torch.device) -> Attention:
     """The attention that is fastest and exact on this device; `engine.attention` decides where it isn't "auto".
 
     On CUDA: the variable-length kernel, which skips what a mask would throw away and has static shapes, else

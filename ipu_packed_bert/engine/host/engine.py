@@ -39,6 +39,7 @@ from ipu_packed_bert.optim import (
     refuse_other_shapes,
 )
 from ipu_packed_bert.processes import ONE, Processes
+from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
 
 # The stream of random numbers drawn from run.seed that dropout in several processes draws from.
@@ -102,7 +103,7 @@ class HostEngine(Engine):
 
     def __init__(
         self,
-        config: Any,
+        config: Configuration,
         task: Task,
         *,
         packing_factor: float,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
-from ipu_packed_bert.config import Config, load_config
+from ipu_packed_bert.config import load_config
 from ipu_packed_bert.configurations import config_file, shipped_names
 from ipu_packed_bert.engine.ipu.poprun import Instance, find_instance
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.launch import IPUS_OF_A_PROGRAM, instances_for
-from ipu_packed_bert.schema import PRETRAINING
+from ipu_packed_bert.schema import PRETRAINING, Configuration
 
 
 class Device(NamedTuple):
@@ -20,7 +20,7 @@ class Device(NamedTuple):
     offline: bool = False
 
 
-def find_device(config: Any, *, simulated: bool = True) -> Optional[Device]:
+def find_device(config: Configuration, *, simulated: bool = True) -> Optional[Device]:
     """The device that `config`, of any task, can have on this machine, None without one.
 
     A simulated device that was asked for, by `engine.ipu_model` or PopTorch's environment variables, wins over
@@ -51,7 +51,7 @@ def find_device(config: Any, *, simulated: bool = True) -> Optional[Device]:
     return None
 
 
-def _device_of_instance(config: Any, instance: Instance) -> Device:
+def _device_of_instance(config: Configuration, instance: Instance) -> Device:
     placement, number = config.placement, instance.instances
     if config.engine.offline_export is not None:
         file = instance.own(config.engine.offline_export)
@@ -76,7 +76,7 @@ def _device_of_instance(config: Any, instance: Instance) -> Device:
     )
 
 
-def model_asked_by(config: Any) -> Optional[str]:
+def model_asked_by(config: Configuration) -> Optional[str]:
     """What asks for a simulated device, None if nothing does."""
     if _switched_on("POPTORCH_IPU_MODEL"):  # wins over the small one in PopTorch
         return "POPTORCH_IPU_MODEL"
@@ -101,7 +101,7 @@ def fewer_attached(wanted: int) -> int:
     return number
 
 
-def too_few(config: Any, attached: int) -> str:
+def too_few(config: Configuration, attached: int) -> str:
     """What is wrong where fewer IPUs are attached than a configuration wants, and the way out."""
     are = "1 IPU is" if attached == 1 else f"{attached} IPUs are"
     found = f"{config.path}: {are} attached, wanted are {ipus_of(config)}"
@@ -118,11 +118,11 @@ def too_few(config: Any, attached: int) -> str:
     )
 
 
-def configuration_for(config: Config, ipus: int) -> Optional[str]:
+def configuration_for(config: Configuration, ipus: int) -> Optional[str]:
     """The configuration that comes with this package, of the same model and the same packs, for at most `ipus` IPUs:
     the one with the most of them, of the same machine where there are two; None if there is none."""
 
-    def kind(each: Config):
+    def kind(each: Configuration):
         model, data = each.model, each.data
         sizes = (model.hidden_size, model.num_layers, model.num_heads, model.intermediate_size)
         return sizes, data.max_sequence_length, data.max_sequences_per_pack
@@ -140,14 +140,14 @@ def configuration_for(config: Config, ipus: int) -> Optional[str]:
     return None if best is None else best.name
 
 
-def ipus_of(config: Any) -> str:
+def ipus_of(config: Configuration) -> str:
     """ "16 IPUs (4 x 4)": all replicas' IPUs, in words."""
     placement = config.placement
     plural = "" if config.ipus == 1 else "s"
     return f"{config.ipus} IPU{plural} ({placement.replicas} x {placement.ipus_per_replica})"
 
 
-def refuse_too_many(config: Any, replicas: int) -> None:
+def refuse_too_many(config: Configuration, replicas: int) -> None:
     """Raise ValueError where the program of this process, with `replicas` of the run's, has more IPUs than it can."""
     ipus = replicas * config.placement.ipus_per_replica
     if ipus > IPUS_OF_A_PROGRAM:

@@ -30,6 +30,7 @@ from ipu_packed_bert.engine.ipu.state import fill, moments, plain, same_shapes
 from ipu_packed_bert.loader import Batch, GlobalBatches
 from ipu_packed_bert.placement import place
 from ipu_packed_bert.processes import ONE, Processes
+from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
 
 
@@ -67,7 +68,9 @@ class IpuEngine(Engine):
     does not come: all must run, attach, detach and read back the same programs in the same order.
     """
 
-    def __init__(self, config: Any, task: Task, device: Device, *, packing_factor: float, processes: Processes = ONE):
+    def __init__(
+        self, config: Configuration, task: Task, device: Device, *, packing_factor: float, processes: Processes = ONE
+    ):
         config.check_for_ipus(packing_factor)
         if device.kind == "ipu_model" and config.placement.replicas > 1:
             raise ValueError(

@@ -10,6 +10,7 @@ import torch
 
 from ipu_packed_bert.engine.ipu.poprun import Instance
 from ipu_packed_bert.loader import Batch
+from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.settings import plain, shown
 from ipu_packed_bert.tasks.task import Task
 from pack_data.decoding import Fields, read_object
@@ -34,7 +35,7 @@ Facts = Dict[str, Any]  # name -> plain value
 
 
 def program_facts(
-    config: Any,
+    config: Configuration,
     task: Task,
     *,
     accumulation: int,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from ipu_packed_bert.engine.ipu.devices import fewer_attached, model_asked_by
 from ipu_packed_bert.engine.ipu.poprun import find_instance
 from ipu_packed_bert.engine.ipu.sdk import poptorch
+from ipu_packed_bert.schema import Configuration
 
 
 class Inventory(NamedTuple):
@@ -16,7 +17,7 @@ class Inventory(NamedTuple):
     model_asked_by: Optional[str]  # what asks for a simulated device
 
 
-def inventory(config: Any) -> Inventory:
+def inventory(config: Configuration) -> Inventory:
     """Raises ValueError in one of several instances that poprun started."""
     if find_instance(config).instances > 1:
         raise ValueError(f"{config.path}: poprun started several instances; the check is one process, without poprun")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Tuple
 
 import torch
 
@@ -12,11 +12,12 @@ from ipu_packed_bert.engine.ipu.poprun import Instance
 from ipu_packed_bert.engine.ipu.program import Program
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.optim import parameter_groups
+from ipu_packed_bert.schema import Configuration
 
 TYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
-def common_options(config: Any, device: Device, instance: Instance, *, name: str) -> poptorch.Options:
+def common_options(config: Configuration, device: Device, instance: Instance, *, name: str) -> poptorch.Options:
     """What training and evaluation share."""
     engine, placement = config.engine, config.placement
     if instance.distributed:
@@ -49,7 +50,9 @@ def common_options(config: Any, device: Device, instance: Instance, *, name: str
     return options
 
 
-def training_options(config: Any, device: Device, instance: Instance, *, accumulation: int) -> poptorch.Options:
+def training_options(
+    config: Configuration, device: Device, instance: Instance, *, accumulation: int
+) -> poptorch.Options:
     """Options of the training program: one update a call."""
     engine, placement = config.engine, config.placement
     options = common_options(config, device, instance, name="training")
@@ -86,7 +89,7 @@ def _tune_backend(options: poptorch.Options) -> None:
 
 
 def evaluation_options(
-    config: Any, device: Device, instance: Instance, *, iterations: int, name: str = "evaluation"
+    config: Configuration, device: Device, instance: Instance, *, iterations: int, name: str = "evaluation"
 ) -> poptorch.Options:
     """Options of an inference program; the micro-batches of a call are device iterations, since nothing
     accumulates.
@@ -101,7 +104,7 @@ def evaluation_options(
     return options
 
 
-def build_optimizer(program: Program, config: Any, *, betas: Tuple[float, float]) -> torch.optim.Optimizer:
+def build_optimizer(program: Program, config: Configuration, *, betas: Tuple[float, float]) -> torch.optim.Optimizer:
     """PopTorch's LAMB or AdamW with the parameter groups of every engine; constants are compiled in, the rate is
     not."""
     settings, engine = config.optimizer, config.engine

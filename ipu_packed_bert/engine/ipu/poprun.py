@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
 from ipu_packed_bert.processes import Ranks, is_lost_connection, of_poprun
+from ipu_packed_bert.schema import Configuration
 from pack_data.command import NotFinite
 
 _begun: List[Any] = []  # popdist, once it is ready
@@ -61,7 +62,7 @@ class Instance(NamedTuple):
         return path if self.instances == 1 else f"{path}-{self.rank}-of-{self.instances}"
 
 
-def find_instance(config: Any) -> Instance:
+def find_instance(config: Configuration) -> Instance:
     """Raises ValueError where poprun was asked for another number of replicas than the configuration."""
     replicas = config.placement.replicas
     popdist = begun()
