@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
+from ipu_packed_bert.checkpoint import checkpoints
 from ipu_packed_bert.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.loader import GlobalBatches
-from ipu_packed_bert.run_folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
+from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
 from ipu_packed_bert.run_picture import curves, draw, padding_avoided
 from ipu_packed_bert.runlog import RunLog, Totals, in_words, skipped_updates
 from ipu_packed_bert.schema import Configuration
@@ -76,6 +77,9 @@ class RunSummary:
             rows.append(("left out", f"{updates} whose loss or gradients were not finite"))
         if self.held_out is not None:
             rows += _labelled("held out", _held_out(self.held_out))
+            right, constant = (self.held_out.get(name) for name in ("mlm_accuracy", "most_frequent_token_accuracy"))
+            if right is not None and constant is not None and right < constant:
+                rows.append(("note", "nothing is learnt yet: always the most frequent token is right more often"))
         if self.compare_unpacked is not None:
             rows += _labelled("unpacked", _compared(self.compare_unpacked, precision))
         return [f"{label:<9} {text}".rstrip() for label, text in rows]
@@ -135,8 +139,9 @@ class RunEnd:
     batches: GlobalBatches
     log: RunLog
     steps: int  # that the run should make
-    resume: str  # the command to type where the run was stopped
-    go_on: str  # and the one after its last update
+    command: str  # that makes such a run, as it is typed, without options
+    go_on: str  # the whole command to type after the last update
+    begin: str = ""  # the options besides --config and --out that begin the run
     baseline: Callable[[], Mapping[str, float]] = dict  # see `summarise`
     progress: Optional[bool] = None
 
@@ -178,8 +183,16 @@ class RunEnd:
             print(f"picture   {self._picture(summary)}")
         print(f"run       {self.folder}  (tensorboard --logdir {shlex.quote(str(self.folder))})")
         if summary.steps:  # else there was nothing to learn from
-            print(f"continue  {self.go_on}" if saved and outcome.step == self.steps else f"resume    {self.resume}")
+            print(f"continue  {self.go_on}" if saved and outcome.step == self.steps else self._once_more())
         return summary
+
+    def _once_more(self) -> str:
+        """What to type where the run is not done, or its last state not saved."""
+        run = shlex.quote(str(self.folder))
+        if checkpoints(self.folder / CHECKPOINTS):
+            return f"resume    {self.command} --resume {run}"
+        config = shlex.quote(str(self.folder / CONFIG))
+        return f"again     {self.command} --config {config} --out {run} --resume-if-there{self.begin}"
 
     @contextlib.contextmanager
     def _said_where_it_fails(self) -> Iterator[None]:

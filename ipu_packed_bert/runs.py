@@ -236,11 +236,9 @@ def fine_tune(
             )
         )
         longer = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={2 * steps}"
-        resume_command = (
-            f"{typed('finetune', 'python -m ipu_packed_bert.finetune')} --resume {shlex.quote(str(folder))}"
-        )
-        go_on = f"{resume_command} --set run.epochs={2 * config.run.epochs}{longer}"
-        end = RunEnd(folder, config, engine, batches, log, steps, resume_command, go_on, progress=progress)
+        command = typed("finetune", "python -m ipu_packed_bert.finetune")
+        go_on = f"{command} --resume {shlex.quote(str(folder))} --set run.epochs={2 * config.run.epochs}{longer}"
+        end = RunEnd(folder, config, engine, batches, log, steps, command, go_on, progress=progress)
         with end.if_not_finite():
             outcome = trained(log, folder / CHECKPOINTS)
             finished = outcome.stopped_by is None

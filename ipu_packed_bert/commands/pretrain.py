@@ -365,8 +365,9 @@ def train_and_write(ready: Ready, args: argparse.Namespace, begin: Beginning, ch
             ready.global_batches,
             log,
             config.run.steps,
-            resume=resume_command(folder),
+            _command(),
             go_on=how_to_go_on(folder, config),
+            begin=f" --start-from {shlex.quote(args.start_from)}" if args.start_from else "",
             baseline=partial(
                 unigram_baseline,
                 ready.store,
@@ -465,8 +466,12 @@ def how_to_go_on(folder: Any, config: Config, made: int = 0) -> str:
 
 
 def resume_command(folder: Any) -> str:
+    return f"{_command()} --resume {shlex.quote(str(folder))}"
+
+
+def _command() -> str:
     script = sys.argv[0] if Path(sys.argv[0]).name == "run_pretraining.py" else "run_pretraining.py"
-    return f"{typed('pretrain', f'python {shlex.quote(script)}')} --resume {shlex.quote(str(folder))}"
+    return typed("pretrain", f"python {shlex.quote(script)}")
 
 
 def print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:

@@ -85,6 +85,15 @@ def test_the_baseline_stands_beside_the_model_and_null_where_a_figure_is_none(tm
     assert ["masked", "tokens,", "loss", "5.500", "6.000"] in [line[:5] for line in lines]
 
 
+@pytest.mark.parametrize("right, learnt", [(0.049, False), (0.05, True), (None, True)])
+def test_a_run_that_learnt_nothing_says_so(tmp_path, right, learnt):
+    """Held out, it is right less often than the most frequent token alone is."""
+    logged(tmp_path, {"step": 3, "mlm_accuracy": right, "mlm_loss": 6.5, "nsp_accuracy": 0.25, "sequences": 40})
+    text = "\n".join(summary_of(tmp_path, baseline=BASELINE).lines(precision="float32"))
+    assert ("note      nothing is learnt yet" in text) != learnt
+    assert "nothing is learnt" not in "\n".join(summary_of(tmp_path).lines(precision="float32"))
+
+
 @pytest.mark.parametrize("gradients, words", [(1e-6, "the same updates"), (1e-3, "MORE than 1e-04")])
 def test_the_comparison_says_whether_it_came_out_equal(tmp_path, gradients, words):
     logged(tmp_path)

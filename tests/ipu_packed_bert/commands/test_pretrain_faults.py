@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shlex
 import shutil
 import signal
 import time
@@ -276,10 +277,15 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(tiny, tmp_path, capsys, 
     assert losses(tmp_path / "run") == losses(tmp_path / "undisturbed")
 
     full.update((2, 4, 6))
-    assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "none"), *options]) == 1
-    text = capsys.readouterr().out
-    assert "the last state is not saved, and no other" in text and "resume " in text
-    full.remove(2)
+    begun = ["--config", tiny, "--start-from", str(tmp_path / "undisturbed"), "--out", str(tmp_path / "none")]
+    assert pretrain.main([*begun, *options]) == 1
+    text, unsaved = capsys.readouterr().out, losses(tmp_path / "none")
+    assert "the last state is not saved, and no other" in text and "--resume " not in text
+    (again,) = (line for line in text.splitlines() if line.startswith("again "))
+    full.clear()
+    assert run_main(pretrain.main, shlex.split(again)[3:]) == 0  # after the words "again python run_pretraining.py"
+    assert losses(tmp_path / "none") == unsaved and checkpoints(tmp_path / "none" / "checkpoints")
+    full.update((4, 6))
     assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "last"), *options]) == 1
     assert "the last state is not saved: make room, and --resume goes on from update 2" in capsys.readouterr().out
     full.clear()
