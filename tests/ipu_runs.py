@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 
 import numpy as np
 
@@ -72,3 +73,14 @@ def schema(depth=3):
 def weights_of(state):
     """(names, tensors) without the attention's key bias: its gradient is zero but for rounding, which LAMB blows up."""
     return [state["model"][name] for name in sorted(state["model"]) if not name.endswith("key.bias")]
+
+
+def plain(value):
+    """What an option of PopTorch holds, to compare: an enumeration's member as its number, a function as a word."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return "callable" if callable(value) else value

@@ -206,7 +206,7 @@ class _PopartOptions(_Settings):
     def setPatterns(self, patterns, level=2):
         for key, value in patterns.items():
             _of(str, key, "pattern"), _of(bool, value, key)
-        return self._set(patterns=dict(patterns))
+        return self._set(patterns=dict(patterns), patterns_level=level)
 
 
 class _PrecisionOptions(_Settings):
@@ -316,6 +316,7 @@ class Options(_Settings):
         self._popart.setEngineOptions(
             {
                 **self._popart._values.get("engineOptions", {}),
+                "debug.allowOutOfMemory": "true",
                 "autoReport.all": "true",
                 "autoReport.directory": profile_dir or ".",
             }
@@ -358,39 +359,56 @@ class Options(_Settings):
         merged = {
             "execution_mode": 0,  # pipelined
             "replication_factor": own["replication_factor"],
+            "input_group_size": 1,
+            "input_cgt": 1,  # consecutive
+            "broadcast_buffers": True,
             "device_iterations": own["device_iterations"],
+            "log_dir": ".",
+            "max_repeat_logs": 4,
+            "auto_round_num_ipus": own["auto_round"],
+            "anchored_tensors": {},
             "output_mode": int(own["output_mode"]),
             "output_return_period": own["period"],
-            "auto_round_num_ipus": own["auto_round"],
             "connection_type": int(own["connection"]),
+            "sync_pattern": 0,  # full
             "available_memory_proportion": {int(name[3:]): share for name, share in own["memory"].items()},
-            "use_model": own.get("ipu_model", False),
             "gradient_accumulation": training["accumulation"],
             "accumulation_and_replication_reduction_type": training["reduction"],
+            "meanAccumulationAndReplicationReductionStrategy": training["mean_strategy"],
             "num_distributed_processes": self._distributed.numProcesses,
             "distributed_process_id": self._distributed.processId,
+            "ipuof_configs": {},
+            "instrumentWithHardwareCycleCounter": own.get("cycles", False),
+            "rearrangeAnchorsOnHost": False,
             **{
                 f"location_{kind}": {_LOCATION_NAMES[name]: int(value) for name, value in location.items()}
                 for kind, location in self._locations._values.items()
             },
             **self._popart._values,
         }
-        if "random_seed" in own:
-            merged["random_seed"] = own["random_seed"]
-        if "offline" in own:
-            merged["ipu_version"] = own["offline"]
+        if own.get("progress", True):
+            merged["compilation_progress_bar_fn"] = print
+        for ours, name in (
+            ("ipu_model", "use_model"),
+            ("name", "model_name"),
+            ("random_seed", "random_seed"),
+            ("offline", "ipu_version"),
+        ):
+            if ours in own:
+                merged[name] = own[ours]
         if "cache" in own:
             merged.update(cachePath=own["cache"], enableEngineCaching=True)
         if "synthetic_data" in own:
             merged["syntheticDataMode"] = 2 if own["synthetic_data"] else 0  # random normal, off
-        if "cycles" in own:
-            merged["instrumentWithHardwareCycleCounter"] = own["cycles"]
         if "automatic_loss_scaling" in training:
             merged["automaticLossScalingSettings.enabled"] = training["automatic_loss_scaling"]
         if "stochastic_rounding" in precision:
             merged["enableStochasticRounding"] = precision["stochastic_rounding"]
+        if "floating_point_exceptions" in precision:
+            merged["enableFloatingPointChecks"] = precision["floating_point_exceptions"]
         if "partials" in precision:
-            merged["partialsTypeMatMuls"] = "half" if precision["partials"] == _torch.float16 else "float"
+            kind = "half" if precision["partials"] == _torch.float16 else "float"
+            merged.update(partialsTypeMatMuls=kind, convolutionOptions={"partialsType": kind})
         return merged
 
     def _freeze(self):
@@ -740,6 +758,7 @@ class PoplarExecutor:
         Settings of the backend are in it; where a device comes from is not, nor the random seed, which is sent there.
         """
         elsewhere = {"use_model", "connection_type", "ipu_version", "random_seed", "cachePath", "enableEngineCaching"}
+        elsewhere.add("compilation_progress_bar_fn")
         options = {name: value for name, value in self._options.toDict().items() if name not in elsewhere}
         options["engineOptions"] = sorted(options.get("engineOptions", {}))  # a profile may go to another folder
         return {

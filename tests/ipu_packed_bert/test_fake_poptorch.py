@@ -9,6 +9,7 @@ from torch import nn
 from tests.fakes import poptorch
 from tests.fakes.lowering import API
 from tests.fakes.machine import machine
+from tests.ipu_runs import plain
 
 TOP, OPTIM, OPTIONS = (API["modules"][name] for name in ("poptorch", "poptorch.optim", "poptorch.options"))
 
@@ -610,3 +611,55 @@ def test_an_accessor_whose_process_dies_says_that_and_no_more():
 def test_the_accessor_wants_what_can_travel():
     with pytest.raises(TypeError, match="pickle"):
         poptorch.AsynchronousDataAccessor(number for number in range(3))
+
+
+# ------------------------------------------------------------------------------------------ what the backend is given
+
+ARGUMENTS = {  # of a setting, where it is not one flag
+    "connectionType": (poptorch.ConnectionType.OnDemand,),
+    "deviceIterations": (2,),
+    "enableExecutableCaching": ("cache",),
+    "enableProfiling": ("profile",),
+    "modelName": ("name",),
+    "outputMode": (poptorch.OutputMode.All,),
+    "randomSeed": (3,),
+    "replicationFactor": (2,),
+    "setAvailableMemoryProportion": ({"IPU0": 0.1},),
+    "setExecutionStrategy": (poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement),),
+    "useOfflineIpuTarget": (2,),
+    "Distributed.configureProcessId": (1, 2),
+    "Distributed.disable": (),
+    "Precision.setPartialsType": (torch.float16,),
+    "Training.accumulationAndReplicationReductionType": (poptorch.ReductionType.Sum,),
+    "Training.gradientAccumulation": (2,),
+    "Training.setMeanAccumulationAndReplicationReductionStrategy": (poptorch.MeanReductionStrategy.Running,),
+    "_Popart.set": ("enableExplicitIR", True),
+    "_Popart.setEngineOptions": ({"autoReport.all": "true"},),
+    "_Popart.setPatterns": ({"TiedGather": True},),
+}
+SUB_OPTIONS = ("", "Distributed", "Precision", "TensorLocations", "Training", "_Popart")
+
+
+def dictionary(setting=None):
+    options = poptorch.Options().outputMode(poptorch.OutputMode.Sum)
+    if setting is not None:
+        part, _, name = setting.rpartition(".")
+        flag = poptorch.TensorLocationSettings() if part == "TensorLocations" else False
+        getattr(getattr(options, part) if part else options, name)(*ARGUMENTS.get(setting, (flag,)))
+    return plain(options.toDict())
+
+
+def test_the_dictionary_of_the_backend_is_poptorchs():
+    """The whole of it before anything is set, and what each setting adds: neither more nor less."""
+    facts, options = API["option_dictionary"], poptorch.Options()
+    assert dictionary() == facts["defaults"]
+    settings = [
+        f"{part}.{name}".lstrip(".")
+        for part in SUB_OPTIONS
+        for name, value in vars(type(getattr(options, part) if part else options)).items()
+        if inspect.isfunction(value) and not name.startswith("_")
+    ]
+    assert set(settings) - {"clone", "toDict", "defaultOutputMode"} == set(facts["added_by"])
+    for setting, added in facts["added_by"].items():
+        removed = {"compilation_progress_bar_fn"} if setting == "showCompilationProgressBar" else set()
+        assert set(dictionary(setting)) == {*facts["defaults"], *added} - removed, setting

@@ -410,6 +410,7 @@ def test_options_say_what_the_configuration_says(sdk):
     assert set(values["engineOptions"]) == {
         "opt.useAutoloader",
         "target.syncReplicasIndependently",
+        "debug.allowOutOfMemory",
         "autoReport.all",
         "autoReport.directory",
     }
