@@ -1,12 +1,14 @@
-"""Files in the safetensors format: a header in JSON, then the tensors' bytes.
+"""Files of tensors: in the safetensors format, and those that `torch.save` wrote.
 
-Written by a few lines of our own, so that a checkpoint is hashed while it is written, needs no second copy in memory,
-and a full disk is an OSError at the byte where it happens; read by the package safetensors.
+safetensors is a header in JSON, then the tensors' bytes.  Written by a few lines of our own, so that a checkpoint is
+hashed while it is written, needs no second copy in memory, and a full disk is an OSError at the byte where it happens;
+read by the package safetensors.
 """
 
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Dict, Iterator, Mapping
 
@@ -38,6 +40,9 @@ _NAMES = {
 }
 _TYPES = {getattr(torch, name): theirs for name, theirs in _NAMES.items() if hasattr(torch, name)}
 _ALIGNED = 8  # bytes; the widest type
+# Below 2.6 torch.load runs what is in a TorchScript archive, also with `weights_only` (CVE-2025-32434).
+READS_TORCH_FILES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
+_SHARING = 4  # bytes of all tensors over those of the file: some share memory, but not without end
 
 
 def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
@@ -84,3 +89,35 @@ def read_tensors(path: Path) -> Dict[str, torch.Tensor]:
         raise
     except Exception as error:  # the package and torch raise many types for a damaged file
         raise ValueError(f"{path}: cannot be read ({one_line(error, 120)}); get the file again") from None
+
+
+def read_torch(path: Path) -> Dict[str, torch.Tensor]:
+    """The tensors by name that `torch.save` wrote, on the CPU; ValueError in one line for every other file."""
+    if not READS_TORCH_FILES:
+        raise ValueError(
+            f"{path}: torch {torch.__version__} does not read it safely, 2.6 or newer does; save it as safetensors on "
+            "another machine"
+        )
+    check_regular(path, way_out="get the file again")
+    try:
+        _check_records(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:  # not a damaged file: said as it is
+        raise
+    except Exception as error:  # zipfile, pickle and torch raise many types for a damaged file
+        raise ValueError(f"{path}: cannot be read ({one_line(error, 120)}); save the weights as safetensors") from None
+    if not isinstance(found, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
+        raise ValueError(f"{path}: holds something else than tensors by name; save the weights as safetensors")
+    if tensor_bytes(found) > _SHARING * path.stat().st_size:
+        raise ValueError(f"{path}: its tensors have more bytes than the file; save the weights as safetensors")
+    return found
+
+
+def _check_records(path: Path) -> None:
+    """ValueError where a record's checksum differs, which torch does not notice, or one is compressed without end."""
+    with zipfile.ZipFile(path) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+            raise ValueError("its records are compressed")
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"the checksum of {damaged} differs")
