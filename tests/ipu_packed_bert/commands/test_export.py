@@ -18,7 +18,7 @@ from ipu_packed_bert.config import LossConfig, load_config
 from ipu_packed_bert.hugging_face import load_into, read_folder, write_folder
 from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.tensor_files import chunks
+from ipu_packed_bert.tensor_files import file_bytes
 from pack_data.command import run_main
 from pack_data.text.tokenizer_file import TokenizerFile
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
@@ -48,7 +48,7 @@ def folder(tmp_path):
 
 def with_weights(folder, weights):
     """The folder with these weights instead of its own."""
-    (folder / "model.safetensors").write_bytes(b"".join(chunks(weights)))
+    (folder / "model.safetensors").write_bytes(file_bytes(weights))
 
 
 def same(found, expected):
