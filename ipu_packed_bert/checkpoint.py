@@ -27,7 +27,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 import torch
 
 from ipu_packed_bert.identity import Identity
-from ipu_packed_bert.tensor_files import chunks, read_tensors, tensor_bytes
+from ipu_packed_bert.tensor_files import file_bytes, read_tensors, tensor_bytes
 from pack_data.decoding import Fields, parse_json, shown
 from pack_data.files import sync_folder
 
@@ -150,7 +150,6 @@ def evict_set_aside(folder: Union[str, Path], *, good: int) -> None:
 def _write(path: Path, checkpoint: Checkpoint) -> None:
     plain, tensors = split(checkpoint.engine)
     state = _json({**checkpoint._asdict(), "engine": plain})
-    files: Dict[str, Iterable[memoryview]] = {f"{stem}.safetensors": chunks(found) for stem, found in tensors.items()}
     needed = len(state) + sum(map(tensor_bytes, tensors.values()))
     free = shutil.disk_usage(str(path.parent)).free
     if needed > free:
@@ -158,9 +157,12 @@ def _write(path: Path, checkpoint: Checkpoint) -> None:
     partial, replaced = _hidden(path, "partial"), _hidden(path, "replaced")
     try:
         partial.mkdir()
-        written = {name: _write_file(partial / name, pieces) for name, pieces in files.items()}
-        written[STATE] = _write_file(partial / STATE, [memoryview(state)])
-        _write_file(partial / MANIFEST, [memoryview(_json({"format": FORMAT, "files": written}))])
+        written = {
+            f"{stem}.safetensors": _write_file(partial / f"{stem}.safetensors", file_bytes(found))
+            for stem, found in tensors.items()
+        }
+        written[STATE] = _write_file(partial / STATE, state)
+        _write_file(partial / MANIFEST, _json({"format": FORMAT, "files": written}))
         sync_folder(partial)
         if os.path.lexists(str(path)):  # passed over as damaged, or of the same step: this one takes its place
             os.rename(path, replaced)
@@ -173,17 +175,13 @@ def _write(path: Path, checkpoint: Checkpoint) -> None:
     sync_folder(path.parent)
 
 
-def _write_file(path: Path, pieces: Iterable[memoryview]) -> Dict[str, Any]:
+def _write_file(path: Path, data: bytes) -> Dict[str, Any]:
     """What the manifest says of the file."""
-    digest, size = hashlib.sha256(), 0
     with open(path, "wb") as file:
-        for piece in pieces:
-            file.write(piece)
-            digest.update(piece)
-            size += len(piece)
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    return {"bytes": size, "sha256": digest.hexdigest()}
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _json(values: Mapping[str, Any]) -> bytes:

@@ -17,8 +17,7 @@ import torch
 
 from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.schema import ModelConfig
-from ipu_packed_bert.tensor_files import read_tensors
-from ipu_packed_bert.torch_files import load_tensors
+from ipu_packed_bert.tensor_files import read_tensors, read_torch
 from pack_data.decoding import Fields, read_object, shown
 from pack_data.files import write_atomically
 from pack_data.packages import load_package
@@ -189,9 +188,7 @@ def _read_weights(folder: Path, model: ModelConfig) -> Weights:
     path = next((folder / name for name in (SAFETENSORS, TORCH) if (folder / name).exists()), None)
     if path is None:
         raise ValueError(f"{folder}: holds neither {SAFETENSORS} nor {TORCH}; weights in several files are not read")
-    found = read_tensors(path) if path.name == SAFETENSORS else load_tensors(path)
-    if not isinstance(found, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
-        raise ValueError(f"{path}: holds something else than tensors by name; save the model's state_dict")
+    found = read_tensors(path) if path.name == SAFETENSORS else read_torch(path)
     weights = canonical(found, str(path))
     _check_encoder(weights, model, str(path))
     return weights

@@ -27,7 +27,7 @@ import numpy as np
 from pack_data.blocks import Blocks, RunningBlocks
 from pack_data.decoding import Fields, read_object, shown
 from pack_data.files import file_in, remove_stale, sync_folder, temporary_name, write_atomically
-from pack_data.npy import map_array, read_header
+from pack_data.npy import map_array
 from pack_data.packs import PackSchema, decode, disassemble
 from pack_data.sequences import digest
 
@@ -417,10 +417,10 @@ def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
         raise ValueError(
             f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, {REBUILD}"
         )
-    header = read_header(path, way_out=REBUILD)
-    if (header.dtype, header.shape) != (dtype, (entry.packs,)):
-        raise ValueError(f"{path}: holds {header.shape} records of another type than the manifest says; {REBUILD}")
-    return map_array(path, header)
+    records = map_array(path, way_out=REBUILD)
+    if (records.dtype, records.shape) != (dtype, (entry.packs,)):
+        raise ValueError(f"{path}: holds {records.shape} records of another type than the manifest says; {REBUILD}")
+    return records
 
 
 class PackStore:

@@ -45,7 +45,7 @@ from pack_data.command import progress_bar
 from pack_data.decoding import Fields, read_object
 from pack_data.files import sha256_of, write_atomically
 from pack_data.histogram import LengthHistogram
-from pack_data.npy import map_array, read_array, read_header
+from pack_data.npy import map_array, read_array
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
 from pack_data.packs import PREDICTION, PackSchema, predictions_per_pack
@@ -388,9 +388,9 @@ class Stages:
     def _run_ends(self, work: Path, part: int, totals: RunningTotals, shards: int, first: int, last: int) -> np.ndarray:
         """The running totals of a sorted part where shards `first` to `last` begin, int64 [last - first + 1, 3]."""
         path, way_out = work / f"{sorted_name(part)}.npy", remove_and_build_again(self.work)
-        header = read_header(path, way_out=way_out)
-        if header.dtype == np.int64 and header.shape == (shards + 1, 3):
-            ends: np.ndarray = np.array(map_array(path, header)[first : last + 1])
+        index = map_array(path, way_out=way_out)
+        if index.dtype == np.int64 and index.shape == (shards + 1, 3):
+            ends: np.ndarray = np.array(index[first : last + 1])
             if (
                 (np.diff(ends, axis=0) >= 0).all()
                 and (first or not ends[0].any())

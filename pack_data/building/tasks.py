@@ -20,7 +20,7 @@ import numpy as np
 from pack_data.building.spill import RunningTotals, SpillFormat, totals_of
 from pack_data.decoding import Fields, parse_json, read_object
 from pack_data.files import replacing, write_atomically
-from pack_data.npy import map_array, read_header
+from pack_data.npy import map_array
 from pack_data.packs import SEQUENCE, PackSchema, StoredColumn, assemble, smallest_type
 from pack_data.sequences import Sequences, digest
 from pack_data.store import StoredFile, lengths_of, write_shard
@@ -234,10 +234,10 @@ def sort_part(task: SortTask) -> int:
 
 def _places(work: Path, name: str) -> np.ndarray:
     """The packs, or the slots, of the sequences of a group, mapped."""
-    header = read_header(work / name, way_out=remove_and_build_again(work))
-    if header.dtype.kind not in "iu" or len(header.shape) != 1:
+    found = map_array(work / name, way_out=remove_and_build_again(work))
+    if found.dtype.kind not in "iu" or found.ndim != 1:
         raise ValueError(f"{work / name}: holds no row of whole numbers; {remove_and_build_again(work)}")
-    return map_array(work / name, header)
+    return found
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import (
     Any,
-    BinaryIO,
     Callable,
     Dict,
     Iterable,
@@ -27,7 +26,6 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
-    Union,
 )
 
 import numpy as np
@@ -41,93 +39,9 @@ HEADER = struct.Struct("<QI")
 CHECKSUM = struct.Struct("<I")
 GZIP_MAGIC = b"\x1f\x8b"
 LARGEST_MESSAGE = 2**31 - 1  # what a protobuf message may have
-CHUNK = 1 << 16
 BLOCK = 64  # records checked together
 
 Feature = Any  # int64 [n], float32 [n], or a list of byte strings
-
-
-class _Plain:
-    """The bytes of an ordinary file."""
-
-    def __init__(self, file: BinaryIO):
-        self._file = file
-        self._left = os.fstat(file.fileno()).st_size
-        self.broken: Optional[str] = None
-
-    def read(self, size: int) -> bytes:
-        data = self._file.read(min(size, self._left))
-        self._left -= len(data)
-        return data
-
-    def skip(self, size: int) -> int:
-        """Passes over so many bytes, or those that are left; returns how many."""
-        passed = min(size, self._left)
-        self._file.seek(passed, os.SEEK_CUR)
-        self._left -= passed
-        return passed
-
-
-class _Gunzip:
-    """The bytes of a gzipped file as far as they can be read; `broken` then says what is wrong after them.
-
-    `gzip.GzipFile` loses what it decompressed in the same read before the damage; a record there would be lost too.
-    """
-
-    def __init__(self, file: BinaryIO):
-        self._file = file
-        self._inflate = zlib.decompressobj(wbits=31)
-        self._started = False  # whether the current member has had any bytes
-        self._buffer = bytearray()
-        self._ended = False
-        self.broken: Optional[str] = None
-
-    def read(self, size: int) -> bytes:
-        while len(self._buffer) < size and not self._ended:
-            chunk = self._file.read(CHUNK)
-            if chunk:
-                self._feed(chunk)
-            else:
-                self._ended = True
-                if self._started and not self._inflate.eof:
-                    self.broken = "the gzip stream is cut short"
-        data = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return data
-
-    def skip(self, size: int) -> int:
-        """As `_Plain.skip`; never holds more than a part of what is passed over."""
-        passed = 0
-        while passed < size:
-            part = len(self.read(min(CHUNK, size - passed)))
-            if not part:
-                break
-            passed += part
-        return passed
-
-    def _feed(self, chunk: bytes) -> None:
-        while chunk:
-            if self._inflate.eof:  # another member follows, or zeros that some tools pad with
-                chunk = chunk.lstrip(b"\0")
-                if not chunk:
-                    return
-                self._inflate, self._started = zlib.decompressobj(wbits=31), False
-            before = self._inflate.copy()
-            self._started = True
-            try:
-                self._buffer += self._inflate.decompress(chunk)
-            except zlib.error as error:
-                self._salvage(before, chunk)
-                self._ended, self.broken = True, f"the gzip stream is damaged ({error})"
-                return
-            chunk = self._inflate.unused_data
-
-    def _salvage(self, inflate: Any, chunk: bytes) -> None:
-        for at in range(len(chunk)):
-            try:
-                self._buffer += inflate.decompress(chunk[at : at + 1])
-            except zlib.error:
-                return
 
 
 @lru_cache(maxsize=None)
@@ -144,56 +58,53 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
     """The data of each frame of a file whose two checksums hold.
 
     A damaged record is one bad record, and so is an incomplete one at the end of a file that was cut.  A damaged length
-    or gzip stream is always an error, raised after every record before it was yielded: the place of the next record is
-    unknown, so the lost records cannot be counted.
+    or gzip stream is always an error, raised after the records before it: the place of the next record is unknown, so
+    the lost records cannot be counted.
     """
-    with open(path, "rb") as file:
-        packed = file.read(2) == GZIP_MAGIC
-        file.seek(0)
-        source = _Gunzip(file) if packed else _Plain(file)
-        number, position = 0, 0
-        while True:
-            origin = Origin(path, number)
-            header = source.read(HEADER.size)
-            if len(header) == HEADER.size:
-                length, checksum = HEADER.unpack(header)
-                if masked_crc(header[:8]) != checksum:
-                    bad.stop(
-                        origin,
-                        f"the checksum of its length is wrong, at byte {position}: the {number} records before "
-                        "it were read, where the next begins cannot be known (repair or cut the file there)",
-                    )
-                if length > LARGEST_MESSAGE:
-                    bad.stop(origin, f"says it has {length} bytes, at byte {position}: no message is that large")
-                if length > bad.longest:
-                    bad.add(origin, f"{bad.too_long('it')}, at byte {position}")
-                    if source.skip(length + CHECKSUM.size) < length + CHECKSUM.size:
-                        _stop_at_damage(source, origin, bad)
-                        return
-                    number += 1
-                    position += HEADER.size + length + CHECKSUM.size
-                    continue
-                body = source.read(length + CHECKSUM.size)
-            if len(header) < HEADER.size or len(body) < length + CHECKSUM.size:
-                _stop_at_damage(source, origin, bad)
-                if header or source.broken:
-                    bad.add(
-                        origin,
-                        source.broken or f"the file is cut short in this record, which begins at byte {position}",
-                    )
-                return
-            if masked_crc(body[:length]) != CHECKSUM.unpack(body[length:])[0]:
-                bad.add(origin, f"the checksum of its data is wrong, at byte {position}")
-            else:
-                yield origin, body[:length]
-            number += 1
-            position += HEADER.size + length + CHECKSUM.size
-
-
-def _stop_at_damage(source: Union[_Plain, _Gunzip], origin: Origin, bad: BadRecords) -> None:
-    """ValueError where the stream is damaged: how many records follow cannot be known."""
-    if source.broken and "damaged" in source.broken:
-        bad.stop(origin, f"{source.broken}: the {origin.record} records before it were read, nothing behind it can be")
+    number, position = 0, 0
+    with open(path, "rb") as raw:
+        packed = raw.read(2) == GZIP_MAGIC
+        raw.seek(0)
+        file: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+        try:
+            while True:
+                origin = Origin(path, number)
+                header = file.read(HEADER.size)
+                if not header:
+                    return
+                length, whole, body = 0, len(header) == HEADER.size, b""
+                if whole:
+                    length, checksum = HEADER.unpack(header)
+                    if masked_crc(header[:8]) != checksum:
+                        bad.stop(
+                            origin,
+                            f"the checksum of its length is wrong, at byte {position}: the {number} records before "
+                            "it were read, where the next begins cannot be known (repair or cut the file there)",
+                        )
+                    if length > LARGEST_MESSAGE:
+                        bad.stop(origin, f"says it has {length} bytes, at byte {position}: no message is that large")
+                    if length > bad.longest:  # passed over but for its last byte, which says whether it is there
+                        bad.add(origin, f"{bad.too_long('it')}, at byte {position}")
+                        file.seek(length + CHECKSUM.size - 1, os.SEEK_CUR)
+                        if not file.read(1):
+                            return
+                    else:
+                        body = file.read(length + CHECKSUM.size)
+                        whole = len(body) == length + CHECKSUM.size
+                if not whole:
+                    bad.add(origin, f"the file is cut short in this record, which begins at byte {position}")
+                    return
+                if body and masked_crc(body[:length]) != CHECKSUM.unpack(body[length:])[0]:
+                    bad.add(origin, f"the checksum of its data is wrong, at byte {position}")
+                elif body:
+                    yield origin, body[:length]
+                number += 1
+                position += HEADER.size + length + CHECKSUM.size
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            bad.stop(
+                Origin(path, number),
+                f"the gzip stream is damaged ({error}): {number} records were read, those behind them cannot be",
+            )
 
 
 def write_frames(path: str, messages: Iterable[bytes]) -> int:

@@ -25,7 +25,7 @@ from pack_data.bad_records import MOST_RECORD_BYTES, add_record_limit
 from pack_data.command import PICTURES, ArgumentParser, check_output, positive_int, process_count, progress_bar
 from pack_data.files import LONGEST_LINE, check_compressed, open_regular, short_lines
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
-from pack_data.npy import map_array, read_header
+from pack_data.npy import map_array
 from pack_data.sequences import LONGEST
 from pack_data.store import MANIFEST, read_manifest
 from pack_data.tables import account
@@ -134,7 +134,7 @@ def _count_part(part: _Part) -> LengthHistogram:
                 raise ValueError(f"{path}: a CSV histogram is read plain; decompress it first")
         return _count_blocks(path, _lines(path), S)
     if path.endswith(".npy"):
-        lengths = map_array(path, read_header(path, way_out="give a .npy array of lengths")).reshape(-1)
+        lengths = map_array(path, way_out="give a .npy array of lengths").reshape(-1)
         return _count_blocks(path, (lengths[at : at + _BLOCK] for at in range(0, len(lengths), _BLOCK)), S)
     return _count_blocks(path, _formats(path, max_record_bytes), S)
 

@@ -23,6 +23,7 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 from ipu_packed_bert.tasks.settings import load_config as load_finetune_config
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
+from ipu_packed_bert.tensor_files import READS_TORCH_FILES
 from pack_data.decoding import said_of
 from pack_data.text.wordpiece import load_vocabulary
 from tests import fine_tuning_files, tiny_runs
@@ -422,4 +423,5 @@ OTHERS = (
     ),
 )
 
-READERS: Tuple[Reader, ...] = (*SETTINGS, *RUNS, _hugging_face(False), _hugging_face(True), *TASKS, *OTHERS)
+HUGGING_FACE = tuple(_hugging_face(pickled) for pickled in (False, True) if READS_TORCH_FILES or not pickled)
+READERS: Tuple[Reader, ...] = (*SETTINGS, *RUNS, *HUGGING_FACE, *TASKS, *OTHERS)

@@ -18,6 +18,7 @@ from ipu_packed_bert.config import LossConfig, load_config
 from ipu_packed_bert.hugging_face import load_into, read_folder, write_folder
 from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
+from ipu_packed_bert.tensor_files import file_bytes
 from pack_data.command import run_main
 from pack_data.text.tokenizer_file import TokenizerFile
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
@@ -45,10 +46,9 @@ def folder(tmp_path):
     return tmp_path / "hf"
 
 
-def as_torch_file(folder, weights):
-    """The folder with these weights in a torch file instead of the safetensors one."""
-    (folder / "model.safetensors").unlink()
-    torch.save(weights, folder / "pytorch_model.bin")
+def with_weights(folder, weights):
+    """The folder with these weights instead of its own."""
+    (folder / "model.safetensors").write_bytes(file_bytes(weights))
 
 
 def same(found, expected):
@@ -86,14 +86,14 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_reads_as_the_same_weights(folder, form):
     weights = dict(network().state_dict())
-    as_torch_file(folder, FORMS[form](weights))
+    with_weights(folder, FORMS[form](weights))
     same(read_folder(folder).weights, weights)
 
 
 def test_a_file_of_the_encoder_alone(folder):
     weights = {name: value for name, value in network().state_dict().items() if name.startswith("bert.")}
     bare = {name[len("bert.") :]: value for name, value in weights.items()}
-    as_torch_file(folder, {**bare, "embeddings.position_ids": torch.arange(32).view(1, 32)})
+    with_weights(folder, {**bare, "embeddings.position_ids": torch.arange(32).view(1, 32)})
     found = read_folder(folder).weights
     same(found, weights)
     loaded = load_into(PackedBertForPreTraining(MODEL, LossConfig()), found)
@@ -101,7 +101,7 @@ def test_a_file_of_the_encoder_alone(folder):
 
 
 def test_half_precision_is_widened(folder):
-    as_torch_file(folder, {name: value.to(torch.float16) for name, value in network().state_dict().items()})
+    with_weights(folder, {name: value.to(torch.float16) for name, value in network().state_dict().items()})
     same(read_folder(folder).weights, {name: value.half().float() for name, value in network().state_dict().items()})
 
 
@@ -144,7 +144,7 @@ def without_vocabulary(folder):
         (lambda folder: (folder / "model.safetensors").unlink(), "holds neither"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "cannot be read"),
         (
-            lambda folder: as_torch_file(
+            lambda folder: with_weights(
                 folder, {**network().state_dict(), "cls.predictions.decoder.weight": torch.zeros(20, 16)}
             ),
             "differs from bert.embeddings.word_embeddings.weight",

@@ -25,6 +25,7 @@ from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.examples import ExamplePacks, pack_inputs
 from ipu_packed_bert.tasks.scores import score_answers
 from ipu_packed_bert.tasks.settings import load_config
+from ipu_packed_bert.tensor_files import READS_TORCH_FILES
 from pack_data.command import run_main
 from tests.fine_tuning_files import (
     KINDS,
@@ -244,7 +245,14 @@ def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, cap
 
 
 @pytest.mark.parametrize(
-    "form", ["headless safetensors", "headless torch file", "our run", "from scratch", "no pooler"]
+    "form",
+    [
+        "headless safetensors",
+        pytest.param("headless torch file", marks=pytest.mark.skipif(not READS_TORCH_FILES, reason="torch below 2.6")),
+        "our run",
+        "from scratch",
+        "no pooler",
+    ],
 )
 def test_every_start(tmp_path, checkpoint, form):
     start = checkpoint

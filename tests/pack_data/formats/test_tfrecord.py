@@ -128,8 +128,8 @@ def test_more_bad_records_than_allowed_are_counted_in_the_message(tmp_path):
 
 @given(st.integers(0, 2**32), st.sampled_from(["cut", "flip", "gzip cut", "gzip flip"]))
 def test_damage_anywhere_loses_no_record_before_it(tmp_path_factory, seed, damage):
-    """Whatever is cut or flipped: every record that lies whole before the damage comes out, nothing false does, and
-    what is said is one line."""
+    """Whatever is cut or flipped: every record before it comes out of a plain file, nothing false does, and what is
+    said is one line."""
     rng = np.random.default_rng(seed)
     examples = random_examples(rng, 6, S, P)
     frames = [frame(tf_example(mlperf_row(each, S, P))) for each in examples]
@@ -157,19 +157,11 @@ def test_damage_anywhere_loses_no_record_before_it(tmp_path_factory, seed, damag
         assert [number for number, _ in got[:whole]] == list(range(whole))
 
 
-def test_a_cut_gzip_stream_gives_all_that_was_in_it(tmp_path):
-    """Uncompressed gzip blocks, so that the records' place in the stream is known: cut behind the third, three come
-    out."""
-    examples = random_examples(np.random.default_rng(1), 5, S, P)
-    frames = [frame(tf_example(mlperf_row(each, S, P))) for each in examples]
-    raw = b"".join(frames)
-    stored = gzip.compress(raw, 0)
-    at = stored.index(frames[3]) + 3
+def test_a_cut_gzip_stream_is_an_error_whatever_may_be_skipped(tmp_path):
     path = tmp_path / "a.tfrecord.gz"
-    path.write_bytes(stored[:at])
-    assert values(path, skip_bad=1) == examples[:3]
-    with pytest.raises(ValueError, match="record 3: the gzip stream is cut short"):
-        values(path)
+    path.write_bytes(gzip.compress(frame(b"one") + frame(b"two"))[:-12])
+    with pytest.raises(ValueError, match="the gzip stream is damaged"):
+        list(tfrecord.read_frames(str(path), BadRecords(9, 99)))
 
 
 def test_damage_behind_a_record_that_is_too_long_is_an_error_too(tmp_path):
@@ -180,7 +172,7 @@ def test_damage_behind_a_record_that_is_too_long_is_an_error_too(tmp_path):
     assert [data for _, data in tfrecord.read_frames(str(path), BadRecords(1, 99))] == [b"one", b"two"]
     damaged = gzip.compress(frame(b"one") + frame(bytes(1000))[:500], 0)[:-8] + b"\xff" * 99
     path.write_bytes(damaged)
-    with pytest.raises(ValueError, match="record 1: the gzip stream is damaged"):
+    with pytest.raises(ValueError, match="the gzip stream is damaged"):
         list(tfrecord.read_frames(str(path), BadRecords(9, 99)))
 
 
