@@ -20,7 +20,7 @@ from ipu_packed_bert.runlog import RunLog, Totals, in_words, skipped_updates
 from ipu_packed_bert.train import Outcome
 from pack_data.command import NotFinite, counted
 from pack_data.files import write_atomically
-from pack_data.tables import text_table
+from pack_data.table import text_table
 
 NOT_FINITE = "not finite"
 

@@ -14,9 +14,10 @@ from ipu_packed_bert.config import Config, load_config
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.cycles import calibration, matmul, uncertainty
 from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.report import measured, tables
+from ipu_packed_bert.report import measured
 from pack_data.command import ArgumentParser
 from pack_data.files import write_atomically
+from pack_data.table import CONFIGURED, MODEL, Column, Table
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -35,7 +36,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     machine_of = calibration.machines(None if args.no_cache else matmul.cache_folder())
     if args.measured:
-        print(tables.text(refitted(args.measured, machine_of, None if args.config is None else config_of(args.config))))
+        print(refitted(args.measured, machine_of, None if args.config is None else config_of(args.config)).text())
         return 0
     observations = calibration.observe(machine_of, load_config)
     fitted, draws = calibration.calibrate(observations), calibration.draw(observations)
@@ -59,7 +60,7 @@ def config_of(name: str) -> Config:
     return load_config(config_file(name), calibration.IPUS_ONLY)
 
 
-def refitted(paths: Sequence[Path], machine_of: Dict[str, Machine], given: Optional[Config]) -> tables.Table:
+def refitted(paths: Sequence[Path], machine_of: Dict[str, Machine], given: Optional[Config]) -> Table:
     """The parameters and the error of every point, as stored and as fitted with these files too."""
     stored = calibration.load()
     own = []
@@ -83,11 +84,11 @@ def refitted(paths: Sequence[Path], machine_of: Dict[str, Machine], given: Optio
         rows.append({"what": f"error of {each.point.name}, %", "before": errors[0], "after": errors[1]})
     for row in rows:
         row["moved"] = row["after"] - row["before"]
-    columns = [tables.ReportColumn(key, key, tables.MODEL, "+.4f") for key in ("before", "after", "moved")]
-    return tables.Table(
+    columns = [Column(key, key, MODEL, "+.4f") for key in ("before", "after", "moved")]
+    return Table(
         "refitted",
         f"Fitted to the published points, and to {len(own)} measured file{'' if len(own) == 1 else 's'} too",
-        (tables.ReportColumn("what", "what", tables.CONFIGURED), *columns),
+        (Column("what", "what", CONFIGURED), *columns),
         rows,
         ("Nothing is stored. Each point weighs as a published throughput; errors are of sequences a second.",),
     )
