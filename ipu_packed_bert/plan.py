@@ -20,7 +20,7 @@ from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.lengths.factors import PackingFactor
 from pack_data.store import Manifest
-from pack_data.tables import text_table
+from pack_data.table import text_table
 
 IPU_BYTES = MK2.memory_per_tile * MK2.tiles
 MIB = 1024.0 * 1024.0

@@ -11,7 +11,8 @@ from ipu_packed_bert.settings import load_yaml
 from pack_data.decoding import Fields, read_json
 from pack_data.page.axes import ticks
 from pack_data.page.charts import Axis, Bars, Line, Lines, Series
-from pack_data.page.document import Column, Section, Table, Words
+from pack_data.page.document import Section, Words
+from pack_data.table import Column, Table
 
 _WAY_OUT = "give the folder of a run as the program wrote it"
 
@@ -87,7 +88,7 @@ def sections_of_run(folder: Path) -> Tuple[Section, ...]:
             Column("rows", "rows"),
             Column("tokens", "tokens"),
             Column("padding", "padding, slots"),
-            Column("share", "of the slots", ".2%"),
+            Column("share", "of the slots", form=".2%"),
         ),
         [
             {
@@ -115,7 +116,7 @@ def _evaluations(evaluations: List[Dict[str, Any]]) -> Tuple[Table, ...]:
     if not evaluations:
         return ()
     keys = list(dict.fromkeys(key for record in evaluations for key in record))
-    columns = tuple(Column(key, key.replace("_", " "), ".2%" if key.endswith("accuracy") else "") for key in keys)
+    columns = tuple(Column(key, key.replace("_", " "), form=".2%" if key.endswith("accuracy") else "") for key in keys)
     return (Table("evaluations", "Evaluations on held-out data (evaluation.jsonl)", columns, evaluations),)
 
 

@@ -22,7 +22,7 @@ from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.train import Outcome
 from pack_data.command import NotFinite, counted
 from pack_data.files import write_atomically
-from pack_data.tables import text_table
+from pack_data.table import text_table
 
 NOT_FINITE = "not finite"
 

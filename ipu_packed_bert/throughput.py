@@ -21,7 +21,7 @@ from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.packing import Packing
 from pack_data.packs import PackSchema, assemble, decode
 from pack_data.sequences import Example, Sequences
-from pack_data.tables import text_table
+from pack_data.table import text_table
 from pack_data.text.examples import masked_count
 
 

@@ -25,7 +25,7 @@ from pack_data.histogram import LengthHistogram
 from pack_data.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.packers import PACKERS, get_packer
 from pack_data.store import PackStore, check_blocks, map_table
-from pack_data.tables import text_table
+from pack_data.table import text_table
 
 HISTOGRAM = "wikipedia_512"
 Row = Tuple[str, str, str]

@@ -29,7 +29,7 @@ from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.measuring import Job, Row, measure, measure_apart
 from pack_data.packers import PACKERS, packs_at_depth
-from pack_data.tables import text_table
+from pack_data.table import text_table
 
 ALGORITHMS = ("none", "sort") + tuple(name for name in PACKERS if name != "none")
 

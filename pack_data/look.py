@@ -16,9 +16,10 @@ from pack_data.measuring import Row
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
 from pack_data.page.charts import Axis, Bars, HeatMap, Line, Lines, Series, Tile, Tiles
-from pack_data.page.document import Cell, Column, Section, Table, Words
+from pack_data.page.document import Section, Words
 from pack_data.proof import prove, statement
 from pack_data.store import PackStore
+from pack_data.table import Cell, Column, Table
 
 RECIPE = "recipe.json"  # of a data set
 DEPTHS: Tuple[Optional[int], ...] = (2, 3, 4, 8, None)
@@ -214,7 +215,7 @@ def filling_section(packing: Packing, made: str) -> Section:
             Column("strategy", "lengths of a pack"),
             Column("sequences", "sequences"),
             Column("packs", "packs"),
-            Column("share", "of all packs", ".2%"),
+            Column("share", "of all packs", form=".2%"),
             Column("tokens", "tokens"),
             Column("padding", "empty slots"),
         ),
@@ -330,13 +331,13 @@ def waste_section(histogram: LengthHistogram, rows: Sequence[Row]) -> Section:
             Column("max_sequences_per_pack", "depth"),
             Column("packs", "packs"),
             Column("padding_tokens", "padding"),
-            Column("efficiency", "efficiency", ".3%"),
-            Column("packing_factor", "factor", ".3f"),
-            Column("speedup", "speed-up", ".3f"),
+            Column("efficiency", "efficiency", form=".3%"),
+            Column("packing_factor", "factor", form=".3f"),
+            Column("speedup", "speed-up", form=".3f"),
             Column("strategies", "strategies"),
             Column("lower_bound", "proven least"),
             Column("gap", "above it"),
-            Column("solve_seconds", "solved in s", ",.3f"),
+            Column("solve_seconds", "solved in s", form=",.3f"),
         ),
         [
             {

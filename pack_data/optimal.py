@@ -31,7 +31,7 @@ from pack_data.solver.filling import fill_evenly, fill_exactly
 from pack_data.solver.mending import mend
 from pack_data.solver.rounding import Packs, whole_packs
 from pack_data.solver.shaping import Shape
-from pack_data.tables import text_table
+from pack_data.table import text_table
 
 _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this
 _SMALL = 256  # lengths; up to so many the full programme is solved wherever the coarse one leaves a gap

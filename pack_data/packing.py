@@ -17,7 +17,7 @@ from pack_data.decoding import Fields, packing_depth, read_object, shown
 from pack_data.files import write_atomically
 from pack_data.histogram import LengthHistogram, whole_slots
 from pack_data.sequences import LONGEST
-from pack_data.tables import account
+from pack_data.table import account
 
 _FORMAT = "pack_data recipe 1"
 

@@ -18,7 +18,7 @@ from pack_data.command import ArgumentParser, count_from_zero, positive_int, run
 from pack_data.decoding import whole_number
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.tables import account
+from pack_data.table import account
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from ipu_packed_bert.padding_free.families import FAMILIES, VOCABULARY, build
 from ipu_packed_bert.padding_free.models import Choice
 from ipu_packed_bert.padding_free.update import without_labels
 from pack_data.command import ArgumentParser, run_main
-from pack_data.tables import markdown
+from pack_data.table import Column, Table
 
 ATTENTIONS = ("eager", "sdpa", NAME)
 LENGTHS = (3, 12, 2, 2, 2, 12, 5, 20)  # beyond every window of the tiny models, and within their positions in all
@@ -92,14 +92,17 @@ def reason_of(verdicts: Sequence[Verdict]) -> str:
 
 def table(verdicts: Sequence[Verdict]) -> str:
     """Markdown, a line a family."""
-    rows: List[List[str]] = []
+    rows: List[Dict[str, str]] = []
     for family in dict.fromkeys(each.family for each in verdicts):
         mine = [each for each in verdicts if each.family == family]
         refused = all(each.choice is None for each in mine)
         last = mine[-1].choice is None
-        rows.append([family, *(each.cell for each in mine), reason_of(mine) if refused or last else ""])
-    heads = ["eager", "sdpa", "ours"] if len(rows) and len(rows[0]) == 5 else []
-    return markdown(["family", *heads, "refused because of"], rows)
+        cells = {each.attention: each.cell for each in mine}
+        rows.append({"family": family, **cells, "reason": reason_of(mine) if refused or last else ""})
+    tried = dict.fromkeys(each.attention for each in verdicts)
+    heads = [Column(name, "ours" if name == NAME else name) for name in tried]
+    columns = (Column("family", "family"), *heads, Column("reason", "refused because of"))
+    return Table("matrix", "", columns, rows).markdown()
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

@@ -7,6 +7,7 @@ measured cycles too (sources as of overhead_report.py --measured), prints what m
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -15,9 +16,14 @@ from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.cycles import calibration, matmul, uncertainty
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.data import packing_factor
-from ipu_packed_bert.report import measured, tables
+from ipu_packed_bert.report import measured
 from pack_data.command import ArgumentParser
 from pack_data.files import write_atomically
+from pack_data.table import CONFIGURED, MODEL, Column, Table
+
+
+def _factor(config: Config) -> float:
+    return packing_factor(config, None).value
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -36,7 +42,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     machine_of = calibration.machines(None if args.no_cache else matmul.cache_folder())
     if args.measured:
-        print(tables.text(refitted(args.measured, machine_of, None if args.config is None else config_of(args.config))))
+        print(refitted(args.measured, machine_of, None if args.config is None else config_of(args.config)).text())
         return 0
     observations = calibration.observe(machine_of, load_config)
     fitted, draws = calibration.calibrate(observations), calibration.draw(observations)
@@ -60,14 +66,14 @@ def config_of(name: str) -> Config:
     return load_config(config_file(name), calibration.IPUS_ONLY)
 
 
-def refitted(paths: Sequence[Path], machine_of: Dict[str, Machine], given: Optional[Config]) -> tables.Table:
+def refitted(paths: Sequence[Path], machine_of: Dict[str, Machine], given: Optional[Config]) -> Table:
     """The parameters and the error of every point, as stored and as fitted with these files too."""
     stored = calibration.load()
     own, notes = [], []
     for path in paths:  # read before anything is fitted: a file that cannot be used is told at once
         found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
         config = measured.configuration(found, given)
-        found = measured.completed(found, config, lambda: packing_factor(config, None).value)
+        found = measured.completed(found, config, partial(_factor, config))
         notes += [f"{found.detail}{found.taken}."] * bool(found.taken)
         own.append(measured.observation(found, config, machine_of[config.placement.machine], stored))
     published = calibration.observe(machine_of, load_config)
@@ -86,11 +92,11 @@ def refitted(paths: Sequence[Path], machine_of: Dict[str, Machine], given: Optio
         rows.append({"what": f"error of {each.point.name}, %", "before": errors[0], "after": errors[1]})
     for row in rows:
         row["moved"] = row["after"] - row["before"]
-    columns = [tables.ReportColumn(key, key, tables.MODEL, "+.4f") for key in ("before", "after", "moved")]
-    return tables.Table(
+    columns = [Column(key, key, MODEL, "+.4f") for key in ("before", "after", "moved")]
+    return Table(
         "refitted",
         f"Fitted to the published points, and to {len(own)} measured file{'' if len(own) == 1 else 's'} too",
-        (tables.ReportColumn("what", "what", tables.CONFIGURED), *columns),
+        (Column("what", "what", CONFIGURED), *columns),
         rows,
         ("Nothing is stored. Each point weighs as a published throughput; errors are of sequences a second.", *notes),
     )

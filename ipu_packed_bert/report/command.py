@@ -36,7 +36,7 @@ from ipu_packed_bert.configurations import FOLDER, config_file
 from ipu_packed_bert.cycles import arrangement, calibration, matmul, points, target, workload
 from ipu_packed_bert.cycles.pipeline import Parameters
 from ipu_packed_bert.plan import RunPlan, memory_words, micro_batch_that_fits, plan
-from ipu_packed_bert.report import headline, measured, operators, paper, pictures, scaling, schedule, sources, tables
+from ipu_packed_bert.report import headline, measured, operators, paper, pictures, scaling, schedule, sources
 from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.report.page import page_of
 from pack_data import sort
@@ -46,6 +46,7 @@ from pack_data.lengths.factors import parse_factor, planned_factor
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.page.document import Page
 from pack_data.page.figures import write_all
+from pack_data.table import Table, as_csv, wrapped
 
 DEFAULT = FOLDER / "packed_phase2_pod16.yml"
 
@@ -123,7 +124,7 @@ class OverheadReport:
         self.folder = None if args.no_cache else matmul.cache_folder()
         self.calibration = calibration.load()
         self.machine = workload.Machine(target.get_target(args.target or self.main_machine), self.folder)
-        self.tables: List[tables.Table] = []
+        self.tables: List[Table] = []
         self.about: List[str] = []  # what they are about, for the title of a page
         self.whole = False  # everything is asked for
         self.too_large: List[str] = []  # configurations that do not fit, a line each
@@ -205,7 +206,7 @@ class OverheadReport:
         """Whether Table 1 brings the other graphs along; otherwise they have all rows in a table of their own."""
         return not (self.args.graphs or self.whole)
 
-    def headline(self, comparison: paper.ModelledOverhead) -> tables.Table:
+    def headline(self, comparison: paper.ModelledOverhead) -> Table:
         config = comparison.config
         depth = self.depth(config)
         factor, _ = self.factor(config, depth)
@@ -375,7 +376,7 @@ class OverheadReport:
             lambda path: sources.PopVisionProfile(path, packs=args.profile_packs),
         )
 
-    def measured_beside(self, path: Path) -> tables.Table:
+    def measured_beside(self, path: Path) -> Table:
         given = self.main_config if self.args.config else None
         found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
         config = measured.configuration(found, given)
@@ -509,17 +510,17 @@ def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) ->
                     },
                     "unknown_operators": report.machine.unknown,
                     "does_not_fit": report.too_large,
-                    "tables": [tables.as_json(table) for table in report.tables],
+                    "tables": [table.to_json() for table in report.tables],
                 },
                 indent=1,
             )
         )
     elif args.csv:
-        print(tables.as_csv(report.tables), end="")
+        print(as_csv(report.tables), end="")
     elif args.html is None:
         said: Set[str] = set()
-        print("\n\n".join(tables.text(table, said) for table in report.tables))
-        print("\n" + "\n".join(line for words in report.words(said) for line in tables.wrapped(words)))
+        print("\n\n".join(table.text(said) for table in report.tables))
+        print("\n" + "\n".join(line for words in report.words(said) for line in wrapped(words)))
         print(f"Cache of plans, traces and packings: {report.folder if report.folder else 'off'}")
     if args.html is not None:
         page = report.page()

@@ -13,7 +13,7 @@ from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline, Step
 from ipu_packed_bert.cycles.speed import speed
 from ipu_packed_bert.cycles.uncertainty import Interval
 from ipu_packed_bert.report.paper import INTERVALS, ModelledOverhead
-from ipu_packed_bert.report.tables import CONFIGURED, MODEL, ReportColumn, Table, percent
+from pack_data.table import CONFIGURED, MODEL, Column, Table, percent
 
 Work = Tuple[Pipeline, int, float]  # a pipeline, the accumulation and the sequences of a pack
 
@@ -85,10 +85,10 @@ def headline(
         "headline",
         f"What packing gains, {config.name}: {packing_factor:.3f} sequences a pack",
         (
-            ReportColumn("what", "", CONFIGURED),
-            ReportColumn("packed", "packed", MODEL, ".3f"),
-            ReportColumn("unpacked", "unpacked", MODEL, ".3f"),
-            ReportColumn("ratio", "packed / unpacked", MODEL, ".3f", ("lower", "upper")),
+            Column("what", "", CONFIGURED),
+            Column("packed", "packed", MODEL, ".3f"),
+            Column("unpacked", "unpacked", MODEL, ".3f"),
+            Column("ratio", "packed / unpacked", MODEL, ".3f", ("lower", "upper")),
         ),
         rows,
         tuple(notes) + INTERVALS,

@@ -22,7 +22,7 @@ from ipu_packed_bert.report.popvision import CLASSES
 from ipu_packed_bert.schema import Configuration
 from pack_data.decoding import read_object
 from pack_data.files import write_atomically
-from pack_data.tables import text_table
+from pack_data.table import text_table
 
 FORMAT = 1
 KIND = "packed-bert ipu-check"

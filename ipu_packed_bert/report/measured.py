@@ -20,12 +20,12 @@ from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.cycles.points import Point
 from ipu_packed_bert.cycles.uncertainty import Interval
 from ipu_packed_bert.cycles.workload import Machine, engine_arrangement, shape_of
-from ipu_packed_bert.report import popvision, sources, tables
+from ipu_packed_bert.report import popvision, sources
 from ipu_packed_bert.report.ipu_bundle import KIND, read_bundle
-from ipu_packed_bert.report.tables import CONFIGURED, HARDWARE, MODEL, PROFILE, ReportColumn, Table, percent
 from ipu_packed_bert.run_folder import CONFIG, LOG
 from ipu_packed_bert.settings import parse_yaml
 from pack_data.decoding import Fields, read_object, shown
+from pack_data.table import COMPUTED, CONFIGURED, HARDWARE, HOST, MODEL, PROFILE, Column, Table, percent
 
 WAY_OUT = "see docs/cycle_model.md for the format"
 Settings = Mapping[str, Mapping[str, Any]]  # by section, as far as a source states them
@@ -34,7 +34,7 @@ Settings = Mapping[str, Mapping[str, Any]]  # by section, as far as a source sta
 class Measured(NamedTuple):
     """What a source says of one configuration's updates."""
 
-    source: str  # tables.HARDWARE or tables.PROFILE
+    source: str  # HARDWARE or PROFILE
     detail: str  # what was read
     settings: Settings
     micro_batches: Optional[int]  # of a replica in an update, where the source says it
@@ -294,11 +294,11 @@ def beside(found: Measured, config: Config, pipeline: Pipeline, calibration: Cal
         "measured_beside",
         f"Measured beside predicted: {config.name}, cycles of an update",
         (
-            ReportColumn("what", "of", CONFIGURED),
-            ReportColumn("class", "class", CONFIGURED),
-            ReportColumn("measured", "measured", found.source, ",.0f"),
-            ReportColumn("model", "model", MODEL, ",.0f", ("lower", "upper")),
-            ReportColumn("difference", "measured/model %", tables.COMPUTED, "+.1f"),
+            Column("what", "of", CONFIGURED),
+            Column("class", "class", CONFIGURED),
+            Column("measured", "measured", found.source, ",.0f"),
+            Column("model", "model", MODEL, ",.0f", ("lower", "upper")),
+            Column("difference", "measured/model %", COMPUTED, "+.1f"),
         ),
         rows,
         tuple(notes),
@@ -382,13 +382,13 @@ def gpu(path: Path) -> Table:
         "gpu",
         f"Measured by make gpu: {machine.text('device')}",
         (
-            ReportColumn("layout", "layout", CONFIGURED),
-            ReportColumn("precision", "precision", CONFIGURED),
-            ReportColumn("rate", "seq/s", tables.HOST, ",.1f"),
-            ReportColumn("packing_factor", "p", tables.COMPUTED, ".3f"),
-            ReportColumn("overhead", "OH %", tables.HOST, ".2f"),
-            ReportColumn("realised", "speed-up", tables.HOST, ".3f"),
-            ReportColumn("memory", "peak GiB", tables.HOST, ".2f"),
+            Column("layout", "layout", CONFIGURED),
+            Column("precision", "precision", CONFIGURED),
+            Column("rate", "seq/s", HOST, ",.1f"),
+            Column("packing_factor", "p", COMPUTED, ".3f"),
+            Column("overhead", "OH %", HOST, ".2f"),
+            Column("realised", "speed-up", HOST, ".3f"),
+            Column("memory", "peak GiB", HOST, ".2f"),
         ),
         rows,
         (

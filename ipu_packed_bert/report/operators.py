@@ -17,7 +17,7 @@ from ipu_packed_bert.cycles.lowering import Entry, short_name
 from ipu_packed_bert.cycles.matmul import Product
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.report.paper import INTERVALS
-from ipu_packed_bert.report.tables import CONFIGURED, COUNTED, MODEL, ReportColumn, Table, modelled, spread
+from pack_data.table import CONFIGURED, COUNTED, MODEL, Column, Table, modelled, spread
 
 WEIGHTS, ATTENTION, SOFTMAX, NORM = "products with weights", "products of attention", "softmax", "layer norm"
 ACTIVATION, GATHER, ELEMENTWISE, OTHER = "GELU and tanh", "gather and scatter", "elementwise", "reduction, copy, stash"
@@ -124,8 +124,8 @@ def classes(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Calibr
         "classes",
         f"{name}: million cycles of a micro-batch by block and class of operator",
         (
-            ReportColumn("block", "block", CONFIGURED),
-            ReportColumn("class", "class", CONFIGURED),
+            Column("block", "block", CONFIGURED),
+            Column("class", "class", CONFIGURED),
             modelled("packed", "packed", ".3f", 1e6),
             modelled("share", "% of packed", ".2f"),
             modelled("unpacked", "unpacked", ".3f", 1e6),
@@ -161,14 +161,14 @@ def operators(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Cali
         "operators",
         f"{name}: million cycles of a micro-batch by operator",
         (
-            ReportColumn("block", "block", CONFIGURED),
-            ReportColumn("phase", "phase", CONFIGURED),
-            ReportColumn("operator", "operator", CONFIGURED),
-            ReportColumn("part", "part", CONFIGURED),
-            ReportColumn("calls", "calls", COUNTED, ",d"),
+            Column("block", "block", CONFIGURED),
+            Column("phase", "phase", CONFIGURED),
+            Column("operator", "operator", CONFIGURED),
+            Column("part", "part", CONFIGURED),
+            Column("calls", "calls", COUNTED, ",d"),
             modelled("packed", "packed", ".3f", 1e6),
-            ReportColumn("share", "%", MODEL, ".2f"),
-            ReportColumn("unpacked", "unpacked", MODEL, ".3f", scale=1e6),
+            Column("share", "%", MODEL, ".2f"),
+            Column("unpacked", "unpacked", MODEL, ".3f", scale=1e6),
             modelled("difference", "more", "+.3f", 1e6),
         ),
         [
@@ -265,13 +265,13 @@ def products(name: str, pipeline: Pipeline, calibration: Calibration) -> Table:
         "products",
         f"{name}: the matrix products of a micro-batch",
         (
-            ReportColumn("name", "where", CONFIGURED),
-            ReportColumn("size", "size", CONFIGURED),
-            ReportColumn("calls", "calls", COUNTED, ",d"),
+            Column("name", "where", CONFIGURED),
+            Column("size", "size", CONFIGURED),
+            Column("calls", "calls", COUNTED, ",d"),
             modelled("cycles", "M cycles", ".3f", 1e6),
-            ReportColumn("intensity", "MAC/byte", COUNTED, ",.1f"),
+            Column("intensity", "MAC/byte", COUNTED, ",.1f"),
             modelled("rate", "MAC/cycle", ",.0f"),
-            ReportColumn("roof", "roof", COUNTED, ",.0f"),
+            Column("roof", "roof", COUNTED, ",.0f"),
             modelled("share", "of peak %", ".1f"),
         ),
         rows,
@@ -320,14 +320,14 @@ def update(name: str, packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, in
         "update",
         f"{name}: seconds of an update",
         (
-            ReportColumn("run", "run", CONFIGURED),
-            ReportColumn("accumulation", "accumulation", CONFIGURED, ",d"),
+            Column("run", "run", CONFIGURED),
+            Column("accumulation", "accumulation", CONFIGURED, ",d"),
             modelled("steady", "micro-batches", ".4f"),
             modelled("bubble", "fill and drain", ".4f"),
             modelled("update", "weight update", ".4f"),
             modelled("host", "host", ".4f"),
             modelled("seconds", "together", ".4f"),
-            ReportColumn("bubble_share", "bubble %", COUNTED, ".2f"),
+            Column("bubble_share", "bubble %", COUNTED, ".2f"),
         ),
         rows,
         (
@@ -359,7 +359,7 @@ def beyond(name: str, packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, in
         "beyond",
         f"{name}: milliseconds of an update beyond its pipeline",
         (
-            ReportColumn("part", "part", CONFIGURED),
+            Column("part", "part", CONFIGURED),
             modelled("packed", "packed", ",.1f"),
             modelled("unpacked", "unpacked", ",.1f"),
         ),

@@ -29,7 +29,9 @@ from ipu_packed_bert.plan import CODE_WORDS, IPU_BYTES, MEMORY_PARTS, MIB, RunPl
 from ipu_packed_bert.report.packings import PackingKey, Packings, PackingSummary
 from ipu_packed_bert.report.scaling import ScalingPoint
 from ipu_packed_bert.report.sources import MeasuredOverhead
-from ipu_packed_bert.report.tables import (
+from pack_data.histogram import LengthHistogram
+from pack_data.sort import Batching
+from pack_data.table import (
     COMPUTED,
     CONFIGURED,
     FITTED_MODEL,
@@ -38,13 +40,11 @@ from ipu_packed_bert.report.tables import (
     PAPER,
     PROFILE,
     PUBLISHED,
+    Column,
     Part,
-    ReportColumn,
     Table,
     percent,
 )
-from pack_data.histogram import LengthHistogram
-from pack_data.sort import Batching
 
 # The rows of Table 1: (packer, packing depth), and the paper's figures: EFF %, p, OH %, realised speed-up.
 ROWS: Tuple[PackingKey, ...] = (
@@ -222,22 +222,20 @@ def table1(
             "which is no percentage of a run."
         )
     columns = (
-        ReportColumn("depth", "depth", CONFIGURED),
-        ReportColumn("algorithm", "packing", CONFIGURED),
-        ReportColumn("efficiency", "EFF %", COMPUTED, ".2f"),
-        ReportColumn("paper_efficiency", "paper", PAPER, ".1f"),
-        ReportColumn("packing_factor", "p", COMPUTED, ".3f"),
-        ReportColumn("paper_packing_factor", "paper", PAPER, ".2f"),
-        ReportColumn(
-            "papers_overhead", "OH %", FITTED_MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")
-        ),
-        ReportColumn("paper_overhead", "paper", PAPER, ".3f"),
-        ReportColumn("papers_realised", "speed-up", FITTED_MODEL, ".3f"),
-        ReportColumn("papers_realised_lower", "at least", FITTED_MODEL, ".3f"),
-        ReportColumn("papers_realised_upper", "at most", FITTED_MODEL, ".3f"),
-        ReportColumn("paper_realised", "paper", PAPER, ".3f"),
-        ReportColumn("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
-        ReportColumn("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
+        Column("depth", "depth", CONFIGURED),
+        Column("algorithm", "packing", CONFIGURED),
+        Column("efficiency", "EFF %", COMPUTED, ".2f"),
+        Column("paper_efficiency", "paper", PAPER, ".1f"),
+        Column("packing_factor", "p", COMPUTED, ".3f"),
+        Column("paper_packing_factor", "paper", PAPER, ".2f"),
+        Column("papers_overhead", "OH %", FITTED_MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")),
+        Column("paper_overhead", "paper", PAPER, ".3f"),
+        Column("papers_realised", "speed-up", FITTED_MODEL, ".3f"),
+        Column("papers_realised_lower", "at least", FITTED_MODEL, ".3f"),
+        Column("papers_realised_upper", "at most", FITTED_MODEL, ".3f"),
+        Column("paper_realised", "paper", PAPER, ".3f"),
+        Column("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
+        Column("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
     )
     parts = _parts(("depth", "algorithm", "efficiency", "packing_factor"), comparison.config.engine.mask)
     title = f"Table 1: packing {histogram_name}, {comparison.config.name}"
@@ -316,20 +314,18 @@ def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[Pack
         "graphs",
         f"The same packings in other graphs, {comparison.config.name}",
         (
-            ReportColumn("graph", "graph", CONFIGURED),
-            ReportColumn("depth", "depth", CONFIGURED),
-            ReportColumn("algorithm", "packing", CONFIGURED),
-            ReportColumn("packing_factor", "p", COMPUTED, ".3f"),
-            ReportColumn(
-                "papers_overhead", "OH %", FITTED_MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")
-            ),
-            ReportColumn("paper_overhead", "paper", PAPER, ".3f"),
-            ReportColumn(
+            Column("graph", "graph", CONFIGURED),
+            Column("depth", "depth", CONFIGURED),
+            Column("algorithm", "packing", CONFIGURED),
+            Column("packing_factor", "p", COMPUTED, ".3f"),
+            Column("papers_overhead", "OH %", FITTED_MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")),
+            Column("paper_overhead", "paper", PAPER, ".3f"),
+            Column(
                 "papers_realised", "speed-up", FITTED_MODEL, ".3f", ("papers_realised_lower", "papers_realised_upper")
             ),
-            ReportColumn("paper_realised", "paper", PAPER, ".3f"),
-            ReportColumn("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
-            ReportColumn("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
+            Column("paper_realised", "paper", PAPER, ".3f"),
+            Column("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
+            Column("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
         ),
         lines,
         (
@@ -362,8 +358,8 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
         "decomposition",
         f"Where the overhead at depth {depth} comes from, percent of the unpacked micro-batch's cycles",
         (
-            ReportColumn("part", "part", CONFIGURED),
-            ReportColumn("calibrated", "%", MODEL, ".3f", ("lower", "upper")),
+            Column("part", "part", CONFIGURED),
+            Column("calibrated", "%", MODEL, ".3f", ("lower", "upper")),
         ),
         rows,
         (
@@ -418,17 +414,15 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
         "table2",
         "Table 2: realised speed-up of pre-training, depth 3",
         (
-            ReportColumn("model", "model", CONFIGURED),
-            ReportColumn("length", "length", CONFIGURED, "d"),
-            ReportColumn("packing_factor", "p", PAPER, ".2f"),
-            ReportColumn("papers_overhead", "OH %", MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")),
-            ReportColumn("paper_overhead", "paper", PAPER),
-            ReportColumn(
-                "papers_realised", "speed-up", MODEL, ".3f", ("papers_realised_lower", "papers_realised_upper")
-            ),
-            ReportColumn("paper_realised", "paper", PAPER, ".2f"),
-            ReportColumn("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
-            ReportColumn("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
+            Column("model", "model", CONFIGURED),
+            Column("length", "length", CONFIGURED, "d"),
+            Column("packing_factor", "p", PAPER, ".2f"),
+            Column("papers_overhead", "OH %", MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")),
+            Column("paper_overhead", "paper", PAPER),
+            Column("papers_realised", "speed-up", MODEL, ".3f", ("papers_realised_lower", "papers_realised_upper")),
+            Column("paper_realised", "paper", PAPER, ".2f"),
+            Column("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
+            Column("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
         ),
         rows,
         TABLE2_NOTES + INTERVALS + PRODUCT_MASK,
@@ -491,9 +485,9 @@ def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
     if pipeline.unknown:
         named = ", ".join(f"{operator} x{times}" for operator, times in sorted(pipeline.unknown.items()))
         notes.append(f"operators without an estimator, costed as elementwise divisions: {named}")
-    columns = [ReportColumn("ipu", "IPU", CONFIGURED), ReportColumn("layers", "layers", CONFIGURED)]
+    columns = [Column("ipu", "IPU", CONFIGURED), Column("layers", "layers", CONFIGURED)]
     columns += [
-        ReportColumn(key, title, MODEL, ".3f", scale=1e6)
+        Column(key, title, MODEL, ".3f", scale=1e6)
         for key, title in (
             ("matmul", "matmul"),
             ("vertices", "other compute"),
@@ -503,11 +497,11 @@ def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
             ("copies", "copy phase"),
         )
     ]
-    columns.insert(2, ReportColumn("cycles", "together", MODEL, ".2f", ("lower", "upper"), 1e6))
+    columns.insert(2, Column("cycles", "together", MODEL, ".2f", ("lower", "upper"), 1e6))
     return Table(
         "breakdown",
         f"{run.name} on {pipeline.target.name}: million cycles of each IPU for a micro-batch of {pipeline.micro_batch}",
-        tuple(columns) + (ReportColumn("mark", "", MODEL),),
+        tuple(columns) + (Column("mark", "", MODEL),),
         rows,
         tuple(notes),
     )
@@ -526,16 +520,16 @@ def memory(run: ModelledRun) -> Table:
                 "share": percent(each.share),
             }
         )
-    parts = [ReportColumn(name, name, COMPUTED, ",.0f") for name in MEMORY_PARTS]
+    parts = [Column(name, name, COMPUTED, ",.0f") for name in MEMORY_PARTS]
     return Table(
         "memory",
         f"{run.name}: memory of each IPU in MiB, of {IPU_BYTES / MIB:,.0f}",
         (
-            ReportColumn("ipu", "IPU", CONFIGURED),
+            Column("ipu", "IPU", CONFIGURED),
             *parts,
-            ReportColumn("together", "together", COMPUTED, ",.0f"),
-            ReportColumn("tile", "KiB/tile", COMPUTED, ",.0f"),
-            ReportColumn("share", "of it %", COMPUTED, ".0f"),
+            Column("together", "together", COMPUTED, ",.0f"),
+            Column("tile", "KiB/tile", COMPUTED, ",.0f"),
+            Column("share", "of it %", COMPUTED, ".0f"),
         ),
         rows,
         (f"{CODE_WORDS}.", fit_words(run.made)),
@@ -588,19 +582,19 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
         "what_if",
         "What if",
         (
-            ReportColumn("name", "configuration", CONFIGURED),
-            ReportColumn("target", "target", CONFIGURED),
-            ReportColumn("micro_batch", "micro-batch", CONFIGURED, "d"),
-            ReportColumn("packing_factor", "p", COMPUTED, ".3f"),
-            ReportColumn("factor_source", "p from", CONFIGURED),
-            ReportColumn("pipeline_cycle", "pipeline cycle", MODEL, ",.0f"),
-            ReportColumn("slowest", "slowest IPU", MODEL),
-            ReportColumn("per_pack", "cycles/pack", MODEL, ",.0f"),
-            ReportColumn("step_seconds", "s/step", MODEL, ".3f"),
-            ReportColumn("rate", "seq/s", MODEL, ",.0f", ("rate_lower", "rate_upper")),
-            ReportColumn("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
-            ReportColumn("rate_ratio", "seq/s ratio", MODEL, ".4f"),
-            ReportColumn("fullest", "fullest tile %", COMPUTED, ".0f"),
+            Column("name", "configuration", CONFIGURED),
+            Column("target", "target", CONFIGURED),
+            Column("micro_batch", "micro-batch", CONFIGURED, "d"),
+            Column("packing_factor", "p", COMPUTED, ".3f"),
+            Column("factor_source", "p from", CONFIGURED),
+            Column("pipeline_cycle", "pipeline cycle", MODEL, ",.0f"),
+            Column("slowest", "slowest IPU", MODEL),
+            Column("per_pack", "cycles/pack", MODEL, ",.0f"),
+            Column("step_seconds", "s/step", MODEL, ".3f"),
+            Column("rate", "seq/s", MODEL, ",.0f", ("rate_lower", "rate_upper")),
+            Column("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
+            Column("rate_ratio", "seq/s ratio", MODEL, ".4f"),
+            Column("fullest", "fullest tile %", COMPUTED, ".0f"),
         ),
         rows,
         (
@@ -733,16 +727,16 @@ def points(
         "points",
         'D1 to D11, E1 to E6: published measurements against the model and against "31 % of peak"',
         (
-            ReportColumn("point", "point", CONFIGURED),
-            ReportColumn("what", "what", CONFIGURED),
-            ReportColumn("unit", "unit", CONFIGURED),
-            ReportColumn("measured", "measured", PUBLISHED, ",.4g"),
-            ReportColumn("model", "model", MODEL, ",.4g", ("lower", "upper")),
-            ReportColumn("error", "error %", MODEL, "+.1f"),
-            ReportColumn("left_out", "left out %", MODEL, "+.1f"),
-            ReportColumn("trivial", "31 % of peak", COMPUTED, ",.4g"),
-            ReportColumn("trivial_error", "error %", COMPUTED, "+.1f"),
-            ReportColumn("use", "use", CONFIGURED),
+            Column("point", "point", CONFIGURED),
+            Column("what", "what", CONFIGURED),
+            Column("unit", "unit", CONFIGURED),
+            Column("measured", "measured", PUBLISHED, ",.4g"),
+            Column("model", "model", MODEL, ",.4g", ("lower", "upper")),
+            Column("error", "error %", MODEL, "+.1f"),
+            Column("left_out", "left out %", MODEL, "+.1f"),
+            Column("trivial", "31 % of peak", COMPUTED, ",.4g"),
+            Column("trivial_error", "error %", COMPUTED, "+.1f"),
+            Column("use", "use", CONFIGURED),
         ),
         rows,
         (
@@ -819,11 +813,11 @@ def arrangements(
         "arrangements",
         f"Arrangements of mask, heads and positions at depth {depth}, {config.name}",
         (
-            ReportColumn("name", "arrangement", CONFIGURED),
-            ReportColumn("overhead_calibrated", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
-            ReportColumn("pipeline", "pipeline OH %", MODEL, ".3f"),
-            ReportColumn("realised", "speed-up", MODEL, ".3f"),
-            ReportColumn("gain", "gain %", MODEL, "+.2f"),
+            Column("name", "arrangement", CONFIGURED),
+            Column("overhead_calibrated", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
+            Column("pipeline", "pipeline OH %", MODEL, ".3f"),
+            Column("realised", "speed-up", MODEL, ".3f"),
+            Column("gain", "gain %", MODEL, "+.2f"),
         ),
         rows,
         (
@@ -869,19 +863,19 @@ def measured(
             if source == PROFILE
             else "These are seconds of this host, not IPU cycles."
         )
-    by_model = (ReportColumn("model", "OH %", MODEL, ".2f", ("model_lower", "model_upper")),)
+    by_model = (Column("model", "OH %", MODEL, ".2f", ("model_lower", "model_upper")),)
     return Table(
         "measured",
         "Measured: packed against unpacked",
         (
-            ReportColumn("run", "run", CONFIGURED),
-            ReportColumn("per_pack", f"{unit}/pack", source, ",.6g"),
-            ReportColumn("packing_factor", "p", source, ".3f"),
-            ReportColumn("overhead", "OH %", source, ".2f", ("overhead_lower", "overhead_upper")),
-            ReportColumn("realised", "speed-up", source, ".3f"),
+            Column("run", "run", CONFIGURED),
+            Column("per_pack", f"{unit}/pack", source, ",.6g"),
+            Column("packing_factor", "p", source, ".3f"),
+            Column("overhead", "OH %", source, ".2f", ("overhead_lower", "overhead_upper")),
+            Column("realised", "speed-up", source, ".3f"),
             *(by_model if modelled is not None else ()),
-            ReportColumn("paper_overhead", "OH %", PAPER, ".3f"),
-            ReportColumn("paper_realised", "speed-up", PAPER, ".3f"),
+            Column("paper_overhead", "OH %", PAPER, ".3f"),
+            Column("paper_realised", "speed-up", PAPER, ".3f"),
         ),
         rows,
         tuple(notes),
@@ -901,8 +895,8 @@ def scaling(found: Sequence[ScalingPoint], packing_factor: float, histogram: Len
     return Table(
         "scaling",
         f"Figure 5: theoretical speed-up over padding, {histogram.name}",
-        (ReportColumn("devices", "devices", CONFIGURED, "d"), ReportColumn("packing", "packing", COMPUTED, ".3f"))
-        + tuple(ReportColumn(f"batch_{b}", f"un-padding, {b}/device", COMPUTED, ".3f") for b in batches),
+        (Column("devices", "devices", CONFIGURED, "d"), Column("packing", "packing", COMPUTED, ".3f"))
+        + tuple(Column(f"batch_{b}", f"un-padding, {b}/device", COMPUTED, ".3f") for b in batches),
         rows,
         (
             "Un-padding waits for the device that drew the longest sequences (simulated); packing takes equally "

@@ -7,8 +7,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from ipu_packed_bert.cycles.uncertainty import INSIDE
 from ipu_packed_bert.plan import MEMORY_PARTS
 from ipu_packed_bert.report.operators import CLASSES
-from ipu_packed_bert.report.tables import Table
 from pack_data.page.charts import Axis, Bars, Line, Lines, Picture, Series, Tile, Tiles
+from pack_data.table import Table
 
 # Nobody has measured this project's graphs: the paper's measurements belong beside the model of the paper's graph only.
 THEIRS, OURS = "the paper's graph, modelled and measured", "this engine's graph, modelled"
@@ -17,8 +17,8 @@ _MILLION = 1e6
 
 def pictures(table: Table) -> List[Picture]:
     """The pictures of a table; none for a table without one."""
-    if table.drawn:
-        return list(table.drawn)
+    if table.pictures:
+        return list(table.pictures)
     make = PICTURES.get(table.name)
     return make(table) if make and table.rows else []
 

@@ -12,8 +12,8 @@ from ipu_packed_bert.cycles.pipeline import Pipeline
 from ipu_packed_bert.cycles.schedule import BUBBLE, KINDS, WAITING, WORK, Schedule, Stretch, schedule
 from ipu_packed_bert.report.measured import Measured
 from ipu_packed_bert.report.paper import INTERVALS
-from ipu_packed_bert.report.tables import COMPUTED, CONFIGURED, MODEL, ReportColumn, Table, modelled, percent, spread
 from pack_data.page.charts import Axis, Skip, Tile, Tiles
+from pack_data.table import COMPUTED, CONFIGURED, MODEL, Column, Table, modelled, percent, spread
 
 WORKS = "works"
 # So that the palette's lightest colour is that of waiting.
@@ -51,14 +51,14 @@ def table(
                 row["difference"] = percent(beside[ipu] / interval.calibrated - 1.0)
             rows.append(row)
     columns = [
-        ReportColumn("ipu", "IPU", CONFIGURED),
-        ReportColumn("what", "what", CONFIGURED),
+        Column("ipu", "IPU", CONFIGURED),
+        Column("what", "what", CONFIGURED),
         modelled("cycles", "M cycles", ",.2f", _MILLION),
-        ReportColumn("share", "%", MODEL, ".2f"),
+        Column("share", "%", MODEL, ".2f"),
     ]
     if measured is not None and beside:
-        columns.append(ReportColumn("measured", "measured", measured.source, ",.2f", scale=_MILLION))
-        columns.append(ReportColumn("difference", "measured/model %", COMPUTED, "+.1f"))
+        columns.append(Column("measured", "measured", measured.source, ",.2f", scale=_MILLION))
+        columns.append(Column("difference", "measured/model %", COMPUTED, "+.1f"))
     notes = [
         f"An update of {accumulation:,} micro-batches in {pipeline.placement.stages} stages on {found.ipus} "
         f"{'IPU' if found.ipus == 1 else 'IPUs'} a replica: {found.cycles / _MILLION:,.3f} million cycles, "
@@ -70,7 +70,7 @@ def table(
         notes.append(f"measured: {measured.detail}; of an IPU only what it works.")
     title = f"{name}: an update over time, million cycles of each IPU"
     picture = drawn(name, found, {row["ipu"]: row for row in rows if row["what"] == WORKS})
-    return Table("schedule", title, tuple(columns), rows, (*notes, *INTERVALS), drawn=(picture,))
+    return Table("schedule", title, tuple(columns), rows, (*notes, *INTERVALS), pictures=(picture,))
 
 
 def drawn(name: str, found: Schedule, works: Mapping[str, Mapping[str, Any]]) -> Tiles:

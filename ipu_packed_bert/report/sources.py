@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from ipu_packed_bert.report.popvision import open_report
-from ipu_packed_bert.report.tables import HARDWARE, HOST, PROFILE
 from ipu_packed_bert.run_folder import CONFIG, LOG, read_log
 from ipu_packed_bert.settings import load_yaml, plain
 from pack_data.decoding import Fields, named, shown
+from pack_data.table import HARDWARE, HOST, PROFILE
 
 
 @dataclass(frozen=True)

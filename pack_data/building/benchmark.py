@@ -29,7 +29,7 @@ from pack_data.histogram import LengthHistogram
 from pack_data.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.packers import get_packer
 from pack_data.packs import SLOT, PackSchema, StoredColumn
-from pack_data.tables import text_table
+from pack_data.table import text_table
 
 HISTOGRAM = "wikipedia_512"
 PART = 1 << 15  # sequences, as in a build

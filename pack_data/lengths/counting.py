@@ -28,7 +28,7 @@ from pack_data.histogram import PUBLISHED, LengthHistogram, merge
 from pack_data.npy import map_array
 from pack_data.sequences import LONGEST
 from pack_data.store import MANIFEST, read_manifest
-from pack_data.tables import account
+from pack_data.table import account
 
 _OPENERS: Dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _TEXT = (".txt", ".lengths", ".csv")

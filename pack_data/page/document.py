@@ -7,42 +7,16 @@ numbers that it was made from.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from html import escape
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Union
 
 from pack_data.files import write_atomically
 from pack_data.page import style
 from pack_data.page.charts import Bars, HeatMap, Lines, Picture, Tiles, names_of
 from pack_data.page.svg import draw
-
-
-class Cell(NamedTuple):
-    """A value that is shown in words of its own."""
-
-    value: Any
-    text: str
-
-
-class Column(NamedTuple):
-    """form: format specification of its numbers; none: words, or numbers of any kind. source: said in a footnote."""
-
-    key: str
-    title: str
-    form: str = ""
-    source: str = ""
-
-
-class Table(NamedTuple):
-    """rows: by the columns' keys; what is missing is shown as `-`. name: unique on a page."""
-
-    name: str
-    title: str
-    columns: Tuple[Column, ...]
-    rows: Sequence[Mapping[str, Any]]
-    notes: Tuple[str, ...] = ()
+from pack_data.table import Table, plain
 
 
 class Words(NamedTuple):
@@ -139,44 +113,8 @@ script-src 'unsafe-inline'; img-src data:">
 """
 
 
-def plain(value: Any) -> Any:
-    """What JSON has a word for: a cell's value, null for what is not finite, lists for tuples."""
-    if isinstance(value, Cell):
-        return plain(value.value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    return value
-
-
-def shown(value: Any, form: str = "") -> str:
-    """What a cell shows."""
-    if isinstance(value, Cell):
-        return value.text
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "not finite"
-    if isinstance(value, (int, float)):
-        return format(value, form or ("," if isinstance(value, int) else ",.4g"))
-    if isinstance(value, str):
-        return value
-    return json.dumps(plain(value))
-
-
-def footnotes(columns: Sequence[Column]) -> Dict[str, str]:
-    """A letter for each source of the columns, in their order."""
-    sources = list(dict.fromkeys(column.source for column in columns if column.source))
-    return {source: chr(ord("a") + number) for number, source in enumerate(sources)}
-
-
 def _table(table: Table) -> str:
-    letters = footnotes(table.columns)
+    letters = table.source_marks()
     words = {
         column.key
         for column in table.columns
@@ -184,11 +122,11 @@ def _table(table: Table) -> str:
     }
     heads, lines = [], []
     for column in table.columns:
-        mark = f"<sup>{letters[column.source]}</sup>" if column.source and len(letters) > 1 else ""
+        mark = f"<sup>{letters[column.source]}</sup>" if letters.get(column.source) else ""
         kind = ' class="w"' if column.key in words else ""
         heads.append(
             f'<th scope="col"{kind} data-key="{escape(column.key)}">'
-            f'<button type="button">{escape(column.title)}</button>{mark}</th>'
+            f'<button type="button">{escape(column.heading)}</button>{mark}</th>'
         )
     for row in table.rows:
         cells = []
@@ -196,16 +134,14 @@ def _table(table: Table) -> str:
             value = row.get(column.key)
             kind = ' class="w"' if column.key in words else ""
             data = escape(json.dumps(plain(value), allow_nan=False))
-            cells.append(f'<td{kind} data-value="{data}">{escape(shown(value, column.form))}</td>')
+            cells.append(f'<td{kind} data-value="{data}">{escape(column.shown(row))}</td>')
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    sources = "; ".join(f"{letter}: {source}" if len(letters) > 1 else source for source, letter in letters.items())
-    below = ([f"Source: {sources}."] if sources else []) + list(table.notes)
     return (
         f'<div class="scroll"><table id="{escape(table.name)}"><caption>{escape(table.title)}</caption>'
         f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>"
         + "\n".join(lines)
         + "</tbody></table></div>"
-        + _notes(below)
+        + _notes((*table.source_note(), *table.notes))
     )
 
 

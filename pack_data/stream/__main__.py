@@ -28,7 +28,7 @@ from pack_data.plotting import new_figure, save
 from pack_data.proof import prove
 from pack_data.stream.others import WINDOW, open_rows, windows
 from pack_data.stream.pack_stream import PackStream
-from pack_data.tables import text_table
+from pack_data.table import text_table
 
 GRID_DEPTHS = (3, 4, 8, 16, None)
 

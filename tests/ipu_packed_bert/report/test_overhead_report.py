@@ -11,10 +11,11 @@ from ipu_packed_bert.config import load_config
 from ipu_packed_bert.configurations import FOLDER
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.lowering import SCORES
-from ipu_packed_bert.report import calibrate, command, packings, paper, pictures, tables
+from ipu_packed_bert.report import calibrate, command, packings, paper, pictures
 from pack_data import sort
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
+from pack_data.table import as_csv
 
 SOURCES = {"hardware", "profile", "predicted", "fitted", "host", "paper", "computed", "published", "config"}
 FAST = tuple(row for row in paper.ROWS if row[0] in ("none", "spfhp"))
@@ -152,7 +153,7 @@ def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, 
 
 
 def test_the_fitted_graph_is_marked_fitted_and_the_others_predicted(graphs):
-    theirs, ours = tables.printed(graphs)
+    theirs, ours = graphs.printed()
     assert {row["graph"] for row in theirs.rows} == {paper.GRAPHS[2][0]}
     assert {row["graph"] for row in ours.rows} == {name for name, _ in paper.GRAPHS[:2]}
     for table, source in ((theirs, "fitted"), (ours, "predicted")):
@@ -222,13 +223,13 @@ def test_decomposition_adds_up(machine, load, mask):
 def test_every_column_has_a_source(table1, graphs, comparison):
     for table in (table1, graphs, paper.decomposition(comparison, 3)):
         assert all(column.source in SOURCES for column in table.columns)
-        keys = {column.key for column in tables.every_column(table)}
+        keys = {column.key for column in table.every_column()}
         assert all(set(row) <= keys for row in table.rows)
 
 
 def test_csv_and_json_hold_the_same_numbers(table1):
-    read = list(csv.reader(io.StringIO(tables.as_csv([table1]))))
-    plain = tables.as_json(table1)
+    read = list(csv.reader(io.StringIO(as_csv([table1]))))
+    plain = table1.to_json()
     assert (
         read[0] == ["# table1"]
         and read[1] == [c["key"] for c in plain["columns"]]

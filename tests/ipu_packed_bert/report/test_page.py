@@ -9,11 +9,12 @@ import pytest
 from ipu_packed_bert.cycles import calibration, uncertainty
 from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.layout import stacked
-from ipu_packed_bert.report import command, operators, tables
+from ipu_packed_bert.report import command, operators
 from ipu_packed_bert.report.page import page_of
 from ipu_packed_bert.report.pictures import pictures
 from pack_data.command import run_main
 from pack_data.page.charts import Bars
+from pack_data.table import COUNTED, MODEL, Column, Part, Table
 from tests.pages import Browser, check_page
 
 SMALL = (
@@ -53,9 +54,9 @@ def test_the_page_holds_the_tables_as_json_has_them(cycle_cache, monkeypatch, ca
 
 
 def test_parts_of_a_table_are_tables_of_the_page():
-    columns = tuple(tables.ReportColumn(key, key, tables.MODEL, ".1f") for key in "abc")
-    parts = (tables.Part("first", ("a", "b")), tables.Part("second", ("a", "c")))
-    table = tables.Table("t", "T: 1", columns, [dict(a=1.0, b=2.0, c=3.0)], ("note",), parts)
+    columns = tuple(Column(key, key, MODEL, ".1f") for key in "abc")
+    parts = (Part("first", ("a", "b")), Part("second", ("a", "c")))
+    table = Table("t", "T: 1", columns, [dict(a=1.0, b=2.0, c=3.0)], ("note",), parts)
     page = check_page(page_of("page", "lead", [table, table._replace(name="u", title="U: 2")], ["words"]).html())
     assert page.tables["t_1-1"] == [dict(a=1.0, b=2.0)] and page.tables["t_2-1"] == [dict(a=1.0, c=3.0)]
     assert len(page.tables) == 4 and page.shown["t_1-1"] == [dict(a="1.0", b="2.0")]
@@ -116,11 +117,11 @@ def test_intervals_hold_their_values_and_are_exact_where_no_parameter_enters(pip
                 value, low, high = (row.get(key) for key in (column.key, *(column.interval or (column.key,) * 2)))
                 if column.interval:
                     assert low <= value <= high, (row, column)
-                    assert (low == high) == (tables.cell(row, column).endswith(" exact"))
+                    assert (low == high) == (column.shown(row).endswith(" exact"))
                     exact += low == high
                     if low == high and table.name in ("classes", "update"):  # whose rows keep their order
                         assert changed[column.key] == value
-                if column.source == tables.COUNTED and table.name == "update":
+                if column.source == COUNTED and table.name == "update":
                     assert changed[column.key] == value
                     counted += 1
         assert {c.key for c in table.columns if c.form and not c.interval} == {

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pack_data.page import style
 from pack_data.page.axes import powers, scale, short, ticks
 from pack_data.page.charts import Axis, Bars, HeatMap, Line, Lines, Series, Skip, Tile, Tiles, thinned
-from pack_data.page.document import Cell, Column, Page, Section, Table, Words, shown
+from pack_data.page.document import Page, Section, Words
 from pack_data.page.svg import draw, standalone
+from pack_data.table import COMPUTED, HOST, Cell, Column, Table
 from tests.pages import SVG, Browser, check_page
 
 ODD = "a <b> & 'c' \"d\" </script> é"
@@ -22,10 +23,10 @@ TABLE = Table(
     "first",
     "A table " + ODD,
     (
-        Column("name", "name", source="given"),
-        Column("value", "value, %", ".2f", "measured"),
+        Column("name", "name", COMPUTED),
+        Column("value", "value, %", HOST, ".2f"),
         Column("list", "list"),
-        Column("other", "other", source="given"),
+        Column("other", "other", COMPUTED),
     ),
     [
         {"name": ODD, "value": 2.5, "list": Cell([1, 2], "1 + 2"), "other": True},
@@ -65,10 +66,10 @@ def test_a_page_read_back_is_what_was_put_in():
     assert page.tables["first"][2] == {"name": "not finite", "value": None, "list": [3], "other": -7}
     assert page.tables["first"][1]["other"] == {"a": None}
     for words, row in zip(page.shown["first"], TABLE.rows):
-        assert words == {column.key: shown(row.get(column.key), column.form) for column in TABLE.columns}
+        assert words == {column.key: column.shown(row) for column in TABLE.columns}
     assert page.shown["first"][0] == {"name": ODD, "value": "2.50", "list": "1 + 2", "other": "yes"}
     assert page.pictures == PAGE.to_json()["pictures"] == [picture.title for picture in PICTURES]
-    assert page.notes == ["Source: a: given; b: measured.", "A note " + ODD]
+    assert page.notes == ["Source: [a] computed; [b] seconds of this host.", "A note " + ODD]
 
 
 @pytest.mark.parametrize(
