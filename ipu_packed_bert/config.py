@@ -477,8 +477,8 @@ def load_config(path: Union[str, Path], overrides: Sequence[str] = (), *, stored
     Parameters
     ----------
     path : a YAML file with the sections of :class:`Config`; a setting that is left out has its default.
-    overrides : ``"section.key=value"`` texts, the value in YAML; they win over the file, and over its ``without_ipus`` but
-        for the placement, of which the block has its own.
+    overrides : ``"section.key=value"`` texts, the value in YAML; they win over the file, and over its ``without_ipus``
+        but for the placement, of which the block has its own.
     stored : the file was written by a run: settings of a former version are left out, and ``ignored`` names them.
 
     Raises

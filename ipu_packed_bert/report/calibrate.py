@@ -67,7 +67,7 @@ def refitted(paths: Sequence[Path], machine_of: Dict[str, Machine], given: Optio
     for path in paths:  # read before anything is fitted: a file that cannot be used is told at once
         found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
         config = measured.configuration(found, given)
-        found = measured.completed(found, config, lambda: packing_factor(config, None).value)
+        found = measured.completed(found, config, lambda config: packing_factor(config, None).value)
         notes += [f"{found.detail}{found.taken}."] * bool(found.taken)
         own.append(measured.observation(found, config, machine_of[config.placement.machine], stored))
     published = calibration.observe(machine_of, load_config)
