@@ -365,7 +365,7 @@ class Check:
         found["update_cycles"] = list(fitted.interval(lambda each: pipeline.step(number, each).cycles))
         found["pipeline_cycles"] = list(fitted.interval(pipeline.pipeline_cycle))
         found["once_per_update_cycles"] = list(fitted.interval(pipeline.update_cycles))
-        found["seconds"] = pipeline.step(number, fitted.parameters).seconds
+        found["seconds"] = fitted.interval(lambda each: pipeline.step(number, each).seconds).value
         found["clock_hz"] = target.clock_hz
         found["work"] = model_work(pipeline, number, fitted.parameters)
         said.append(f"{found['update_cycles'][1]:,.0f} cycles of an update")

@@ -160,7 +160,7 @@ def page(base: Config, found: Outcome, factors: Factors, *, ipus: int, best: int
     factor = factors(top.config.data.packer, top.config.data.max_sequences_per_pack)
     lines = [
         "  packs: in a micro-batch. room: what products may take of an IPU. parts: of the vocabulary projection.",
-        f"  tile: the fullest one's counted memory; a plan fits up to {FULLEST_PUBLISHED:.0%}, as the published ones.",
+        f"  tile: the fullest one's counted memory; a plan fits up to {FULLEST_PUBLISHED:.0%}, as Graphcore's do.",
         f"  {CODE_WORDS}.",
         "  Predicted by the cycle model, nothing is measured; plans that differ by less than its error are equal.",
         "",

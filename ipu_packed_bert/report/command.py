@@ -380,7 +380,9 @@ class OverheadReport:
         given = self.main_config if self.args.config else None
         found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
         config = measured.configuration(found, given)
-        found = measured.completed(found, config, lambda: self.factor(config, config.data.max_sequences_per_pack)[0])
+        found = measured.completed(
+            found, config, lambda config: self.factor(config, config.data.max_sequences_per_pack)[0]
+        )
         self.measurements.append((found, config))
         self.about.append(config.name)
         return measured.beside(found, config, self.machine_of(config).pipeline(config), self.calibration)

@@ -225,11 +225,11 @@ def configuration(found: Measured, given: Optional[Config]) -> Config:
     return config_from_tree(tree, found.detail)
 
 
-def completed(found: Measured, config: Config, factor_of: Callable[[], float]) -> Measured:
+def completed(found: Measured, config: Config, factor_of: Callable[[Config], float]) -> Measured:
     """With the micro-batches of the configuration's packed update, where the source names none."""
     if found.micro_batches is not None:
         return found
-    factor = factor_of()
+    factor = factor_of(config)
     taken = f"; the source names no micro_batches: these are {config.name}'s at {factor:.3f} sequences a pack"
     return found._replace(micro_batches=config.accumulation(factor), taken=taken)
 

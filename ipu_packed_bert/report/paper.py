@@ -89,8 +89,12 @@ FITTED = (
     "plus what deeper heads cost."
 )
 INTERVALS = (
-    f"Intervals hold {INSIDE:.0%} of the draws of everything that is not known (docs/cycle_model.md); a number without "
-    "a mark is predicted.",
+    f"A number with an interval is the median of the draws of everything that is not known, the interval holds "
+    f"{INSIDE:.0%} of them (docs/cycle_model.md); a number without a mark is predicted.",
+)
+ADDED_UP = (
+    f"Intervals hold {INSIDE:.0%} of the draws of everything that is not known (docs/cycle_model.md); the numbers are "
+    "at the fitted parameters, so that they add up.",
 )
 PRODUCT_MASK = (
     "The product mask's interval reaches up because nobody knows whether joining query and key to the mask's columns "
@@ -128,6 +132,11 @@ class ModelledOverhead:
         pipeline = self.packed(depth)
         return self.calibration.interval(lambda parameters: overhead(pipeline, self.unpacked, parameters))
 
+    def fitted_overhead(self, depth: int) -> Interval:
+        """:meth:`overhead` with the value at the fitted parameters."""
+        value = overhead(self.packed(depth), self.unpacked, self.calibration.parameters)
+        return self.overhead(depth)._replace(value=value)
+
     def pipeline_overhead(self, depth: int) -> Interval:
         """Extra cycles of a pipeline cycle, which the slowest IPU decides; a fraction."""
         pipeline = self.packed(depth)
@@ -152,7 +161,7 @@ class ModelledOverhead:
         return self.calibration.interval(found)
 
     def decomposition(self, depth: int) -> Dict[str, Interval]:
-        """Overhead by cause, as fractions of the unpacked micro-batch; the calibrated ones add up to `overhead`."""
+        """Overhead by cause, as fractions of the unpacked micro-batch; in each draw they add up to the overhead."""
         pipeline = self.packed(depth)
 
         def parts(parameters: Parameters) -> Dict[str, Any]:
@@ -192,7 +201,8 @@ def table1(
             if key[0] == "none":
                 over = Interval(0.0, 0.0, 0.0)
             else:
-                over = compared.overhead(summary.largest_depth if key[1] is None else key[1])
+                depth = summary.largest_depth if key[1] is None else key[1]
+                over = compared.fitted_overhead(depth) if prefix else compared.overhead(depth)
             line.update(_overhead_columns(prefix, over, summary.packing_factor))
         lines.append(_beside_paper(line, PAPER_ROWS.get(key)))
         if key[0] == "none" and sort is not None:
@@ -211,7 +221,7 @@ def table1(
     notes = [
         "EFF and p are computed from the histogram. OH is extra cycles of a micro-batch against unpacked BERT of the "
         "same length. Realised speed-up = p / (1 + OH), as in the paper.",
-        f"The paper's graph makes the mask in every layer (PopART). {FITTED}",
+        f"The paper's graph makes the mask in every layer (PopART); its numbers are at the fitted parameters. {FITTED}",
         *INTERVALS,
     ]
     if comparison.arrangement.mask == "product":
@@ -259,9 +269,9 @@ def _overhead_columns(prefix: str, over: Interval, p: float) -> Dict[str, float]
     """Overhead in percent and realised speed-up at packing factor p, with intervals; every key gets the prefix."""
     found = {
         "overhead_lower": 100.0 * over.lower,
-        "overhead": 100.0 * over.calibrated,
+        "overhead": 100.0 * over.value,
         "overhead_upper": 100.0 * over.upper,
-        "realised": p / (1 + over.calibrated),
+        "realised": p / (1 + over.value),
         "realised_lower": p / (1 + over.upper),
         "realised_upper": p / (1 + over.lower),
     }
@@ -290,8 +300,8 @@ def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[Pack
             if key[0] in ("none", "greedy") or paper is None:
                 continue
             summary = packings[key]
-            over = compared.overhead(summary.largest_depth if key[1] is None else key[1])
-            theirs = arrangement == POPART
+            depth, theirs = summary.largest_depth if key[1] is None else key[1], arrangement == POPART
+            over = compared.fitted_overhead(depth) if theirs else compared.overhead(depth)
             lines.append(
                 {
                     "graph": name,
@@ -329,8 +339,8 @@ def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[Pack
         ),
         lines,
         (
-            "The parameters are fitted on the paper's graph and on published throughputs; this project's "
-            "graphs are predicted.",
+            "The parameters are fitted on the paper's graph, which is computed with them, and on published "
+            "throughputs; this project's graphs are predicted.",
             FITTED,
         )
         + INTERVALS
@@ -346,7 +356,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
         {
             "part": part,
             "lower": percent(parts[part].lower),
-            "calibrated": percent(parts[part].calibrated),
+            "median": percent(parts[part].value),
             "upper": percent(parts[part].upper),
         }
         for part in order
@@ -359,7 +369,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
         f"Where the overhead at depth {depth} comes from, percent of the unpacked micro-batch's cycles",
         (
             Column("part", "part", CONFIGURED),
-            Column("calibrated", "%", MODEL, ".3f", ("lower", "upper")),
+            Column("median", "%", MODEL, ".3f", ("lower", "upper")),
         ),
         rows,
         (
@@ -368,6 +378,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
             "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; "
             "the atom size is the unknown.",
             "A pipeline cycle is what the slowest IPU takes: the first IPU's heads hide behind the encoder.",
+            "Medians do not add up; the sum is the median of the sums.",
             narrowed(comparison, depth),
         )
         + INTERVALS
@@ -378,7 +389,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
 def _interval(interval: Interval) -> Dict[str, Optional[float]]:
     return {
         "lower": percent(interval.lower),
-        "calibrated": percent(interval.calibrated),
+        "median": percent(interval.value),
         "upper": percent(interval.upper),
     }
 
@@ -503,7 +514,7 @@ def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
         f"{run.name} on {pipeline.target.name}: million cycles of each IPU for a micro-batch of {pipeline.micro_batch}",
         tuple(columns) + (Column("mark", "", MODEL),),
         rows,
-        tuple(notes),
+        (*notes, *ADDED_UP),
     )
 
 
@@ -555,7 +566,7 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
     for run in runs:
         step = run.pipeline.step(run.accumulation, calibration.parameters)
         rates = rates_of(run)
-        rate = None if rates is None else rates.calibrated
+        rate = None if rates is None else rates.value
         per_pack = step.pipeline_cycle / run.pipeline.micro_batch
         if first is None:
             first = (rate, per_pack)
@@ -653,9 +664,9 @@ def points(
             o.point.what,
             "seq/s",
             o.point.sequences_per_second,
-            values[0],
-            values[1],
-            values[2],
+            values.lower,
+            o.predicted(calibration.parameters),
+            values.upper,
             o.trivial(),
             "fitted",
             percent(errors[name]["left_out_error"]),
@@ -685,14 +696,14 @@ def points(
     ratio("E3/E2", "POD128 against POD64, packed 512, seq/s", "E3", "E2")
     ratio("E6/E4", "Pod256 against Pod64, packed 512, seq/s", "E6", "E4")
     for depth, paper in PAPER_OVERHEAD.items():
-        interval = paper_graph.overhead(depth)
+        interval = paper_graph.fitted_overhead(depth)
         add(
             "D9",
             f"overhead at depth {depth}, PopART graph of the paper's time",
             "%",
             paper,
             percent(interval.lower),
-            percent(interval.calibrated),
+            percent(interval.value),
             percent(interval.upper),
             0.0,
             "fitted" if depth == FITTED_DEPTH else "rests on it",
@@ -709,7 +720,7 @@ def points(
             "%",
             None,
             percent(interval.lower),
-            percent(interval.calibrated),
+            percent(interval.value),
             percent(interval.upper),
             None,
             "predicted",
@@ -751,7 +762,7 @@ def points(
             "throughputs alone.",
             f"D7: the same task differs by {percent(FRAMEWORK_SPREAD):.0f} % between frameworks; D10 is Table 2 "
             "(--table 2).",
-            f"D9: {FITTED}",
+            f"Rows that are predicted are medians, the others at the fitted parameters. D9: {FITTED}",
             f"Of the {len(points_left_out)} throughputs, each left out of the draws' weights, "
             f"{sum(point['inside'] for point in points_left_out)} lie inside their {INSIDE:.0%} interval; "
             f"{draws.report['drawn']:,} draws were weighted, effective {draws.report['effective']:,.0f}.",
@@ -796,25 +807,25 @@ def arrangements(
     for name, arrangement in ARRANGEMENTS:
         comparison = ModelledOverhead(machine, config, calibration, packed=arrangement)
         over, slowest = comparison.overhead(depth), comparison.pipeline_overhead(depth)
-        realised = packing_factor / (1.0 + over.calibrated)
+        realised = packing_factor / (1.0 + over.value)
         if base is None:
             base = realised
         rows.append(
             {
                 "name": name,
                 **{f"overhead_{k}": v for k, v in _interval(over).items()},
-                "pipeline": percent(slowest.calibrated),
+                "pipeline": percent(slowest.value),
                 "realised": realised,
                 "gain": percent(realised / base - 1.0),
             }
         )
-    rows.sort(key=lambda row: row["overhead_calibrated"])
+    rows.sort(key=lambda row: row["overhead_median"])
     return Table(
         "arrangements",
         f"Arrangements of mask, heads and positions at depth {depth}, {config.name}",
         (
             Column("name", "arrangement", CONFIGURED),
-            Column("overhead_calibrated", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
+            Column("overhead_median", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
             Column("pipeline", "pipeline OH %", MODEL, ".3f"),
             Column("realised", "speed-up", MODEL, ".3f"),
             Column("gain", "gain %", MODEL, "+.2f"),
@@ -835,7 +846,7 @@ def measured(
     packing_factor: Optional[float],
     modelled: Optional[Tuple[float, float, float]] = None,
 ) -> Table:
-    """Overhead from two run logs or profiles; modelled: what the model says of the same runs, low, fitted and high."""
+    """Overhead from two run logs or profiles; modelled: what the model says of the same runs, low, median and high."""
     source, unit = found.packed.source, found.packed.unit
     factor = packing_factor if packing_factor is not None else found.packed.packing_factor
     rows = [

@@ -78,7 +78,7 @@ def _graphs(table: Table) -> List[Picture]:
 
 
 def _decomposition(table: Table) -> List[Picture]:
-    series = _modelled(table.rows, "calibrated", "lower", "upper")
+    series = _modelled(table.rows, "median", "lower", "upper")
     names = tuple(row["part"] for row in table.rows)
     axis = Axis("% of the unpacked micro-batch's cycles")
     return [Bars(table.title.split(",")[0], names, axis, (series,), across=True)]
@@ -107,7 +107,7 @@ def _points(table: Table) -> List[Picture]:
 
 
 def _arrangements(table: Table) -> List[Picture]:
-    series = _modelled(table.rows, "overhead_calibrated", "overhead_lower", "overhead_upper")
+    series = _modelled(table.rows, "overhead_median", "overhead_lower", "overhead_upper")
     names = tuple(row["name"] for row in table.rows)
     return [Bars(table.title, names, Axis("overhead, %"), (series,), across=True)]
 

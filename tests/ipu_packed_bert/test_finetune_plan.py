@@ -156,7 +156,7 @@ def test_what_does_not_fit_says_what_does(checkpoint, tmp_path, capsys):
     assert "verdict   does not fit" in text
     said = text.rsplit("--set ", 1)[1].split(" ")[0]
     assert command("plan", "--config", name, *large, "--set", said) == 0
-    assert "no more than in the published configurations" in capsys.readouterr().out
+    assert "fits: at most" in capsys.readouterr().out
 
 
 def test_layers_of_another_network_are_refused(checkpoint, tmp_path, capsys):
