@@ -227,8 +227,12 @@ def _by_shape(histogram: LengthHistogram, limit: Optional[int], depth: int, foun
     """Fewer packs than those found and a higher bound, from the linear programme on a grid of lengths."""
     lengths, S = histogram.lengths, histogram.max_sequence_length
     shape = Shape(histogram.counts, depth)
-    if S * depth <= _TABLES:
-        prices = with_dearest_long(lengths, shape.prices(lengths), S, depth)
+    # One short sequence must not make the tables too deep: then the shortest, one pack at most, are worth nothing.
+    dear = (np.cumsum(lengths * histogram.counts[lengths]) > S) | (S * depth <= _TABLES)
+    room = S // int(lengths[dear].min(initial=S))
+    if S * min(depth, room) <= _TABLES:
+        prices = np.zeros(len(lengths))
+        prices[dear] = with_dearest_long(lengths[dear], shape.prices(lengths[dear]), S, min(depth, room))
         found = found.proved_by(histogram, limit, prices, _STEPS)
         found = found.mended(depth, until)
     if not _near_enough(found, S):

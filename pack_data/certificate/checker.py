@@ -12,24 +12,26 @@ Exit status 0: all hold. 1: the first that does not is printed.
 import csv
 import json
 import sys
+from bisect import bisect
 from fractions import Fraction
+from itertools import accumulate
 
 
 def divisible(priced, S, D):
-    """The best pack if parts of sequences could be packed: at most `rate` for a token, and a sum for each sequence.
-
-    For any rate >= 0 a pack is worth at most rate * S + D * (the most that a price exceeds rate * length).
-    """
-    if D is None:
-        return max((S * price // length for length, price in priced), default=0)
+    """What no pack is worth more than, the less of two: one sequence longer than S / 2 and parts of those that fit in
+    beside it; for any rate >= 0, rate * S + D * (the most that a price exceeds rate * length)."""
+    short, D = sorted(each for each in priced if 2 * each[0] <= S), D or S
+    rates = [0, *accumulate((Fraction(price, length) for length, price in short), max)]
+    beside = [price + (S - long) * rates[bisect(short, (S - long + 1,))] for long, price in priced if 2 * long > S]
     corners = [(0, 0)]  # of the least concave function above all prices; the best rate is one of its slopes
     for length, price in sorted(priced):
         while len(corners) > 1 and slope(corners[-2], corners[-1]) <= slope(corners[-2], (length, price)):
             corners.pop()
         if price > corners[-1][1]:
             corners.append((length, price))
-    rates = [slope(a, b) for a, b in zip(corners, corners[1:])] + [Fraction(0)]
-    return min(int(rate * S + D * max(price - rate * length for length, price in corners)) for rate in rates)
+    slopes = [slope(a, b) for a, b in zip(corners, corners[1:])] + [0]
+    hulls = (rate * S + D * max(price - rate * length for length, price in corners) for rate in slopes)
+    return int(min(max([S * rates[-1], *beside]), *hulls))
 
 
 def slope(a, b):

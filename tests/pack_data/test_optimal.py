@@ -218,6 +218,16 @@ def test_the_grid_packs_everything_and_its_prices_prove_a_bound(depth, seed, mon
     assert packing.packs <= 1.005 * full.packs and packing.lower_bound >= 0.995 * full.lower_bound
 
 
+def test_one_short_sequence_costs_the_bound_next_to_nothing():
+    lengths = np.rint(np.random.default_rng(0).lognormal(np.log(4096), 0.1, 5_000)).astype(np.int64).clip(1, 8192)
+    without, with_one = (
+        optimal.pack(LengthHistogram.from_lengths(given, 8192), max_sequences_per_pack=None)
+        for given in (lengths, np.append(lengths, 1))
+    )
+    assert prove(with_one).lower_bound >= 0.999 * without.lower_bound
+    assert with_one.packs <= without.packs + 1
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 

@@ -95,6 +95,20 @@ def test_the_gap_to_the_certified_bound_is_small_and_far_below_that_of_others(le
     assert len(packs) <= windows(lengths, S, depth, buffer) and len(packs) < open_rows(lengths, S, depth, buffer)
 
 
+def test_lengths_below_the_shortest_seen_cost_less_than_it():
+    counts = on_grid(np.bincount([100] * 30 + [300] * 10, minlength=513))
+    made = prices(counts, solve(counts, 512, None), 512, None, 64)
+    for by_length in (made.worth, made.price):
+        assert by_length[0] == 0 and (np.diff(by_length[:101]) > 0).all()
+
+
+def test_a_stream_in_descending_order_is_packed_well():
+    lengths = sorted(long_tailed(8000, 4096), reverse=True)
+    packs = list(PackStream(4096, buffer_sequences=256).packs(enumerate(lengths)))
+    bound = optimal.pack(LengthHistogram.from_lengths(lengths, 4096), max_sequences_per_pack=None).lower_bound
+    assert len(packs) <= 1.15 * bound
+
+
 @pytest.mark.parametrize(
     "S, depth, ranks, share", [(512, 3, 1, "packs"), (512, None, 2, "packs"), (300, 4, 3, "sequences")]
 )
