@@ -9,6 +9,7 @@ import time
 from datetime import timedelta
 from functools import partial
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
@@ -18,11 +19,12 @@ from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.processes import joined
 from ipu_packed_bert.run_folder import CHECKPOINTS, LOG, read_log
 from pack_data.command import NotFinite, run_main
+from pack_data.store import PackStore, StoreWriter
 from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.fine_tuning_files import tiny_table
 from tests.kill_ranks import differences, disturbed
 from tests.ranks_at_work import forking
-from tests.tiny_runs import not_drawn, tiny_config, tiny_data
+from tests.tiny_runs import PREDICTIONS, VOCABULARY, not_drawn, tiny_config, tiny_data
 
 STEPS = 30
 
@@ -195,6 +197,21 @@ def test_a_mistake_ends_all_ranks_with_one_line(main, statuses, said):
             assert words.startswith(said[rank]) and words.count("\n") == 1
         else:
             assert not words
+
+
+def test_a_token_beyond_the_vocabulary_on_one_rank_is_one_line(tmp_path):
+    """Not what torch says of it, with a traceback."""
+    data = tiny_data(tmp_path / "data")
+    with PackStore.open(data) as store:
+        records = np.array(store.records(np.arange(len(store))))
+    records["input_ids"][3, 0] = VOCABULARY
+    writer = StoreWriter(data, store.schema)
+    writer.add(records)
+    writer.finish(algorithm="spfhp", vocabulary_size=VOCABULARY, max_predictions_per_sequence=PREDICTIONS).close()
+    found = ended(partial(_run, tiny_config(tmp_path / "tiny.yml", data), tmp_path / "run"))
+    assert [status for status, _ in found] == [2, 2]
+    (line,) = [words for _, words in found if words]
+    assert line.count("\n") == 1 and f"pack 3: input_ids has the token {VOCABULARY}, model.vocabulary_size is" in line
 
 
 def _stop_of_rank_1(processes):
