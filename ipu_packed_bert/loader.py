@@ -82,7 +82,7 @@ class StoredPacks(Packs):
                 row = int(largest.argmax())
                 raise ValueError(
                     f"{self._store.folder}: pack {numbers[row]}: {name} has the token {largest[row]}, "
-                    f"model.vocabulary_size is {self._vocabulary}; build the data set again, with the model's vocabulary"
+                    f"model.vocabulary_size is {self._vocabulary}; build the data set with the model's vocabulary"
                 )
         return batch
 
