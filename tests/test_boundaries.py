@@ -41,7 +41,7 @@ pack_data.build pack_data.verify pack_data.convert pack_data.compare pack_data.r
 pack_data.look
 pack_data.benchmark pack_data.__main__ pack_data
 
-ipu_packed_bert.settings ipu_packed_bert.run_folder ipu_packed_bert.configurations ipu_packed_bert.processes
+ipu_packed_bert.settings ipu_packed_bert.run_folder ipu_packed_bert.configurations ipu_packed_bert.beats ipu_packed_bert.processes
 ipu_packed_bert.schema
 ipu_packed_bert.config ipu_packed_bert.resuming ipu_packed_bert.identity
 ipu_packed_bert.placement ipu_packed_bert.data ipu_packed_bert.optim ipu_packed_bert.tensor_files

@@ -281,7 +281,8 @@ def make_ready(
     config = config.with_schedule()
     check_accumulation(config, factor.value)
     task = Pretraining(config, store.schema)
-    packs = StoredPacks(store, seed=config.run.seed)
+    rows = config.model.vocabulary_size
+    packs = StoredPacks(store, seed=config.run.seed, vocabulary=rows)
     processes.refuse_differences(
         {
             **flat(config.as_dict()),
@@ -297,7 +298,7 @@ def make_ready(
         packs,
         task.layout(config, factor.value),
         share=engine.share,
-        held_out=StoredPacks(evaluation) if evaluation else None,
+        held_out=StoredPacks(evaluation, vocabulary=rows) if evaluation else None,
     )
     batches = opened.enter_context(contextlib.closing(engine.feed(global_batches)))
     return Ready(config, store, evaluation, vocabulary, factor, engine, global_batches, batches)
