@@ -235,9 +235,7 @@ def fine_tune(
             )
         )
         longer = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={2 * steps}"
-        resume_command = (
-            f"{typed('finetune', 'python -m ipu_packed_bert.finetune')} --resume {shlex.quote(str(folder))}"
-        )
+        resume_command = f"{typed('finetune')} --resume {shlex.quote(str(folder))}"
         go_on = f"{resume_command} --set run.epochs={2 * config.run.epochs}{longer}"
         end = RunEnd(folder, config, engine, batches, log, steps, resume_command, go_on, progress=progress)
         with end.if_not_finite():

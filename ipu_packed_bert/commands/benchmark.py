@@ -1,4 +1,4 @@
-"""What packing brings on this machine: `python -m ipu_packed_bert.benchmark`.
+"""What packing brings on this machine: `packed-bert benchmark`.
 
 The same sequences go through forward and backward pass twice, packed and each alone in its row, in one process and in
 turn, so that both see the same machine. Lengths come from a histogram through a real packer, tokens are random.
@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig, ModelConfig
 from ipu_packed_bert.processes import Processes, joined
-from pack_data.command import ArgumentParser, counted, parse_depth, positive_int, process_count, progress_bar
+from pack_data.command import ArgumentParser, counted, parse_depth, positive_int, process_count, progress_bar, typed
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
@@ -101,7 +101,7 @@ def compare_lengths(args, packing: Packing, size: str, rounds: int, precisions: 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(
-        prog="python -m ipu_packed_bert.benchmark",
+        prog=typed("benchmark"),
         description="Sequences per second, packed over unpacked, on this machine's CPU or CUDA device.",
     )
     add_histogram_arguments(parser)
@@ -171,7 +171,7 @@ def in_ranks(args: argparse.Namespace, options: List[str]) -> int:
         # Without these, torchrun says at length that it takes one.
         threads = args.threads or max(1, (os.cpu_count() or 1) // ranks)
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
-        module = ["ipu_packed_bert.benchmark", *options, "--ranks", HERE, "--json"]
+        module = ["ipu_packed_bert", "benchmark", *options, "--ranks", HERE, "--json"]
         command = [sys.executable, "-m", *torchrun, *module]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from ipu_packed_bert.commands.benchmark import SIZES, model_of
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, EngineConfig
-from pack_data.command import ArgumentParser, positive_int
+from pack_data.command import ArgumentParser, positive_int, typed
 from pack_data.files import write_atomically
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packs import default_predictions
@@ -34,7 +34,7 @@ DEPTH = 3
 
 def parse(argv: Optional[Sequence[str]]) -> Any:
     parser = ArgumentParser(
-        prog="python -m ipu_packed_bert.gpu",
+        prog=typed("gpu"),
         description="The tests marked cuda, and training steps in several layouts.",
     )
     add_histogram_arguments(parser)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    parser = ArgumentParser(prog="run_pretraining.py", description=__doc__)
+    parser = ArgumentParser(prog=typed("pretrain"), description=__doc__)
     add_which_run(parser, named="packed_phase2_pod16")
     parser.add_argument(
         "--start-from",
@@ -462,8 +462,7 @@ def how_to_go_on(folder: Any, config: Config, made: int = 0) -> str:
 
 
 def resume_command(folder: Any) -> str:
-    script = sys.argv[0] if Path(sys.argv[0]).name == "run_pretraining.py" else "run_pretraining.py"
-    return f"{typed('pretrain', f'python {shlex.quote(script)}')} --resume {shlex.quote(str(folder))}"
+    return f"{typed('pretrain')} --resume {shlex.quote(str(folder))}"
 
 
 def print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:

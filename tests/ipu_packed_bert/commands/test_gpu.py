@@ -199,7 +199,7 @@ def test_options_that_contradict_each_other():
 def test_an_interpreter_without_the_packages_is_one_line():
     """PYTHON=... is the user's own; -S leaves out all that is installed."""
     found = subprocess.run(
-        [sys.executable, "-S", "-m", "ipu_packed_bert.gpu"], cwd=gpu.ROOT, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-S", "-m", "ipu_packed_bert", "gpu"], cwd=gpu.ROOT, stderr=subprocess.PIPE, text=True
     )
     assert found.returncode == 2 and found.stderr.count("\n") == 1
     assert found.stderr.startswith("error: this command needs the package ")
