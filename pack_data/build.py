@@ -173,13 +173,6 @@ def _parser() -> ArgumentParser:
         metavar="N",
         help="passes over the corpus, each masked anew (default 5)",
     )
-    add(
-        "--short-sequence-probability",
-        type=float,
-        default=0.1,
-        metavar="P",
-        help="documents cut into shorter sequences (default 0.1)",
-    )
     add("--masked-lm-probability", type=float, default=0.15, metavar="P", help="share of tokens masked (default 0.15)")
     add(
         "--whole-word-masking",

@@ -34,7 +34,7 @@ COMMANDS = {
     "resume": ("run_pretraining.py", ["--resume", "RUN"]),
     "export": ("ipu_packed_bert", ["export", "RUN", "OUT"]),
     "import": ("ipu_packed_bert", ["export", "--import", "RUN", "OUT"]),
-    "benchmark": ("ipu_packed_bert", ["benchmark", "--quick"]),
+    "benchmark": ("ipu_packed_bert", ["benchmark", "--size", "tiny"]),
     "finetune": ("ipu_packed_bert", ["finetune", "--config", "configs/finetune_squad_packed.yml"]),
     "experiments": ("ipu_packed_bert.experiments", ["exactness", "--quick", "--out", "OUT"]),
 }

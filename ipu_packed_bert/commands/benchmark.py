@@ -141,7 +141,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--compile", action="store_true", help="with torch.compile")
     parser.add_argument("--threads", type=positive_int, help="default: as many as torch chooses")
     parser.add_argument("--seed", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a tiny model and 7 rounds: seconds, but a rough figure")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args(argv)
     others = {"slots": args.slots, "ranks": args.ranks, "attention": args.attention != "auto", "compile": args.compile}
@@ -193,7 +192,7 @@ def measured(args: argparse.Namespace, processes: Processes) -> int:
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from ipu_packed_bert.throughput import Work, bfloat16_slowdown, draw_work, measure, stretched
 
-    size, rounds = ("tiny", 7) if args.quick else (args.size, args.rounds)
+    size, rounds = args.size, args.rounds
 
     histogram = histogram_from(args)
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
