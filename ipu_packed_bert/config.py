@@ -313,8 +313,7 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
     name = peek("task.name", tree, overrides) or PRETRAINING
     if name != PRETRAINING:
         raise ConfigError(
-            f"{path}: task.name is {named(name)}; this is a configuration of fine-tuning: "
-            "python -m ipu_packed_bert.finetune"
+            f"{path}: task.name is {named(name)}; this is a configuration of fine-tuning: packed-bert finetune"
         )
     reader = SettingsReader(SECTIONS, path)
     small = reader.block("without_ipus")

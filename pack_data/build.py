@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from pack_data.bad_records import add_reading_options
-from pack_data.building.former import with_former_options
+from pack_data.building.existing_data_set import with_former_options
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import check_not_in_a_starting_worker, open_runner
 from pack_data.building.sides import TRAINING, held_out_folder
@@ -172,13 +172,6 @@ def _parser() -> ArgumentParser:
         default=default.duplication_factor,
         metavar="N",
         help="passes over the corpus, each masked anew (default 5)",
-    )
-    add(
-        "--short-sequence-probability",
-        type=float,
-        default=0.1,
-        metavar="P",
-        help="documents cut into shorter sequences (default 0.1)",
     )
     add("--masked-lm-probability", type=float, default=0.15, metavar="P", help="share of tokens masked (default 0.15)")
     add(

@@ -6,12 +6,12 @@ import argparse
 import difflib
 import os
 import re
+import shlex
 import sys
 import threading
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, NoReturn, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence, Union
 
 from pack_data.cores import available_cores, most_processes
 from pack_data.packages import package_of
@@ -25,37 +25,23 @@ class NotFinite(ArithmeticError):
     """A training run has a loss or weights that are infinite or no numbers: exit status 3."""
 
 
-class _Typed:
-    """How the running command was typed, where one program with sub-commands started it."""
-
-    program: Optional[str] = None  # "packed-bert"
-    command: Optional[str] = None  # "build"
+_SCRIPT = "run_pretraining.py"  # of a checkout; packed-bert pretrain
 
 
-@contextmanager
-def started_by(program: str, command: str) -> Iterator[None]:
-    """While entered, `program command` is what people are told to type, not the command's own module or script."""
-    former = _Typed.program, _Typed.command
-    _Typed.program, _Typed.command = program, command
-    try:
-        yield
-    finally:
-        _Typed.program, _Typed.command = former
-
-
-def typed(command: str, otherwise: str) -> str:
-    """What to type for a command: `packed-bert build` where that program was used, else `otherwise`."""
-    return otherwise if _Typed.program is None else f"{_Typed.program} {command}"
+def typed(command: str) -> str:
+    """What to type for a command of packed-bert, in the form in which the running one was typed."""
+    started = Path(sys.argv[0])
+    if started.stem == "packed-bert":
+        return f"packed-bert {command}"
+    if command == "pretrain" and started.parts[-2:] != ("ipu_packed_bert", "__main__.py"):
+        return f"python {shlex.quote(sys.argv[0] if started.name == _SCRIPT else _SCRIPT)}"
+    return f"python -m ipu_packed_bert {command}"
 
 
 class ArgumentParser(argparse.ArgumentParser):
     """An argument parser whose complaints are ValueErrors, so that `run_main` prints them like every other error."""
 
     def __init__(self, **options: Any) -> None:
-        if _Typed.command is not None:
-            own = (options.get("prog") or "").split()
-            more = own[3:] if own[:2] == ["python", "-m"] else []  # python -m PACKAGE.COMMAND WHAT
-            options["prog"] = " ".join([typed(_Typed.command, ""), *more])
         self._given: Sequence[str] = ()
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 

@@ -26,7 +26,6 @@ from pack_data.command import (
 )
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.measuring import Job, Row, measure, measure_apart
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.table import text_table
@@ -253,20 +252,6 @@ def plot(path: str, case: Case, rows: Sequence[Row]) -> None:
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
-# Cases in which a limit on the depth costs the usual heuristics 5 to 25 %.
-_CAPPED: Tuple[Tuple[str, Optional[int]], ...] = (
-    ("sample:wikipedia_512,n=1000000", 4),
-    ("lognormal:mean=400,max=4096,n=1000000", 8),
-    ("lognormal:mode=100,max=4096,n=20000", 8),
-    ("squad_1_1_384", 3),
-)
-
-
-def _capped() -> Iterator[Case]:
-    for name, depth in _CAPPED:
-        made = synthetic_histogram(name) if ":" in name else LengthHistogram.published(name)
-        yield Case(made, (depth,))
-
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(
@@ -276,12 +261,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--depths",
         type=lambda text: tuple(parse_depth(part) for part in text.split(",")),
-        default=None,
+        default=(2, 3, 4, 8, None),
         metavar="D,D,...",
         help="packing depths; default 2,3,4,8,unlimited",
-    )
-    parser.add_argument(
-        "--capped", action="store_true", help="instead: four data sets at the depth cap where common packers lose most"
     )
     parser.add_argument(
         "--packers",
@@ -303,22 +285,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     unknown = [name for name in algorithms if name not in ALGORITHMS]
     if unknown:
         raise ValueError(f"--packers: no packer is called {unknown[0]!r}; there are {', '.join(ALGORITHMS)}")
-    if args.capped and (args.depths or args.synthetic or args.plot):
-        raise ValueError("--capped brings its own data and depths: leave out --depths, --synthetic and --plot")
-
     if args.csv:
         check_output("--csv", args.csv, reads=[args.histogram])
     if args.plot:
         check_output("--plot", args.plot, reads=[args.histogram], endings=PICTURES)
 
-    cases = _capped() if args.capped else iter([Case(histogram_from(args), args.depths or (2, 3, 4, 8, None))])
-    done: List[Tuple[Case, List[Row]]] = []
-    for case in cases:
-        rows = compare(case, algorithms, batch_size=args.batch_size, isolated=True, progress=args.progress)
-        if not args.json:
-            print(("\n" if done else "") + table(case, rows), flush=True)
-        done.append((case, rows))
-    if args.json:
+    case = Case(histogram_from(args), args.depths)
+    rows = compare(case, algorithms, batch_size=args.batch_size, isolated=True, progress=args.progress)
+    if not args.json:
+        print(table(case, rows), flush=True)
+    else:
         print(
             json.dumps(
                 [
@@ -329,14 +305,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         "tokens": case.histogram.tokens,
                         "rows": [asdict(row) for row in rows],
                     }
-                    for case, rows in done
                 ]
             )
         )
     if args.csv:
-        write_csv(args.csv, done)
+        write_csv(args.csv, [(case, rows)])
     if args.plot:
-        plot(args.plot, *done[0])
+        plot(args.plot, case, rows)
     return 0
 
 

@@ -30,7 +30,7 @@ pack_data.store
 pack_data.formats
 pack_data.lengths pack_data.histogram.__main__
 pack_data.certificate.__main__
-pack_data.packer_command pack_data.packers pack_data.balance pack_data.free_slots pack_data.fit_decreasing
+pack_data.packer_command pack_data.packers pack_data.free_slots pack_data.fit_decreasing
 pack_data.solver
 pack_data.none pack_data.greedy pack_data.first_fit pack_data.best_fit pack_data.spfhp pack_data.lpfhp pack_data.nnlshp pack_data.sort
 pack_data.optimal

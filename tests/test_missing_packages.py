@@ -32,10 +32,10 @@ def tiny(tmp_path_factory):
 COMMANDS = {
     "pretraining": ("run_pretraining.py", ["--config", "TINY"]),
     "resume": ("run_pretraining.py", ["--resume", "RUN"]),
-    "export": ("ipu_packed_bert.export", ["RUN", "OUT"]),
-    "import": ("ipu_packed_bert.export", ["--import", "RUN", "OUT"]),
-    "benchmark": ("ipu_packed_bert.benchmark", ["--quick"]),
-    "finetune": ("ipu_packed_bert.finetune", ["--config", "configs/finetune_squad_packed.yml"]),
+    "export": ("ipu_packed_bert", ["export", "RUN", "OUT"]),
+    "import": ("ipu_packed_bert", ["export", "--import", "RUN", "OUT"]),
+    "benchmark": ("ipu_packed_bert", ["benchmark", "--size", "tiny"]),
+    "finetune": ("ipu_packed_bert", ["finetune", "--config", "configs/finetune_squad_packed.yml"]),
     "experiments": ("ipu_packed_bert.experiments", ["exactness", "--quick", "--out", "OUT"]),
 }
 
@@ -56,7 +56,7 @@ def test_a_command_that_trains_names_torch(tiny, tmp_path, name):
     "target, arguments",
     [
         ("run_pretraining.py", ["--config", "configs/packed_phase2_pod16.yml", "--plan", "--packing-factor", "2.0"]),
-        ("ipu_packed_bert.adjust", ["--help"]),
+        ("ipu_packed_bert", ["adjust", "--help"]),
         ("ipu_packed_bert.experiments", []),
     ],
 )

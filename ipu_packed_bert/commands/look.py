@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional, Sequence
 
 from ipu_packed_bert.run_page import is_run, sections_of_run
 from pack_data import look
-from pack_data.command import ArgumentParser, check_output, count_from_zero, parse_depth, positive_int, run_main
+from pack_data.command import ArgumentParser, check_output, count_from_zero, parse_depth, positive_int, run_main, typed
 from pack_data.compare import ALGORITHMS
 from pack_data.histogram import PUBLISHED
 from pack_data.lengths.counting import count
@@ -24,7 +24,7 @@ _COMPARED = ("depths", "packers")
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(
-        prog="python -m ipu_packed_bert.commands.look",
+        prog=typed("look"),
         description="Writes one HTML page that needs nothing else: no network, no other file. Its tables sort, its\n"
         "pictures say more where they are pointed at, and each can be saved as SVG.\n\n"
         "Of lengths: how long they are, how a packing fills its packs, the padding by depth and packer, the proof\n"

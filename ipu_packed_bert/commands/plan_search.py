@@ -27,7 +27,7 @@ from ipu_packed_bert.plan import CODE_WORDS, FULLEST_PUBLISHED, device_lines, me
 from ipu_packed_bert.report.packings import packed_factor
 from ipu_packed_bert.report.search import DEPTHS, Found, Outcome, Progress, Search, choice_of
 from ipu_packed_bert.settings import ConfigError, as_tree
-from pack_data.command import ArgumentParser, check_output, positive_int
+from pack_data.command import ArgumentParser, check_output, positive_int, typed
 from pack_data.files import write_atomically
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.factors import PackingFactor, parse_factor, planned_factor, published_for
@@ -36,7 +36,7 @@ from pack_data.table import WIDTH, text_table
 
 
 def options() -> ArgumentParser:
-    parser = ArgumentParser(prog="packed-bert plan", description=__doc__)
+    parser = ArgumentParser(prog=typed("plan"), description=__doc__)
     parser.add_argument("--search", action="store_true", required=True)
     parser.add_argument("--config", metavar="FILE|NAME", required=True, help="a configuration of pre-training")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides")

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    parser = ArgumentParser(prog="run_pretraining.py", description=__doc__)
+    parser = ArgumentParser(prog=typed("pretrain"), description=__doc__)
     add_which_run(parser, named="packed_phase2_pod16")
     parser.add_argument(
         "--start-from",
@@ -471,8 +471,7 @@ def resume_command(folder: Any) -> str:
 
 
 def _command() -> str:
-    script = sys.argv[0] if Path(sys.argv[0]).name == "run_pretraining.py" else "run_pretraining.py"
-    return typed("pretrain", f"python {shlex.quote(script)}")
+    return typed("pretrain")
 
 
 def print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:

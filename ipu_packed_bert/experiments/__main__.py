@@ -35,10 +35,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, EXPERIMENTS))
-        print(
-            f"usage: {typed('experiments', 'python -m ipu_packed_bert.experiments')} NAME [options]\n\nexperiments "
-            f"(NAME --help says sizes and times):"
-        )
+        print(f"usage: {typed('experiments')} NAME [options]\n\nexperiments (NAME --help says sizes and times):")
         for name, line in EXPERIMENTS.items():
             print(f"  {name:<{width}}  {line}", flush=True)
         return 0

@@ -16,13 +16,13 @@ from ipu_packed_bert.cycles import calibration, matmul, uncertainty
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.data import packing_factor
 from ipu_packed_bert.report import measured
-from pack_data.command import ArgumentParser
+from pack_data.command import ArgumentParser, typed
 from pack_data.files import write_atomically
 from pack_data.table import CONFIGURED, MODEL, Column, Table
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(description=__doc__)
+    parser = ArgumentParser(prog=typed("calibrate"), description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="compare with the stored fit; exit status 1 where it differs"
     )

@@ -40,7 +40,7 @@ from ipu_packed_bert.report import headline, measured, operators, paper, picture
 from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.report.page import page_of
 from pack_data import sort
-from pack_data.command import PICTURES, ArgumentParser, check_output, positive_int
+from pack_data.command import PICTURES, ArgumentParser, check_output, positive_int, typed
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.factors import parse_factor, planned_factor
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
@@ -51,8 +51,8 @@ from pack_data.table import Table, as_csv, wrapped
 DEFAULT = FOLDER / "packed_phase2_pod16.yml"
 
 
-def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
-    found = ArgumentParser(prog=prog, description=__doc__)
+def parser() -> argparse.ArgumentParser:
+    found = ArgumentParser(prog=typed("report"), description=__doc__)
     what = found.add_argument_group("what to print (several may be given; Table 1 where none is)")
     what.add_argument("--table", type=int, choices=(1, 2), action="append", default=[])
     what.add_argument("--graphs", action="store_true")
@@ -489,8 +489,8 @@ class OverheadReport:
         return write_all(found, path)
 
 
-def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) -> int:
-    args = parser(prog).parse_args(argv)
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    args = parser().parse_args(argv)
     if args.json and args.csv:
         raise ValueError("--json and --csv exclude each other; choose one")
     if args.plot is not None:

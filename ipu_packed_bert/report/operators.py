@@ -80,11 +80,6 @@ def class_costs(pipeline: Pipeline) -> Dict[Tuple[str, str], Cost]:
     return found
 
 
-def class_cycles(pipeline: Pipeline, parameters: Parameters) -> Dict[Tuple[str, str], Any]:
-    """The same in cycles."""
-    return {key: parameters.cycles(cost) for key, cost in class_costs(pipeline).items()}
-
-
 def _sides(calibration: Calibration, packed: Sequence[Cost], unpacked: Sequence[Cost]) -> List[Dict[str, Any]]:
     """For each pair of costs: cycles and shares of both sides, and their difference, with intervals draw by draw."""
     after, before = stacked(packed), stacked(unpacked)

@@ -19,7 +19,7 @@ import numpy as np
 from pack_data.building import sides
 from pack_data.building.assignment import assign
 from pack_data.building.assignment_on_disk import assign_on_disk, parts_groups, places_of_parts
-from pack_data.building.former import fitted_schema, is_built, merged, split_overfull
+from pack_data.building.existing_data_set import fitted_schema, is_built, merged, split_overfull
 from pack_data.building.inputs import Files, VocabularyFile, one_sided, open_input
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import TaskRunner

@@ -122,7 +122,7 @@ def run(module, *arguments):
     return run_main(module.main, list(arguments))
 
 
-def test_compare_command(capsys, tmp_path, monkeypatch, case):
+def test_compare_command(capsys, tmp_path, case):
     case.histogram.to_csv(tmp_path / "h.csv")
     options = ["--histogram", str(tmp_path / "h.csv"), "--max-sequence-length", "48", "--depths", "2,unlimited"]
     assert run(command, *options, "--packers", "none,spfhp,optimal") == 0
@@ -132,10 +132,6 @@ def test_compare_command(capsys, tmp_path, monkeypatch, case):
     assert [row["max_sequences_per_pack"] for row in report["rows"]] == [2, None]
     assert (report["histogram"], report["sequences"]) == ("h", case.histogram.sequences)
     assert (tmp_path / "rows.csv").exists()
-    monkeypatch.setattr(command, "_CAPPED", (("uniform:max=20,n=500", 3), ("squad_1_1_384", 3)))
-    assert run(command, "--capped", "--packers", "spfhp") == 0
-    out = capsys.readouterr().out
-    assert "uniform:max=20,n=500" in out and "40,711" in out
 
 
 @pytest.mark.parametrize(
@@ -143,7 +139,6 @@ def test_compare_command(capsys, tmp_path, monkeypatch, case):
     [
         (["--depths", "2,zero"], "'zero' is no packing depth: give a number of at least 1, or 'unlimited'"),
         (["--packers", "spfhp,best"], "no packer is called 'best'"),
-        (["--capped", "--depths", "3"], "--capped brings its own data"),
         (
             ["--histogram", "nowhere"],
             "neither a file, nor a folder, nor a shipped name; shipped are wikipedia_512, squad_1_1_384",

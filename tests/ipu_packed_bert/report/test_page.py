@@ -66,7 +66,7 @@ def test_what_the_ipus_hold_adds_up_to_what_they_cost(pipelines, found):
     parameters = found.parameters
     for pipeline in pipelines:
         whole = sum(pipeline.ipu_cycles(ipu, parameters) for ipu in pipeline.ipus)
-        assert sum(operators.class_cycles(pipeline, parameters).values()) == pytest.approx(whole)
+        assert sum(map(parameters.cycles, operators.class_costs(pipeline).values())) == pytest.approx(whole)
     packed, unpacked = (sum(pipe.ipu_cycles(ipu, parameters) for ipu in pipe.ipus) for pipe in pipelines)
     for table in (operators.classes("x", *pipelines, found), operators.operators("x", *pipelines, found)):
         assert sum(row["packed"] for row in table.rows) == pytest.approx(packed)
@@ -90,7 +90,7 @@ def test_operators_draws_add_up_to_the_totals_draws(pipelines, found):
         listed = stacked([cost for _, cost in operators.operator_costs(pipeline).values()])
         assert whole.shape == (uncertainty.KEPT,)
         assert drawn.cycles(listed).sum(axis=0) == pytest.approx(whole)
-        assert sum(operators.class_cycles(pipeline, drawn).values()) == pytest.approx(whole)
+        assert sum(map(drawn.cycles, operators.class_costs(pipeline).values())) == pytest.approx(whole)
     low = np.quantile(drawn.cycles(listed)[3], 0.05)
     row = operators.operators("x", *pipelines, found)
     keys = [tuple(each[key] for key in ("block", "phase", "operator", "part")) for each in row.rows]

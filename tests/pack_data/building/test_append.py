@@ -8,7 +8,7 @@ import pytest
 from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
 from pack_data.building import inputs, stages
-from pack_data.building.former import split_overfull
+from pack_data.building.existing_data_set import split_overfull
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
