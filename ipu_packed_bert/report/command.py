@@ -40,12 +40,12 @@ from ipu_packed_bert.report import headline, measured, operators, paper, picture
 from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.report.page import page_of
 from pack_data import sort
-from pack_data.command import PICTURES, ArgumentParser, check_output, positive_int
+from pack_data.command import ArgumentParser, check_page, check_picture, positive_int
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.factors import parse_factor, planned_factor
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.page.document import Page
-from pack_data.page.figures import write_all
+from pack_data.page import Page
+from pack_data.picture import write_each
 from pack_data.table import Table, as_csv, wrapped
 
 DEFAULT = FOLDER / "packed_phase2_pod16.yml"
@@ -106,8 +106,7 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
         "--plot",
         type=Path,
         metavar="FILE.png|pdf|svg",
-        help="the pictures, a file each, of a size for a paper (.png and .pdf need matplotlib); several are called "
-        "FILE_PICTURE.png",
+        help="the pictures, a file each, of a size for a paper; several are called FILE_PICTURE.png",
     )
     out.add_argument(
         "--html", type=Path, metavar="FILE", help="one page with all tables and pictures, in place of text"
@@ -488,7 +487,7 @@ class OverheadReport:
         found = [picture for table in self.tables for picture in pictures.pictures(table)]
         if not found:
             raise ValueError(f"--plot: none of these tables has a picture; there are {', '.join(pictures.PICTURES)}")
-        return write_all(found, path)
+        return write_each(found, path)
 
 
 def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) -> int:
@@ -496,9 +495,9 @@ def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) ->
     if args.json and args.csv:
         raise ValueError("--json and --csv exclude each other; choose one")
     if args.plot is not None:
-        check_output("--plot", args.plot, reads=[args.histogram], endings=PICTURES)
+        check_picture("--plot", args.plot, reads=[args.histogram])
     if args.html is not None:
-        check_output("--html", args.html, reads=[args.histogram])
+        check_page("--html", args.html, reads=[args.histogram])
     report = OverheadReport(args)
     report.run()
 
