@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from pack_data.picture import Axis, Bars, Line, Lines, Series
+from pack_data.picture import Axis, Bars, Line, Lines, Series, write
 
 Points = Tuple[List[int], List[float]]  # sequences seen, loss
 
@@ -92,3 +93,9 @@ def slots_picture(drawn: Curves) -> Bars:
         across=True,
         ends=tuple(f"{padding / max(1, drawn.tokens + padding):.1%} padding" for padding in paddings),
     )
+
+
+def draw(drawn: Curves, path: Path, *, title: str) -> None:
+    """Both pictures as one file. Raises ValueError, one line, where matplotlib is not installed."""
+    loss = loss_picture(drawn)
+    write([loss._replace(title=f"{title}: {loss.title.lower()}"), slots_picture(drawn)], path)

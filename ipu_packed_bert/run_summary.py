@@ -15,12 +15,11 @@ from ipu_packed_bert.compare_unpacked import EXPECTED, SideBySide, compare_unpac
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.run_folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
-from ipu_packed_bert.run_picture import curves, loss_picture, padding_avoided, slots_picture
+from ipu_packed_bert.run_picture import curves, draw, padding_avoided
 from ipu_packed_bert.runlog import RunLog, Totals, in_words, skipped_updates
 from ipu_packed_bert.train import Outcome
 from pack_data.command import NotFinite, counted
 from pack_data.files import write_atomically
-from pack_data.picture import write
 from pack_data.table import text_table
 
 NOT_FINITE = "not finite"
@@ -210,9 +209,7 @@ class RunEnd:
             unigram=(summary.held_out or {}).get("unigram_loss"),
         )
         try:
-            loss = loss_picture(drawn)
-            named = loss._replace(title=f"{summary.task}, {self.folder.name}: {loss.title.lower()}")
-            write([named, slots_picture(drawn)], self.folder / PICTURE)
+            draw(drawn, self.folder / PICTURE, title=f"{summary.task}, {self.folder.name}")
         except (ValueError, OSError) as error:
             return f"not drawn: {error}"
         return str(self.folder / PICTURE)

@@ -19,7 +19,8 @@ def without(modules, target, arguments, *, script=False):
     blocked = [modules] if isinstance(modules, str) else list(modules)
     how = "run_path" if script else "run_module"
     code = (
-        f"import runpy, sys; sys.modules.update(dict.fromkeys({blocked!r})); sys.argv = [{target!r}, *{list(map(str, arguments))!r}]; "
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({blocked!r})); "
+        f"sys.argv = [{target!r}, *{list(map(str, arguments))!r}]; "
         f"runpy.{how}({target!r}, run_name='__main__')"
     )
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -6,14 +6,13 @@ hardware (run logs with PopTorch's cycle counter), profile (PopVision), predicte
 (seconds), paper, published (measured by others), computed (arithmetic), config.
 
   --table 2            Table 2: base and large, 128 and 384
-  --graphs             Table 1's overheads for this engine's graph, for an additive mask and for the paper's own graph
-  --per-ipu            cycles of each IPU, the bottleneck, sequences/s of all replicas
   --scaling            Figure 5: packing against un-padding on 1 to 2048 devices
   --points             published measurements, the model's errors and those of "31 % of peak"
-  --arrangements       ways to write mask, heads and positions, and what each gains
   --schedule           an update over time: what each IPU does when; one picture with --plot or --html
   --operators          cycles of each operator, class of operator and product; what an update's time consists of
+  --all                all of these, cycles of each IPU, and what other ways to write mask, heads and positions gain
   --html FILE          one page to look at, of what is asked for; of everything where nothing is
+  --config A           cycles of each IPU, the bottleneck, sequences/s of all replicas
   --config A --config B                                                        what if: any configurations
   --config A [--set KEY=VALUE] [--depth 4] [--target bow] [--micro-batch 3]    what if: changed, against as written
   --measured SOURCE    measured cycles beside the model's: of an update, of each IPU, of each class of operator
@@ -55,14 +54,11 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
     found = ArgumentParser(prog=prog, description=__doc__)
     what = found.add_argument_group("what to print (several may be given; Table 1 where none is)")
     what.add_argument("--table", type=int, choices=(1, 2), action="append", default=[])
-    what.add_argument("--graphs", action="store_true")
-    what.add_argument("--per-ipu", action="store_true")
     what.add_argument("--scaling", action="store_true")
     what.add_argument("--points", action="store_true")
-    what.add_argument("--arrangements", action="store_true")
     what.add_argument("--schedule", action="store_true")
     what.add_argument("--operators", action="store_true")
-    what.add_argument("--all", action="store_true", help="all of these")
+    what.add_argument("--all", action="store_true", help="all of these, and more")
     where = found.add_argument_group("of what")
     where.add_argument(
         "--config", type=Path, action="append", default=[], help="configuration; two or more are compared"
@@ -194,16 +190,9 @@ class OverheadReport:
             batching = sort.batch(histogram, batch_size=256)
             self.tables.append(self.headline(comparison))
             self.tables.append(paper.table1(comparison, packings, paper.ROWS, batching, histogram.name))
-            if self.graphs_in_one_row:  # one depth: each further row needs two more traces
-                self.tables.append(paper.graphs(comparison, packings, [("nnlshp", 3)]))
         finally:
             packings.close()
         self.tables.append(paper.decomposition(comparison, self.depth(config)))
-
-    @property
-    def graphs_in_one_row(self) -> bool:
-        """Whether Table 1 brings the other graphs along; otherwise they have all rows in a table of their own."""
-        return not (self.args.graphs or self.whole)
 
     def headline(self, comparison: paper.ModelledOverhead) -> Table:
         config = comparison.config
@@ -212,15 +201,6 @@ class OverheadReport:
         return headline.headline(
             comparison, config, depth, factor, self.too_large_for(config.name, config, depth, factor)
         )
-
-    def graphs(self) -> None:
-        rows = [key for key in paper.ROWS if key[0] in ("spfhp", "nnlshp")]
-        packings = Packings(self.histogram(), self.folder, rows)
-        try:
-            comparison = paper.ModelledOverhead(self.machine, self.main_config, self.calibration)
-            self.tables.append(paper.graphs(comparison, packings, rows))
-        finally:
-            packings.close()
 
     def table2(self) -> None:
         self.tables.append(paper.table2(self.machine, lambda name: self.load(FOLDER / name), self.calibration))
@@ -438,12 +418,11 @@ class OverheadReport:
         asked = bool(self.tables)
         every = (
             (1 in args.table, self.table1),
-            (args.graphs, self.graphs),
             (2 in args.table, self.table2),
-            (args.per_ipu, self.per_ipu),
+            (False, self.per_ipu),
             (args.scaling, self.scaling),
             (args.points, self.points),
-            (args.arrangements, self.arrangements),
+            (False, self.arrangements),
             (args.schedule, self.schedule),
             (args.operators, self.operators),
         )

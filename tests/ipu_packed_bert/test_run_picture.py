@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ipu_packed_bert.run_picture import curves, loss_picture, slots_picture
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from ipu_packed_bert.run_picture import curves, draw, loss_picture, slots_picture
 
 
 def record(step, sequences, **values):
@@ -46,3 +50,10 @@ def test_the_pictures_are_these_curves():
 def test_a_run_without_a_finite_loss_has_pictures():
     found = curves([record(1, 3, loss=None)], [], max_sequence_length=100)
     assert loss_picture(found).lines == () and slots_picture(found).ends == ("50.0% padding", "25.0% padding")
+
+
+def test_the_file_is_both_pictures(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    draw(curves(RECORDS, EVALUATIONS, max_sequence_length=100), tmp_path / "run.svg", title="a run")
+    label = ElementTree.parse(tmp_path / "run.svg").getroot().get("aria-label")
+    assert label == "a run: loss over the sequences seen; Slots of the rows that these sequences need"
