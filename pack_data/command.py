@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence, Union
 
 from pack_data.cores import available_cores, most_processes
-from pack_data.packages import package_of
+from pack_data.packages import package_of, require
 
 
 class Problems(ValueError):
@@ -207,7 +207,7 @@ def depth_text(max_sequences_per_pack: Optional[int]) -> str:
     return "unlimited" if max_sequences_per_pack is None else str(max_sequences_per_pack)
 
 
-PICTURES = (".png", ".pdf", ".svg")
+_PICTURES = (".png", ".pdf", ".svg")
 
 
 def check_output(
@@ -225,6 +225,18 @@ def check_output(
         raise ValueError(f"{option} {file}: is what is to be read; name another file")
     if endings and Path(file).suffix.lower() not in endings:
         raise ValueError(f"{option} {file}: must end in {', '.join(endings[:-1])} or {endings[-1]}")
+
+
+def check_picture(option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = ()) -> None:
+    """Raises ValueError where no picture can be drawn into this file."""
+    check_output(option, file, reads=reads, endings=_PICTURES)
+    require(option, "matplotlib")
+
+
+def check_page(option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = ()) -> None:
+    """Raises ValueError where no page can be written into this file."""
+    check_output(option, file, reads=reads)
+    require(option, "matplotlib", "jinja2")
 
 
 def check_folder(option: str, folder: Union[str, Path], what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, Sequence
 
 from ipu_packed_bert.report.pictures import pictures
-from pack_data.page.document import Page, Part, Section, Words
+from pack_data.page import Page, Part, Section
 from pack_data.table import Table
 
 
@@ -19,5 +19,5 @@ def page_of(title: str, lead: str, found: Sequence[Table], words: Sequence[str])
             parts.append(each._replace(name=f"{each.name}-{number}", title=before))
         sections.append(Section(table.title, tuple(parts)))
     if words:
-        sections.append(Section("About the model", tuple(map(Words, words))))
+        sections.append(Section("About the model", tuple(words)))
     return Page(title, lead, tuple(sections))

@@ -43,7 +43,9 @@ from pack_data.table import (
     Column,
     Part,
     Table,
+    modelled,
     percent,
+    with_interval,
 )
 
 # The rows of Table 1: (packer, packing depth), and the paper's figures: EFF %, p, OH %, realised speed-up.
@@ -74,14 +76,6 @@ PAPER_ROWS: Dict[PackingKey, Tuple[Any, Any, Any, Any]] = {
     ("spfhp", None): (99.6, 1.99, 4.477, 1.905),
 }
 PARTS = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
-# The graphs that are compared: this project's default, the same with an additive mask, and the paper's, on which the
-# model is calibrated.
-GRAPHS: Tuple[Tuple[str, Arrangement], ...] = (
-    ("this engine, product mask", PACKED),
-    ("this engine, additive mask", ADDITIVE),
-    ("the paper's (PopART)", POPART),
-)
-
 
 # What the numbers rest on; printed below every table that holds them.
 FITTED = (
@@ -238,14 +232,14 @@ def table1(
         Column("paper_efficiency", "paper", PAPER, ".1f"),
         Column("packing_factor", "p", COMPUTED, ".3f"),
         Column("paper_packing_factor", "paper", PAPER, ".2f"),
-        Column("papers_overhead", "OH %", FITTED_MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")),
+        with_interval("papers_overhead", "OH %", FITTED_MODEL, ".2f"),
         Column("paper_overhead", "paper", PAPER, ".3f"),
         Column("papers_realised", "speed-up", FITTED_MODEL, ".3f"),
         Column("papers_realised_lower", "at least", FITTED_MODEL, ".3f"),
         Column("papers_realised_upper", "at most", FITTED_MODEL, ".3f"),
         Column("paper_realised", "paper", PAPER, ".3f"),
-        Column("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
-        Column("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
+        modelled("overhead", "OH %", ".2f"),
+        modelled("realised", "speed-up", ".3f"),
     )
     parts = _parts(("depth", "algorithm", "efficiency", "packing_factor"), comparison.config.engine.mask)
     title = f"Table 1: packing {histogram_name}, {comparison.config.name}"
@@ -285,68 +279,6 @@ def _depth(depth: Optional[int], summary: PackingSummary) -> str:
 def _beside_paper(line: Dict[str, Any], paper: Optional[Tuple[Any, Any, Any, Any]]) -> Dict[str, Any]:
     keys = ("paper_efficiency", "paper_packing_factor", "paper_overhead", "paper_realised")
     return {**line, **dict(zip(keys, paper or (None,) * 4))}
-
-
-def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[PackingKey]) -> Table:
-    """Table 1's overheads for each of `GRAPHS`, in the rows that the paper measured.
-
-    The paper's figures stand beside its own graph only, which alone is fitted.
-    """
-    lines: List[Dict[str, Any]] = []
-    for name, arrangement in GRAPHS:
-        compared = ModelledOverhead(comparison.machine, comparison.config, comparison.calibration, packed=arrangement)
-        for key in rows:
-            paper = PAPER_ROWS.get(key)
-            if key[0] in ("none", "greedy") or paper is None:
-                continue
-            summary = packings[key]
-            depth, theirs = summary.largest_depth if key[1] is None else key[1], arrangement == POPART
-            over = compared.fitted_overhead(depth) if theirs else compared.overhead(depth)
-            lines.append(
-                {
-                    "graph": name,
-                    "depth": _depth(key[1], summary),
-                    "algorithm": key[0].upper(),
-                    "packing_factor": summary.packing_factor,
-                    **_overhead_columns("papers_" if theirs else "", over, summary.packing_factor),
-                    **({"paper_overhead": paper[2], "paper_realised": paper[3]} if theirs else {}),
-                }
-            )
-    labels = ("graph", "depth", "algorithm", "packing_factor")
-    parts = (
-        Part(
-            f"The same packings in the paper's graph: modelled, fitted at depth {FITTED_DEPTH}",
-            (*labels, "papers_overhead", "paper_overhead", "papers_realised", "paper_realised"),
-        ),
-        Part("The same packings in this project's graphs: predicted", (*labels, "overhead", "realised")),
-    )
-    return Table(
-        "graphs",
-        f"The same packings in other graphs, {comparison.config.name}",
-        (
-            Column("graph", "graph", CONFIGURED),
-            Column("depth", "depth", CONFIGURED),
-            Column("algorithm", "packing", CONFIGURED),
-            Column("packing_factor", "p", COMPUTED, ".3f"),
-            Column("papers_overhead", "OH %", FITTED_MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")),
-            Column("paper_overhead", "paper", PAPER, ".3f"),
-            Column(
-                "papers_realised", "speed-up", FITTED_MODEL, ".3f", ("papers_realised_lower", "papers_realised_upper")
-            ),
-            Column("paper_realised", "paper", PAPER, ".3f"),
-            Column("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
-            Column("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
-        ),
-        lines,
-        (
-            "The parameters are fitted on the paper's graph, which is computed with them, and on published "
-            "throughputs; this project's graphs are predicted.",
-            FITTED,
-        )
-        + INTERVALS
-        + PRODUCT_MASK,
-        parts,
-    )
 
 
 def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
@@ -428,12 +360,12 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
             Column("model", "model", CONFIGURED),
             Column("length", "length", CONFIGURED, "d"),
             Column("packing_factor", "p", PAPER, ".2f"),
-            Column("papers_overhead", "OH %", MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")),
+            modelled("papers_overhead", "OH %", ".2f"),
             Column("paper_overhead", "paper", PAPER),
-            Column("papers_realised", "speed-up", MODEL, ".3f", ("papers_realised_lower", "papers_realised_upper")),
+            modelled("papers_realised", "speed-up", ".3f"),
             Column("paper_realised", "paper", PAPER, ".2f"),
-            Column("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
-            Column("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
+            modelled("overhead", "OH %", ".2f"),
+            modelled("realised", "speed-up", ".3f"),
         ),
         rows,
         TABLE2_NOTES + INTERVALS + PRODUCT_MASK,
@@ -602,7 +534,7 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
             Column("slowest", "slowest IPU", MODEL),
             Column("per_pack", "cycles/pack", MODEL, ",.0f"),
             Column("step_seconds", "s/step", MODEL, ".3f"),
-            Column("rate", "seq/s", MODEL, ",.0f", ("rate_lower", "rate_upper")),
+            modelled("rate", "seq/s", ",.0f"),
             Column("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
             Column("rate_ratio", "seq/s ratio", MODEL, ".4f"),
             Column("fullest", "fullest tile %", COMPUTED, ".0f"),
@@ -617,114 +549,91 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
     )
 
 
+# Point, what is compared, and the two points whose quotient it is.
+_RATIOS = (
+    ("D6/D5", "base: 512 against 128, seq/s", "D6", "D5"),
+    ("D4/D3", "large: packed 512 against unpacked 128, seq/s", "D4", "D3"),
+    ("D3/D5", "128: large against base, seq/s", "D3", "D5"),
+    ("D2/D1", "POD64 against POD16, packed 512, seq/s", "D2", "D1"),
+    ("D11", "D4 against D1, seq/s at equal clocks", "D4", "D1"),
+    ("D8/D3", "POD64 against POD16, large 128, seq/s", "D8", "D3"),
+    ("E3/E2", "POD128 against POD64, packed 512, seq/s", "E3", "E2"),
+    ("E6/E4", "Pod256 against Pod64, packed 512, seq/s", "E6", "E4"),
+)
+
+
+def _compared(
+    labels: Tuple[str, str, str],
+    measured: Optional[float],
+    model: Sequence[Optional[float]],
+    trivial: Optional[float],
+    use: str,
+    left_out: Optional[float] = None,
+) -> Dict[str, Any]:
+    """A row. labels: point, what, unit. model: least, value, most. left_out: the error of a fit without the point."""
+
+    def error(value: Optional[float]) -> Optional[float]:
+        return None if value is None or not measured else percent(value / measured - 1.0)
+
+    return {
+        **dict(zip(("point", "what", "unit"), labels)),
+        "measured": measured,
+        **dict(zip(("lower", "model", "upper"), model)),
+        "error": error(model[1]),
+        "left_out": percent(left_out),
+        "trivial": trivial,
+        "trivial_error": error(trivial),
+        "use": use,
+    }
+
+
 def points(
     observations: Observations, calibration: Calibration, paper_graph: ModelledOverhead, own: Sequence[ModelledOverhead]
 ) -> Table:
     """D1 to D11 and E1 to E6: what others measured, what the model says, and what "31 % of peak" says."""
     errors = {row["point"]: row for row in calibration.report["points"]}
-    rows: List[Dict[str, Any]] = []
-
-    def add(
-        point: str,
-        what: str,
-        unit: str,
-        measured: Optional[float],
-        low: Optional[float],
-        model: Optional[float],
-        high: Optional[float],
-        trivial: Optional[float],
-        use: str,
-        left_out: Optional[float] = None,
-    ) -> None:
-        def error(value: Optional[float]) -> Optional[float]:
-            return None if value is None or not measured else percent(value / measured - 1.0)
-
-        rows.append(
-            {
-                "point": point,
-                "what": what,
-                "unit": unit,
-                "measured": measured,
-                "lower": low,
-                "model": model,
-                "upper": high,
-                "error": error(model),
-                "left_out": left_out,
-                "trivial": trivial,
-                "trivial_error": error(trivial),
-                "use": use,
-            }
-        )
-
     by_name = {o.point.name: o for o in observations.throughputs}
-    for name, o in by_name.items():
-        values = calibration.throughput(o.predicted)
-        add(
-            name,
-            o.point.what,
-            "seq/s",
+    rows = [
+        _compared(
+            (name, o.point.what, "seq/s"),
             o.point.sequences_per_second,
-            values.lower,
-            o.predicted(calibration.parameters),
-            values.upper,
+            calibration.throughput(o.predicted)._replace(value=o.predicted(calibration.parameters)),
             o.trivial(),
             "fitted",
-            percent(errors[name]["left_out_error"]),
+            errors[name]["left_out_error"],
         )
-
-    def ratio(point: str, what: str, a: str, b: str) -> None:
+        for name, o in by_name.items()
+    ]
+    for point, what, a, b in _RATIOS:
         first, second = by_name[a], by_name[b]
         clocks = first.pipeline.target.clock_hz / second.pipeline.target.clock_hz
-        add(
-            point,
-            what,
-            "ratio",
-            first.point.sequences_per_second / second.point.sequences_per_second / clocks,
-            None,
-            first.predicted(calibration.parameters) / second.predicted(calibration.parameters) / clocks,
-            None,
-            first.trivial() / second.trivial() / clocks,
-            "ratio",
+        model = first.predicted(calibration.parameters) / second.predicted(calibration.parameters) / clocks
+        rows.append(
+            _compared(
+                (point, what, "ratio"),
+                first.point.sequences_per_second / second.point.sequences_per_second / clocks,
+                (None, model, None),
+                first.trivial() / second.trivial() / clocks,
+                "ratio",
+            )
         )
-
-    ratio("D6/D5", "base: 512 against 128, seq/s", "D6", "D5")
-    ratio("D4/D3", "large: packed 512 against unpacked 128, seq/s", "D4", "D3")
-    ratio("D3/D5", "128: large against base, seq/s", "D3", "D5")
-    ratio("D2/D1", "POD64 against POD16, packed 512, seq/s", "D2", "D1")
-    ratio("D11", "D4 against D1, seq/s at equal clocks", "D4", "D1")
-    ratio("D8/D3", "POD64 against POD16, large 128, seq/s", "D8", "D3")
-    ratio("E3/E2", "POD128 against POD64, packed 512, seq/s", "E3", "E2")
-    ratio("E6/E4", "Pod256 against Pod64, packed 512, seq/s", "E6", "E4")
+    left_out = calibration.report["overhead_fitted_depth"]["left_out"]
     for depth, paper in PAPER_OVERHEAD.items():
-        interval = paper_graph.fitted_overhead(depth)
-        add(
-            "D9",
-            f"overhead at depth {depth}, PopART graph of the paper's time",
-            "%",
-            paper,
-            percent(interval.lower),
-            percent(interval.value),
-            percent(interval.upper),
-            0.0,
-            "fitted" if depth == FITTED_DEPTH else "rests on it",
-            percent(calibration.report["overhead_fitted_depth"]["left_out"] / paper - 1.0)
-            if depth == FITTED_DEPTH
-            else None,
+        fitted = depth == FITTED_DEPTH
+        rows.append(
+            _compared(
+                ("D9", f"overhead at depth {depth}, PopART graph of the paper's time", "%"),
+                paper,
+                [100.0 * end for end in paper_graph.fitted_overhead(depth)],
+                0.0,
+                "fitted" if fitted else "rests on it",
+                left_out / paper - 1.0 if fitted else None,
+            )
         )
-    for comparison, mask in zip(own, ("product", "additive")):
-        # Nobody has measured these graphs.
-        interval = comparison.overhead(3)
-        add(
-            "D9",
-            f"overhead at depth 3, this project's graph, {mask} mask",
-            "%",
-            None,
-            percent(interval.lower),
-            percent(interval.value),
-            percent(interval.upper),
-            None,
-            "predicted",
-        )
+    for comparison, mask in zip(own, ("product", "additive")):  # nobody has measured these graphs
+        what = f"overhead at depth 3, this project's graph, {mask} mask"
+        model_ends = [100.0 * end for end in comparison.overhead(3)]
+        rows.append(_compared(("D9", what, "%"), None, model_ends, None, "predicted"))
     mean, worst = calibration.report["mean_error"], calibration.report["worst_error"]
     draws = calibration.draws
     assert draws is not None
@@ -874,7 +783,7 @@ def measured(
             if source == PROFILE
             else "These are seconds of this host, not IPU cycles."
         )
-    by_model = (Column("model", "OH %", MODEL, ".2f", ("model_lower", "model_upper")),)
+    by_model = (with_interval("model", "OH %", MODEL, ".2f"),)
     return Table(
         "measured",
         "Measured: packed against unpacked",
@@ -882,7 +791,7 @@ def measured(
             Column("run", "run", CONFIGURED),
             Column("per_pack", f"{unit}/pack", source, ",.6g"),
             Column("packing_factor", "p", source, ".3f"),
-            Column("overhead", "OH %", source, ".2f", ("overhead_lower", "overhead_upper")),
+            with_interval("overhead", "OH %", source, ".2f"),
             Column("realised", "speed-up", source, ".3f"),
             *(by_model if modelled is not None else ()),
             Column("paper_overhead", "OH %", PAPER, ".3f"),

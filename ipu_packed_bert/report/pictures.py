@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from ipu_packed_bert.cycles.uncertainty import INSIDE
 from ipu_packed_bert.plan import MEMORY_PARTS
 from ipu_packed_bert.report.operators import CLASSES
-from pack_data.page.charts import Axis, Bars, Line, Lines, Picture, Series, Tile, Tiles
+from pack_data.picture import Axis, Bars, Line, Lines, Picture, Series, Tile, Tiles
 from pack_data.table import Table
 
 # Nobody has measured this project's graphs: the paper's measurements belong beside the model of the paper's graph only.
@@ -65,16 +65,6 @@ def _table1(table: Table) -> List[Picture]:
 
 def _table2(table: Table) -> List[Picture]:
     return _speed_ups(table, lambda row: f"{row['model']} {row['length']}")
-
-
-def _graphs(table: Table) -> List[Picture]:
-    found: List[Picture] = []
-    for theirs, whose in ((True, THEIRS), (False, OURS)):
-        rows = [row for row in table.rows if (row.get("paper_overhead") is not None) == theirs]
-        names = [f"{row['graph']}, {row['algorithm']} {row['depth']}" for row in rows]
-        key, paper = ("papers_overhead", "paper_overhead") if theirs else ("overhead", "")
-        found.append(_beside(f"Overhead, {whose}", rows, names, key, "overhead, %", paper))
-    return found
 
 
 def _decomposition(table: Table) -> List[Picture]:
@@ -268,7 +258,6 @@ def _measured_beside(table: Table) -> List[Picture]:
 
 PICTURES: Dict[str, Callable[[Table], List[Picture]]] = {
     "table1": _table1,
-    "graphs": _graphs,
     "decomposition": _decomposition,
     "table2": _table2,
     "scaling": _scaling,

@@ -12,7 +12,7 @@ from ipu_packed_bert.cycles.pipeline import Pipeline
 from ipu_packed_bert.cycles.schedule import BUBBLE, KINDS, WAITING, WORK, Schedule, Stretch, schedule
 from ipu_packed_bert.report.measured import Measured
 from ipu_packed_bert.report.paper import ADDED_UP
-from pack_data.page.charts import Axis, Skip, Tile, Tiles
+from pack_data.picture import Axis, Skip, Tile, Tiles
 from pack_data.table import COMPUTED, CONFIGURED, MODEL, Column, Table, modelled, percent, spread
 
 WORKS = "works"

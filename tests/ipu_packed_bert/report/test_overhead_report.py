@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -30,26 +31,13 @@ def comparison(machine, load):
 
 
 @pytest.fixture(scope="module")
-def tables_of_rows(comparison, cycle_cache):
+def table1(comparison, cycle_cache):
     histogram = LengthHistogram.published("wikipedia_512")
     found = packings.Packings(histogram, cycle_cache, FAST)
     try:
-        return (
-            paper.table1(comparison, found, FAST, sort.batch(histogram, batch_size=256), histogram.name),
-            paper.graphs(comparison, found, FAST),
-        )
+        return paper.table1(comparison, found, FAST, sort.batch(histogram, batch_size=256), histogram.name)
     finally:
         found.close()
-
-
-@pytest.fixture(scope="module")
-def table1(tables_of_rows):
-    return tables_of_rows[0]
-
-
-@pytest.fixture(scope="module")
-def graphs(tables_of_rows):
-    return tables_of_rows[1]
 
 
 @pytest.fixture
@@ -84,6 +72,18 @@ SMALL = (
 )
 
 
+@pytest.fixture
+def small(tmp_path):
+    """A configuration of four small layers."""
+    found = {}
+    for setting in SMALL[1::2]:
+        section, name, value = re.split("[.=]", setting, maxsplit=2)
+        found.setdefault(section, {})[name] = json.loads(value)
+    path = tmp_path / "small.yml"
+    path.write_text(json.dumps({"extends": command.DEFAULT.stem, **found}))
+    return path
+
+
 def test_efficiency_and_factor_to_the_papers_last_digit(table1):
     rows = {row["depth"]: row for row in table1.rows if row["algorithm"] == "SPFHP"}
     for depth in ("2", "3", "4", "8", "max (16)"):
@@ -105,42 +105,23 @@ def test_realised_speedup_is_p_over_one_plus_overhead(table1):
     assert checked == 5
 
 
-def test_the_papers_graph_holds_the_papers_numbers(graphs):
-    """Its own graph inside the interval, and the additive one of this project, too, within 1 % of the speed-up."""
-    measured = {row["depth"]: row["paper_realised"] for row in graphs.rows if row["graph"] == paper.GRAPHS[2][0]}
-    checked = 0
-    for row in graphs.rows:
-        if row["graph"] == paper.GRAPHS[0][0]:
-            continue
-        theirs = row["graph"] == paper.GRAPHS[2][0]
-        assert row["papers_" * theirs + "realised"] == pytest.approx(measured[row["depth"]], rel=0.01)
-        if theirs:
-            assert row["papers_realised_lower"] < measured[row["depth"]] < row["papers_realised_upper"]
-        checked += 1
-    assert checked == 10
-
-
-def test_the_papers_measurements_stand_beside_the_papers_graph_only(table1, graphs):
-    """Table 1 counts that graph in every row that the paper measured, as the table of all graphs does."""
-    theirs = {row["depth"]: row for row in graphs.rows if row["graph"] == paper.GRAPHS[2][0]}
-    assert all((row.get("paper_overhead") is not None) == (row["graph"] == paper.GRAPHS[2][0]) for row in graphs.rows)
+def test_the_papers_graph_holds_the_papers_numbers(table1):
+    """Its own graph, in every row that the paper measured, and in no other: inside the interval, within 1 %."""
     checked = 0
     for row in table1.rows:
         assert ("papers_realised" in row) == isinstance(row.get("paper_realised"), float)
         if row["algorithm"] == "SPFHP":
-            for key in ("overhead_lower", "overhead", "overhead_upper", "realised"):
-                assert row["papers_" + key] == theirs[row["depth"]]["papers_" + key]
+            assert row["papers_realised"] == pytest.approx(row["paper_realised"], rel=0.01)
             assert row["papers_realised_lower"] < row["paper_realised"] < row["papers_realised_upper"]
             checked += 1
     assert checked == 5
 
 
-def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, graphs, machine, load):
+def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, machine, load):
     table2 = paper.table2(machine, load, calibration.load())
     for table, model, measured in (
         (table1, "realised", "paper_realised"),
         (table2, "realised", "paper_realised"),
-        (graphs, "overhead", "paper_overhead"),
     ):
         theirs, ours = pictures.pictures(table)
         beside, apart = "papers_" + model, model
@@ -155,19 +136,9 @@ def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, 
         assert theirs.title != ours.title
 
 
-def test_the_fitted_graph_is_marked_fitted_and_the_others_predicted(graphs):
-    theirs, ours = graphs.printed()
-    assert {row["graph"] for row in theirs.rows} == {paper.GRAPHS[2][0]}
-    assert {row["graph"] for row in ours.rows} == {name for name, _ in paper.GRAPHS[:2]}
-    for table, source in ((theirs, "fitted"), (ours, "predicted")):
+def test_the_fitted_graph_is_marked_fitted_and_this_engines_predicted(table1):
+    for table, source in zip(table1.printed(), ("fitted", "predicted")):
         assert {column.source for column in table.columns} - {"config", "computed", "paper"} == {source}
-
-
-def test_three_graphs_stand_beside_each_other(table1, graphs):
-    names = [name for name, _ in paper.GRAPHS]
-    assert [row["graph"] for row in graphs.rows] == [name for name in names for _ in range(5)]
-    ours = [row["overhead"] for row in graphs.rows if row["graph"] == names[0]]
-    assert ours == [row["overhead"] for row in table1.rows if row["algorithm"] == "SPFHP"]
 
 
 def test_table2_is_of_throughputs(machine, load):
@@ -246,8 +217,8 @@ def test_decomposition_adds_up(machine, load, mask):
         assert layout.upper - layout.lower > 0.8 * (over.upper - over.lower)
 
 
-def test_every_column_has_a_source(table1, graphs, comparison):
-    for table in (table1, graphs, paper.decomposition(comparison, 3)):
+def test_every_column_has_a_source(table1, comparison):
+    for table in (table1, paper.decomposition(comparison, 3)):
         assert all(column.source in SOURCES for column in table.columns)
         keys = {column.key for column in table.every_column()}
         assert all(set(row) <= keys for row in table.rows)
@@ -283,7 +254,6 @@ def test_table1_of_a_small_histogram(run, tmp_path):
     out = run(
         "--table",
         "1",
-        "--graphs",
         "--histogram",
         str(path),
         "--max-sequence-length",
@@ -297,9 +267,8 @@ def test_table1_of_a_small_histogram(run, tmp_path):
         "model.max_position_embeddings=32",
         "--json",
     )
-    (first, table, parts, graphs) = json.loads(out)["tables"]
+    (first, table, parts) = json.loads(out)["tables"]
     assert first["name"] == "headline" and any("sequences/s" in row["what"] for row in first["rows"])
-    assert len(graphs["rows"]) == 3 * 6
     assert [row["algorithm"] for row in table["rows"]] == ["NONE", "SORT", "GREEDY"] + ["SPFHP"] * 2 + ["NNLSHP"] + [
         "SPFHP"
     ] * 3 + ["OPTIMAL"] * 5
@@ -307,7 +276,7 @@ def test_table1_of_a_small_histogram(run, tmp_path):
     assert by["OPTIMAL", "3"]["packing_factor"] >= max(
         by["SPFHP", "3"]["packing_factor"], by["NNLSHP", "3"]["packing_factor"]
     )
-    assert parts["name"] == "decomposition" and graphs["name"] == "graphs"
+    assert parts["name"] == "decomposition"
 
 
 def test_what_if(run):
@@ -333,8 +302,8 @@ def test_the_machine_of_a_configuration_is_its_target(run):
     assert of_machine["target"] == targeted["target"] == "bow" and of_machine["rate"] == targeted["rate"]
 
 
-def test_per_ipu_names_the_bottleneck(run):
-    out = run("--per-ipu", "--packing-factor", "1.996", *SMALL)
+def test_a_configuration_names_its_bottleneck(run, small):
+    out = run("--config", str(small), "--packing-factor", "1.996")
     assert out.count("slowest") == 1 and "sequences/s" in out and "Cache of plans" in out
     assert "Operators without an estimator, costed as elementwise work: none." in out
 
@@ -346,14 +315,11 @@ def test_a_machine_is_named_after_its_configuration(run):
         config = str(FOLDER / (name + ".yml"))
         table, memory = json.loads(
             run(
-                "--per-ipu",
                 "--config",
                 config,
                 "--packing-factor",
                 "1.996",
                 "--json",
-                "--set",
-                "batch.gradient_accumulation=2048",
             )
         )["tables"]
         note = table["notes"][1]
@@ -418,10 +384,10 @@ def test_runs_that_happened(run, tmp_path):
 def test_plot_writes_a_file_a_picture(run, tmp_path):
     options = ("--packing-factor", "1.996", *SMALL)
     run("--scaling", *options, "--plot", str(tmp_path / "one.svg"))
-    assert "packing" in (tmp_path / "one.svg").read_text()
-    run("--scaling", "--per-ipu", *options, "--plot", str(tmp_path / "many.svg"))
+    assert "un-padding, 64/device" in (tmp_path / "one.svg").read_text()
+    run("--scaling", "--schedule", *options, "--plot", str(tmp_path / "many.svg"))
     written = sorted(path.name for path in tmp_path.glob("many*.svg"))
-    assert len(written) == 3 and all(name.startswith("many_") for name in written)
+    assert len(written) == 2 and all(name.startswith("many_") for name in written)
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     run("--scaling", *options, "--plot", str(tmp_path / "one.png"))
     assert (tmp_path / "one.png").stat().st_size > 5000
@@ -443,7 +409,7 @@ def test_plot_writes_a_file_a_picture(run, tmp_path):
         (("--packing-factor", "0"), "at least one"),
         (("--packing-factor", "-3"), "at least one"),
         (("--packing-factor", "nan"), "at least one"),
-        (("--per-ipu", "--packing-factor", "3.1"), "at most 3 sequences"),
+        (("--schedule", "--packing-factor", "3.1"), "at most 3 sequences"),
         (("--plot", "nowhere/figure.png"), "no folder nowhere"),
     ],
 )

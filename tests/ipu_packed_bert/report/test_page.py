@@ -13,7 +13,7 @@ from ipu_packed_bert.report import command, operators
 from ipu_packed_bert.report.page import page_of
 from ipu_packed_bert.report.pictures import pictures
 from pack_data.command import run_main
-from pack_data.page.charts import Bars
+from pack_data.picture import Bars
 from pack_data.table import COUNTED, MODEL, Column, Part, Table
 from tests.pages import Browser, check_page
 
@@ -42,7 +42,7 @@ def found():
 def test_the_page_holds_the_tables_as_json_has_them(cycle_cache, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
     options = [part for setting in SMALL for part in ("--set", setting)]
-    options += ["--per-ipu", "--operators", "--scaling", "--packing-factor", "1.996", "--json"]
+    options += ["--schedule", "--operators", "--scaling", "--packing-factor", "1.996", "--json"]
     assert run_main(command.main, [*options, "--html", str(tmp_path / "page.html")]) == 0
     printed = json.loads(capsys.readouterr().out)["tables"]
     page = check_page((tmp_path / "page.html").read_text(encoding="utf-8"))
@@ -176,4 +176,4 @@ def test_a_browser_opens_it_in_silence(pipelines, found, tmp_path):
     made = [operators.classes("x", *pipelines, found), operators.products("x", pipelines[0], found)]
     made.append(operators.update("x", (pipelines[0], 100), (pipelines[1], 200), found))
     document, said = Browser(tmp_path).opened(page_of("page", "lead", made, ["words"]).html())
-    assert said == [] and document.count("<svg") == 4 and document.count("<table") == 3
+    assert said == [] and document.count("<svg") == 5 and document.count("<table") == 3
