@@ -206,7 +206,7 @@ def test_published_runs_that_count_more():
     "micro_batch, fits, status, words",
     [
         (2, True, 0, "verdict   fits: "),
-        (3, None, 0, "verdict   tight, unknown: 80.2% of IPU 1 is counted"),
+        (3, None, 0, "verdict   tight, unknown: 80.5% of IPU 1 is counted"),
         (64, False, 1, "verdict   does not fit: IPU 1 takes 635% of its memory before products"),
     ],
 )
