@@ -35,7 +35,7 @@ def full_name(name: str) -> str:
 
 
 def trust(path: Union[str, os.PathLike]) -> None:
-    """Let this file be run as it is now, by this process and by later ones of this user; ValueError where it is none."""
+    """Let this file be run as it is now, by this process and by later ones of this user."""
     found = _sha256(_content(os.path.abspath(path)))
     _trusted.add(found)
     note = _state_folder() / found

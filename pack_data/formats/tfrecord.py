@@ -33,7 +33,7 @@ from typing import (
 import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
-from pack_data.files import replacing
+from pack_data.files import open_regular, replacing
 from pack_data.formats.records import Record, RecordError, Value
 from pack_data.packages import load_package
 
@@ -147,7 +147,7 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
     or gzip stream is always an error, raised after every record before it was yielded: the place of the next record is
     unknown, so the lost records cannot be counted.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         packed = file.read(2) == GZIP_MAGIC
         file.seek(0)
         source = _Gunzip(file) if packed else _Plain(file)
