@@ -77,12 +77,49 @@ class ArgumentParser(argparse.ArgumentParser):
         return ""
 
 
+# What moves the cursor, colours or reorders what stands on a terminal: C0 but tab and end of line, DEL, C1, Unicode's
+# ends of lines and changes of direction. The name of a file may hold all of them.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def written_out(text: str) -> str:
+    """A text with its control characters as Python writes them."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class _Terminal:
+    """A terminal that gets no control characters; `bare` is the one for bars, which move the cursor."""
+
+    def __init__(self, bare: Any) -> None:
+        self.bare = bare
+
+    def write(self, text: str) -> int:
+        return self.bare.write(written_out(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.bare, name)
+
+
+def bare_stderr() -> Any:
+    """Standard error for bars."""
+    return getattr(sys.stderr, "bare", sys.stderr)
+
+
 def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]] = None) -> int:
     """Runs a command and returns its exit status; what ends it early is one line on stderr (`Problems`: a line each).
 
     0 done, 1 a verdict (the command's own), 2 the user's mistake, 3 training that is no longer finite, 128 + n ended by
-    signal n.
+    signal n. No control character comes to a terminal, or into a message.
     """
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_Terminal(each) if each.isatty() else each for each in streams)
+    try:
+        return _status(main, argv)
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+def _status(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]]) -> int:
     try:
         status = main(argv) or 0
         sys.stdout.flush()
@@ -91,7 +128,7 @@ def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opt
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError) as error:
-        lines = str(error).splitlines()
+        lines = map(written_out, str(error).splitlines())
         print("error: " + ("\n" if isinstance(error, Problems) else " ").join(lines), file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
@@ -253,7 +290,7 @@ def progress_bar(total: Optional[int], description: str, *, shown: Optional[bool
     # The default lock is a semaphore between processes; multiprocessing would warn at exit that it was not freed.
     tqdm.set_lock(threading.RLock())
     disable = not sys.stderr.isatty() if shown is None else not shown
-    return tqdm(total=total, desc=description, unit=unit, file=sys.stderr, disable=disable, leave=False)
+    return tqdm(total=total, desc=written_out(description), unit=unit, file=bare_stderr(), disable=disable, leave=False)
 
 
 def counted(number: int, thing: str) -> str:

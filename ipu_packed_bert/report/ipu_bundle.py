@@ -97,7 +97,7 @@ def read_bundle(path: Path) -> Bundle:
         raise ValueError(f"{path}: no bundle of packed-bert ipu-check; give the bundle.json that it wrote")
     if found.any("format") != FORMAT:
         raise found.error("format", f"must be {FORMAT}")
-    bundle = json.loads(Path(path).read_text(encoding="utf-8"))
+    bundle = found.tree
     try:
         page(bundle)
         int(bundle["verdict"]["status"])

@@ -20,7 +20,7 @@ import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
 from pack_data.decoding import one_line, shown
-from pack_data.files import replacing
+from pack_data.files import open_regular, replacing
 from pack_data.formats.records import (
     DERIVED,
     EXAMPLE_FIELDS,
@@ -65,7 +65,7 @@ def _opening(path: str) -> Iterator[None]:
 
 
 def _magic(path: str) -> bytes:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return file.read(8)
 
 

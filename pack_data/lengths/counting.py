@@ -5,25 +5,21 @@ Files are counted in parallel, and their histograms are added.
 
 from __future__ import annotations
 
-import bz2
 import contextlib
-import gzip
 import io
 import json
-import lzma
 import multiprocessing
 import os
-import zlib
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import IO, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
 from pack_data.bad_records import MOST_RECORD_BYTES, add_record_limit
 from pack_data.command import ArgumentParser, check_output, check_picture, positive_int, process_count, progress_bar
-from pack_data.files import LONGEST_LINE, check_compressed, open_regular, short_lines
+from pack_data.files import COMPRESSED, LONGEST_LINE, open_regular, open_unpacked, short_lines
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
 from pack_data.npy import map_array
 from pack_data.picture import Axis, Bars, Series, write
@@ -31,7 +27,6 @@ from pack_data.sequences import LONGEST
 from pack_data.store import MANIFEST, read_manifest
 from pack_data.table import account
 
-_OPENERS: Dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _TEXT = (".txt", ".lengths", ".csv")
 _BLOCK = 1 << 20  # lengths held in memory at a time
 _WORTH_PROCESSES = 1 << 25  # bytes
@@ -88,7 +83,7 @@ def _name(source: str) -> str:
 
 def _is_text(path: str) -> bool:
     name = path.lower()
-    for suffix in _OPENERS:
+    for suffix in COMPRESSED:
         if name.endswith(suffix):
             name = name[: -len(suffix)]
     return name.endswith(_TEXT)
@@ -143,16 +138,12 @@ def _count_part(part: _Part) -> LengthHistogram:
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[IO[str]]:
     """A text file, decompressed by its suffix.  ValueError, which names the file, where it cannot be read as text."""
-    opener = next((opener for suffix, opener in _OPENERS.items() if path.lower().endswith(suffix)), None)
-    check_compressed(path)
-    with open_regular(path, way_out="give a text file with a length in each line") as raw:
+    with open_unpacked(path, way_out="give a text file with a length in each line") as raw:
         try:
-            with io.TextIOWrapper(opener(raw) if opener else raw, encoding="utf-8") as file:
+            with io.TextIOWrapper(raw, encoding="utf-8") as file:
                 yield file
-        except (UnicodeDecodeError, EOFError, lzma.LZMAError, zlib.error, MemoryError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # an error of the file system; those of gzip and bz2 have no number
-            raise ValueError(f"{path}: cannot be read as text ({error or 'it takes too much memory'})") from None
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: cannot be read as text ({error})") from None
 
 
 def _lines(path: str) -> Iterator[np.ndarray]:

@@ -410,6 +410,31 @@ def test_the_checker_takes_no_parts_of_packs_or_of_sequences(strategies, repeats
         checker.check(json.loads(json.dumps(recipe), parse_float=checker.Fraction), None)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda recipe: recipe["certificate"]["prices"].__setitem__(0, None),
+        lambda recipe: recipe["certificate"]["prices"].__setitem__(0, float("nan")),
+        lambda recipe: recipe["certificate"].update(prices=None),
+        lambda recipe: recipe["certificate"].update(denominator=float("nan")),
+        lambda recipe: recipe["accounting"].update(max_sequence_length=1 << 60),
+        lambda recipe: recipe["accounting"].update(max_sequences_per_pack="3"),
+        lambda recipe: recipe["accounting"].update(lp_bound=float("inf")),
+        lambda recipe: recipe.pop("accounting"),
+        lambda recipe: recipe.update(strategies=[1]),
+        lambda recipe: recipe.update(repeats={"a": 1}),
+    ],
+)
+def test_the_checker_says_what_is_wrong_in_one_line(tmp_path, squad, wrong):
+    recipe = tmp_path / "recipe.json"
+    squad.save(recipe)
+    given = json.loads(recipe.read_text())
+    wrong(given)
+    recipe.write_text(json.dumps(given))
+    refused = subprocess.run([sys.executable, checker.__file__, str(recipe)], capture_output=True, text=True)
+    assert refused.returncode == 1 and refused.stderr.startswith("wrong: ") and refused.stderr.count("\n") == 1
+
+
 def test_the_checker_takes_a_recipe_without_an_lp_bound(squad):
     assert checked(replace(squad, lp_bound=None)) is None
 
