@@ -96,7 +96,7 @@ test-sdk: .venv-sdk/ready
 	@[ -n "$(FIND_PYTHON38)" ] || { echo "error: no Python 3.8 found; name one: make test-sdk PYTHON38=/path/to/python3.8"; exit 2; }
 	$(FIND_PYTHON38) -m venv .venv-sdk
 	.venv-sdk/bin/pip install --quiet --no-deps $(TORCH_201)
-	.venv-sdk/bin/pip install --quiet filelock typing_extensions sympy networkx jinja2 "$$(grep '^numpy==' requirements-sdk.txt)"
+	.venv-sdk/bin/pip install --quiet filelock typing_extensions sympy networkx "$$(grep '^numpy==' requirements-sdk.txt)"
 	.venv-sdk/bin/pip install --quiet --only-binary :all: -r requirements-sdk.txt
 	.venv-sdk/bin/pip install --quiet --no-deps -e .
 	@touch $@

@@ -389,7 +389,7 @@ class _Axes(NamedTuple):
 
     def names(self, which: str, places: Sequence[float], names: Sequence[str]) -> None:
         """Names instead of numbers; below the picture only as many as have room."""
-        room = 1 if which == "y" else -(-sum(len(name) + 2 for name in names) // 110)
+        room = 1 if which == "y" else max(1, -(-sum(len(name) + 2 for name in names) // 110))
         getattr(self.axes, f"set_{which}ticks")(places[::room])
         kept = [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in names[::room]]
         getattr(self.axes, f"set_{which}ticklabels")(kept)

@@ -10,7 +10,7 @@ hardware (run logs with PopTorch's cycle counter), profile (PopVision), predicte
   --points             published measurements, the model's errors and those of "31 % of peak"
   --schedule           an update over time: what each IPU does when; one picture with --plot or --html
   --operators          cycles of each operator, class of operator and product; what an update's time consists of
-  --all                all of these, cycles of each IPU, and what other ways to write mask, heads and positions gain
+  --all                all of these, and cycles of each IPU
   --html FILE          one page to look at, of what is asked for; of everything where nothing is
   --config A           cycles of each IPU, the bottleneck, sequences/s of all replicas
   --config A --config B                                                        what if: any configurations
@@ -334,12 +334,6 @@ class OverheadReport:
         for machine in machine_of.values():
             machine.save()
 
-    def arrangements(self) -> None:
-        config = self.main_config
-        depth = self.depth(config)
-        factor, _ = self.factor(config, depth)
-        self.tables.append(paper.arrangements(self.machine, config, self.calibration, depth, factor))
-
     def measured(self) -> None:
         args = self.args
         for path in args.measured:
@@ -420,7 +414,6 @@ class OverheadReport:
             (False, self.per_ipu),
             (args.scaling, self.scaling),
             (args.points, self.points),
-            (False, self.arrangements),
             (args.schedule, self.schedule),
             (args.operators, self.operators),
         )

@@ -13,7 +13,7 @@ def page_of(title: str, lead: str, found: Sequence[Table], words: Sequence[str])
     """words: what is said of the model below the tables."""
     sections: List[Section] = []
     for number, table in enumerate(found, start=1):
-        parts: List[Part] = [picture._replace(notes=()) for picture in pictures(table)]  # the tables have them
+        parts: List[Part] = list(pictures(table))
         for each in table.printed():
             before = f"{table.title.split(':')[0]}. {each.title}" if table.parts else f"{table.title}, in numbers"
             parts.append(each._replace(name=f"{each.name}-{number}", title=before))

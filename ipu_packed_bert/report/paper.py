@@ -7,7 +7,7 @@ from math import log, sqrt
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert.config import Config
-from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED, Arrangement
+from ipu_packed_bert.cycles.arrangement import UNPACKED, Arrangement
 from ipu_packed_bert.cycles.calibration import Calibration, Observations, overhead
 from ipu_packed_bert.cycles.lowering import (
     CLS,
@@ -689,65 +689,6 @@ def _ordered(observations: Observations, calibration: Calibration) -> Tuple[int,
     ]
     pairs = [(a, b) for number, a in enumerate(shares) for b in shares[:number]]
     return sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs), len(pairs)
-
-
-ARRANGEMENTS: Tuple[Tuple[str, Arrangement], ...] = (
-    ("as engine/ipu/ runs it: mask in the query/key product", PACKED),
-    ("additive mask, made once (engine.mask: additive)", ADDITIVE),
-    ("additive mask, made in every layer", ADDITIVE.with_(mask="layer")),
-    ("additive mask by arithmetic, in every layer (PopART)", POPART),
-    ("mask made once, applied by select", ADDITIVE.with_(apply="select")),
-    ("MLM by gather", PACKED.with_(mlm="gather")),
-    ("CLS by gather", PACKED.with_(cls="gather")),
-    ("CLS at fixed slots", PACKED.with_(cls="fixed")),
-    ("positions by one-hot product", PACKED.with_(positions="one_hot")),
-    ("CLS fixed, MLM by gather", PACKED.with_(mlm="gather", cls="fixed")),
-    ("CLS fixed, positions by one-hot product", PACKED.with_(cls="fixed", positions="one_hot")),
-    ("no mask at all (wrong; shows the floor)", PACKED.with_(mask="none")),
-)
-
-
-def arrangements(
-    machine: Machine, config: Config, calibration: Calibration, depth: int, packing_factor: float
-) -> Table:
-    """Ways to write the packed parts, the cheapest first, and the realised speed-up that each gains."""
-    rows: List[Dict[str, Any]] = []
-    base: Optional[float] = None
-    for name, arrangement in ARRANGEMENTS:
-        comparison = ModelledOverhead(machine, config, calibration, packed=arrangement)
-        over, slowest = comparison.overhead(depth), comparison.pipeline_overhead(depth)
-        realised = packing_factor / (1.0 + over.value)
-        if base is None:
-            base = realised
-        rows.append(
-            {
-                "name": name,
-                **{f"overhead_{k}": v for k, v in _interval(over).items()},
-                "pipeline": percent(slowest.value),
-                "realised": realised,
-                "gain": percent(realised / base - 1.0),
-            }
-        )
-    rows.sort(key=lambda row: row["overhead_median"])
-    return Table(
-        "arrangements",
-        f"Arrangements of mask, heads and positions at depth {depth}, {config.name}",
-        (
-            Column("name", "arrangement", CONFIGURED),
-            Column("overhead_median", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
-            Column("pipeline", "pipeline OH %", MODEL, ".3f"),
-            Column("realised", "speed-up", MODEL, ".3f"),
-            Column("gain", "gain %", MODEL, "+.2f"),
-        ),
-        rows,
-        (
-            f"speed-up at p = {packing_factor:.3f}; gain is in realised speed-up over the arrangement that "
-            "engine/ipu/ runs by default.",
-            "Lines that name no mask have it in the query/key product: codes of the sequence numbers beside "
-            "query and key add it.",
-        )
-        + PRODUCT_MASK,
-    )
 
 
 def measured(

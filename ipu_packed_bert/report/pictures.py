@@ -82,7 +82,7 @@ def _scaling(table: Table) -> List[Picture]:
         if column.key != "devices"
     ]
     axes = Axis("devices", log=2), Axis("speed-up over padding")
-    return [Lines(table.title, *axes, tuple(lines), notes=table.notes)]
+    return [Lines(table.title, *axes, tuple(lines))]
 
 
 def _points(table: Table) -> List[Picture]:
@@ -94,12 +94,6 @@ def _points(table: Table) -> List[Picture]:
     )
     title = "Published throughputs: how far off the model is"
     return [Bars(title, names, Axis("error of sequences/s, %"), series, across=True)]
-
-
-def _arrangements(table: Table) -> List[Picture]:
-    series = _modelled(table.rows, "overhead_median", "overhead_lower", "overhead_upper")
-    names = tuple(row["name"] for row in table.rows)
-    return [Bars(table.title, names, Axis("overhead, %"), (series,), across=True)]
 
 
 _LOAD = (
@@ -142,7 +136,6 @@ def _memory(table: Table) -> List[Picture]:
             stacked=True,
             across=True,
             ends=tuple(f"{row['share']:.0f} % of it" for row in table.rows),
-            notes=table.notes,
         )
     ]
 
@@ -211,7 +204,7 @@ def _products(table: Table) -> List[Picture]:
     roof = sorted({(row["intensity"], row["roof"]) for row in table.rows})
     lines.append(Line("roof", tuple(x for x, _ in roof), tuple(y for _, y in roof)))
     axes = Axis("multiply-adds a byte", log=10), Axis("multiply-adds a cycle", log=10)
-    return [Lines("Roofline of the matrix products", *axes, tuple(lines), notes=table.notes)]
+    return [Lines("Roofline of the matrix products", *axes, tuple(lines))]
 
 
 def _update(table: Table) -> List[Picture]:
@@ -232,7 +225,6 @@ def _update(table: Table) -> List[Picture]:
             stacked=True,
             across=True,
             ends=tuple(f"{row['seconds']:.3f} s, bubble {row['bubble_share']:.1f} %" for row in table.rows),
-            notes=table.notes,
         )
     ]
 
@@ -262,7 +254,6 @@ PICTURES: Dict[str, Callable[[Table], List[Picture]]] = {
     "table2": _table2,
     "scaling": _scaling,
     "points": _points,
-    "arrangements": _arrangements,
     "breakdown": _load,
     "memory": _memory,
     "what_if": _what_if,

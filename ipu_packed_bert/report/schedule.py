@@ -105,9 +105,8 @@ def drawn(name: str, found: Schedule, works: Mapping[str, Mapping[str, Any]]) ->
         rows.append(words + (f", measured {row['measured'] / _MILLION:,.0f} M" if "measured" in row else ""))
     padding = tuple(number for number, kind in enumerate(names) if kind == BUBBLE)
     x = Axis("million cycles since the update's beginning", skips=tuple(skips))
-    notes = ("Beside each IPU: the million cycles of an update in which it works.",)
     title = f"An update over time: {name}"
-    return Tiles(title, x, Axis(""), tuple(names), tuple(tiles), rows=tuple(rows), padding=padding, notes=notes)
+    return Tiles(title, x, Axis(""), tuple(names), tuple(tiles), rows=tuple(rows), padding=padding)
 
 
 def _long(stretch: Stretch, most: float) -> List[Skip]:

@@ -141,6 +141,19 @@ def test_what_is_pointed_at_says_its_number():
     assert said[-3:] == ["x", "alike", "alike"] and {ODD, "p", "r, 3: 1.0", f"{ODD}, 3: 4.0"} <= set(said)
 
 
+def test_what_is_empty_is_drawn_too():
+    axis = Axis("nothing")
+    empty = (
+        Bars("Up", (), axis, (Series("a", ()),)),
+        Bars("Right", (), axis, (Series("a", ()), Series("b", ())), across=True, stacked=True),
+        Lines("No line", axis, axis, ()),
+        Lines("No point", axis, axis, (Line("a", (), ()), Line("b", (0.0,), (None,)))),
+        HeatMap("No row", (), (), (), ".1f", "", ""),
+        Tiles("No tile", axis, axis, ("a",), ()),
+    )
+    assert [shapes(ElementTree.fromstring(each)) for each in drawings(empty).pictures] == [[]] * len(empty)
+
+
 def test_a_skip_is_a_gap_of_the_axis():
     place = picture._without((Skip(30.0, 900.0, "alike"), Skip(950.0, 970.0, "long")), 0.0, 1000.0)
     gap = 0.03 * (30 + 50 + 30)
