@@ -23,6 +23,7 @@ from pack_data.formats.records import (
     RecordError,
     RowWidths,
     example_from_columns,
+    refuse_incomplete,
     tokens_from_columns,
 )
 
@@ -90,6 +91,7 @@ def _content(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple[st
     if columns:
         mask = ("attention_mask",) if "attention_mask" in lists and "attention_mask" not in columns else ()
         return "tokens", tuple(columns) + mask
+    refuse_incomplete(path, [name for name in row if name in lists or name != "positions"])
     if all(name in row for name in EXAMPLE_FIELDS):
         return "examples", EXAMPLE_FIELDS + tuple(name for name in DERIVED if name in row)
     if not lists:
