@@ -121,7 +121,6 @@ READS = {
         *(f"export --import {file} out" for file in WEIGHTS),
     ],
     ("export", "--vocabulary"): ["export run out --vocabulary FILE.txt"],
-    ("convert-checkpoint", "path"): ["convert-checkpoint FILE.pt", "convert-checkpoint DIR/step_1.pt"],
     ("ipu-check", "--show"): ["ipu-check --show FILE.json"],
     ("report", "--measured"): [f"report --measured {file}" for file in ("FILE.csv", "FILE.json", "FILE.pop", *RUN)],
     ("report", "--packed"): [f"report --packed {file} --unpacked run" for file in ("FILE.json", *RUN)],
