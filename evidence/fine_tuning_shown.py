@@ -7,9 +7,9 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.runner import Cell, Row, read_run
-from ipu_packed_bert.experiments.statistics import (
+from evidence import tables
+from evidence.runner import Cell, Row, read_run
+from evidence.statistics import (
     CONFIDENCE,
     SHARE,
     TWICE,
@@ -20,8 +20,8 @@ from ipu_packed_bert.experiments.statistics import (
     median_interval,
     verdict,
 )
-from ipu_packed_bert.experiments.ways import AGAIN, INFERENCE, LONGEST, MAXIMUM, NO_MASK, PACKED, SORTED, TRAINING, WAYS
-from ipu_packed_bert.experiments.ways import WORDS as WAY_WORDS
+from evidence.ways import AGAIN, INFERENCE, LONGEST, MAXIMUM, NO_MASK, PACKED, SORTED, TRAINING, WAYS
+from evidence.ways import WORDS as WAY_WORDS
 from pack_data.command import counted
 
 CALIBRATION_SEED = 101  # sets the margin and does not count
@@ -288,7 +288,7 @@ class FineTuningShown:
 
     def draw(self, folder: Path, stem: str = "") -> List[Path]:
         """Time of a sequence in each way beside its score, a row of panels for each task."""
-        from ipu_packed_bert.experiments.pictures import STYLES, finish
+        from evidence.pictures import STYLES, finish
         from pack_data.plotting import new_figure
 
         if not self.tasks:

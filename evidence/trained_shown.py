@@ -7,11 +7,11 @@ from typing import Dict, List, Optional
 
 import numpy as np
 
-from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.pretraining_shown import PretrainingShown, interval_words
-from ipu_packed_bert.experiments.pretraining_variants import CLAIM, CONTROL, REFERENCE
-from ipu_packed_bert.experiments.runner import Row
-from ipu_packed_bert.experiments.statistics import CONFIDENCE, Interval, difference
+from evidence import tables
+from evidence.pretraining_shown import PretrainingShown, interval_words
+from evidence.pretraining_variants import CLAIM, CONTROL, REFERENCE
+from evidence.runner import Row
+from evidence.statistics import CONFIDENCE, Interval, difference
 from pack_data.command import counted
 
 START, AT_ONCE = "start", "at_once"  # cells
@@ -83,7 +83,7 @@ class TrainedShown(PretrainingShown):
         return np.concatenate([np.full((len(found), 1), first), found], axis=1)
 
     def draw(self, folder: Path, stem: str = "") -> List[Path]:
-        from ipu_packed_bert.experiments import pictures
+        from evidence import pictures
 
         found = self.at_once()
         if not found:
@@ -107,7 +107,7 @@ class TrainedShown(PretrainingShown):
 
     def _against_packed(self) -> Optional[object]:
         """The loss of each packed run minus that of packed training as it should be, seed by seed."""
-        from ipu_packed_bert.experiments.pictures import Curve, Line, Panel
+        from evidence.pictures import Curve, Line, Panel
 
         curves = []
         for name in self.in_curves:

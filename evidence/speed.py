@@ -19,16 +19,16 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 import torch
 
+from evidence.packed_runs import corpus_of, write_documents
+from evidence.runner import FACTS, Cell, Row, Runner, alone
+from evidence.speed_shown import EMULATED, WHOLE, SpeedShown
+from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.compare_unpacked import gradient_difference, seconds_of
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, OptimizerConfig
 from ipu_packed_bert.engine.base import Gradients, StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.attention import dense_attention
 from ipu_packed_bert.engine.host.devices import computes_in, find_device
-from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.packed_runs import corpus_of, write_documents
-from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner, alone
-from ipu_packed_bert.experiments.speed_shown import EMULATED, WHOLE, SpeedShown
 from ipu_packed_bert.loader import Batch, GlobalBatches, Layout, SameSequences, StoredPacks
 from ipu_packed_bert.schema import EngineConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
@@ -195,7 +195,7 @@ class SpeedData:
             "corpus": self.corpus,
             "vocabulary": vocabulary,
             "clock": clock,
-            "machine": tables.machine(),
+            "machine": machine(),
         }
 
 

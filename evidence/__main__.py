@@ -1,4 +1,4 @@
-"""`python -m ipu_packed_bert.experiments NAME`: runs one experiment, or says which there are.
+"""`python -m evidence NAME`: runs one experiment, or says which there are.
 
 An experiment is a module of this package with SUMMARY (what it shows, its default size and measured time), SIZES by
 name, add_arguments(parser), settings(options) (all that decides what a cell measures) and run(options, runner), which
@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from ipu_packed_bert.experiments.runner import Runner
+from evidence.runner import Runner
 from ipu_packed_bert.processes import refuse_several
-from pack_data.command import ArgumentParser, positive_int, run_main, typed
+from pack_data.command import ArgumentParser, positive_int, run_main
 
 # Names and one line each; a module is imported when it is asked for.
 EXPERIMENTS = {
@@ -36,8 +36,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, EXPERIMENTS))
         print(
-            f"usage: {typed('experiments', 'python -m ipu_packed_bert.experiments')} NAME [options]\n\nexperiments "
-            f"(NAME --help says sizes and times):"
+            "usage: python -m evidence NAME [options]\n\nexperiments (NAME --help says sizes and times; "
+            "python -m evidence.figures shows what they found):"
         )
         for name, line in EXPERIMENTS.items():
             print(f"  {name:<{width}}  {line}", flush=True)
@@ -45,8 +45,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     name = arguments[0]
     if name not in EXPERIMENTS:
         raise ValueError(f"{name}: no such experiment; there are {', '.join(EXPERIMENTS)}")
-    experiment = importlib.import_module(f"ipu_packed_bert.experiments.{name}")
-    parser = ArgumentParser(prog=f"python -m ipu_packed_bert.experiments {name}", description=experiment.SUMMARY)
+    experiment = importlib.import_module(f"evidence.{name}")
+    parser = ArgumentParser(prog=f"python -m evidence {name}", description=experiment.SUMMARY)
     parser.add_argument(
         "--data-dir",
         type=Path,
@@ -56,7 +56,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--out",
         type=Path,
-        default=Path("runs", "experiments", name),
+        default=Path("runs", "evidence", name),
         metavar="DIR",
         help="default %(default)s; a run that was stopped goes on there, and processes may share it",
     )

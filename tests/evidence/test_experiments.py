@@ -14,16 +14,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from evidence import __main__ as command
+from evidence import figures, packed_runs, runner
+from evidence.packed_runs import SIZES, PretrainingSetup
+from evidence.pictures import Bar, limits
+from evidence.pretraining import changed, gpu_slots_per_second, hours, within
+from evidence.pretraining_shown import PretrainingShown
+from evidence.pretraining_variants import VARIANTS, Variant
+from evidence.runner import CELLS, SETTINGS, Cell, Runner, finished_cells
+from evidence.statistics import Interval, Scores, difference, verdict
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.experiments import __main__ as command
-from ipu_packed_bert.experiments import figures, packed_runs, runner
-from ipu_packed_bert.experiments.packed_runs import SIZES, PretrainingSetup
-from ipu_packed_bert.experiments.pictures import Bar, limits
-from ipu_packed_bert.experiments.pretraining import changed, gpu_slots_per_second, hours, within
-from ipu_packed_bert.experiments.pretraining_shown import PretrainingShown
-from ipu_packed_bert.experiments.pretraining_variants import VARIANTS, Variant
-from ipu_packed_bert.experiments.runner import CELLS, SETTINGS, Cell, Runner, finished_cells
-from ipu_packed_bert.experiments.statistics import Interval, Scores, difference, verdict
 from ipu_packed_bert.loader import StoredPacks, in_order
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data import files
@@ -197,14 +197,27 @@ def test_a_verdict_needs_a_control_that_fails():
 def test_every_name_is_an_experiment(capsys):
     assert command.EXPERIMENTS
     for name in command.EXPERIMENTS:
-        module = importlib.import_module("ipu_packed_bert.experiments." + name)
+        module = importlib.import_module("evidence." + name)
         assert module.SUMMARY and callable(module.run) and callable(module.settings)
         assert {"quick", "full", getattr(module, "DEFAULT", "default")} <= set(module.SIZES)
     assert command.main(["--help"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in command.EXPERIMENTS)
-    with pytest.raises(ValueError, match="no such experiment"):
-        command.main(["nonsense"])
+    assert run_main(command.main, ["nonsense"]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and all(name in message for name in ("nonsense", *command.EXPERIMENTS))
+
+
+@pytest.mark.parametrize("name", ["exactness", "pretraining", "fine_tuning"])
+def test_an_experiment_is_made_by_one_process(name, tmp_path, monkeypatch, capsys):
+    torchrun = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    monkeypatch.chdir(tmp_path)
+    for variable, value in torchrun.items():
+        monkeypatch.setenv(variable, value)
+    assert run_main(command.main, [name]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: WORLD_SIZE is 2: every process of torchrun") and text.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ablations_change_the_mask_and_the_positions_and_nothing_else():
@@ -232,16 +245,16 @@ def test_a_run_too_small_to_learn_says_that_it_shows_nothing(tmp_path, capsys):
     assert command.main(arguments) == 1
     assert "shows nothing" in capsys.readouterr().out
     assert len(list((out / CELLS).glob("*.json"))) == 2 * 2 + 2 * 3
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    (docs / "evidence.md").write_text(
+    root = tmp_path / "checkout"
+    (root / "docs").mkdir(parents=True)
+    (root / figures.PAGE).write_text(
         "# Evidence\n<!-- results: pretraining_quick -->\nold\n<!-- end of results -->\nmore\n"
     )
-    figures.take(out, docs)
-    text = figures.page((docs / "evidence.md").read_text(), figures.results(docs))
+    figures.take(out, root)
+    text = figures.page((root / figures.PAGE).read_text(), figures.results(root))
     assert (out / "table.md").read_text() in text and "old" not in text and text.endswith("more\n")
     with pytest.raises(ValueError, match="each needs one block"):
-        figures.page("# Evidence\n", figures.results(docs))
+        figures.page("# Evidence\n", figures.results(root))
 
 
 def test_rules_without_all_their_runs_keep_their_columns(tmp_path):
@@ -285,22 +298,22 @@ def test_a_wide_interval_leaves_room_for_the_others():
 
 
 def test_the_page_says_what_the_committed_results_say():
-    docs = figures.Path(__file__).resolve().parents[2] / "docs"
-    text, shown = (docs / figures.PAGE).read_text(encoding="utf-8"), figures.results(docs)
+    root = figures.Path(__file__).resolve().parents[2]
+    text, shown = (root / figures.PAGE).read_text(encoding="utf-8"), figures.results(root)
     assert figures.page(text, shown) == text
-    shown_there = set(re.findall(rf"\({figures.PICTURES}/(\w+)\.png\)", text))
-    assert shown_there == {path.stem for path in (docs / figures.PICTURES).glob("*.png")}
+    shown_there = set(re.findall(r"\(evidence/(\w+)\.png\)", text))
+    assert shown_there == {path.stem for path in (root / figures.PICTURES).glob("*.png")}
     assert all(any(picture.startswith(f"{name}_") for name in shown) for picture in shown_there)
     for name in shown:
-        pictures = [docs / figures.PICTURES / f"{each}.png" for each in shown_there if each.startswith(f"{name}_")]
-        kept = json.loads((docs / figures.RESULTS / name / figures.DRAWN).read_text())
-        assert figures.drawn(docs / figures.RESULTS / name, pictures) == kept, f"{name}: run `make figures`"
-        assert "/" not in (docs / figures.RESULTS / name / "settings.json").read_text(), "a path in committed settings"
+        pictures = [root / figures.PICTURES / f"{each}.png" for each in shown_there if each.startswith(f"{name}_")]
+        kept = json.loads((root / figures.RESULTS / name / figures.DRAWN).read_text())
+        assert figures.drawn(root / figures.RESULTS / name, pictures) == kept, f"{name}: run `make figures`"
+        assert "/" not in (root / figures.RESULTS / name / "settings.json").read_text(), "a path in committed settings"
 
 
 def test_the_numbers_of_the_claims_stand_below_them():
     """So that a table made anew changes the claims above it, too."""
-    text = (figures.Path(__file__).resolve().parents[2] / "docs" / figures.PAGE).read_text(encoding="utf-8")
+    text = (figures.Path(__file__).resolve().parents[2] / figures.PAGE).read_text(encoding="utf-8")
     claims, below = text.split("## Method")
     rows = [line.split("|")[1:-1] for line in claims.splitlines() if line.startswith("| [")]
     came_out = [number for row in rows for number in re.findall(r"[+-]?\d+\.\d+(?:e-\d+)?", row[2])]
@@ -328,14 +341,14 @@ class Numbers:
 def two_experiments(monkeypatch, tmp_path):
     """`speed`, which shows nothing, and `speed_rows`; and a page with a block of results."""
     for name in ("speed", "speed_rows"):
-        module = types.ModuleType(f"ipu_packed_bert.experiments.{name}")
+        module = types.ModuleType(f"evidence.{name}")
         monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setitem(command.EXPERIMENTS, name, "")
     module.shown = Numbers
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    (docs / figures.PAGE).write_text("# Evidence\n<!-- results: speed_rows_quick -->\n<!-- end of results -->\n")
-    return docs
+    root = tmp_path / "checkout"
+    (root / "docs").mkdir(parents=True)
+    (root / figures.PAGE).write_text("# Evidence\n<!-- results: speed_rows_quick -->\n<!-- end of results -->\n")
+    return root
 
 
 def a_run(folder, seeds, size="quick"):
@@ -344,15 +357,15 @@ def a_run(folder, seeds, size="quick"):
 
 
 def test_a_run_of_any_experiment_is_taken_into_the_page(two_experiments, tmp_path, capsys):
-    docs, run = two_experiments, tmp_path / "runs" / "speed_rows_quick"
-    take = ["--docs", str(docs), "--take", str(run)]
+    root, run = two_experiments, tmp_path / "runs" / "speed_rows_quick"
+    take = ["--root", str(root), "--take", str(run)]
     for seeds, size, cells in (([1], "quick", 1), ([2, 3], "quick", 3), ([4, 5], "full", 2)):
         shutil.rmtree(run, ignore_errors=True)
         a_run(run, seeds, size)
         assert figures.main(take) == 0
-        assert f"\n{cells} cells\n" in (docs / figures.PAGE).read_text()  # of other settings only the new ones
-        assert (docs / figures.PICTURES / "speed_rows_quick_bars.png").exists()
-    taken = sorted(path.name for path in (docs / figures.RESULTS / run.name).iterdir())
+        assert f"\n{cells} cells\n" in (root / figures.PAGE).read_text()  # of other settings only the new ones
+        assert (root / figures.PICTURES / "speed_rows_quick_bars.png").exists()
+    taken = sorted(path.name for path in (root / figures.RESULTS / run.name).iterdir())
     assert taken == ["cells", figures.DRAWN, "settings.json"]
 
 
@@ -367,23 +380,23 @@ def test_a_run_of_any_experiment_is_taken_into_the_page(two_experiments, tmp_pat
     ],
 )
 def test_what_cannot_be_shown_is_one_line_and_changes_nothing(two_experiments, tmp_path, capsys, name, seeds, message):
-    docs = two_experiments
-    before = (docs / figures.PAGE).read_text()
-    assert run_main(figures.main, ["--docs", str(docs), "--take", str(a_run(tmp_path / name, seeds))]) == 2
+    root = two_experiments
+    before = (root / figures.PAGE).read_text()
+    assert run_main(figures.main, ["--root", str(root), "--take", str(a_run(tmp_path / name, seeds))]) == 2
     printed = capsys.readouterr().err
     assert message in printed and printed.count("\n") == 1
-    assert (docs / figures.PAGE).read_text() == before and not (docs / figures.RESULTS).exists()
+    assert (root / figures.PAGE).read_text() == before and not (root / figures.RESULTS).exists()
 
 
 def test_blocks_and_results_belong_to_each_other(two_experiments, capsys):
-    docs = two_experiments
-    assert run_main(figures.main, ["--docs", str(docs)]) == 2  # a block without results
-    a_run(docs / figures.RESULTS / "speed_rows_quick", [1])
-    assert run_main(figures.main, ["--docs", str(docs)]) == 0
-    a_run(docs / figures.RESULTS / "speed_rows_full", [1])
-    assert run_main(figures.main, ["--docs", str(docs)]) == 2  # results without a block
-    (docs / figures.RESULTS / "speed_rows_full" / SETTINGS).unlink()
-    assert run_main(figures.main, ["--docs", str(docs)]) == 2
+    root = two_experiments
+    assert run_main(figures.main, ["--root", str(root)]) == 2  # a block without results
+    a_run(root / figures.RESULTS / "speed_rows_quick", [1])
+    assert run_main(figures.main, ["--root", str(root)]) == 0
+    a_run(root / figures.RESULTS / "speed_rows_full", [1])
+    assert run_main(figures.main, ["--root", str(root)]) == 2  # results without a block
+    (root / figures.RESULTS / "speed_rows_full" / SETTINGS).unlink()
+    assert run_main(figures.main, ["--root", str(root)]) == 2
     first, second, third = capsys.readouterr().err.splitlines()
     assert "each needs one block" in first and "each needs one block" in second and f"has no {SETTINGS}" in third
 

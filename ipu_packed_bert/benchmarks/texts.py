@@ -96,15 +96,6 @@ def encode(data: TextSet, *, max_sequence_length: int, vocabulary_size: int, mod
     return TokenSet(data.name, training, held_out, size)
 
 
-def unigram_loss(tokens: TokenSet) -> float:
-    """Held-out loss of a predicted token by its frequency among those of training, one added to each; nats."""
-    training, held_out = (
-        np.concatenate([example["input_ids"][1:] for example in part]) for part in (tokens.training, tokens.held_out)
-    )
-    counts = 1 + np.bincount(training, minlength=tokens.vocabulary_size)
-    return float(-np.log(counts / counts.sum())[held_out].mean())
-
-
 def _by_tokenizer(tokenizer: Any, texts: Texts) -> List[List[int]]:
     end = [tokenizer.eos_token_id]
     return [tokenizer(f"{prompt}\n{answer}")["input_ids"] + end for prompt, answer in texts]

@@ -1,17 +1,19 @@
 """Fine-tuning in several ways: the same updates are the same, a control that passes shows nothing."""
 
 import json
+import lzma
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.experiments import fine_tuning, fine_tuning_runs, trained
-from ipu_packed_bert.experiments.fine_tuning_runs import Learner, Timing, no_model, same_updates, times, train
-from ipu_packed_bert.experiments.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
-from ipu_packed_bert.experiments.statistics import median_interval
-from ipu_packed_bert.experiments.ways import (
+from evidence import __main__ as command
+from evidence import fine_tuning, fine_tuning_runs, trained
+from evidence.fine_tuning_runs import Learner, Timing, no_model, same_updates, times, train
+from evidence.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
+from evidence.statistics import median_interval
+from evidence.ways import (
     AGAIN,
     INFERENCE,
     LONGEST,
@@ -27,7 +29,8 @@ from ipu_packed_bert.experiments.ways import (
 from ipu_packed_bert.optim import build_optimizer
 from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.examples import Inputs, pack_inputs
-from tests.fine_tuning_files import tiny_checkpoint, tiny_config, training_file
+from pack_data.command import run_main
+from tests.fine_tuning_files import tiny_checkpoint, tiny_config, tiny_squad, tiny_table, training_file
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +153,45 @@ def test_a_run_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(checkpoint
     assert last["metrics"]["accuracy"] == pytest.approx(np.mean(last["points"]))
     assert last["answered_packed"]["different"] == 0
     assert last["answered_packed"]["logits"] < 1e-5 < 1e-4 < last["answered_no_mask"]["logits"]
+
+
+def test_the_experiment_trains_and_answers_alike_packed_and_padded(tmp_path, capsys):
+    start = tiny_checkpoint(tmp_path / "bert", positions=384)
+    for folder in ("squad", "banking77"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    for name, seed in (("dev_half_v2", 1), ("xquad_en", 2)):
+        plain = tiny_squad(tmp_path / "plain.json", seed=seed)
+        (tmp_path / "data" / "squad" / f"{name}.json.xz").write_bytes(lzma.compress(plain.read_bytes()))
+    for name in ("train", "test"):
+        plain = tiny_table(tmp_path / "plain.csv", "single_label", texts=60)
+        (tmp_path / "data" / "banking77" / f"{name}.csv.xz").write_bytes(
+            lzma.compress(plain.read_bytes().replace(b"text,label", b"text,category"))
+        )
+    arguments = [
+        "fine_tuning",
+        "--out",
+        str(tmp_path / "out"),
+        "--quick",
+        "--seeds",
+        "2",
+        "--no-plot",
+        "--checkpoint",
+        str(start),
+    ]
+    assert run_main(command.main, arguments) == 2
+    assert "needs data: --data-dir DIR" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    # So small a network learns nothing, so that its controls cannot fail, and the experiment says so.
+    assert run_main(command.main, arguments + ["--data-dir", str(tmp_path / "data")]) == 1
+    out = capsys.readouterr().out
+    assert "shows nothing" in out and "| SQuAD at 384, packed" in out and "| BANKING77 at 64, sorted" in out
+    rows = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").glob("*.json")]
+    assert len(rows) == 2 * 10 + 1 and (tmp_path / "out" / "start" / "config.json").exists()
+    final = {(row["variant"], row["seed"]): row["rows"][-1] for row in rows}
+    for name in ("squad", "banking77"):
+        for seed in (1, 2):
+            packed, ordered = final[f"{name}_packed", seed], final[f"{name}_sorted", seed]
+            assert all(packed[field] == ordered[field] for field in ("sequences", "tokens", "updates"))
+            assert packed["answered_packed"]["different"] == 0
 
 
 def test_times_are_of_the_same_sequences_in_every_round(checkpoint, tmp_path):

@@ -13,11 +13,11 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.fine_tuning_runs import Learner, Timing, facts, same_updates, times, train
-from ipu_packed_bert.experiments.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
-from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner
-from ipu_packed_bert.experiments.ways import NO_MASK, PACKED, SORTED
+from evidence.fine_tuning_runs import Learner, Timing, facts, same_updates, times, train
+from evidence.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
+from evidence.runner import FACTS, Cell, Row, Runner
+from evidence.ways import NO_MASK, PACKED, SORTED
+from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.runs import Prepared, export, prepare
 from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.settings import FinetuneConfig, config_from_tree
@@ -204,7 +204,7 @@ def run(options: Any, runner: Runner) -> int:
             return times(learner, timing)
         return train(learner, what, steps=made.steps, unfinished=runner.unfinished(cell))
 
-    known: Dict[str, Any] = {"machine": tables.machine()}
+    known: Dict[str, Any] = {"machine": machine()}
     for task in options.tasks:
         if task == "squad":
             runner.run([Cell(START, START_SEED)], measure)

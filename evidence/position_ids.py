@@ -9,7 +9,7 @@ Padding-free rows take our attention, within each sequence only, unless --attent
 library's. A fully filled batch is bs rows of msl tokens, joined to one for the model; a packing of whole rows can also
 take one row of bs x msl tokens.
 
-    torchrun --nproc-per-node 8 -m ipu_packed_bert.experiments position_ids --data-dir DIR --full --model FOLDER --fsdp
+    torchrun --nproc-per-node 8 -m evidence position_ids --data-dir DIR --full --model FOLDER --fsdp
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Opt
 
 import numpy as np
 
-from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner, read_run
-from ipu_packed_bert.experiments.statistics import SHARE, Verdict, students
-from ipu_packed_bert.experiments.texts import TextSet, TokenSet, encode, text_sets, unigram_loss
+from evidence import tables
+from evidence.runner import FACTS, Cell, Row, Runner, read_run
+from evidence.statistics import SHARE, Verdict, students
+from ipu_packed_bert.benchmarks.machine import machine
+from ipu_packed_bert.benchmarks.texts import TextSet, TokenSet, encode, text_sets
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
 from pack_data.command import counted, positive_int
@@ -255,6 +256,15 @@ def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, where:
     }
 
 
+def unigram_loss(tokens: TokenSet) -> float:
+    """Held-out loss of a predicted token by its frequency among those of training, one added to each; nats."""
+    training, held_out = (
+        np.concatenate([example["input_ids"][1:] for example in part]) for part in (tokens.training, tokens.held_out)
+    )
+    counts = 1 + np.bincount(training, minlength=tokens.vocabulary_size)
+    return float(-np.log(counts / counts.sum())[held_out].mean())
+
+
 def groups(batches: Iterable[T], size: int) -> Iterator[List[T]]:
     """`size` batches at a time, fewer at the end."""
     source = iter(batches)
@@ -293,7 +303,7 @@ class NineWays:
         if options.fsdp and _ranks() < 2:
             raise ValueError(
                 "--fsdp shards the weights over several processes; start them with torchrun --nproc-per-node N -m "
-                "ipu_packed_bert.experiments position_ids, or leave --fsdp out"
+                "evidence position_ids, or leave --fsdp out"
             )
         self.size, self._options = size_of(options), options
         self.data = text_sets(options.data_dir, self.size.training_examples, self.size.held_out_examples)
@@ -353,7 +363,7 @@ def facts_of(measure: NineWays) -> Dict[str, Any]:
             "unigram_loss": unigram_loss(tokens),
             "properties": properties,
         }
-    return {"data": data, "machine": tables.machine()}
+    return {"data": data, "machine": machine()}
 
 
 def run(options: Any, runner: Runner) -> int:
@@ -485,7 +495,7 @@ class PositionIdsShown:
 
     def draw(self, folder: Path, stem: str = "") -> List[Path]:
         """Speed and held-out loss of every way, a line a way."""
-        from ipu_packed_bert.experiments.pictures import Dots, draw_dots
+        from evidence.pictures import Dots, draw_dots
 
         ways = self._ways()
         if not ways:

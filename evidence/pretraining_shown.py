@@ -7,8 +7,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.pretraining_variants import (
+from evidence import tables
+from evidence.pretraining_variants import (
     ACCUMULATED,
     CALIBRATION,
     CALIBRATION_SEEDS,
@@ -19,8 +19,8 @@ from ipu_packed_bert.experiments.pretraining_variants import (
     RULES,
     VARIANTS,
 )
-from ipu_packed_bert.experiments.runner import Cell, Row, read_run
-from ipu_packed_bert.experiments.statistics import CONFIDENCE, SHARE, Interval, Scores, Verdict, difference, verdict
+from evidence.runner import Cell, Row, read_run
+from evidence.statistics import CONFIDENCE, SHARE, Interval, Scores, Verdict, difference, verdict
 from pack_data.command import counted
 
 IN_CURVES = ("unpacked", "packed", "betas", "none", "no_mask")
@@ -239,7 +239,7 @@ class PretrainingShown:
 
     def draw(self, folder: Path, stem: str = "") -> List[Path]:
         """Curves, and the differences at their ends; none without a finished cell that counts."""
-        from ipu_packed_bert.experiments import pictures
+        from evidence import pictures
 
         if not self.variants():
             return []
@@ -273,7 +273,7 @@ class PretrainingShown:
         return paths
 
     def _rules_panel(self):
-        from ipu_packed_bert.experiments.pictures import Curve, Line, Panel
+        from evidence.pictures import Curve, Line, Panel
 
         of_p = {words: {name: self.p(name) for name in names} for words, names in self.rules().items()}
         if of_p and all(map(self.seeds, ACCUMULATED)):
@@ -297,7 +297,7 @@ class PretrainingShown:
         )
 
     def _panels(self):
-        from ipu_packed_bert.experiments.pictures import Curve, Line, Panel
+        from evidence.pictures import Curve, Line, Panel
 
         names = [name for name in self.in_curves if self.seeds(name)]
 

@@ -16,9 +16,9 @@ pytest.importorskip(
     "transformers", minversion="4.48", reason="causal models are Hugging Face's: pip install 'transformers>=4.48'"
 )
 
-from ipu_packed_bert.experiments import position_ids  # noqa: E402
-from ipu_packed_bert.experiments.__main__ import main  # noqa: E402
-from ipu_packed_bert.experiments.position_ids import (  # noqa: E402
+from evidence import position_ids  # noqa: E402
+from evidence.__main__ import main  # noqa: E402
+from evidence.position_ids import (  # noqa: E402
     FILLED,
     ONE_ROW,
     PADDED,
@@ -26,8 +26,9 @@ from ipu_packed_bert.experiments.position_ids import (  # noqa: E402
     SIZES,
     VARIANTS,
     options_of,
+    unigram_loss,
 )
-from ipu_packed_bert.experiments.texts import TextSet, TokenSet, encode, unigram_loss  # noqa: E402
+from ipu_packed_bert.benchmarks.texts import TextSet, TokenSet, encode  # noqa: E402
 from pack_data.batching.plans import WAYS  # noqa: E402
 from pack_data.command import run_main  # noqa: E402
 
@@ -131,7 +132,7 @@ def test_two_processes_of_torchrun(data_dir, tmp_path, sharded):
     given = ["position_ids", "--quick", "--examples", "24", "--seeds", "1", "--no-plot", "--data-dir", str(data_dir)]
     given += ["--ways", PADDED, "MiniBatchPacking+PosID"]
     assert run_main(main, [*given, "--accumulate", "2", "--out", str(tmp_path / "one")]) == 0
-    processes = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ipu_packed_bert.experiments"]
+    processes = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "evidence"]
     done = subprocess.run(
         [sys.executable, "-m", *processes, *given, *sharded, "--out", str(tmp_path / "two")],
         capture_output=True,

@@ -1,6 +1,6 @@
-"""`python -m ipu_packed_bert.experiments.figures`: every table and picture of docs/evidence.md from committed results.
+"""`python -m evidence.figures`: every table and picture of docs/evidence.md from committed results.
 
-`docs/evidence/results` has a folder for each run of an experiment, NAME or NAME_SIZE after its module: its settings,
+`evidence/results` has a folder for each run of an experiment, NAME or NAME_SIZE after its module: its settings,
 the facts of its data, and a JSON file for each finished cell, as the run's own folder has them. The module's
 `shown(folder)` reads them. Nothing is trained. What a run says stands in the page between
 
@@ -23,12 +23,12 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from ipu_packed_bert.experiments.__main__ import EXPERIMENTS
-from ipu_packed_bert.experiments.runner import CELLS, FACTS, SETTINGS, Shown
+from evidence.__main__ import EXPERIMENTS
+from evidence.runner import CELLS, FACTS, SETTINGS, Shown
 from pack_data.command import ArgumentParser, run_main
 from pack_data.files import write_atomically
 
-PAGE, PICTURES, RESULTS = "evidence.md", "evidence", "evidence/results"
+PAGE, PICTURES, RESULTS = "docs/evidence.md", "docs/evidence", "evidence/results"  # below the checkout
 DRAWN = "pictures.json"
 _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
@@ -43,16 +43,16 @@ def shown_by(folder: Path) -> Callable[[Path], Shown]:
         raise ValueError(
             f"{folder}: no results of an experiment; call it NAME or NAME_SIZE with one of {', '.join(EXPERIMENTS)}"
         )
-    experiment = importlib.import_module(f"ipu_packed_bert.experiments.{max(fitting, key=len)}")
+    experiment = importlib.import_module(f"evidence.{max(fitting, key=len)}")
     if not hasattr(experiment, "shown"):
         raise ValueError(f"{folder}: {experiment.__name__} has no `shown`, so that its results cannot be shown")
     return experiment.shown
 
 
-def results(docs: Path) -> Dict[str, Shown]:
+def results(root: Path) -> Dict[str, Shown]:
     """The committed runs by name. ValueError where a folder is not one."""
     found = {}
-    for folder in sorted(path for path in (docs / RESULTS).glob("*") if path.is_dir()):
+    for folder in sorted(path for path in (root / RESULTS).glob("*") if path.is_dir()):
         shown = shown_by(folder)
         if not (folder / SETTINGS).exists():
             raise ValueError(f"{folder}: has no {SETTINGS}; take the run anew with --take, or remove the folder")
@@ -83,13 +83,13 @@ def check_run(run: Path) -> None:
         raise ValueError(f"{run}: has no finished cell; --take names the --out of an experiment that has one")
 
 
-def take(run: Path, docs: Path) -> List[Path]:
+def take(run: Path, root: Path) -> List[Path]:
     """Copies settings, facts and finished cells of a run into the results, under the name of its folder.
 
     Cells that are there already stay, except where they were measured with other settings.
     """
     check_run(run)
-    folder = docs / RESULTS / run.name
+    folder = root / RESULTS / run.name
     if (folder / SETTINGS).exists() and (folder / SETTINGS).read_bytes() != (run / SETTINGS).read_bytes():
         shutil.rmtree(folder)
     (folder / CELLS).mkdir(parents=True, exist_ok=True)
@@ -109,31 +109,29 @@ def drawn(folder: Path, pictures: Sequence[Path]) -> Dict[str, Any]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(
-        prog="python -m ipu_packed_bert.experiments.figures", description=__doc__.split("\n")[0].split(": ", 1)[1]
-    )
-    parser.add_argument("--docs", type=Path, default=Path("docs"), metavar="DIR", help="default %(default)s")
+    parser = ArgumentParser(prog="python -m evidence.figures", description=__doc__.split("\n")[0].split(": ", 1)[1])
+    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="of a checkout; default: this folder")
     parser.add_argument(
         "--take", type=Path, action="append", default=[], metavar="OUT", help="first copy the cells of this run"
     )
     options = parser.parse_args(argv)
-    path = options.docs / PAGE
+    path = options.root / PAGE
     if not path.exists():
-        raise ValueError(f"{path}: no such file; run it in a checkout, or give --docs")
+        raise ValueError(f"{path}: no such file; run it in a checkout, or give --root")
     for run in options.take:
         check_run(run)
     text, taken = path.read_text(encoding="utf-8"), {run.name for run in options.take}
-    check_blocks(text, sorted(taken | set(results(options.docs))))  # before anything is copied
+    check_blocks(text, sorted(taken | set(results(options.root))))  # before anything is copied
     for run in options.take:
-        print(f"{len(take(run, options.docs))} files from {run}")
-    shown = results(options.docs)
+        print(f"{len(take(run, options.root))} files from {run}")
+    shown = results(options.root)
     write_atomically(path, page(text, shown).encode())
     print(path)
     for name, each in shown.items():
-        pictures = each.draw(options.docs / PICTURES, f"{name}_")
+        pictures = each.draw(options.root / PICTURES, f"{name}_")
         for picture in pictures:
             print(picture)
-        folder = options.docs / RESULTS / name
+        folder = options.root / RESULTS / name
         write_atomically(folder / DRAWN, (json.dumps(drawn(folder, pictures), indent=1) + "\n").encode())
     return 0
 

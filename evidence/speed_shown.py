@@ -7,10 +7,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
+from evidence import tables
+from evidence.runner import Row, read_run
+from evidence.statistics import CONFIDENCE, TWICE, students
 from ipu_packed_bert.compare_unpacked import EXPECTED
-from ipu_packed_bert.experiments import tables
-from ipu_packed_bert.experiments.runner import Row, read_run
-from ipu_packed_bert.experiments.statistics import CONFIDENCE, TWICE, students
 
 WHOLE, EMULATED = " whole", "emulated"
 MARGIN = 0.1  # of the packing factor: a speed-up within it is the factor's
@@ -280,7 +280,7 @@ class SpeedShown:
 
     def draw(self, folder: Path, stem: str = "") -> List[Path]:
         """Speed-ups of whole models over the row length, a panel for each width, beside the packing factor."""
-        from ipu_packed_bert.experiments.pictures import STYLES, finish
+        from evidence.pictures import STYLES, finish
         from pack_data.plotting import new_figure
 
         widths = [width for width in self.size["widths"] if any(each.case.width == width for each in self.timings)]

@@ -10,7 +10,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ipu_packed_bert.experiments.statistics import Interval
+from evidence.statistics import Interval
 from pack_data.plotting import new_figure, save
 
 # Colours of Okabe and Ito, from dark to light, each with dashes of its own.

@@ -14,10 +14,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from ipu_packed_bert.checkpoint import Checkpoint, load_newest, save_checkpoint
-from ipu_packed_bert.checkpoint import checkpoints as saved
-from ipu_packed_bert.experiments.runner import Row
-from ipu_packed_bert.experiments.ways import (
+from evidence.runner import Row
+from evidence.ways import (
     AGAIN,
     INFERENCE,
     LONGEST,
@@ -31,6 +29,8 @@ from ipu_packed_bert.experiments.ways import (
     Ways,
     slots_per_token,
 )
+from ipu_packed_bert.checkpoint import Checkpoint, load_newest, save_checkpoint
+from ipu_packed_bert.checkpoint import checkpoints as saved
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.model.packed import PaddingMask, hidden_score
 from ipu_packed_bert.optim import clip, gradient_norm, learning_rate

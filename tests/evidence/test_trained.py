@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ipu_packed_bert.experiments import __main__ as command
-from ipu_packed_bert.experiments import packed_runs, trained
-from ipu_packed_bert.experiments.packed_runs import PretrainingSetup
-from ipu_packed_bert.experiments.runner import Cell, Runner, finished_cells
-from ipu_packed_bert.experiments.trained import AT_ONCE, START, START_SEED, Trained, TrainedSize
+from evidence import __main__ as command
+from evidence import packed_runs, trained
+from evidence.packed_runs import PretrainingSetup
+from evidence.runner import Cell, Runner, finished_cells
+from evidence.trained import AT_ONCE, START, START_SEED, Trained, TrainedSize
 from ipu_packed_bert.hugging_face import SAFETENSORS, read_folder
 
 TINY = TrainedSize(

@@ -15,11 +15,12 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from ipu_packed_bert.experiments import packed_runs, tables
-from ipu_packed_bert.experiments.packed_runs import SIZES, PretrainingSetup, Size, describe
-from ipu_packed_bert.experiments.pretraining_shown import PretrainingShown
-from ipu_packed_bert.experiments.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, OF_SIZE, VARIANTS, Variant
-from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner
+from evidence import packed_runs
+from evidence.packed_runs import SIZES, PretrainingSetup, Size, describe
+from evidence.pretraining_shown import PretrainingShown
+from evidence.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, OF_SIZE, VARIANTS, Variant
+from evidence.runner import FACTS, Cell, Row, Runner
+from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.report.network import operations
 from ipu_packed_bert.schema import ModelConfig
@@ -98,7 +99,7 @@ def run(options: Any, runner: Runner) -> int:
     def measure(cell: Cell) -> List[Row]:
         return part(setup, VARIANTS[cell.variant], runner, cell)
 
-    facts = {**setup.facts(), "machine": tables.machine()}
+    facts = {**setup.facts(), "machine": machine()}
     runner.write(FACTS, json.dumps(facts) + "\n")
     if facts["sequences"]["held_out"] < packed_runs.LEAST_HELD_OUT:
         print(f"note: {facts['sequences']['held_out']} held-out sequences, fewer than {packed_runs.LEAST_HELD_OUT:,}")

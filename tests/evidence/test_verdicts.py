@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from ipu_packed_bert.experiments import exactness, position_ids
-from ipu_packed_bert.experiments.position_ids import PADDED, SIZES, VARIANTS
-from ipu_packed_bert.experiments.runner import FACTS, Cell, Runner
-from ipu_packed_bert.experiments.statistics import students
+from evidence import exactness, position_ids
+from evidence.position_ids import PADDED, SIZES, VARIANTS
+from evidence.runner import FACTS, Cell, Runner
+from evidence.statistics import students
 
 
 def distances(folder, apart, seeds=2):

@@ -17,12 +17,13 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 import numpy as np
 import torch
 
+from evidence import packed_runs, tables
+from evidence.packed_runs import PretrainingSetup
+from evidence.runner import FACTS, Cell, Row, Runner, read_run
+from evidence.statistics import Verdict
+from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.experiments import packed_runs, tables
-from ipu_packed_bert.experiments.packed_runs import PretrainingSetup
-from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner, read_run
-from ipu_packed_bert.experiments.statistics import Verdict
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.optim import build_optimizer, learning_rate
 from ipu_packed_bert.tasks.pretraining import Pretraining
@@ -75,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: Any, runner: Runner) -> int:
     setup = packed_runs.setup(options)
     updates = UPDATES[options.size]
-    facts = {"packing_factor": setup.packing_factor("packed"), "machine": tables.machine()}
+    facts = {"packing_factor": setup.packing_factor("packed"), "machine": machine()}
     runner.write(FACTS, json.dumps(facts) + "\n")
     cells = [Cell(name, seed) for seed in range(1, options.seeds + 1) for name in VARIANTS]
     rows = runner.run(cells, lambda cell: part(setup, VARIANTS[cell.variant], seed=cell.seed, updates=updates))
@@ -223,7 +224,7 @@ class ExactnessShown:
         return tables.markdown(["losses normalised", *(f"after {counted(each, 'update')}" for each in numbers)], lines)
 
     def draw(self, folder: Path, stem: str = "") -> List[Path]:
-        from ipu_packed_bert.experiments.pictures import Curve, Line, Panel, draw
+        from evidence.pictures import Curve, Line, Panel, draw
 
         curves = [
             Curve(

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from evidence import speed
+from evidence.runner import CELLS, Cell, Runner, finished_cells
+from evidence.speed_shown import SpeedShown, ratio
 from ipu_packed_bert.compare_unpacked import EXPECTED
-from ipu_packed_bert.experiments import speed
-from ipu_packed_bert.experiments.runner import CELLS, Cell, Runner, finished_cells
-from ipu_packed_bert.experiments.speed_shown import SpeedShown, ratio
 
 HEADS, LAYER = 0.5, 1.0  # seconds: of an update's packed rows
 

@@ -20,13 +20,13 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 import numpy as np
 import torch
 
+from evidence.runner import Row, alone
+from evidence.topics import topic_documents
 from ipu_packed_bert.checkpoint import checkpoints as saved
 from ipu_packed_bert.checkpoint import load_newest
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig, RunConfig
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.experiments.runner import Row, alone
-from ipu_packed_bert.experiments.topics import topic_documents
 from ipu_packed_bert.hugging_face import Weights, load_into, read_folder, write_folder
 from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.loader import Batch, GlobalBatches, StoredPacks
