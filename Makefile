@@ -38,14 +38,14 @@ pretrain: .venv/ready
 BENCH ?= --size small --vocabulary-size 8192 --packs 4 --rounds 5 --precision float32 --threads 1 --slots 512,1024 \
   --ranks 1,2
 bench: .venv/ready
-	.venv/bin/python -m ipu_packed_bert.benchmark $(BENCH)
+	.venv/bin/python -m ipu_packed_bert benchmark $(BENCH)
 
 test: .venv/ready
 	.venv/bin/python $(PYTEST)
 
 # Builds no environment and needs no network; GPU="--size large --precision bfloat16 --precision tf32" measures more.
 gpu:
-	@PYTHONPATH=$(CURDIR) $(PYTHON) -m ipu_packed_bert.gpu $(GPU)
+	@PYTHONPATH=$(CURDIR) $(PYTHON) -m ipu_packed_bert gpu $(GPU)
 
 check: .venv/ready
 	.venv/bin/ruff check .
@@ -96,7 +96,7 @@ test-sdk: .venv-sdk/ready
 	@[ -n "$(FIND_PYTHON38)" ] || { echo "error: no Python 3.8 found; name one: make test-sdk PYTHON38=/path/to/python3.8"; exit 2; }
 	$(FIND_PYTHON38) -m venv .venv-sdk
 	.venv-sdk/bin/pip install --quiet --no-deps $(TORCH_201)
-	.venv-sdk/bin/pip install --quiet filelock typing_extensions sympy networkx jinja2 "$$(grep '^numpy==' requirements-sdk.txt)"
+	.venv-sdk/bin/pip install --quiet filelock typing_extensions sympy networkx "$$(grep '^numpy==' requirements-sdk.txt)"
 	.venv-sdk/bin/pip install --quiet --only-binary :all: -r requirements-sdk.txt
 	.venv-sdk/bin/pip install --quiet --no-deps -e .
 	@touch $@

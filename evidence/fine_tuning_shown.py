@@ -289,7 +289,7 @@ class FineTuningShown:
     def draw(self, folder: Path, stem: str = "") -> List[Path]:
         """Time of a sequence in each way beside its score, a row of panels for each task."""
         from evidence.pictures import STYLES, finish
-        from pack_data.plotting import new_figure
+        from pack_data.picture import new_figure
 
         if not self.tasks:
             return []

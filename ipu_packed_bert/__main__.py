@@ -6,12 +6,11 @@ import difflib
 import importlib
 import importlib.util
 import sys
-from pathlib import Path
 from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
 from ipu_packed_bert import __version__
 from pack_data.__main__ import COMMANDS as PACKING
-from pack_data.command import run_main, started_by
+from pack_data.command import run_main, typed
 
 
 class Command(NamedTuple):
@@ -80,10 +79,9 @@ COMMANDS: Dict[str, Command] = {
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    program = "python -m ipu_packed_bert" if Path(sys.argv[0]).resolve() == Path(__file__).resolve() else "packed-bert"
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, COMMANDS))
-        print(f"usage: {program} COMMAND [options]; COMMAND --help says more about each:\n")
+        print(f"usage: {typed('COMMAND')} [options]; COMMAND --help says more about each:\n")
         for name, command in COMMANDS.items():
             print(f"  {name:<{width}}  {command.summary}")
         return 0
@@ -95,8 +93,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         way_out = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
         raise ValueError(f"{name}: no such command; {way_out}")
-    with started_by(program, name):
-        return COMMANDS[name].main()(arguments[1:]) or 0
+    return COMMANDS[name].main()(arguments[1:]) or 0
 
 
 def entry() -> int:

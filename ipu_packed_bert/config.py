@@ -298,7 +298,8 @@ def load_config(path: Union[str, Path], overrides: Sequence[str] = ()) -> Config
     Parameters
     ----------
     path : a YAML file with the sections of :class:`Config`; a setting that is left out has its default.
-    overrides : ``"section.key=value"`` texts, the value in YAML; they win over the file and over its ``without_ipus``.
+    overrides : ``"section.key=value"`` texts, the value in YAML; they win over the file, and over its ``without_ipus``
+        but for the placement, of which the block has its own.
 
     Raises
     ------
@@ -312,8 +313,7 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
     name = peek("task.name", tree, overrides) or PRETRAINING
     if name != PRETRAINING:
         raise ConfigError(
-            f"{path}: task.name is {named(name)}; this is a configuration of fine-tuning: "
-            "python -m ipu_packed_bert.finetune"
+            f"{path}: task.name is {named(name)}; this is a configuration of fine-tuning: packed-bert finetune"
         )
     reader = SettingsReader(SECTIONS, path)
     small = reader.block("without_ipus")
@@ -337,7 +337,8 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
     kept = {
         key: small.values[key]
         for key in keys_of(SECTIONS)
-        if key in small.values and reader.origins.get(key) != OVERRIDE
+        # A --set wins over the block, but for a placement: that is the pod's, and the block has one of its own.
+        if key in small.values and (reader.origins.get(key) != OVERRIDE or key.startswith("placement."))
     }
     sections = reader.sections()
     config = Config(
@@ -375,7 +376,9 @@ def _derive_small(small: SettingsReader, whole: SettingsReader) -> None:
     """Defaults of a `without_ipus` block: as many rows as its vocabulary has tokens, and one replica of one IPU."""
     if small.stated("data.vocabulary_size"):
         small.derive("model.vocabulary_size", small.value("data.vocabulary_size"), "data.vocabulary_size")
-    layers = small.value("model.num_layers") if small.stated("model.num_layers") else whole.value("model.num_layers")
+    overridden = whole.origins.get("model.num_layers") == OVERRIDE
+    source = small if small.stated("model.num_layers") and not overridden else whole
+    layers = source.value("model.num_layers")
     one = PlacementConfig(layers_per_ipu=(layers,))
     for name in (
         "replicas",

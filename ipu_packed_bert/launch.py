@@ -18,13 +18,6 @@ IPUS_OF_A_PROGRAM = 64  # and a process has one program
 IPUS_OF_A_HOST = 16
 
 
-# What is typed in a checkout, and what torchrun starts there.
-_TYPED = {
-    "pretrain": ("python run_pretraining.py", "run_pretraining.py"),
-    "finetune": ("python -m ipu_packed_bert.finetune", "-m ipu_packed_bert.finetune"),
-}
-
-
 def start_lines(
     config: Configuration,
     options: Sequence[str] = (),
@@ -41,7 +34,7 @@ def start_lines(
         return _on_the_host(config, options, command, micro_batches)
     if config.engine.kind == "auto":
         options += ["--engine", "ipu"]
-    program = typed(command, _TYPED[command][0]).split() + options
+    program = shlex.split(typed(command)) + options
     placement = config.placement
     found = _lines("start", [], program) if _ipus(config) <= IPUS_OF_A_PROGRAM else []
     of_all = ["--num-replicas", str(placement.replicas), "--ipus-per-replica", str(placement.ipus_per_replica)]
@@ -68,9 +61,11 @@ def instances_for(config: Configuration, least: int = 1) -> int:
 def _on_the_host(config: Configuration, options: List[str], command: str, micro_batches: Optional[int]) -> List[str]:
     number = config.engine.processes
     if number == 1:
-        return _lines("start", [], typed(command, _TYPED[command][0]).split() + options)
+        return _lines("start", [], shlex.split(typed(command)) + options)
     # torchrun runs a file, or a module after -m.
-    program = ["-m", "ipu_packed_bert", command] if typed(command, "") else _TYPED[command][1].split()
+    python, *program = shlex.split(typed(command))
+    if python != "python":
+        program = ["-m", "ipu_packed_bert", command]
     found = _lines("start", ["torchrun", "--nproc-per-node", str(number)], program + options)
     if micro_batches is not None:
         own = -(-micro_batches // number)

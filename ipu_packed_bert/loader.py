@@ -57,10 +57,13 @@ class Packs(abc.ABC):
 
 
 class StoredPacks(Packs):
-    """The packs of a data set; every epoch shows each once, in an order drawn from the seed."""
+    """The packs of a data set; every epoch shows each once, in an order drawn from the seed.
 
-    def __init__(self, store: PackStore, *, seed: int = 0):
-        self._store, self.seed = store, seed
+    vocabulary: rows of the model's table of tokens; a pack with a token beyond them is refused when it is read.
+    """
+
+    def __init__(self, store: PackStore, *, seed: int = 0, vocabulary: Optional[int] = None):
+        self._store, self.seed, self._vocabulary = store, seed, vocabulary
         self.digest = store.manifest.digest
         shards = "".join(shard.sha256 for shard in store.manifest.shards)
         self.arrangement = hashlib.sha256(shards.encode()).hexdigest()[:16]
@@ -72,7 +75,16 @@ class StoredPacks(Packs):
         return np.random.default_rng([self.seed, _SHUFFLE, epoch]).permutation(len(self._store))
 
     def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
-        return self._store.batch(numbers)
+        batch = self._store.batch(numbers)
+        for name in ("input_ids", "masked_lm_ids") if self._vocabulary else ():
+            largest = batch[name].max(axis=1, initial=0)
+            if (largest >= self._vocabulary).any():
+                row = int(largest.argmax())
+                raise ValueError(
+                    f"{self._store.folder}: pack {numbers[row]}: {name} has the token {largest[row]}, "
+                    f"model.vocabulary_size is {self._vocabulary}; build the data set with the model's vocabulary"
+                )
+        return batch
 
     def count(self, numbers: np.ndarray, epoch: int, fields: Iterable[str]) -> Dict[str, int]:
         """From the table of lengths, without reading a pack, where it says."""
@@ -97,11 +109,11 @@ class StoredPacks(Packs):
         return decode(unpacked, assemble(unpacked, sequences, np.arange(rows), np.zeros(rows, np.int64), rows))
 
     def again(self) -> Callable[[], Packs]:
-        return partial(_reopened, self._store.folder, self.seed)
+        return partial(_reopened, self._store.folder, self.seed, self._vocabulary)
 
 
-def _reopened(folder: Path, seed: int) -> StoredPacks:
-    return StoredPacks(PackStore.open(folder), seed=seed)
+def _reopened(folder: Path, seed: int, vocabulary: Optional[int]) -> StoredPacks:
+    return StoredPacks(PackStore.open(folder), seed=seed, vocabulary=vocabulary)
 
 
 class Layout(NamedTuple):

@@ -23,7 +23,7 @@ from ipu_packed_bert.loader import Batch, Layout, in_order
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG
 from ipu_packed_bert.runs import on_engine
 from ipu_packed_bert.schema import PRETRAINING, ModelConfig
-from ipu_packed_bert.settings import OVERRIDE, parse_yaml, peek
+from ipu_packed_bert.settings import OVERRIDE, load_yaml, parse_yaml, peek
 from ipu_packed_bert.start import PACKAGE, fine_tuned, folder_of, labels_of
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask
@@ -87,7 +87,7 @@ def find_trained(folder: Path, task: Optional[str] = None) -> Trained:
         folder = folder_of(str(folder))
         return _of_folder(folder, task)
     if (folder / CONFIG).is_file():
-        name = peek("task.name", parse_yaml((folder / CONFIG).read_text(encoding="utf-8"), folder / CONFIG), ())
+        name = peek("task.name", load_yaml(folder / CONFIG), ())
         if not isinstance(name, str) or not (name in TASKS or is_own(name)):
             raise ValueError(
                 f"{folder}: a run of pre-training, which has no head that answers; fine-tune it first: packed-bert "

@@ -18,6 +18,7 @@ import time
 from datetime import timedelta
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, TypeVar
 
+from ipu_packed_bert.beats import Beats, leave_error
 from pack_data.command import NotFinite
 
 T = TypeVar("T")
@@ -84,9 +85,13 @@ class Ranks(Processes):
     launcher, means = "torchrun", "gloo"
     restart = "torchrun --max-restarts with --resume-if-there does"  # how a run goes on from its newest checkpoint
 
-    def __init__(self, store: Any, rank: int, size: int, local_rank: int):
+    def __init__(
+        self, store: Any, rank: int, size: int, local_rank: int, *, connect: Optional[Callable[[], Any]] = None
+    ):
+        """connect: to the same store once more, for beats; without it no rank notices that another one is silent."""
         super().__init__()
         self._store, self.rank, self.size, self.local_rank = store, rank, size, local_rank
+        self._beats = Beats(connect, rank, size, self.restart) if connect else None
         self._agreed: Optional[int] = None
         self._alone = 0
 
@@ -94,6 +99,8 @@ class Ranks(Processes):
         """Before anything is exchanged."""
         import torch.distributed as dist
 
+        if self._beats:
+            self._beats.begin()
         group = dist.PrefixStore("group", self._store)
         dist.init_process_group("gloo", store=group, rank=self.rank, world_size=self.size, timeout=_PATIENCE)
 
@@ -203,6 +210,8 @@ class Ranks(Processes):
         import torch.distributed as dist
 
         self.summed(())
+        if self._beats:
+            self._beats.end()
 
         # torch 2.0 holds Python's lock while it waits for threads that may still need it to let go of their tensors.
         time.sleep(0.1)
@@ -217,15 +226,12 @@ class Ranks(Processes):
 
     def _ended_by(self, error: BaseException) -> Optional[int]:
         status = 3 if isinstance(error, NotFinite) else 2 if isinstance(error, (ValueError, OSError)) else 1
-        own = {"status": status, "text": str(error)}
-        self._store.set(f"error/{self.rank}", json.dumps(own))
-        self._store.add(f"errors/{self.rank}", 1)
-        self._store.add("errors", 1)
+        leave_error(self._store, self.rank, status, str(error))
         # The same mistake is found by all: rank 0 says it. Where training is no longer finite, only rank 0 knows what
         # was saved.
         if self.rank and self._wait_for("errors/0", seconds=1.0):
             first = json.loads(self._store.get("error/0"))
-            if first == own or first["status"] == status == 3:
+            if first == {"status": status, "text": str(error)} or first["status"] == status == 3:
                 return status
         return None
 
@@ -396,10 +402,15 @@ def _of_torchrun(environment: Mapping[str, str]) -> Optional[Ranks]:
         return None
     import torch.distributed as dist
 
-    store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(minutes=10)))
-    # torchrun may keep one store for all attempts: what an earlier one left there, addresses too, is not ours.
-    store = dist.PrefixStore(f"attempt {environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    return Ranks(store, rank, size, int(environment["LOCAL_RANK"]))
+    kept, rank, size = next(dist.rendezvous("env://", timeout=timedelta(minutes=10)))
+
+    def connect(keeping: Any = kept) -> Any:  # rank 0 may be the one that keeps the store
+        address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
+        # torchrun may keep one store for all attempts: what an earlier one left there, addresses too, is not ours.
+        return dist.PrefixStore(f"attempt {environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+    return Ranks(connect(), rank, size, int(environment["LOCAL_RANK"]), connect=connect)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Dict[str, Any]:

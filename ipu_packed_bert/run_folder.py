@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Union
 
 from pack_data.decoding import Fields, parse_json, read_json
+from pack_data.files import open_regular
 
 LOG, EVALUATIONS = "log.jsonl", "evaluation.jsonl"
 CONFIG, ENVIRONMENT, LOCK = "config.yml", "environment.json", "lock"
@@ -17,6 +18,7 @@ CHECKPOINTS = "checkpoints"
 ALLOWED = "allowed_changes"  # in the environment of a resumption
 COUNTS = ("packs", "sequences", "tokens")  # of a batch, in every record of a log
 SUMMARY, PICTURE = "summary.json", "run.png"
+_LONGEST_LINE = 1 << 20  # of a log, in bytes; one has some hundred
 MODEL, EXPORT = "model", "export.json"  # of fine-tuning
 
 
@@ -61,13 +63,16 @@ def read_log(
     path = Path(path)
     if not path.exists():
         return []
-    *lines, rest = path.read_bytes().split(b"\n")
-    records = [_record(path, number, line, counted) for number, line in enumerate(lines, start=1)]
-    if rest:
-        try:  # a kill may have left out no more than the end of the line
-            records.append(_record(path, len(lines) + 1, rest, counted))
-        except ValueError:
-            note(f"{path}, line {len(lines) + 1}: the last line is cut short, as by a kill; it is left out")
+    records: List[Dict[str, Any]] = []
+    with open_regular(path, way_out="name a run as it was written") as file:
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), start=1):
+            try:
+                records.append(_record(path, number, line.rstrip(b"\n"), counted))
+            except ValueError:
+                # A kill may have left out no more than the end of the line.
+                if line.endswith(b"\n") or len(line) == _LONGEST_LINE:
+                    raise
+                note(f"{path}, line {number}: the last line is cut short, as by a kill; it is left out")
     return records
 
 

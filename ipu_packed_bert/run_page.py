@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ipu_packed_bert.run_folder import CONFIG, ENVIRONMENT, EVALUATIONS, LOG, SUMMARY, read_log
-from ipu_packed_bert.run_picture import curves
+from ipu_packed_bert.run_picture import curves, loss_picture, slots_picture
 from ipu_packed_bert.settings import load_yaml
 from pack_data.decoding import Fields, read_json
-from pack_data.page.axes import ticks
-from pack_data.page.charts import Axis, Bars, Line, Lines, Series
-from pack_data.page.document import Section, Words
+from pack_data.page import Section
+from pack_data.picture import Axis, Line, Lines
 from pack_data.table import Column, Table
 
 _WAY_OUT = "give the folder of a run as the program wrote it"
@@ -33,20 +32,8 @@ def sections_of_run(folder: Path) -> Tuple[Section, ...]:
     drawn = curves(records, evaluations, max_sequence_length=slots or 1, unigram=unigram)
     parts: List[Any] = [_facts("summary", "What the run came to (summary.json)", summary)] if summary else []
     if not summary:
-        parts.append(Words("The run has no summary.json: it has not ended, or it was killed."))
+        parts.append("The run has no summary.json: it has not ended, or it was killed.")
     parts.append(_facts("environment", "What it ran on (environment.json)", _object(folder / ENVIRONMENT)))
-    losses = [loss for _, ys in (drawn.training, drawn.held_out) for loss in ys]
-    losses += [] if drawn.unigram is None else [drawn.unigram]
-    marks = ticks(min(losses), max(losses)) if losses else [0.0, 1.0]
-    lines = (Line("training", *_points(drawn.training)), Line("held out", *_points(drawn.held_out)))
-    what = "loss of a masked token" if drawn.measure == "mlm_loss" else "loss"
-    loss = Lines(
-        "Loss over the sequences seen",
-        Axis("sequences seen"),
-        Axis(f"{what} (nats)", least=marks[0], most=marks[-1]),
-        tuple(line for line in lines if line.x),
-        levels=() if drawn.unigram is None else (("always the token frequencies", drawn.unigram),),
-    )
     steps = tuple(float(record["step"]) for record in records)
     rates = Lines(
         "Throughput of each update",
@@ -62,25 +49,17 @@ def sections_of_run(folder: Path) -> Tuple[Section, ...]:
         (Line("tokens/s", steps, tuple(_rate(record, "tokens") for record in records)),),
         notes=("Padding is not counted.",),
     )
-    found = [Section("The run", tuple(parts)), Section("What it learnt", (loss, *_evaluations(evaluations)))]
+    found = [
+        Section("The run", tuple(parts)),
+        Section("What it learnt", (loss_picture(drawn), *_evaluations(evaluations))),
+    ]
     found.append(Section("How fast it was", (rates, tokens)))
     if slots is None:
         words = f"{folder / CONFIG} does not say how many slots a row has, so padding cannot be counted."
-        found.append(Section("Padding saved", (Words(words),)))
+        found.append(Section("Padding saved", (words,)))
         return tuple(found)
     paddings = (drawn.unpacked_padding, drawn.packed_padding)
-    saved = Bars(
-        "Slots of the rows that these sequences need",
-        ("one sequence a row", "in packs"),
-        Axis("slots"),
-        (
-            Series("tokens", (float(drawn.tokens),) * 2),
-            Series("padding", tuple(map(float, paddings)), padding=True),
-        ),
-        stacked=True,
-        across=True,
-        ends=tuple(f"{padding / max(1, drawn.tokens + padding):.1%} padding" for padding in paddings),
-    )
+    saved = slots_picture(drawn)
     table = Table(
         "padding",
         "Padding of all updates",
@@ -102,10 +81,6 @@ def sections_of_run(folder: Path) -> Tuple[Section, ...]:
         (f"Packs do without {drawn.padding_avoided:.2%} of the padding.",),
     )
     return (*found, Section("Padding saved", (saved, table)))
-
-
-def _points(points: Tuple[List[int], List[float]]) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
-    return tuple(map(float, points[0])), tuple(points[1])
 
 
 def _rate(record: Mapping[str, Any], what: str) -> Optional[float]:

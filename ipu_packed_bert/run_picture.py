@@ -1,11 +1,11 @@
-"""The picture in a run's folder: what it learnt over the sequences it saw, and the padding it did without."""
+"""The pictures of a run: what it learnt over the sequences it saw, and the padding it did without."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from pack_data.plotting import new_figure, save
+from pack_data.picture import Axis, Bars, Line, Lines, Series, write
 
 Points = Tuple[List[int], List[float]]  # sequences seen, loss
 
@@ -62,31 +62,40 @@ def curves(
     )
 
 
-def draw(drawn: Curves, path: Path, *, title: str) -> None:
-    """Raises ValueError, one line, where matplotlib is not installed."""
-    figure, (loss, slots) = new_figure(8.0, 6.0, rows=2)
-    loss.get_gridspec().set_height_ratios([3, 1])
-    loss.set_title(title, loc="left")
-    loss.plot(*drawn.training, color="tab:blue", linewidth=0.8, alpha=0.7, label="training")
-    if drawn.held_out[0]:
-        loss.plot(*drawn.held_out, color="tab:orange", marker="o", label="held out")
-    if drawn.unigram is not None:
-        words = f"always the token frequencies: {drawn.unigram:.2f}"
-        loss.axhline(drawn.unigram, color="black", linestyle="--", linewidth=1.0, label=words)
-    loss.set_xlabel("sequences seen")
-    loss.set_ylabel("loss of a masked token (nats)" if drawn.measure == "mlm_loss" else "loss")
-    loss.xaxis.set_major_formatter("{x:,.0f}")
-    loss.legend(frameon=False)
+def loss_picture(drawn: Curves) -> Lines:
+    found = [("training", drawn.training), ("held out", drawn.held_out)]
+    lines = tuple(Line(name, tuple(map(float, seen)), tuple(losses)) for name, (seen, losses) in found if seen)
+    losses = [loss for line in lines for loss in line.y if loss is not None]
+    losses += [] if drawn.unigram is None else [drawn.unigram]
+    low, high = min(losses, default=0.0), max(losses, default=1.0)
+    room = 0.05 * (high - low) or 1.0
+    what = "loss of a masked token" if drawn.measure == "mlm_loss" else "loss"
+    return Lines(
+        "Loss over the sequences seen",
+        Axis("sequences seen"),
+        Axis(f"{what} (nats)", least=low - room, most=high + room),
+        lines,
+        levels=() if drawn.unigram is None else (("always the token frequencies", drawn.unigram),),
+    )
 
+
+def slots_picture(drawn: Curves) -> Bars:
     paddings = (drawn.unpacked_padding, drawn.packed_padding)
-    for row, padding in enumerate(paddings):
-        whole = drawn.tokens + padding
-        slots.barh(row, drawn.tokens, color="tab:blue")
-        slots.barh(row, padding, left=drawn.tokens, color="lightgrey", hatch="//")
-        slots.text(drawn.tokens / 2, row, "tokens", ha="center", va="center", color="white")
-        slots.text(whole, row, f" {padding / max(1, whole):.1%} padding", va="center")
-    slots.set_yticks([0, 1], ["one sequence\na row", "in packs"])
-    slots.set_xlim(right=1.2 * (drawn.tokens + max(paddings)))
-    slots.xaxis.set_major_formatter("{x:,.0f}")
-    slots.set_xlabel("slots of these sequences' rows")
-    save(figure, path)
+    return Bars(
+        "Slots of the rows that these sequences need",
+        ("one sequence a row", "in packs"),
+        Axis("slots"),
+        (
+            Series("tokens", (float(drawn.tokens),) * 2),
+            Series("padding", tuple(map(float, paddings)), padding=True),
+        ),
+        stacked=True,
+        across=True,
+        ends=tuple(f"{padding / max(1, drawn.tokens + padding):.1%} padding" for padding in paddings),
+    )
+
+
+def draw(drawn: Curves, path: Path, *, title: str) -> None:
+    """Both pictures as one file. Raises ValueError, one line, where matplotlib is not installed."""
+    loss = loss_picture(drawn)
+    write([loss._replace(title=f"{title}: {loss.title.lower()}"), slots_picture(drawn)], path)

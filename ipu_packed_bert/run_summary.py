@@ -223,7 +223,7 @@ class RunEnd:
             unigram=(summary.held_out or {}).get("unigram_loss"),
         )
         try:
-            draw(drawn, self.folder / PICTURE, title=f"{summary.task}: {self.folder.name}")
+            draw(drawn, self.folder / PICTURE, title=f"{summary.task}, {self.folder.name}")
         except (ValueError, OSError) as error:
             return f"not drawn: {error}"
         return str(self.folder / PICTURE)

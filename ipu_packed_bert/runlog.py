@@ -39,7 +39,7 @@ from ipu_packed_bert.run_picture import padding_avoided
 from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, not_finite
-from pack_data.command import check_folder
+from pack_data.command import bare_stderr, check_folder
 from pack_data.files import locked, write_atomically
 from pack_data.store import Manifest
 
@@ -123,7 +123,7 @@ class RunLog(Log):
             self._bar = tqdm(
                 total=steps,
                 initial=first_step,
-                file=sys.stderr,
+                file=bare_stderr(),
                 unit="step",
                 dynamic_ncols=True,
                 bar_format="{percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}",

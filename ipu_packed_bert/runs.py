@@ -236,7 +236,7 @@ def fine_tune(
             )
         )
         longer = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={2 * steps}"
-        command = typed("finetune", "python -m ipu_packed_bert.finetune")
+        command = typed("finetune")
         go_on = f"{command} --resume {shlex.quote(str(folder))} --set run.epochs={2 * config.run.epochs}{longer}"
         end = RunEnd(folder, config, engine, batches, log, steps, command, go_on, progress=progress)
         with end.if_not_finite():

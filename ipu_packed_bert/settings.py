@@ -41,6 +41,7 @@ from ipu_packed_bert.configurations import config_file, derived_tree, merged, sh
 from pack_data import decoding
 from pack_data.command import Problems
 from pack_data.decoding import MOST_DIGITS, is_plain_name, named, one_line
+from pack_data.files import read_regular
 
 # Where a value comes from. Origins that begin with DEFAULT belong to settings that nobody stated.
 DEFAULT, FILE, OVERRIDE = "default", "file", "--set"
@@ -323,6 +324,9 @@ _MOST_MERGED = 10_000  # keys that `<<` brings into one section: an alias of an 
 class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice: of two values the first would go without a word."""
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        return super().construct_object(node, deep=True)  # an alias inside what it stands for is refused then
+
     def construct_yaml_int(self, node: Any) -> Any:
         if len(node.value) > MOST_DIGITS:  # Python 3.8 takes seconds for a million of them
             raise yaml.constructor.ConstructorError(None, None, "a number of too many digits", node.start_mark)
@@ -358,10 +362,9 @@ def load_yaml(path: Union[str, Path], *, levels: int = 4) -> Any:
     if derived is not None:
         return derived
     try:
-        with open(path, "rb") as file:
-            text = file.read(_MOST_YAML_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+        text = read_regular(path, way_out="give a file of settings", most_bytes=_MOST_YAML_BYTES)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     tree = parse_yaml(text, path)
     if not isinstance(tree, dict) or "extends" not in tree:
         return tree

@@ -16,10 +16,10 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Collection, Optional, Sequence
 
 from pack_data.bad_records import add_reading_options
-from pack_data.building.former import with_former_options
+from pack_data.building.existing_data_set import with_former_options
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import check_not_in_a_starting_worker, open_runner
 from pack_data.building.sides import TRAINING, held_out_folder
@@ -44,8 +44,14 @@ def build(options: BuildOptions, progress: Optional[bool] = None) -> PackStore:
     return build_and_report(options, progress).store
 
 
-def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> Built:
-    """As `build`; also returns the packing and the seconds of each stage."""
+def build_and_report(
+    options: BuildOptions, progress: Optional[bool] = None, given: Optional[Collection[str]] = None
+) -> Built:
+    """As `build`; also returns the packing, the seconds of each stage, and remarks.
+
+    given: names of the options that the user gave, of which none may contradict the data set that is appended to;
+    None: those that are not at their defaults.
+    """
     try:
         import fcntl  # noqa: F401
     except ImportError:
@@ -61,7 +67,7 @@ def build_and_report(options: BuildOptions, progress: Optional[bool] = None) -> 
         Packing.load(options.recipe)  # before the corpus is read: what is no recipe is refused at once
     with work_folder(out) as work:
         if options.append:
-            options = with_former_options(options)
+            options = with_former_options(options, given)
         options.example_options()
         if options.recipe is None:
             get_packer(options.packer)
@@ -173,13 +179,6 @@ def _parser() -> ArgumentParser:
         metavar="N",
         help="passes over the corpus, each masked anew (default 5)",
     )
-    add(
-        "--short-sequence-probability",
-        type=float,
-        default=0.1,
-        metavar="P",
-        help="documents cut into shorter sequences (default 0.1)",
-    )
     add("--masked-lm-probability", type=float, default=0.15, metavar="P", help="share of tokens masked (default 0.15)")
     add(
         "--whole-word-masking",
@@ -211,7 +210,7 @@ def _parser() -> ArgumentParser:
         "--append",
         action="store_true",
         help="add to the data set in --out the files it does not hold yet, made and packed as the rest was "
-        "(its own options count)",
+        "(an option that says otherwise is refused)",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -233,9 +232,13 @@ def _parser() -> ArgumentParser:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, unset = parser.parse_args(argv), object()
+    seen = parser.parse_args(argv, argparse.Namespace(**dict.fromkeys(vars(args), unset)))
+    given = ["lower_case" if name == "keep_case" else name for name, value in vars(seen).items() if value is not unset]
     chosen = {name: value for name, value in vars(args).items() if name not in ("keep_case", "progress")}
-    store, packing, seconds = build_and_report(BuildOptions(lower_case=not args.keep_case, **chosen), args.progress)
+    options = BuildOptions(lower_case=not args.keep_case, **chosen)
+    store, packing, seconds, remarks = build_and_report(options, args.progress, given)
     with store:
         if "commit" not in seconds:
             print(f"nothing to build: {store.folder} holds exactly this already")
@@ -250,6 +253,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 "(kept are the first record's lists of tokens and fields of one whole number)",
                 file=sys.stderr,
             )
+        for remark in remarks:
+            print(remark, file=sys.stderr)
         size, shards = sum(entry.bytes for entry in manifest.shards), counted(len(manifest.shards), "shard")
         print(
             f"\n{store.folder}: {len(store):,} packs in {shards}, {size / 1e6:,.1f} MB, "

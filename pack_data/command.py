@@ -6,15 +6,15 @@ import argparse
 import difflib
 import os
 import re
+import shlex
 import sys
 import threading
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, NoReturn, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence, Union
 
 from pack_data.cores import available_cores, most_processes
-from pack_data.packages import package_of
+from pack_data.packages import package_of, require
 
 
 class Problems(ValueError):
@@ -25,37 +25,23 @@ class NotFinite(ArithmeticError):
     """A training run has a loss or weights that are infinite or no numbers: exit status 3."""
 
 
-class _Typed:
-    """How the running command was typed, where one program with sub-commands started it."""
-
-    program: Optional[str] = None  # "packed-bert"
-    command: Optional[str] = None  # "build"
+_SCRIPT = "run_pretraining.py"  # of a checkout; packed-bert pretrain
 
 
-@contextmanager
-def started_by(program: str, command: str) -> Iterator[None]:
-    """While entered, `program command` is what people are told to type, not the command's own module or script."""
-    former = _Typed.program, _Typed.command
-    _Typed.program, _Typed.command = program, command
-    try:
-        yield
-    finally:
-        _Typed.program, _Typed.command = former
-
-
-def typed(command: str, otherwise: str) -> str:
-    """What to type for a command: `packed-bert build` where that program was used, else `otherwise`."""
-    return otherwise if _Typed.program is None else f"{_Typed.program} {command}"
+def typed(command: str) -> str:
+    """What to type for a command of packed-bert, in the form in which the running one was typed."""
+    started = Path(sys.argv[0])
+    if started.stem == "packed-bert":
+        return f"packed-bert {command}"
+    if command == "pretrain" and started.parts[-2:] != ("ipu_packed_bert", "__main__.py"):
+        return f"python {shlex.quote(sys.argv[0] if started.name == _SCRIPT else _SCRIPT)}"
+    return f"python -m ipu_packed_bert {command}"
 
 
 class ArgumentParser(argparse.ArgumentParser):
     """An argument parser whose complaints are ValueErrors, so that `run_main` prints them like every other error."""
 
     def __init__(self, **options: Any) -> None:
-        if _Typed.command is not None:
-            own = (options.get("prog") or "").split()
-            more = own[3:] if own[:2] == ["python", "-m"] else []  # python -m PACKAGE.COMMAND WHAT
-            options["prog"] = " ".join([typed(_Typed.command, ""), *more])
         self._given: Sequence[str] = ()
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
@@ -91,12 +77,49 @@ class ArgumentParser(argparse.ArgumentParser):
         return ""
 
 
+# What moves the cursor, colours or reorders what stands on a terminal: C0 but tab and end of line, DEL, C1, Unicode's
+# ends of lines and changes of direction. The name of a file may hold all of them.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def written_out(text: str) -> str:
+    """A text with its control characters as Python writes them."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class _Terminal:
+    """A terminal that gets no control characters; `bare` is the one for bars, which move the cursor."""
+
+    def __init__(self, bare: Any) -> None:
+        self.bare = bare
+
+    def write(self, text: str) -> int:
+        return self.bare.write(written_out(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.bare, name)
+
+
+def bare_stderr() -> Any:
+    """Standard error for bars."""
+    return getattr(sys.stderr, "bare", sys.stderr)
+
+
 def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]] = None) -> int:
     """Runs a command and returns its exit status; what ends it early is one line on stderr (`Problems`: a line each).
 
     0 done, 1 a verdict (the command's own), 2 the user's mistake, 3 training that is no longer finite, 128 + n ended by
-    signal n.
+    signal n. No control character comes to a terminal, or into a message.
     """
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_Terminal(each) if each.isatty() else each for each in streams)
+    try:
+        return _status(main, argv)
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+def _status(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]]) -> int:
     try:
         status = main(argv) or 0
         sys.stdout.flush()
@@ -105,7 +128,7 @@ def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opt
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError) as error:
-        lines = str(error).splitlines()
+        lines = map(written_out, str(error).splitlines())
         print("error: " + ("\n" if isinstance(error, Problems) else " ").join(lines), file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
@@ -221,7 +244,7 @@ def depth_text(max_sequences_per_pack: Optional[int]) -> str:
     return "unlimited" if max_sequences_per_pack is None else str(max_sequences_per_pack)
 
 
-PICTURES = (".png", ".pdf", ".svg")
+_PICTURES = (".png", ".pdf", ".svg")
 
 
 def check_output(
@@ -241,6 +264,18 @@ def check_output(
         raise ValueError(f"{option} {file}: must end in {', '.join(endings[:-1])} or {endings[-1]}")
 
 
+def check_picture(option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = ()) -> None:
+    """Raises ValueError where no picture can be drawn into this file."""
+    check_output(option, file, reads=reads, endings=_PICTURES)
+    require(option, "matplotlib")
+
+
+def check_page(option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = ()) -> None:
+    """Raises ValueError where no page can be written into this file."""
+    check_output(option, file, reads=reads)
+    require(option, "matplotlib", "jinja2")
+
+
 def check_folder(option: str, folder: Union[str, Path], what: str) -> None:
     """Raises ValueError where no folder of this name can be made, because a file is in the way. what: "a run", say."""
     for place in (Path(folder), *Path(folder).parents):
@@ -255,7 +290,7 @@ def progress_bar(total: Optional[int], description: str, *, shown: Optional[bool
     # The default lock is a semaphore between processes; multiprocessing would warn at exit that it was not freed.
     tqdm.set_lock(threading.RLock())
     disable = not sys.stderr.isatty() if shown is None else not shown
-    return tqdm(total=total, desc=description, unit=unit, file=sys.stderr, disable=disable, leave=False)
+    return tqdm(total=total, desc=written_out(description), unit=unit, file=bare_stderr(), disable=disable, leave=False)
 
 
 def counted(number: int, thing: str) -> str:

@@ -12,12 +12,12 @@ import json
 import multiprocessing
 import sys
 from dataclasses import asdict, fields
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from pack_data.command import (
-    PICTURES,
     ArgumentParser,
     check_output,
+    check_picture,
     depth_text,
     parse_depth,
     positive_int,
@@ -26,9 +26,9 @@ from pack_data.command import (
 )
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.measuring import Job, Row, measure, measure_apart
 from pack_data.packers import PACKERS, packs_at_depth
+from pack_data.picture import HeatMap, write
 from pack_data.table import text_table
 
 ALGORITHMS = ("none", "sort") + tuple(name for name in PACKERS if name != "none")
@@ -189,83 +189,47 @@ def _bytes(number: Optional[int]) -> str:
     return "-" if number is None else f"{number / 2**20:,.1f} MiB"
 
 
-def write_csv(path: str, cases: Sequence[Tuple[Case, Sequence[Row]]]) -> None:
+def write_csv(path: str, case: Case, rows: Sequence[Row]) -> None:
     """A line for each row, with the name of its histogram in front; unlimited depth and unknown values are empty."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["histogram"] + [column.name for column in fields(Row)])
-        for case, rows in cases:
-            writer.writerows([case.histogram.name, *asdict(row).values()] for row in rows)
+        writer.writerows([case.histogram.name, *asdict(row).values()] for row in rows)
 
 
-def plot(path: str, case: Case, rows: Sequence[Row]) -> None:
-    """Padding over depth for each packer, down to the least that any packing of that depth leaves."""
-    from pack_data.plotting import new_figure, save
+def heat_map(rows: Sequence[Row], title: str, value: Callable[[Row], Optional[float]], *notes: str) -> HeatMap:
+    """A value of every packer at every depth. rows: `compare`'s."""
+    own = [row for row in rows if row.algorithm not in ("none", "sort")]
+    depths = list(dict.fromkeys(row.max_sequences_per_pack for row in own))
+    cells = {(row.algorithm, row.max_sequences_per_pack): value(row) for row in own}
+    names = list(dict.fromkeys(name for (name, _), cell in cells.items() if cell is not None))
+    return HeatMap(
+        title,
+        tuple(name.upper() for name in names),
+        tuple(map(depth_text, depths)),
+        tuple(tuple(cells.get((name, depth)) for depth in depths) for name in names),
+        ".3f",
+        "packing depth: sequences in a pack, at most",
+        "packer",
+        notes,
+    )
 
-    tokens, S = case.histogram.tokens, case.histogram.max_sequence_length
-    depths = list(case.depths)
-    figure, (axes,) = new_figure()
-    names = [name for name in ALGORITHMS if name not in ("none", "sort")]
-    for number, (marker, name) in enumerate(zip("osv^DPX*", names)):
-        own = [row for row in rows if row.algorithm == name and row.max_sequences_per_pack in depths]
-        if own:  # beside one another, because many packers have the same result
-            axes.plot(
-                [depths.index(row.max_sequences_per_pack) + 0.07 * (number - len(names) / 2) for row in own],
-                [100 * (1 - row.efficiency) for row in own],
-                marker=marker,
-                linestyle="none",
-                markersize=7,
-                label=name.upper(),
-            )
-    bounds = {row.max_sequences_per_pack: row.lower_bound for row in rows}
-    for position, depth in enumerate(depths):
-        bound = bounds.get(depth)
-        if bound:
-            least = 100 * (1 - tokens / (S * bound))
-            axes.hlines(
-                least,
-                position - 0.4,
-                position + 0.4,
-                color="black",
-                linewidth=1,
-                zorder=0,
-                label=None if position else "proven least",
-            )
-    if case.histogram.name == "wikipedia_512":
-        quoted = [
-            (depths.index(depth), 100 - float(text.split()[0]))
-            for (name, depth), text in _TABLE_1.items()
-            if name in ("spfhp", "nnlshp") and depth in depths
-        ]
-        if quoted:
-            axes.plot(*zip(*quoted), "k+", markersize=12, label="Table 1: SPFHP, NNLSHP")
-    axes.set_yscale("symlog", linthresh=0.01)  # logarithmic, with a place for 0
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_ylim(bottom=0)
-    axes.set_xticks(range(len(depths)))
-    axes.set_xticklabels([depth_text(depth) for depth in depths])
-    axes.set_xlabel("packing depth")
-    axes.set_ylabel("padding in % of all slots")
-    axes.set_title(f"{case.histogram.name}: without packing {case.histogram.padding_share:.1%} padding")
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    save(figure, path)
+
+def padding_map(rows: Sequence[Row]) -> HeatMap:
+    title = "Padding by packer and depth, in % of the slots"
+    return heat_map(rows, title, lambda row: 100.0 * (1.0 - row.efficiency))
+
+
+def gap_map(rows: Sequence[Row]) -> HeatMap:
+    return heat_map(
+        rows,
+        "Packs above the proven least of the depth, in %",
+        lambda row: 100.0 * row.gap / row.lower_bound if row.gap is not None and row.lower_bound else None,
+        "0 is proven optimal: no packing of that depth has fewer packs.",
+    )
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
-
-# Cases in which a limit on the depth costs the usual heuristics 5 to 25 %.
-_CAPPED: Tuple[Tuple[str, Optional[int]], ...] = (
-    ("sample:wikipedia_512,n=1000000", 4),
-    ("lognormal:mean=400,max=4096,n=1000000", 8),
-    ("lognormal:mode=100,max=4096,n=20000", 8),
-    ("squad_1_1_384", 3),
-)
-
-
-def _capped() -> Iterator[Case]:
-    for name, depth in _CAPPED:
-        made = synthetic_histogram(name) if ":" in name else LengthHistogram.published(name)
-        yield Case(made, (depth,))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -276,12 +240,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--depths",
         type=lambda text: tuple(parse_depth(part) for part in text.split(",")),
-        default=None,
+        default=(2, 3, 4, 8, None),
         metavar="D,D,...",
         help="packing depths; default 2,3,4,8,unlimited",
-    )
-    parser.add_argument(
-        "--capped", action="store_true", help="instead: four data sets at the depth cap where common packers lose most"
     )
     parser.add_argument(
         "--packers",
@@ -294,7 +255,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
-    parser.add_argument("--plot", metavar="FILE", help="draw padding over depth as .png, .pdf or .svg")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw padding by packer and depth, and the gap, as .png, .pdf or .svg"
+    )
     parser.add_argument(
         "--progress", action="store_true", default=None, help="show progress even where stderr is no terminal"
     )
@@ -303,40 +266,30 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     unknown = [name for name in algorithms if name not in ALGORITHMS]
     if unknown:
         raise ValueError(f"--packers: no packer is called {unknown[0]!r}; there are {', '.join(ALGORITHMS)}")
-    if args.capped and (args.depths or args.synthetic or args.plot):
-        raise ValueError("--capped brings its own data and depths: leave out --depths, --synthetic and --plot")
-
     if args.csv:
         check_output("--csv", args.csv, reads=[args.histogram])
     if args.plot:
-        check_output("--plot", args.plot, reads=[args.histogram], endings=PICTURES)
+        check_picture("--plot", args.plot, reads=[args.histogram])
 
-    cases = _capped() if args.capped else iter([Case(histogram_from(args), args.depths or (2, 3, 4, 8, None))])
-    done: List[Tuple[Case, List[Row]]] = []
-    for case in cases:
-        rows = compare(case, algorithms, batch_size=args.batch_size, isolated=True, progress=args.progress)
-        if not args.json:
-            print(("\n" if done else "") + table(case, rows), flush=True)
-        done.append((case, rows))
+    case = Case(histogram_from(args), args.depths or (2, 3, 4, 8, None))
+    rows = compare(case, algorithms, batch_size=args.batch_size, isolated=True, progress=args.progress)
     if args.json:
-        print(
-            json.dumps(
-                [
-                    {
-                        "histogram": case.histogram.name,
-                        "max_sequence_length": case.histogram.max_sequence_length,
-                        "sequences": case.histogram.sequences,
-                        "tokens": case.histogram.tokens,
-                        "rows": [asdict(row) for row in rows],
-                    }
-                    for case, rows in done
-                ]
-            )
-        )
+        histogram = case.histogram
+        found = {
+            "histogram": histogram.name,
+            "max_sequence_length": histogram.max_sequence_length,
+            "sequences": histogram.sequences,
+            "tokens": histogram.tokens,
+            "rows": [asdict(row) for row in rows],
+        }
+        print(json.dumps([found]))
+    else:
+        print(table(case, rows))
     if args.csv:
-        write_csv(args.csv, done)
+        write_csv(args.csv, case, rows)
     if args.plot:
-        plot(args.plot, *done[0])
+        pictures = [picture for picture in (padding_map(rows), gap_map(rows)) if picture.rows]
+        write(pictures or [padding_map(rows)], args.plot)
     return 0
 
 

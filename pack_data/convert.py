@@ -7,17 +7,15 @@ Reads one record at a time and writes DST whole or not at all.  Packs stay packs
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from dataclasses import dataclass
-from itertools import chain, count, islice
 from pathlib import Path
-from typing import Callable, Iterator, Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 from pack_data.bad_records import add_reading_options
 from pack_data.building.work_folder import only_writer_of_packs
 from pack_data.command import ArgumentParser, positive_int, progress_bar, run_main
-from pack_data.files import only_writer, temporary_name
+from pack_data.files import only_writer
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
 from pack_data.formats.records import UNPACKED, Record, RowWidths
 
@@ -29,7 +27,6 @@ TARGETS = {
     "arrow": ("packs", "examples", "token_packs", "tokens"),
     "store": ("packs",),
 }
-SUFFIX = {"mlperf_tfrecord": "tfrecord", "packed_tfrecord": "tfrecord", "parquet": "parquet", "arrow": "arrow"}
 WORDS = {
     "examples": "examples",
     "packs": "packs",
@@ -71,21 +68,17 @@ def convert(
     *,
     unpack: bool = False,
     widths: Optional[RowWidths] = None,
-    records_per_file: Optional[int] = None,
     shown: Optional[bool] = None,
 ) -> Conversion:
     """Write every good record of `source` to `destination`.
 
     unpack: take packs apart into sequences, also where the target could hold packs.  widths: row widths of an unpacked
-    TFRecord (S and P), else those of the source.  records_per_file: write a folder of files of so many.
-    Raises ValueError.
+    TFRecord (S and P), else those of the source.  Raises ValueError.
     """
     widths = RowWidths() if widths is None else widths
     kind = source.unpacked_kind if unpack else source.kind
     if to_format == "auto":
         to_format = target_format(destination, kind)
-    if records_per_file is not None and to_format not in SUFFIX:
-        raise ValueError(f"{to_format} is not written in numbered files; leave out --records-per-file")
     if to_format not in TARGETS:
         raise ValueError(f"format {to_format!r} cannot be written; choose from {', '.join(TARGETS)}")
     if kind == "packs" and "packs" not in TARGETS[to_format]:
@@ -117,48 +110,16 @@ def convert(
 
     module = module_of(to_format)
 
-    def write(path: str, some: Iterator[Record]) -> int:
-        if FORMATS[to_format][0] == "parquet":
-            return module.write(path, some, kind, to_format == "arrow")
-        return module.write(path, some, widths)
-
     # Two conversions to one place would spoil it. Who holds the lock removes what killed ones have left there.
     path = Path(destination) if Path(destination).name else Path(destination).resolve()
     with only_writer_of_packs(path) if to_format == "store" else only_writer(path):
         if to_format == "store":
             written = module.write(destination, records, widths)
-        elif records_per_file is None:
-            written = write(destination, records())
+        elif FORMATS[to_format][0] == "parquet":
+            written = module.write(destination, records(), kind, to_format == "arrow")
         else:
-            written = _write_parts(str(path), SUFFIX[to_format], records(), records_per_file, write)
+            written = module.write(destination, records(), widths)
     return Conversion(to_format, kind, written, source.bad.count, source.foreign_lost)
-
-
-def _write_parts(
-    folder: str,
-    suffix: str,
-    records: Iterator[Record],
-    per_file: int,
-    write: Callable[[str, Iterator[Record]], int],
-) -> int:
-    """Files part-00000.SUFFIX, part-00001.SUFFIX, ... in a new folder, which gets its name when all are there."""
-    if os.path.exists(folder):
-        raise ValueError(f"{folder}: is there already; files are written into a new folder")
-    temporary = str(temporary_name(Path(folder)))
-    os.makedirs(temporary)
-    try:
-        written = 0
-        for number in count():
-            first = next(records, None)
-            if first is None:
-                break
-            name = f"part-{number:05d}.{suffix}"
-            written += write(os.path.join(temporary, name), chain([first], islice(records, per_file - 1)))
-        os.rename(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary)
-        raise
-    return written
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -187,12 +148,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="Parquet, Arrow, JSONL: the integer columns of the sequences",
     )
     parser.add_argument(
-        "--records-per-file",
-        type=positive_int,
-        metavar="N",
-        help="make DST a folder of files of N records (with --to-format)",
-    )
-    parser.add_argument(
         "--max-sequence-length",
         type=positive_int,
         metavar="S",
@@ -215,7 +170,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         args.to_format,
         unpack=args.unpack,
         shown=args.progress,
-        records_per_file=args.records_per_file,
         widths=RowWidths(args.max_sequence_length, args.max_predictions_per_sequence),
     )
     print(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
+import gzip
 import hashlib
+import io
 import itertools
 import json
+import lzma
 import os
 import platform
 import re
@@ -16,7 +20,7 @@ import time
 import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Callable, Dict, Iterator, Optional, Union
+from typing import IO, Any, BinaryIO, Callable, Dict, Iterator, Optional, Tuple, Union
 
 
 @contextmanager
@@ -99,22 +103,61 @@ def file_in(folder: Union[str, os.PathLike], name: str, *, way_out: str) -> Path
     return path
 
 
-_BEGINNINGS = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".bz2": b"BZh"}
+# Of the files that are unpacked by their names' ending: how they begin, and what opens them.
+COMPRESSED: Dict[str, Tuple[bytes, Callable[..., Any]]] = {
+    ".gz": (b"\x1f\x8b", gzip.open),
+    ".xz": (b"\xfd7zXZ\x00", lzma.open),
+    ".bz2": (b"BZh", bz2.open),
+}
+# Texts and tables unpack to 3 to 20 times their size; a large file that unpacks to more was made to fill a memory.
+MOST_TIMES, ALWAYS_UNPACKED = 40, 1 << 24
 
 
-def check_compressed(path: Union[str, os.PathLike]) -> None:
-    """ValueError where a file with the suffix .gz, .xz or .bz2 does not begin as such files do.
+@contextmanager
+def open_unpacked(path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file") -> Iterator[BinaryIO]:
+    """As `open_regular`, unpacked where the name ends in .gz, .xz or .bz2. ValueError, too, where that cannot be done.
 
     Python's modules take an empty file, and for two of them one of zeros, for nothing at all: a lost file would go
     unnoticed.
     """
-    beginning = _BEGINNINGS.get(os.path.splitext(str(path).lower())[1], b"")
-    if beginning:
-        with open_regular(path) as file:
-            if file.read(len(beginning)) != beginning:
-                raise ValueError(
-                    f"{path}: cannot be read as text: empty, damaged or not compressed as its name says; copy it again"
-                )
+    beginning, unpacked = COMPRESSED.get(os.path.splitext(str(path).lower())[1], (b"", None))
+    with open_regular(path, way_out=way_out) as raw:
+        if unpacked is None:
+            yield raw
+            return
+        if raw.read(len(beginning)) != beginning:
+            raise ValueError(
+                f"{path}: cannot be read as text: empty, damaged or not compressed as its name says; copy it again"
+            )
+        raw.seek(0)
+        most = max(ALWAYS_UNPACKED, MOST_TIMES * os.fstat(raw.fileno()).st_size)
+        with unpacked(raw) as file, io.BufferedReader(_Unpacked(file, path, most), 1 << 16) as counted:
+            yield counted
+
+
+class _Unpacked(io.RawIOBase):
+    """What another file unpacks to, at most so many bytes; ValueError where it is damaged or has more."""
+
+    def __init__(self, file: Any, path: Union[str, os.PathLike], most: int) -> None:
+        self._file, self._path, self._left = file, path, most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            size = self._file.readinto(buffer)
+        except (EOFError, lzma.LZMAError, zlib.error, MemoryError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # an error of the file system; those of gzip and bz2 have no number
+            what = f"{error}" or "it takes too much memory"
+            raise ValueError(f"{self._path}: the compressed file is cut or damaged ({what}); copy it again") from None
+        self._left -= size
+        if self._left < 0:
+            raise ValueError(
+                f"{self._path}: unpacks to more than {MOST_TIMES} times its size; unpack it first, if that is right"
+            )
+        return size
 
 
 def sync_folder(folder: Path) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.command import depth_text
-from pack_data.compare import ALGORITHMS, Case, compare
+from pack_data.compare import ALGORITHMS, Case, compare, gap_map, padding_map
 from pack_data.histogram import LengthHistogram
-from pack_data.lengths.counting import statistics
+from pack_data.lengths.counting import picture, statistics
 from pack_data.measuring import Row
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
-from pack_data.page.charts import Axis, Bars, HeatMap, Line, Lines, Series, Tile, Tiles
-from pack_data.page.document import Section, Words
+from pack_data.page import Section
+from pack_data.picture import Axis, Bars, Line, Lines, Series, Tile, Tiles
 from pack_data.proof import prove, statement
 from pack_data.store import PackStore
 from pack_data.table import Cell, Column, Table
@@ -83,28 +83,8 @@ def lengths_section(histogram: LengthHistogram) -> Section:
         ("theoretical_speedup", "speed-up", ".3f", "at most, by packing without any padding"),
     ]
     table = _facts_table("lengths", f"Lengths of {histogram.name or 'these sequences'}", facts, rows)
-    step = -(-S // 32)
-    edges = list(range(0, S, step)) + [-(-S // step) * step]
-    ranges = list(zip(edges, edges[1:]))
-    totals = [int(histogram.counts[low + 1 : high + 1].sum()) for low, high in ranges]
-    whole = max(1, histogram.sequences)
-    names = tuple(f"{low + 1} to {min(high, S)} tokens" for low, high in ranges)
-    bars = Bars(
-        "Sequences by length",
-        names,
-        Axis("sequences"),
-        (
-            Series(
-                "sequences",
-                tuple(map(float, totals)),
-                hints=tuple(f"{name}: {total:,} sequences, {total / whole:.2%}" for name, total in zip(names, totals)),
-            ),
-        ),
-        along=f"tokens of a sequence, in steps of {step}" if step > 1 else "tokens of a sequence",
-        edges=tuple(map(float, edges)),
-    )
     places = np.arange(S + 1)
-    upto = np.cumsum(histogram.counts) / whole
+    upto = np.cumsum(histogram.counts) / max(1, histogram.sequences)
     tokens = np.cumsum(histogram.counts * places) / max(1, histogram.tokens)
     kept = sorted({*range(0, S + 1, max(1, S // 128)), S})
     shares = Lines(
@@ -116,7 +96,7 @@ def lengths_section(histogram: LengthHistogram) -> Section:
             for name, share in (("sequences", upto), ("tokens", tokens))
         ),
     )
-    return Section("Lengths", (table, bars, shares))
+    return Section("Lengths", (table, picture(histogram), shares))
 
 
 # ---- how packs are filled --------------------------------------------------------------------------------------------
@@ -274,33 +254,7 @@ def filling_section(packing: Packing, made: str) -> Section:
 def waste_section(histogram: LengthHistogram, rows: Sequence[Row]) -> Section:
     """rows: `compare`'s."""
     packers = [row for row in rows if row.algorithm not in ("none", "sort")]
-    names = list(dict.fromkeys(row.algorithm for row in packers))
     depths = list(dict.fromkeys(row.max_sequences_per_pack for row in packers))
-    found = {(row.algorithm, row.max_sequences_per_pack): row for row in packers}
-
-    def heat_map(title: str, value: Callable[[Row], Optional[float]], *notes: str) -> HeatMap:
-        cells = {
-            name: tuple(value(found[name, depth]) if (name, depth) in found else None for depth in depths)
-            for name in names
-        }
-        kept = [name for name in names if any(cell is not None for cell in cells[name])]
-        return HeatMap(
-            title,
-            tuple(name.upper() for name in kept),
-            tuple(depth_text(depth) for depth in depths),
-            tuple(cells[name] for name in kept),
-            ".3f",
-            "packing depth: sequences in a pack, at most",
-            "packer",
-            notes,
-        )
-
-    padding = heat_map("Padding by packer and depth, in % of the slots", lambda row: 100.0 * (1.0 - row.efficiency))
-    above = heat_map(
-        "Packs above the proven least of the depth, in %",
-        lambda row: 100.0 * row.gap / row.lower_bound if row.gap is not None and row.lower_bound else None,
-        "0 is proven optimal: no packing of that depth has fewer packs.",
-    )
     plain_rows = [row for row in rows if row.algorithm == "none"]
     best = [
         min((row for row in packers if row.max_sequences_per_pack == depth), key=lambda row: row.packs)
@@ -354,7 +308,9 @@ def waste_section(histogram: LengthHistogram, rows: Sequence[Row]) -> Section:
             else ()
         ),
     )
-    return Section("Waste by depth and packer", (rows_of, padding, above, table) if packers else (table,))
+    return Section(
+        "Waste by depth and packer", (rows_of, padding_map(rows), gap_map(rows), table) if packers else (table,)
+    )
 
 
 _ROW = (
@@ -383,7 +339,7 @@ def proof_section(packing: Packing, made: str) -> Section:
             else f" Its maker states that no packing has fewer than {packing.lower_bound:,} packs."
         )
         words = f"{made} comes without a certificate; the optimal packer writes one.{bound}"
-        return Section(title, (Words(words[0].upper() + words[1:]),))
+        return Section(title, (words[0].upper() + words[1:],))
     proof = prove(packing)
     certificate = packing.certificate
     said = statement(packing, proof)
@@ -423,7 +379,7 @@ def proof_section(packing: Packing, made: str) -> Section:
             "Where the price is flat, a longer sequence is worth no more: the depth is scarce there, not the slots.",
         ),
     )
-    return Section(title, (Words(said[0].upper() + said[1:] + "."), Words(how), table, prices))
+    return Section(title, (said[0].upper() + said[1:] + ".", how, table, prices))
 
 
 # ---- one pack --------------------------------------------------------------------------------------------------------
@@ -522,7 +478,7 @@ def pack_section(drawn: Drawn) -> Section:
         "Padding sees padding, so that no row of the softmax is empty."
     )
     table = Table("pack", "The sequences of this pack", drawn.columns, drawn.rows, ("Slots count from 0.",))
-    return Section("One pack and its attention mask", (Words(words), strip, mask, table))
+    return Section("One pack and its attention mask", (words, strip, mask, table))
 
 
 def _seen(name: str, rows: Tuple[int, int], columns: Tuple[int, int]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 import sys
-from typing import Optional
+from typing import Any, Optional
 
 try:
     import resource
@@ -58,13 +59,36 @@ class PeakMemory:
         gc.collect()
         # Hand back what earlier work has freed.  Else this work takes it and seems to need none.
         with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, another system
-            ctypes.CDLL(None).malloc_trim(0)
+            _hand_back(ctypes.CDLL(None))
         self._start = _resident("VmRSS") if _reset_peak() else None
 
     def added(self) -> Optional[int]:
         """Bytes; None where the system does not tell."""
         peak = _resident("VmHWM")
         return None if self._start is None or peak is None else max(0, peak - self._start)
+
+
+class _Mallinfo2(ctypes.Structure):
+    """mallinfo(3); `keepcost` is the free memory at the end of the heap."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+def _hand_back(library: Any) -> None:
+    """Gives the system all memory that this process has freed (glibc)."""
+    library.malloc_trim(0)
+    # malloc_trim keeps the end of the heap where another user of sbrk(2) has been: we take it and drop its pages.
+    library.mallinfo2.restype, library.malloc.restype = _Mallinfo2, ctypes.c_void_p
+    page = mmap.PAGESIZE
+    size = library.mallinfo2().keepcost - page
+    block = library.malloc(ctypes.c_size_t(size)) if size > page else None
+    if block:
+        first, end = -(-block // page) * page, (block + size) // page * page
+        library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
+        library.free(ctypes.c_void_p(block))
 
 
 def _reset_peak() -> bool:

@@ -9,17 +9,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import re
 import time
 from fractions import Fraction
-from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from pack_data.balance import AttentionWork, balance_attention
 from pack_data.certificate import Certificate, best_pack_value, plain_certificate, proven_bound
-from pack_data.command import ArgumentParser, depth_text, positive_seconds, progress_bar, run_main
+from pack_data.command import positive_seconds, progress_bar, run_main
 from pack_data.decoding import packing_depth
 from pack_data.free_slots import longest_first
 from pack_data.histogram import LengthHistogram
@@ -31,7 +28,6 @@ from pack_data.solver.filling import fill_evenly, fill_exactly
 from pack_data.solver.mending import mend
 from pack_data.solver.rounding import Packs, whole_packs
 from pack_data.solver.shaping import Shape
-from pack_data.table import text_table
 
 _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this
 _SMALL = 256  # lengths; up to so many the full programme is solved wherever the coarse one leaves a gap
@@ -42,14 +38,12 @@ _TOO_WIDE, _TABLES = 8192, 1 << 20
 _ON_KNOTS, _KNOTS = 1 << 18, 64  # slots x sequences of a pack up to which prices on so many knots take a second or two
 _SCARCE = 1.001  # a bound of so many times the slots that the tokens take: slots are not what is scarce
 _STEPS = 1 << 33  # additions that a proof of prices between the plain ones may cost: seconds
-_BENCHMARK_DEPTHS = (2, 3, 4, 8, 16, None)
 
 
 def pack(
     histogram: LengthHistogram,
     *,
     max_sequences_per_pack: Optional[int],
-    balance: Optional[str] = None,
     budget: Optional[float] = None,
     progress: Optional[bool] = None,
 ) -> Packing:
@@ -61,14 +55,11 @@ def pack(
     different lengths are packed by a programme on a grid of lengths (solver/shaping.py). The gap has no guaranteed
     limit.
 
-    max_sequences_per_pack None is unlimited.  balance "attention" evens out the sum of squared lengths over the packs
-    afterwards; their number stays.  budget: seconds, after which no further improvement is begun; then the result
-    depends on how fast the machine is.  progress: whether to show it on stderr; None: where that is a terminal, if it
-    takes long.
+    max_sequences_per_pack None is unlimited.  budget: seconds, after which no further improvement is begun; then the
+    result depends on how fast the machine is.  progress: whether to show it on stderr; None: where that is a terminal,
+    if it takes long.
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
-    if balance not in (None, "attention"):
-        raise ValueError(f"balance {balance!r}: there is 'attention', or None")
     start = time.perf_counter()
     until = math.inf if budget is None else start + budget
     room = histogram.max_sequence_length // max(1, histogram.shortest)
@@ -83,7 +74,7 @@ def pack(
             found = _by_shape(histogram, max_sequences_per_pack, depth, found, until)
         else:
             found = _by_programme(histogram, max_sequences_per_pack, depth, found, until, progress)
-    packing = Packing.of(
+    return Packing.of(
         "optimal",
         histogram,
         max_sequences_per_pack,
@@ -93,7 +84,6 @@ def pack(
         lp_bound=float(found.worth),
         certificate=found.certificate,
     )
-    return packing if balance is None else balance_attention(packing, progress=progress)
 
 
 class _Found(NamedTuple):
@@ -227,8 +217,12 @@ def _by_shape(histogram: LengthHistogram, limit: Optional[int], depth: int, foun
     """Fewer packs than those found and a higher bound, from the linear programme on a grid of lengths."""
     lengths, S = histogram.lengths, histogram.max_sequence_length
     shape = Shape(histogram.counts, depth)
-    if S * depth <= _TABLES:
-        prices = with_dearest_long(lengths, shape.prices(lengths), S, depth)
+    # One short sequence must not make the tables too deep: then the shortest, one pack at most, are worth nothing.
+    dear = (np.cumsum(lengths * histogram.counts[lengths]) > S) | (S * depth <= _TABLES)
+    room = S // int(lengths[dear].min(initial=S))
+    if S * min(depth, room) <= _TABLES:
+        prices = np.zeros(len(lengths))
+        prices[dear] = with_dearest_long(lengths[dear], shape.prices(lengths[dear]), S, min(depth, room))
         found = found.proved_by(histogram, limit, prices, _STEPS)
         found = found.mended(depth, until)
     if not _near_enough(found, S):
@@ -291,103 +285,7 @@ def _fewer(packs: Packs, relaxation: Relaxation, counts: np.ndarray, depth: int,
     return min(packs, whole_packs(relaxation, counts, depth, _target(relaxation), shown.left), key=_number)
 
 
-def benchmark_set(folder: Path, depths: Sequence[Optional[int]] = _BENCHMARK_DEPTHS) -> None:
-    """Packs every histogram `*.csv` under the folder at every depth, and prints packs, bound, gap and seconds."""
-    paths = sorted(folder.rglob("*.csv"))
-    if not paths:
-        raise ValueError(f"{folder}: no histogram there; give a folder with CSV files 'length,count'")
-
-    def show(*cells: str) -> None:
-        print(text_table([cells], widths=(34, 5, 9, 10, 15, 4, 8, 7), between=" ")[0], flush=True)
-
-    show("histogram", "S", "depth", "packs", "lp bound", "gap", "seconds", "cpu")
-    gaps: List[int] = []
-    cpus: List[float] = []
-    for path in paths:
-        histogram = LengthHistogram.from_csv(path, _declared_maximum(path))
-        for depth in depths:
-            cpu = time.process_time()
-            packing = pack(histogram, max_sequences_per_pack=depth)
-            cpu = time.process_time() - cpu
-            packing.check(histogram)
-            gaps.append(packing.packs - prove(packing).lower_bound)
-            cpus.append(cpu)
-            show(
-                histogram.name,
-                str(histogram.max_sequence_length),
-                depth_text(depth),
-                f"{packing.packs:,}",
-                f"{packing.lp_bound:,.3f}",
-                str(gaps[-1]),
-                f"{packing.solve_seconds:.2f}",
-                f"{cpu:.2f}",
-            )
-    print(
-        f"{len(gaps)} packings, each proved: {gaps.count(0)} at the bound, {gaps.count(1)} one pack above it, "
-        f"{gaps.count(2)} two, {sum(gap > 2 for gap in gaps)} more; {sum(cpus):.1f} s of one core, "
-        f"{max(cpus):.2f} s for the slowest"
-    )
-
-
-def against_reference() -> None:
-    """Compares the optimal packer with the paper's dense solve and with NNLSHP's own solver, one after another."""
-    from pack_data import nnlshp
-
-    histogram = LengthHistogram.published("wikipedia_512")
-    rows: List[Tuple[str, Packing, float]] = []
-    for name, solve in (
-        ("optimal", lambda: pack(histogram, max_sequences_per_pack=3)),
-        ("nnlshp", lambda: nnlshp.pack(histogram, max_sequences_per_pack=3)),
-        ("nnlshp --solver reference", lambda: nnlshp.pack(histogram, max_sequences_per_pack=3, solver="reference")),
-    ):
-        cpu = time.process_time()
-        packing = solve()
-        rows.append((name, packing, time.process_time() - cpu))
-        packing.check(histogram)
-    prove(rows[0][1])
-    print("wikipedia_512, at most 3 sequences in a pack; how many times as long as optimal takes")
-    print(
-        "\n".join(
-            text_table(
-                [("packer", "packs", "seconds", "times", "cpu", "times")]
-                + [
-                    (
-                        name,
-                        f"{packing.packs:,}",
-                        f"{packing.solve_seconds:.2f}",
-                        f"{packing.solve_seconds / rows[0][1].solve_seconds:.1f}",
-                        f"{cpu:.2f}",
-                        f"{cpu / rows[0][2]:.1f}",
-                    )
-                    for name, packing, cpu in rows
-                ]
-            )
-        )
-    )
-
-
-def _declared_maximum(path: Path) -> int:
-    """The number in the file's name that no length exceeds (`squad_1_1_384.csv`: 384), else the longest length."""
-    longest = LengthHistogram.from_csv(path, 1 << 20).longest
-    return min((int(number) for number in re.findall(r"\d+", path.stem) if int(number) >= longest), default=longest)
-
-
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    benchmark = ArgumentParser(add_help=False)
-    benchmark.add_argument("--benchmark-set", type=Path)
-    benchmark.add_argument("--against-reference", action="store_true")
-    chosen, others = benchmark.parse_known_args(argv)
-    if chosen.benchmark_set is not None or chosen.against_reference:
-        if others or chosen.benchmark_set is not None and chosen.against_reference:
-            raise ValueError(
-                f"--benchmark-set and --against-reference each go alone, without {(others + ['the other'])[0]}"
-            )
-        if chosen.against_reference:
-            against_reference()
-        else:
-            benchmark_set(chosen.benchmark_set)
-        return 0
-
     lines: List[str] = []
 
     def add_options(parser: argparse.ArgumentParser) -> None:
@@ -399,48 +297,23 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             "depends on how fast the machine is",
         )
         parser.add_argument(
-            "--balance",
-            choices=["attention"],
-            help="even out the sum of squared lengths over the packs; their number stays",
-        )
-        parser.add_argument(
-            "--benchmark-set",
-            metavar="FOLDER",
-            help="instead: pack every histogram in the folder at depths 2 to unlimited",
-        )
-        parser.add_argument(
-            "--against-reference",
-            action="store_true",
-            help="instead: pack wikipedia_512 at depth 3 with optimal and with NNLSHP's two solvers, side by side",
-        )
-        parser.add_argument(
             "--progress", action="store_true", default=None, help="show progress even where stderr is no terminal"
         )
 
     def options(args: argparse.Namespace) -> Dict[str, Any]:
-        return {"balance": args.balance, "budget": args.budget, "quiet": args.json, "progress": args.progress}
+        return {"budget": args.budget, "quiet": args.json, "progress": args.progress}
 
     def pack_and_report(
         histogram: LengthHistogram,
         *,
         max_sequences_per_pack: Optional[int],
-        balance: Optional[str],
         budget: Optional[float],
         quiet: bool,
         progress: Optional[bool],
     ) -> Packing:
         packing = pack(histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget, progress=progress)
-        before = AttentionWork.of(packing)
-        if balance is not None:
-            packing = balance_attention(packing, progress=progress)
         proof = prove(packing)
         if not quiet:
-            if balance is not None:
-                after = AttentionWork.of(packing)
-                lines.append(
-                    f"attention work of a pack (sum of squared lengths): {before}; balanced: {after}; "
-                    f"max / mean is never below {after.least_imbalance:.3f}, the longest sequence's own"
-                )
             lines.append(statement(packing, proof))
         return packing
 

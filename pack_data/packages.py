@@ -20,6 +20,7 @@ _PACKAGES = (
     "safetensors",
     "transformers",
     "matplotlib",
+    "jinja2",
     "h5py",
     "pyarrow",
     "dask",
@@ -36,6 +37,20 @@ def load_package(module: str, what: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError):
             raise ValueError(f"{what} needs the package {package}: pip install {package}") from None
         raise ValueError(f"{what} needs the package {package}, which does not load here: {error}") from None
+
+
+def require(what: str, *modules: str) -> None:
+    """Raises ValueError, in one line that names all of them, where one of these is missing; called before the work."""
+    missing = []
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError:
+            missing.append(package_of(module) or module)
+        except ImportError:
+            load_package(module, what)
+    if missing:
+        raise ValueError(f"{what} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def package_of(module: Optional[str]) -> Optional[str]:

@@ -33,7 +33,7 @@ from pack_data.sequences import digest
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "packed sequences", 1
-# The field of a manifest with the checksum of the others; manifests of former versions have none.
+# The field of a manifest with the checksum of the others.
 CHECKSUM = "manifest_sha256"
 # Packs in one shard: 11 MB at 512.
 PACKS_PER_SHARD = 8192
@@ -47,7 +47,7 @@ _MOST = 2**62
 class StoredFile:
     """A file of the data set: name in the folder, size in bytes, sha256, records it holds (0: not a table).
 
-    blocks: the checksums of a table's records; None in data sets made before there were any, and for other files.
+    blocks: the checksums of a table's records; None for other files.
     """
 
     file: str
@@ -63,14 +63,14 @@ class StoredFile:
         return data
 
     @classmethod
-    def from_json(cls, fields: Fields) -> StoredFile:
-        packs, blocks = fields.integer("packs", least=0, most=_MOST), fields.optional("blocks", Fields.object)
+    def from_json(cls, fields: Fields, *, table: bool = True) -> StoredFile:
+        packs = fields.integer("packs", least=0, most=_MOST)
         return cls(
             fields.plain_name("file"),
             fields.integer("bytes", least=0, most=_MOST),
             fields.hex_digest("sha256", 64),
             packs,
-            None if blocks is None else Blocks.from_json(blocks, packs),
+            Blocks.from_json(fields.object("blocks"), packs) if table else None,
         )
 
 
@@ -151,7 +151,7 @@ class Manifest:
             tokens=fields.integer("tokens", **count),
             histogram=_histogram(fields, schema.max_sequence_length),
             digest=int(fields.hex_digest("digest", 16), 16),
-            shards=tuple(fields.list_of("shards", _stored)),
+            shards=tuple(fields.list_of("shards", _table)),
             lengths=StoredFile.from_json(fields.object("lengths")),
             algorithm=fields.text("algorithm", most=200, empty=False),
             lower_bound=fields.optional("lower_bound", Fields.integer, **count),
@@ -160,7 +160,7 @@ class Manifest:
             max_predictions_per_sequence=fields.integer("max_predictions_per_sequence", **count),
             vocabulary_size=fields.integer("vocabulary_size", least=0, most=2**31),
             vocabulary_sha256=fields.text("vocabulary_sha256") and fields.hex_digest("vocabulary_sha256", 64),
-            files=tuple(fields.list_of("files", _stored)),
+            files=tuple(fields.list_of("files", _file)),
             made_with=_made_with(fields.object("made_with")),
         )
         with fields.refusing():
@@ -191,12 +191,16 @@ class Manifest:
             if entry.file in names:
                 raise fields.error("files" if self.files else "shards", f"{shown(entry.file)} stands for two files")
             names.add(entry.file)
-        if CHECKSUM in fields and fields.hex_digest(CHECKSUM, 64) != checksum(fields.tree):
+        if fields.hex_digest(CHECKSUM, 64) != checksum(fields.tree):
             raise fields.error(CHECKSUM, "is not that of the other fields: one was changed")
 
 
-def _stored(fields: Fields, key: int) -> StoredFile:
+def _table(fields: Fields, key: int) -> StoredFile:
     return StoredFile.from_json(fields.object(key))
+
+
+def _file(fields: Fields, key: int) -> StoredFile:
+    return StoredFile.from_json(fields.object(key), table=False)
 
 
 def _histogram(fields: Fields, longest: int) -> Tuple[int, ...]:
@@ -426,7 +430,7 @@ def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
 class PackStore:
     """A packed data set, open for reading. Its shards stay mapped, also while a new build replaces it.
 
-    A block of packs is checked when the first of them is read, where the manifest has checksums of blocks. Threads may
+    A block of packs is checked when the first of them is read, by its checksum in the manifest. Threads may
     read together: two of them may check the same block.
     """
 
@@ -438,14 +442,12 @@ class PackStore:
         self._ends = np.cumsum(sizes)
         self._starts = self._ends - sizes
         # Of each shard, and of the table of lengths behind them: records in a block, and the number of its first block.
-        # One without checksums is a single block.
-        entries = [*manifest.shards, manifest.lengths]
-        blocks = [entry.blocks or Blocks(max(1, entry.packs), "") for entry in entries]
-        counts = np.array([each.count(entry.packs) for each, entry in zip(blocks, entries)], dtype=np.int64)
-        self._packs_per_block = np.array([each.packs for each in blocks], dtype=np.int64)
+        tables = [(entry.packs, entry.blocks) for entry in (*manifest.shards, manifest.lengths) if entry.blocks]
+        counts = np.array([blocks.count(packs) for packs, blocks in tables], dtype=np.int64)
+        self._packs_per_block = np.array([blocks.packs for _, blocks in tables], dtype=np.int64)
         self._first_block = np.cumsum(counts) - counts
-        # Of each block: whether it was read and found right. Without checksums there is nothing to find.
-        self._right = np.repeat([entry.blocks is None for entry in entries], counts)
+        # Of each block: whether it was read and found right.
+        self._right = np.zeros(counts.sum(), dtype=bool)
 
     @classmethod
     def open(cls, folder: Path) -> PackStore:

@@ -13,7 +13,7 @@ import textwrap
 from numbers import Real
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from pack_data.page.charts import Picture
+from pack_data.picture import Picture
 
 # Where the numbers of a column come from.
 HARDWARE, PROFILE, HOST, PAPER = "hardware", "profile", "host", "paper"

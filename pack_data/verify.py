@@ -8,23 +8,19 @@ all sequences that was taken before they were packed, every sequence exactly onc
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
-from pack_data.blocks import Blocks
-from pack_data.building.sides import built_with
-from pack_data.building.work_folder import without_builds
 from pack_data.command import ArgumentParser, counted, progress_bar, run_main
-from pack_data.files import file_in, open_regular, remove_stale
+from pack_data.files import file_in, open_regular
 from pack_data.packing import Packing
 from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
 from pack_data.proof import prove
 from pack_data.sequences import digest
 from pack_data.store import (
-    MANIFEST,
     REBUILD,
     Manifest,
     PackStore,
@@ -33,7 +29,6 @@ from pack_data.store import (
     lengths_of,
     map_table,
     read_manifest,
-    write_manifest,
 )
 from pack_data.text.tokenizer_file import TOKENIZER, load_either
 from pack_data.text.wordpiece import VOCABULARY
@@ -41,52 +36,27 @@ from pack_data.text.wordpiece import VOCABULARY
 
 @dataclass(frozen=True)
 class Verified:
-    """What was read and found right; added: whether checksums of blocks were written into the manifest."""
+    """What was read and found right."""
 
     manifest: Manifest
     bytes: int
-    added: bool = False
 
 
 def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verified:
     """Reads every byte of the data set. ValueError with the first fault: which file, which pack, which rule."""
-    return _verified(Path(folder), progress)
-
-
-def add_checksums(folder: Union[str, Path], progress: Optional[bool] = None) -> Verified:
-    """As `verify`, then writes checksums of blocks into a manifest that has none or wrong ones.
-
-    Only the manifest is replaced, in one rename: at every moment the folder is the same data set. ValueError as
-    `verify`, and while a build writes it.
-    """
-    folder = Path(folder) if Path(folder).name else Path(folder).resolve()
-    before = read_manifest(folder)
-    with without_builds(built_with(folder, before.made_with)):
-        remove_stale(folder / MANIFEST)  # of one that was killed
-        verified = _verified(folder, progress, add=True)
-        if read_manifest(folder) != before:  # a program that takes no lock
-            raise ValueError(f"{folder}: was replaced by another data set meanwhile; try again")
-        if verified.manifest != before:
-            write_manifest(folder, verified.manifest)
-    return replace(verified, added=verified.manifest != before)
-
-
-def _verified(folder: Path, progress: Optional[bool], add: bool = False) -> Verified:
-    """add: the manifest returned has the blocks' checksums as the packs are; those it had are not looked at."""
+    folder = Path(folder)
     manifest = read_manifest(folder)
     schema = manifest.schema
     for entry in manifest.files:
         _check_sum(folder, entry)
-    table, lengths = _table(folder, manifest.lengths, schema.lengths_dtype, 0, add)
-    shards: List[StoredFile] = []
+    table = _table(folder, manifest.lengths, schema.lengths_dtype, 0)
     histogram = np.zeros(schema.max_sequence_length + 1, dtype=np.int64)
     total, first = 0, 0
     patterns: dict = {}
     PackStore.open(folder).close()
     with progress_bar(manifest.packs, "verifying", shown=progress, unit=" packs") as bar:
         for entry in manifest.shards:
-            records, stored = _table(folder, entry, schema.record_dtype, first, add)
-            shards.append(stored)
+            records = _table(folder, entry, schema.record_dtype, first)
             check_records(schema, records, f"{folder / entry.file}", first, manifest.vocabulary_size)
             if not np.array_equal(table[first : first + len(records)], lengths_of(schema, records)):
                 raise ValueError(
@@ -121,17 +91,15 @@ def _verified(folder: Path, progress: Optional[bool], add: bool = False) -> Veri
         )
     _check_recipe(folder, manifest, patterns)
     _check_vocabulary(folder, manifest)
-    manifest = replace(manifest, shards=tuple(shards), lengths=lengths)
     return Verified(manifest, sum(entry.bytes for entry in manifest.shards + manifest.files + (manifest.lengths,)))
 
 
-def _table(folder: Path, entry: StoredFile, dtype: np.dtype, first: int, add: bool) -> Tuple[np.ndarray, StoredFile]:
-    """A shard or the table of lengths, mapped, its checksums right; and its entry. first: its first pack."""
+def _table(folder: Path, entry: StoredFile, dtype: np.dtype, first: int) -> np.ndarray:
+    """A shard or the table of lengths, mapped, its checksums right. first: its first pack."""
     records = np.asarray(map_table(folder, entry, dtype))
-    if not add:  # before the sha256, because it says which packs
-        check_blocks(folder, entry, records, first)
+    check_blocks(folder, entry, records, first)  # before the sha256, because it says which packs
     _check_sum(folder, entry)
-    return records, replace(entry, blocks=Blocks.of(records)) if add else entry
+    return records
 
 
 def _check_sum(folder: Path, entry: StoredFile) -> None:
@@ -237,13 +205,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--progress", action="store_true", default=None, help="show a bar even where stderr is no terminal"
     )
-    parser.add_argument(
-        "--add-checksums",
-        action="store_true",
-        help="then write checksums of blocks of packs, by which training sees damage, into a manifest without them",
-    )
     args = parser.parse_args(argv)
-    verified = (add_checksums if args.add_checksums else verify)(args.folder, args.progress)
+    verified = verify(args.folder, args.progress)
     manifest = verified.manifest
     bound = (
         ""
@@ -256,13 +219,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in "
         f"{counted(len(manifest.shards), 'shard')} read"
     )
-    if verified.added:
-        blocks = sum(entry.blocks.count(entry.packs) for entry in manifest.shards if entry.blocks)
-        print(
-            f"{args.folder}: {counted(blocks, 'block')} of packs got checksums; no other file than {MANIFEST} changed"
-        )
-    if any(entry.blocks is None for entry in (*manifest.shards, manifest.lengths)):
-        print("Training cannot see damage in it: it has no checksums of blocks of packs; --add-checksums adds them")
     return 0
 
 

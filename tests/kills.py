@@ -17,7 +17,6 @@ import collections
 import contextlib
 import hashlib
 import importlib
-import json
 import os
 import random
 import shutil
@@ -31,7 +30,7 @@ from typing import Any, Callable, Counter, Dict, List, NamedTuple, Optional, Seq
 
 from pack_data.command import ArgumentParser, positive_int, run_main
 from pack_data.convert import main as convert_main
-from pack_data.store import CHECKSUM, MANIFEST, PackStore
+from pack_data.store import MANIFEST, PackStore
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 
@@ -260,29 +259,13 @@ def _convert(folder: Path) -> Optional[int]:
     target = folder / "out"
     if target.exists():  # whole, as every target that is there
         return 0
-    return convert_main([str(folder / "data"), str(target), "--to-format", "parquet", "--records-per-file", "20"])
+    return convert_main([str(folder / "data"), str(target), "--to-format", "parquet"])
 
 
 def _converted(folder: Path) -> Dict[str, str]:
     left = [path.name for path in folder.iterdir() if path.name not in ("corpus", "data", "out")]
     assert not left, f"left behind: {left}"
     return contents(folder / "out")
-
-
-def _without_checksums(folder: Path) -> None:
-    _data_set(folder)
-    manifest = folder / "data" / MANIFEST
-    tree = json.loads(manifest.read_text())
-    tree.pop(CHECKSUM)
-    for entry in [*tree["shards"], tree["lengths"]]:
-        entry.pop("blocks", None)
-    manifest.write_text(json.dumps(tree))
-
-
-def _add_checksums(folder: Path) -> Optional[int]:
-    from pack_data.verify import main as verify_main
-
-    return verify_main([str(folder / "data"), "--add-checksums"])
 
 
 DRIVES: Dict[str, Drive] = {
@@ -294,7 +277,6 @@ DRIVES: Dict[str, Drive] = {
     ),
     "train": Drive(_run_with_data, _train, _logged, _resumable),
     "convert": Drive(_data_set, _convert, _converted),
-    "checksums": Drive(_without_checksums, _add_checksums, lambda folder: contents(folder / "data"), _whole_or_none),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
@@ -13,6 +14,7 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 SVG = "{http://www.w3.org/2000/svg}"
+LINK = "{http://www.w3.org/1999/xlink}href"
 
 
 class ReadPage(HTMLParser):
@@ -28,7 +30,6 @@ class ReadPage(HTMLParser):
         self.shown: Dict[str, List[Dict[str, str]]] = {}
         self.notes: List[str] = []
         self.references: List[str] = []
-        self.saved_as: List[str] = []
         self._keys: Dict[str, List[str]] = {}
         self._name, self._words = "", None
         self.feed(text)
@@ -43,8 +44,7 @@ class ReadPage(HTMLParser):
     @property
     def pictures(self) -> List[str]:
         """The titles that are drawn."""
-        found = [drawing.find(f"{SVG}text[@class='t']") for drawing in self.drawings]
-        return [title.text for title in found]
+        return [drawing.get("aria-label") for drawing in self.drawings if drawing.get("aria-label")]
 
     def handle_starttag(self, tag: str, attributes: List[Tuple[str, Any]]) -> None:
         given = dict(attributes)
@@ -63,8 +63,6 @@ class ReadPage(HTMLParser):
             self._words = ""
         elif tag == "p" and given.get("class") == "note":
             self._words = ""
-        elif tag == "button" and "data-file" in given:
-            self.saved_as.append(given["data-file"])
 
     def handle_data(self, data: str) -> None:
         if self._words is not None:
@@ -84,11 +82,13 @@ def check_page(text: str) -> ReadPage:
     """What every page obeys: it names nothing outside itself, and no two pictures have one title."""
     page = ReadPage(text)
     assert page.references and all(each.startswith(("#", "data:")) for each in page.references)
-    assert len(set(page.pictures)) == len(page.pictures) == len(page.drawings) == len(set(page.saved_as))
-    for drawing in page.drawings:
-        identities = [each.get("id") for each in drawing.iter() if each.get("id")]
-        named = [each.get("fill", "") for each in drawing.iter() if each.get("fill", "").startswith("url")]
-        assert {each[5:-1] for each in named} <= set(identities)
+    assert len(set(page.pictures)) == len(page.pictures) == len(page.drawings) - 1  # one holds what they share
+    identities = [each.get("id") for drawing in page.drawings for each in drawing.iter() if each.get("id")]
+    values = [value for drawing in page.drawings for each in drawing.iter() for value in each.attrib.values()]
+    named = {name for value in values for name in re.findall(r"url\(#([\w.-]+)", value)}
+    named |= {value[1:] for drawing in page.drawings for each in drawing.iter() if (value := each.get(LINK))}
+    assert named == set(identities) and len(identities) == len(named)
+    assert "<script src" not in text and text.count("<script>") == 1 and len(text) < 2_000_000
     return page
 
 

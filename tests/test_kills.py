@@ -8,7 +8,7 @@ from tests.kills import DRIVES, Drive, drive
 
 # In children of a process with threads of torch, an update may wait without end: training is killed by
 # tests/ipu_packed_bert/commands/test_pretrain_faults.py, and by the command.
-IN_TESTS = ("build", "checksums")
+IN_TESTS = ("build", "convert")
 
 
 @pytest.mark.parametrize("name", IN_TESTS)

@@ -3,21 +3,24 @@ to get it."""
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from pack_data.packages import load_package, package_of
+from pack_data.packages import load_package, package_of, require
 from tests.tiny_runs import tiny_config, tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def without(module, target, arguments, *, script=False):
-    """Run a command as `python -m target` or `python target` does, in a process that cannot import `module`."""
+def without(modules, target, arguments, *, script=False):
+    """Run a command as `python -m target` or `python target` does, in a process that cannot import these."""
+    blocked = [modules] if isinstance(modules, str) else list(modules)
     how = "run_path" if script else "run_module"
     code = (
-        f"import runpy, sys; sys.modules[{module!r}] = None; sys.argv = [{target!r}, *{list(map(str, arguments))!r}]; "
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({blocked!r})); "
+        f"sys.argv = [{target!r}, *{list(map(str, arguments))!r}]; "
         f"runpy.{how}({target!r}, run_name='__main__')"
     )
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -32,10 +35,10 @@ def tiny(tmp_path_factory):
 COMMANDS = {
     "pretraining": ("run_pretraining.py", ["--config", "TINY"]),
     "resume": ("run_pretraining.py", ["--resume", "RUN"]),
-    "export": ("ipu_packed_bert.export", ["RUN", "OUT"]),
-    "import": ("ipu_packed_bert.export", ["--import", "RUN", "OUT"]),
-    "benchmark": ("ipu_packed_bert.benchmark", ["--quick"]),
-    "finetune": ("ipu_packed_bert.finetune", ["--config", "configs/finetune_squad_packed.yml"]),
+    "export": ("ipu_packed_bert", ["export", "RUN", "OUT"]),
+    "import": ("ipu_packed_bert", ["export", "--import", "RUN", "OUT"]),
+    "benchmark": ("ipu_packed_bert", ["benchmark", "--size", "tiny"]),
+    "finetune": ("ipu_packed_bert", ["finetune", "--config", "configs/finetune_squad_packed.yml"]),
     "experiments": ("evidence", ["exactness", "--quick", "--out", "OUT"]),
 }
 
@@ -56,13 +59,42 @@ def test_a_command_that_trains_names_torch(tiny, tmp_path, name):
     "target, arguments",
     [
         ("run_pretraining.py", ["--config", "configs/packed_phase2_pod16.yml", "--plan", "--packing-factor", "2.0"]),
-        ("ipu_packed_bert.adjust", ["--help"]),
+        ("ipu_packed_bert", ["adjust", "--help"]),
         ("evidence", []),
     ],
 )
 def test_what_needs_no_torch_works_without(target, arguments):
     done = without("torch", target, arguments, script=target.endswith(".py"))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "target, arguments, packages",
+    [
+        ("pack_data.compare", ["--plot", "OUT.png"], "matplotlib"),
+        ("pack_data.histogram", ["--plot", "OUT.png"], "matplotlib"),
+        ("pack_data.stream", ["--plot", "OUT.svg"], "matplotlib"),
+        ("profiling/overhead_report.py", ["--plot", "OUT.svg"], "matplotlib"),
+        ("profiling/overhead_report.py", ["--html", "OUT.html"], "matplotlib jinja2"),
+        ("ipu_packed_bert.commands.look", ["wikipedia_512", "--html", "OUT.html"], "matplotlib jinja2"),
+    ],
+)
+def test_a_command_that_draws_names_what_is_missing_before_it_works(tmp_path, target, arguments, packages):
+    arguments = [each.replace("OUT", str(tmp_path / "out")) for each in arguments]
+    start = time.monotonic()
+    done = without(packages.split(), target, arguments, script=target.endswith(".py"))
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.endswith(f": pip install {packages}\n")
+    assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir()) and time.monotonic() - start < 60
+
+
+def test_all_that_is_missing_is_named_at_once(monkeypatch):
+    for module in ("matplotlib", "jinja2"):
+        monkeypatch.setitem(sys.modules, module, None)
+    require("this", "json", "csv")
+    with pytest.raises(ValueError) as missing:
+        require("--html", "json", "matplotlib", "jinja2")
+    assert str(missing.value) == "--html needs matplotlib and jinja2: pip install matplotlib jinja2"
 
 
 def test_a_package_is_named_as_it_is_installed(monkeypatch):

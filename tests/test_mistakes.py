@@ -58,7 +58,7 @@ MISTAKES = [
     (f"{BUILD} --corpus texts --synthetic wikipedia_512 --out new", ["--synthetic", "--corpus"]),
     (f"{BUILD} --synthetic wikipedia --out new", ["wikipedia", "wikipedia_512"]),
     (f"{BUILD} --synthetic wikipedia_512 --out new", ["--max-sequence-length", "512"]),
-    ("benchmark --quick --ranks 100000", ["--ranks", "100000"]),
+    ("benchmark --size tiny --ranks 100000", ["--ranks", "100000"]),
     ("histogram --workers 99999999 texts/000.txt", ["--workers", "99999999"]),
     ("batching --ranks 0", ["--ranks", "0"]),
     ("pack --packer fastest", ["--packer", "fastest", "optimal"]),

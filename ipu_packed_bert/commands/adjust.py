@@ -1,6 +1,6 @@
 """From an unpacked run to packed ones.
 
-    python -m ipu_packed_bert.adjust --config unpacked.yml --data PACKED --out configs
+    packed-bert adjust --config unpacked.yml --data PACKED --out configs
 
 A pack holds p sequences on average, so the same number of packs in an update is p times the batch (packedBERT, section
 3.3).  Two ways out, one configuration each, with p from the data set's manifest:
@@ -44,7 +44,7 @@ class Adjusted(NamedTuple):
         factor = manifest.packing_factor
         lines = [
             f"# {origin.path} for the packs in {self.config.data.directory}: {factor:.3f} sequences a pack.",
-            f"# {summary(self.config, factor)} (packedBERT, section 3.3); made by python -m ipu_packed_bert.adjust.",
+            f"# {summary(self.config, factor)} (packedBERT, section 3.3); made by packed-bert adjust.",
         ]
         return "\n".join(lines) + "\n\n" + self.config.to_yaml()
 
@@ -120,7 +120,7 @@ def summary(config: Config, packing_factor: float) -> str:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog="python -m ipu_packed_bert.adjust", description=__doc__)
+    parser = ArgumentParser(prog=typed("adjust"), description=__doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="the settings of the unpacked run")
     parser.add_argument(
         "--data", required=True, metavar="PACKED", help="a packed data set, as pack_data.build makes it"
@@ -145,5 +145,5 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         write_atomically(args.out / each.name, each.text(config, manifest).encode())
         print(f"{adjustment:<14} {summary(each.config, manifest.packing_factor)}")
         file = shlex.quote(str(args.out / each.name))
-        print(f"{'':<14} {typed('pretrain', 'python run_pretraining.py')} --config {file}")
+        print(f"{'':<14} {typed('pretrain')} --config {file}")
     return 0

@@ -1,4 +1,4 @@
-"""What packing brings on this machine: `python -m ipu_packed_bert.benchmark`.
+"""What packing brings on this machine: `packed-bert benchmark`.
 
 The same sequences go through forward and backward pass twice, packed and each alone in its row, in one process and in
 turn, so that both see the same machine. Lengths come from a histogram through a real packer, tokens are random.
@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig
 from ipu_packed_bert.processes import Processes, joined
 from ipu_packed_bert.schema import EngineConfig, ModelConfig
-from pack_data.command import ArgumentParser, counted, parse_depth, positive_int, process_count, progress_bar
+from pack_data.command import ArgumentParser, counted, parse_depth, positive_int, process_count, progress_bar, typed
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
@@ -102,7 +102,7 @@ def compare_lengths(args, packing: Packing, size: str, rounds: int, precisions: 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(
-        prog="python -m ipu_packed_bert.benchmark",
+        prog=typed("benchmark"),
         description="Sequences per second, packed over unpacked, on this machine's CPU or CUDA device.",
     )
     add_histogram_arguments(parser)
@@ -142,7 +142,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--compile", action="store_true", help="with torch.compile")
     parser.add_argument("--threads", type=positive_int, help="default: as many as torch chooses")
     parser.add_argument("--seed", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a tiny model and 7 rounds: seconds, but a rough figure")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args(argv)
     others = {"slots": args.slots, "ranks": args.ranks, "attention": args.attention != "auto", "compile": args.compile}
@@ -172,7 +171,7 @@ def in_ranks(args: argparse.Namespace, options: List[str]) -> int:
         # Without these, torchrun says at length that it takes one.
         threads = args.threads or max(1, (os.cpu_count() or 1) // ranks)
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
-        module = ["ipu_packed_bert.benchmark", *options, "--ranks", HERE, "--json"]
+        module = ["ipu_packed_bert", "benchmark", *options, "--ranks", HERE, "--json"]
         command = [sys.executable, "-m", *torchrun, *module]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -194,7 +193,7 @@ def measured(args: argparse.Namespace, processes: Processes) -> int:
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from ipu_packed_bert.throughput import Work, bfloat16_slowdown, draw_work, measure, stretched
 
-    size, rounds = ("tiny", 7) if args.quick else (args.size, args.rounds)
+    size, rounds = args.size, args.rounds
 
     histogram = histogram_from(args)
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)

@@ -1,7 +1,7 @@
 """Between a run and a Hugging Face folder:
 
-python -m ipu_packed_bert.export RUN DIR              # the newest checkpoint of a run -> a folder transformers loads
-python -m ipu_packed_bert.export --import DIR RUN     # a folder -> a run to begin with
+packed-bert export RUN DIR              # the newest checkpoint of a run -> a folder transformers loads
+packed-bert export --import DIR RUN     # a folder -> a run to begin with
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _vocabulary_of(config: Config, path: Path, lower_case: bool) -> AnyVocabular
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog="python -m ipu_packed_bert.export", description=__doc__)
+    parser = ArgumentParser(prog=typed("export"), description=__doc__)
     parser.add_argument(
         "--import",
         action="store_true",
@@ -146,7 +146,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             parser.error("--vocabulary is for writing a folder; one that is read has its own")
         loaded = import_folder(args.source, args.target)
         print(
-            f"{args.target}: begin with it by {typed('pretrain', 'python run_pretraining.py')} --config "
+            f"{args.target}: begin with it by {typed('pretrain')} --config "
             f"{shlex.quote(str(args.target / CONFIG))} --data DATA --start-from {shlex.quote(str(args.target))}"
         )
         for names, what in (

@@ -1,4 +1,4 @@
-"""Fine-tune a BERT on packs: python -m ipu_packed_bert.finetune --config configs/finetune_squad_packed.yml"""
+"""Fine-tune a BERT on packs: packed-bert finetune --config configs/finetune_squad_packed.yml"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ipu_packed_bert.resuming import check_allowed
 from ipu_packed_bert.run_folder import CONFIG
 from ipu_packed_bert.tasks.own import trust_what_was_named
 from ipu_packed_bert.tasks.settings import FinetuneConfig, load_config
-from pack_data.command import ArgumentParser
+from pack_data.command import ArgumentParser, typed
 from pack_data.lengths.factors import parse_factor
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def describe(prepared: Prepared) -> None:
 
 
 def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    parser = ArgumentParser(prog="python -m ipu_packed_bert.finetune", description=__doc__)
+    parser = ArgumentParser(prog=typed("finetune"), description=__doc__)
     add_which_run(parser, named="finetune_squad_packed", finished="; a finished one is evaluated again")
     parser.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="folder in which the data files of the configuration lie"

@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from ipu_packed_bert.commands.benchmark import SIZES, model_of
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig
 from ipu_packed_bert.schema import EngineConfig
-from pack_data.command import ArgumentParser, positive_int
+from pack_data.command import ArgumentParser, positive_int, typed
 from pack_data.files import write_atomically
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packs import default_predictions
@@ -35,12 +35,11 @@ DEPTH = 3
 
 def parse(argv: Optional[Sequence[str]]) -> Any:
     parser = ArgumentParser(
-        prog="python -m ipu_packed_bert.gpu",
+        prog=typed("gpu"),
         description="The tests marked cuda, and training steps in several layouts.",
     )
     add_histogram_arguments(parser)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, 2 rounds: to see that everything runs")
     parser.add_argument("--size", choices=sorted(SIZES), default="base", help="of the model; default base")
     parser.add_argument(
         "--precision",
@@ -59,8 +58,6 @@ def parse(argv: Optional[Sequence[str]]) -> Any:
         "--json", type=Path, default=Path("build/gpu.json"), metavar="FILE", help="default build/gpu.json"
     )
     args = parser.parse_args(argv)
-    if args.tiny:
-        args.size, args.rounds, args.micro_batch, args.packs = "tiny", 2, 2, 4
     if args.packs % args.micro_batch:
         raise ValueError(f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}")
     return args
@@ -144,7 +141,7 @@ def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
     histogram = histogram_from(args)
     slots = histogram.max_sequence_length
     packing = pack(histogram, max_sequences_per_pack=DEPTH)
-    vocabulary = 512 if args.tiny else 30522
+    vocabulary = 512 if args.size == "tiny" else 30522
     work = draw_work(
         packing,
         packs=args.packs,

@@ -33,7 +33,7 @@ from ipu_packed_bert.data import described
 from ipu_packed_bert.plan import micro_batch_that_fits, plan
 from ipu_packed_bert.report import ipu_bundle, popvision
 from ipu_packed_bert.report.measured import model_work
-from pack_data.command import ArgumentParser, positive_int
+from pack_data.command import ArgumentParser, positive_int, typed
 from pack_data.files import write_atomically
 from pack_data.histogram import LengthHistogram
 from pack_data.spfhp import pack
@@ -42,7 +42,7 @@ UPDATES = 10
 
 
 def parse(argv: Optional[Sequence[str]]) -> Any:
-    parser = ArgumentParser(prog="packed-bert ipu-check", description=__doc__)
+    parser = ArgumentParser(prog=typed("ipu-check"), description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="FILE|NAME", help="a configuration of pre-training")
     what.add_argument("--show", type=Path, metavar="FILE", help="print the page of a bundle, and stop")
@@ -365,7 +365,7 @@ class Check:
         found["update_cycles"] = list(fitted.interval(lambda each: pipeline.step(number, each).cycles))
         found["pipeline_cycles"] = list(fitted.interval(pipeline.pipeline_cycle))
         found["once_per_update_cycles"] = list(fitted.interval(pipeline.update_cycles))
-        found["seconds"] = pipeline.step(number, fitted.parameters).seconds
+        found["seconds"] = fitted.interval(lambda each: pipeline.step(number, each).seconds).value
         found["clock_hz"] = target.clock_hz
         found["work"] = model_work(pipeline, number, fitted.parameters)
         said.append(f"{found['update_cycles'][1]:,.0f} cycles of an update")

@@ -9,12 +9,12 @@ from typing import Any, Dict, Optional, Sequence
 
 from ipu_packed_bert.run_page import is_run, sections_of_run
 from pack_data import look
-from pack_data.command import ArgumentParser, check_output, count_from_zero, parse_depth, positive_int, run_main
+from pack_data.command import ArgumentParser, check_page, count_from_zero, parse_depth, positive_int, run_main, typed
 from pack_data.compare import ALGORITHMS
 from pack_data.histogram import PUBLISHED
 from pack_data.lengths.counting import count
 from pack_data.packers import PACKERS, packs_at_depth
-from pack_data.page.document import Page
+from pack_data.page import Page
 from pack_data.store import MANIFEST, PackStore
 
 # The options of the page of lengths alone, of that of a data set alone, and of both.
@@ -24,9 +24,9 @@ _COMPARED = ("depths", "packers")
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(
-        prog="python -m ipu_packed_bert.commands.look",
-        description="Writes one HTML page that needs nothing else: no network, no other file. Its tables sort, its\n"
-        "pictures say more where they are pointed at, and each can be saved as SVG.\n\n"
+        prog=typed("look"),
+        description="Writes one HTML page that needs nothing else: no network, no other file. Its tables sort,\n"
+        "its pictures say more where they are pointed at.\n\n"
         "Of lengths: how long they are, how a packing fills its packs, the padding by depth and packer, the proof\n"
         "that no packing is better, and a pack with its attention mask. Of a run: losses, throughput, padding saved.",
         argument_default=argparse.SUPPRESS,  # what is not given is not there, so that what is given is not ignored
@@ -59,7 +59,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if not args.html and not args.json:
         raise ValueError("nothing to write: give --html FILE, or --json")
     if args.html:
-        check_output("--html", args.html, reads=[args.what])
+        check_page("--html", args.html, reads=[args.what])
     page = _page(args)
     if args.html:
         page.write(args.html)

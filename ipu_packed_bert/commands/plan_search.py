@@ -27,7 +27,7 @@ from ipu_packed_bert.plan import CODE_WORDS, FULLEST_PUBLISHED, device_lines, me
 from ipu_packed_bert.report.packings import packed_factor
 from ipu_packed_bert.report.search import DEPTHS, Found, Outcome, Progress, Search, choice_of
 from ipu_packed_bert.settings import ConfigError, as_tree
-from pack_data.command import ArgumentParser, check_output, positive_int
+from pack_data.command import ArgumentParser, check_output, positive_int, typed
 from pack_data.files import write_atomically
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.factors import PackingFactor, parse_factor, planned_factor, published_for
@@ -36,7 +36,7 @@ from pack_data.table import WIDTH, text_table
 
 
 def options() -> ArgumentParser:
-    parser = ArgumentParser(prog="packed-bert plan", description=__doc__)
+    parser = ArgumentParser(prog=typed("plan"), description=__doc__)
     parser.add_argument("--search", action="store_true", required=True)
     parser.add_argument("--config", metavar="FILE|NAME", required=True, help="a configuration of pre-training")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
@@ -160,7 +160,7 @@ def page(base: Config, found: Outcome, factors: Factors, *, ipus: int, best: int
     factor = factors(top.config.data.packer, top.config.data.max_sequences_per_pack)
     lines = [
         "  packs: in a micro-batch. room: what products may take of an IPU. parts: of the vocabulary projection.",
-        f"  tile: the fullest one's counted memory; a plan fits up to {FULLEST_PUBLISHED:.0%}, as the published ones.",
+        f"  tile: the fullest one's counted memory; a plan fits up to {FULLEST_PUBLISHED:.0%}, as Graphcore's do.",
         f"  {CODE_WORDS}.",
         "  Predicted by the cycle model, nothing is measured; plans that differ by less than its error are equal.",
         "",

@@ -35,7 +35,7 @@ from ipu_packed_bert.settings import peek
 from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, Source
 from ipu_packed_bert.tasks.own import trust_what_was_named
 from ipu_packed_bert.tasks.settings import GLUE, SQUAD, TOKENS
-from pack_data.command import ArgumentParser, counted, positive_int, progress_bar
+from pack_data.command import ArgumentParser, counted, positive_int, progress_bar, typed
 from pack_data.files import write_atomically
 
 _STANDARD_INPUT = {SQUAD: "json", TOKENS: "conll"}  # what is read there, unless --format says so; else jsonl
@@ -43,7 +43,7 @@ _STANDARD_INPUT = {SQUAD: "json", TOKENS: "conll"}  # what is read there, unless
 
 def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = ArgumentParser(
-        prog="python -m ipu_packed_bert.predict",
+        prog=typed("predict"),
         description=__doc__,
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="a fine-tuning run, or a Hugging Face folder")

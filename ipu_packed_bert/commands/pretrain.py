@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    parser = ArgumentParser(prog="run_pretraining.py", description=__doc__)
+    parser = ArgumentParser(prog=typed("pretrain"), description=__doc__)
     add_which_run(parser, named="packed_phase2_pod16")
     parser.add_argument(
         "--start-from",
@@ -281,7 +281,8 @@ def make_ready(
     config = config.with_schedule()
     check_accumulation(config, factor.value)
     task = Pretraining(config, store.schema)
-    packs = StoredPacks(store, seed=config.run.seed)
+    rows = config.model.vocabulary_size
+    packs = StoredPacks(store, seed=config.run.seed, vocabulary=rows)
     processes.refuse_differences(
         {
             **flat(config.as_dict()),
@@ -297,7 +298,7 @@ def make_ready(
         packs,
         task.layout(config, factor.value),
         share=engine.share,
-        held_out=StoredPacks(evaluation) if evaluation else None,
+        held_out=StoredPacks(evaluation, vocabulary=rows) if evaluation else None,
     )
     batches = opened.enter_context(contextlib.closing(engine.feed(global_batches)))
     return Ready(config, store, evaluation, vocabulary, factor, engine, global_batches, batches)
@@ -470,8 +471,7 @@ def resume_command(folder: Any) -> str:
 
 
 def _command() -> str:
-    script = sys.argv[0] if Path(sys.argv[0]).name == "run_pretraining.py" else "run_pretraining.py"
-    return typed("pretrain", f"python {shlex.quote(script)}")
+    return typed("pretrain")
 
 
 def print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:

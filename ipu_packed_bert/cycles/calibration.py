@@ -81,9 +81,9 @@ class Calibration:
     draws: Optional[Draws] = None  # of all unknowns, for intervals; not there while they are made
 
     def interval(self, value: Callable[[Parameters], Any]) -> Interval:
-        """What the model computes from parameters, with its interval of 90 %."""
+        """What the model computes from parameters: the median of the draws, with its interval of 90 %."""
         assert self.draws is not None
-        return self.draws.interval(value, self.parameters)
+        return self.draws.interval(value)
 
     def intervals(self, values: Callable[[Parameters], Any]) -> List[Interval]:
         """Of many numbers at once, as `Draws.intervals`."""
@@ -93,7 +93,7 @@ class Calibration:
     def throughput(self, value: Callable[[Parameters], Any]) -> Interval:
         """The same of a throughput, for which the model's own discrepancy is in the interval."""
         assert self.draws is not None
-        return self.draws.throughput(value, self.parameters)
+        return self.draws.throughput(value)
 
 
 def machines(folder: Optional[Path]) -> Dict[str, Machine]:

@@ -25,7 +25,8 @@ class Speed(NamedTuple):
 def speed(pipeline: Pipeline, accumulation: int, packing_factor: float, updates: int, fitted: Calibration) -> Speed:
     """packing_factor: sequences of a pack."""
     rate = fitted.throughput(lambda each: pipeline.sequences_per_second(accumulation, packing_factor, each))
-    return Speed(rate, updates * pipeline.step(accumulation, fitted.parameters).seconds / DAY)
+    seconds = fitted.interval(lambda each: pipeline.step(accumulation, each).seconds)
+    return Speed(rate, updates * seconds.value / DAY)
 
 
 def known_speed(config: Config, packing_factor: float, folder: Path) -> Optional[Speed]:

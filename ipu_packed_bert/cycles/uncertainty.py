@@ -3,7 +3,8 @@
 A draw is a whole set of unknowns from its prior (`UNKNOWNS`). The fitted factor and the host's seconds are then drawn
 around their best values for this set, and the draw is weighted by its likelihood: the published throughputs, each with
 a standard error of `DISCREPANCY` in the logarithm, and the paper's overhead at the fitted depth (importance weights).
-Draws taken by their weights are stored; an interval of 90 % is that of what the model says for each of them.
+Draws taken by their weights are stored; a number is the median of what the model says for them, its interval holds
+90 %. The value at the fitted parameters is another one: for overheads it lies at the low end of the draws.
 Throughputs get the discrepancy on top: what the model is off by for reasons that have no name here.
 """
 
@@ -74,10 +75,10 @@ MEASURED_BY = {
 
 
 class Interval(NamedTuple):
-    """A number: the ends of its interval, and its value with the fitted parameters."""
+    """A number and the ends of its interval."""
 
     lower: float
-    calibrated: float
+    value: float  # the median of the draws; at the fitted parameters where rows must add up, or where it says fitted
     upper: float
 
 
@@ -89,19 +90,23 @@ class Draws:
     discrepancy: np.ndarray  # factor on a throughput
     report: Dict[str, Any]
 
-    def interval(self, value: Callable[[Parameters], Any], fitted: Parameters) -> Interval:
+    def interval(self, value: Callable[[Parameters], Any]) -> Interval:
         """Of a number that the model computes from parameters."""
-        return _interval(np.asarray(value(self.parameters)), value(fitted))
+        return Interval(*(float(end) for end in np.quantile(value(self.parameters), (_ENDS[0], 0.5, _ENDS[1]))))
 
     def intervals(self, values: Callable[[Parameters], np.ndarray], fitted: Parameters) -> List[Interval]:
-        """Of many numbers at once. values: [numbers, draws] from parameters of arrays, [numbers, 1] from the fitted."""
+        """Of many numbers at once, each with its value at the fitted parameters, so that parts add up to their whole.
+
+        values: [numbers, draws] from parameters of arrays, [numbers, 1] from the fitted.
+        """
         drawn, middle = values(self.parameters), values(fitted)
         ends = np.quantile(np.broadcast_to(drawn, (len(middle), len(self.parameters.layout))), _ENDS, axis=1)
         return [Interval(float(low), float(each[0]), float(high)) for low, each, high in zip(ends[0], middle, ends[1])]
 
-    def throughput(self, value: Callable[[Parameters], Any], fitted: Parameters) -> Interval:
-        """The same of a throughput, with what the model is off by for reasons without a name."""
-        return _interval(np.asarray(value(self.parameters)) * self.discrepancy, value(fitted))
+    def throughput(self, value: Callable[[Parameters], Any]) -> Interval:
+        """As `interval`, of a throughput: its ends with what the model is off by for reasons without a name."""
+        middle = self.interval(value)
+        return self.interval(lambda each: value(each) * self.discrepancy)._replace(value=middle.value)
 
     def explained(self, value: Callable[[Parameters], Any]) -> Dict[str, float]:
         """Share of a number's variance that knowing one unknown would take away, the largest first."""
@@ -117,11 +122,6 @@ class Draws:
             within = sum(len(part) * float(np.var(part)) for part in parts) / len(values)
             found[field] = max(0.0, 1.0 - within / whole) if whole > 0 else 0.0
         return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def _interval(values: np.ndarray, calibrated: float) -> Interval:
-    low, high = np.quantile(values, _ENDS)
-    return Interval(float(low), float(calibrated), float(high))
 
 
 def prior(count: int, seed: int) -> Parameters:

@@ -274,6 +274,9 @@ def padding_free_attention(
         if chunk is not None:  # chunks are counted from the begin of the row in some versions of Transformers
             raise ValueError(f"{name} attends in chunks; give the model cu_seq_lens_q, as PaddingFreeCollator does")
         cu_seq_lens_q = attention_mask
+    positions = others.get("position_ids")
+    if torch.is_tensor(positions) and positions.dim() == 2 and 1 < positions.shape[1] == query.shape[2]:
+        _refuse_contradiction(name, positions, attention_mask, cu_seq_lens_q)
     if cu_seq_lens_q is None:
         return _without_boundaries(query, key, value, attention_mask, position_bias, settings, chunk), None
     # Older versions of Transformers make a mask for a row of one example too; it says what the boundaries say.
@@ -292,6 +295,58 @@ def padding_free_attention(
         query, key, value, cu_seq_lens_q, settings, longest=max_length_q, chunk=chunk, bias=position_bias
     )
     return context, None
+
+
+_checked: List[Tuple[Any, int]] = []  # positions, mask and boundaries of the last layer, and their versions
+
+
+def _refuse_contradiction(
+    name: str, positions: torch.Tensor, mask: Optional[torch.Tensor], boundaries: Optional[torch.Tensor]
+) -> None:
+    """Raise ValueError where positions begin again and what says which tokens see each other does not.
+
+    positions: [B, T].  All layers of a call get the same tensors, which are compared once.
+    """
+    global _checked
+    given = positions, mask, boundaries
+    if len(_checked) == len(given) and all(
+        reference() is each and version == _version(each) >= 0 for (reference, version), each in zip(_checked, given)
+    ):
+        return
+    begins = positions[:, 1:] != positions[:, :-1] + 1  # [B, T - 1]
+    if boundaries is not None:
+        numbers = boundaries if boundaries.dim() == 1 else boundaries[0, 0, 0]
+        apart = torch.zeros(positions.shape[1] + 1, dtype=torch.bool, device=positions.device)
+        apart[numbers.long().clamp(0, positions.shape[1])] = True
+        wrong = bool(begins.any()) and not torch.equal(begins[0], apart[1:-1])
+        what = "cu_seq_lens_q has other examples than position_ids"
+    else:
+        wrong = bool((begins & (positions[:, 1:] <= positions[:, :-1]) & _sees_the_one_before(mask, begins)).any())
+        what = "position_ids begin again, and the attention_mask or the cache lets examples see each other"
+    if wrong:
+        raise ValueError(
+            f"{name}: {what}; give the model what padding_free.inputs_for gives, no attention_mask, and use_cache=False"
+        )
+    _checked = [((lambda: None) if each is None else weakref.ref(each), _version(each)) for each in given]
+
+
+def _version(tensor: Optional[torch.Tensor]) -> int:
+    """Rises where a tensor changes in place; -1 where that is not told."""
+    return 0 if tensor is None else -1 if tensor.is_inference() else tensor._version
+
+
+def _sees_the_one_before(mask: Optional[torch.Tensor], begins: torch.Tensor) -> torch.Tensor:
+    """[B, T - 1]: whether a token, but the first, sees itself, as padding does not, and the one before it."""
+    if mask is None:
+        return torch.ones_like(begins)
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 4
+    before = seen.shape[3] - seen.shape[2]  # tokens in the cache
+    itself, other = (seen.diagonal(before - back, 2, 3)[:, 0, -begins.shape[1] :] for back in (0, 1))
+    return itself & other
+
+
+if hasattr(torch, "compiler") and hasattr(torch.compiler, "disable"):
+    _refuse_contradiction = torch.compiler.disable(_refuse_contradiction)
 
 
 def reach_of(module: torch.nn.Module, window: Optional[int]) -> Tuple[Optional[int], Optional[int]]:

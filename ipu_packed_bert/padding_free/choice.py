@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+import logging
+from typing import Any, Dict, List, Mapping, Optional
 
 from ipu_packed_bert.padding_free.attention import NAME, REGISTERED
-from ipu_packed_bert.padding_free.models import Choice, attention_of, base_of, choose, chosen_for, refuse_first_fsdp
-from ipu_packed_bert.padding_free.probe import WAY_OUT, check_no_leak
+from ipu_packed_bert.padding_free.models import (
+    Choice,
+    attention_of,
+    base_of,
+    choice_of,
+    choose,
+    chosen_for,
+    refuse_first_fsdp,
+    text_config,
+)
+from ipu_packed_bert.padding_free.probe import WAY_OUT, check_no_leak, refuse_row_settings
+
+logger = logging.getLogger(__name__)
 
 
 def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Optional[str] = None) -> Choice:
@@ -17,19 +29,23 @@ def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Op
     the library's own way with the attention the model has: boundaries found in position_ids, then a mask for all
     layers.  Ours and the library's are tried without seq_idx and with it, which layers other than attention may use.
     The model's key cache is switched off, as with it the library looks for no boundaries.
+    Where only a mask of all tokens by all tokens keeps examples apart, a warning says what it takes.
 
     Raises ValueError where nothing is right; the model then stays as it was.
     """
     refuse_first_fsdp(model)
+    refuse_row_settings(model)
     base, loaded, before = base_of(model), attention_of(model), chosen_for(model)
     cached = getattr(base.config, "use_cache", None)
-    refusals = {}
+    refusals: Dict[str, str] = {}
     for choice in _candidates(loaded, attention):
         try:
             switch(model, choice.attention)
             choose(model, choice)
             base.config.use_cache = False
             check_no_leak(model, longest=longest)
+            if attention is None and dense_mask_bytes(model, 1):
+                logger.warning("%s", _dense(model, choice, longest, refusals))
             return choice
         except ValueError as error:
             refusals[str(choice)] = str(error)
@@ -41,6 +57,26 @@ def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Op
     reasons = {reason: choice for choice, reason in reversed(list(refusals.items()))}
     texts = [f"with {choice}: {reason}" for reason, choice in reversed(list(reasons.items()))]
     raise ValueError(f"{type(base).__name__} is not right in padding-free batches {'; '.join(texts[:3])}; {WAY_OUT}")
+
+
+def dense_mask_bytes(model: Any, tokens: int) -> int:
+    """Memory of the mask and the scores of one layer in a row of so many tokens; 0 where no such mask is made."""
+    kind = attention_of(model)
+    if choice_of(model).boundaries == "cu_seq_lens" or kind == "flex_attention":
+        return 0
+    heads = getattr(text_config(model), "num_attention_heads", 1)
+    width = base_of(model).dtype.itemsize
+    return tokens * tokens * (1 if kind == "sdpa" else width * (1 + heads))
+
+
+def _dense(model: Any, choice: Choice, longest: Optional[int], refusals: Mapping[str, str]) -> str:
+    tokens = longest or 4096
+    why = next(iter(refusals.values()), "")
+    return (
+        f"{type(base_of(model)).__name__}: only {choice} keeps examples apart, by a mask of all tokens by all tokens: "
+        f"{dense_mask_bytes(model, tokens) / 2**20:,.0f} MiB in a row of {tokens:,} tokens, four times as much in one "
+        f"twice as long" + (f" ({why})" if why else "")
+    )
 
 
 def _candidates(loaded: str, attention: Optional[str]) -> List[Choice]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from ipu_packed_bert.padding_free.models import base_of, choice_of
+from ipu_packed_bert.padding_free.models import base_of, choice_of, first_position
 from ipu_packed_bert.padding_free.windows import ignored_reach, too_long
 from pack_data.batching.collators import Example, collate, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions
@@ -57,6 +57,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     Raises ValueError where an example is longer than a window or chunk that this ignores.
     """
     tensors = {name: torch.as_tensor(values) for name, values in batch.items()}
+    tensors["position_ids"] = tensors["position_ids"] + first_position(model)
     if "cumulative_lengths" not in tensors:
         return tensors
     boundaries, longest = tensors.pop("cumulative_lengths"), int(tensors.pop("max_length"))

@@ -69,6 +69,15 @@ def attention_of(model: Any) -> str:
     return getattr(base_of(model).config, "_attn_implementation", None) or "eager"
 
 
+def first_position(model: Any) -> int:
+    """The position of an example's first token: RoBERTa's family counts from padding_idx + 1, all others from 0."""
+    for module in base_of(model).modules():
+        padding = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)
+        if padding is not None:
+            return int(padding) + 1
+    return 0
+
+
 def choice_of(model: Any) -> Choice:
     """What `use_padding_free` chose; else what goes with the attention that the model has."""
     kind, chosen = attention_of(model), chosen_for(model)

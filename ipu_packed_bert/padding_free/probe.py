@@ -7,7 +7,7 @@ compared with the model's own rounding, measured in plain calls that differ in n
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 from torch.nn import functional as F
@@ -23,7 +23,7 @@ from ipu_packed_bert.padding_free.models import (
     unwrapped,
 )
 from ipu_packed_bert.padding_free.update import to_device, without_labels
-from ipu_packed_bert.padding_free.windows import far_settings, ignored_reach, too_long
+from ipu_packed_bert.padding_free.windows import far_settings, ignored_reach, row_settings, too_long
 from pack_data.batching.collators import padding_free_batch
 
 Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
@@ -101,9 +101,20 @@ def check_no_leak(
     Where not, the error names the first layer at fault, or the setting, and what to do.
     """
     refuse_first_fsdp(model)
+    refuse_row_settings(model)
     check_window(model, longest)
     with _undisturbed(model):
         _Probe(model, longest, forward, vocabulary_size, seed).run()
+
+
+def refuse_row_settings(model: Any) -> None:
+    """Raise ValueError for a model whose layers count tokens from the begin of the row, not of the example."""
+    found = row_settings(text_config(model))
+    if found:
+        raise ValueError(
+            f"{type(base_of(model)).__name__} attends by the place of a token in the row ({', '.join(found)}), so that "
+            f"an example depends on those before it; {WAY_OUT}"
+        )
 
 
 @contextlib.contextmanager
@@ -156,17 +167,36 @@ class _Probe:
             self.far = []  # `check_window` has seen that no example is so long
         parameters = list(self.model.parameters())
         self.device = parameters[0].device
-        types = [parameter.dtype for parameter in parameters if parameter.dtype in _LEAST]
-        if torch.is_autocast_enabled():
-            types.append(torch.get_autocast_gpu_dtype())
-        self.dtype = max(types, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
         self.draw = torch.Generator().manual_seed(seed)
         self.references = self._references()
+        types = {parameter.dtype for parameter in parameters} | self._computed_types()
+        self.dtype = max(types & set(_LEAST), key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
     # ---- calls
 
     def example(self, length: int) -> torch.Tensor:
         return torch.randint(1, self.vocabulary, (length,), generator=self.draw)
+
+    def _computed_types(self) -> Set[torch.dtype]:
+        """Types that the layers compute in: of the weights, or of an autocast around the call or inside `forward`."""
+        found: Set[torch.dtype] = set()
+
+        def note(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            if torch.is_tensor(output):
+                found.add(output.dtype)
+
+        leaves = [module for module in self.model.modules() if not list(module.children())]
+        handles = [module.register_forward_hook(note) for module in leaves]
+        try:
+            with torch.no_grad():
+                self._tried(
+                    lambda: self.model(torch.ones(1, 2, dtype=torch.long, device=self.device)).logits,
+                    "model(input_ids) of one example fails already",
+                )
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
 
     def _tried(self, call: Callable[[], torch.Tensor], what: str) -> torch.Tensor:
         try:

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from ipu_packed_bert.padding_free.choice import use_padding_free
+from ipu_packed_bert.padding_free.choice import dense_mask_bytes, use_padding_free
 from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
-from ipu_packed_bert.padding_free.models import choice_of
+from ipu_packed_bert.padding_free.models import base_of, choice_of
 from ipu_packed_bert.padding_free.update import IGNORED, cross_entropy_sum
 from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
@@ -94,18 +94,48 @@ def pack_into(
     def get_train_dataloader() -> DataLoader:
         return _loader(theirs(), sampler(), trainer.model)
 
+    before = _plain_updates(theirs(), args)
     made = sampler()
     if made.longer.longer and accelerator.is_main_process:
         logger.warning("%s", made.longer)
     trainer.get_train_dataloader = get_train_dataloader
+    if accelerator.is_main_process:
+        print(_changed_updates(trainer, before, made, lengths), flush=True)
     return made
+
+
+def _plain_updates(loader: Any, args: Any) -> int:
+    """Updates of an epoch before packing; `loader` has the batches of one rank."""
+    return max(1, -(-len(loader) // (args.world_size * args.gradient_accumulation_steps)))
+
+
+def _changed_updates(trainer: Any, before: int, sampler: IndexBatchSampler, lengths: np.ndarray) -> str:
+    """One line: what an update and an epoch are now, and were."""
+    args, model = trainer.args, trainer.model
+    rows = sampler.options.batch_size * args.gradient_accumulation_steps * args.world_size
+    after = max(1, -(-len(sampler) // args.gradient_accumulation_steps))
+    examples, tokens = len(lengths), int(lengths.sum())
+    mask = dense_mask_bytes(model, sampler.options.capacity)
+    return (
+        f"pack_into: an update has {rows:,} rows of {sampler.options.max_sequence_length:,} slots, about "
+        f"{examples / after:,.0f} examples and {tokens / after:,.0f} tokens (before: {examples / before:,.0f} and "
+        f"{tokens / before:,.0f}); {after:,} updates an epoch (before: {before:,}); {choice_of(model)}"
+        + (f", {mask / 2**20:,.0f} MiB a layer for the mask of a batch" if mask else "")
+    )
 
 
 def _check_trainer(trainer: Any, way: str) -> None:
     """Raise ValueError for a trainer whose batches cannot be replaced."""
     args = trainer.args
     dataset = trainer.train_dataset
+    columns = getattr(dataset, "column_names", None) or ["input_ids"]
+    model = base_of(trainer.model)
     reasons = {
+        f"the examples have no input_ids, but {', '.join(map(str, columns[:4]))}: pairs of answers and rewards are not "
+        "packed; use Trainer or SFTTrainer with examples of tokens": "input_ids" not in columns,
+        f"{type(model).__name__} gives one answer a row, and a row here has several examples; use a model that gives "
+        "each token its logits": "SequenceClassification" in type(model).__name__
+        or "MultipleChoice" in type(model).__name__,
         "the trainer has no train_dataset; give it one before": dataset is None,
         "the train_dataset has no length, and packs are planned over all examples; use a map-style data set": (
             dataset is not None and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"))

@@ -66,6 +66,19 @@ def _windows_are_on(config: Any) -> bool:
     return getattr(config, "use_sliding_window", None) is not False and not none_left
 
 
+def row_settings(config: Any) -> List[str]:
+    """Settings by which a model treats a token by its place in the row, whatever its example: `name = value`.
+
+    Llama 4 scales the queries of its layers without rotary positions; DeepSeek-V4 joins groups of tokens of the row.
+    """
+    found = []
+    rotary = getattr(config, "no_rope_layers", None)  # 1 where a layer has rotary positions
+    if getattr(config, "attn_temperature_tuning", None) and not (rotary and all(rotary)):
+        found.append("floor_scale")
+    found += [name for name, value in vars(config).items() if name.startswith(("compress_ra", "indexer_compress_ra"))]
+    return [f"{name} = {getattr(config, name)}" for name in found if getattr(config, name, None)]
+
+
 # What the attention of an example longer than this may depend on, by the names that configurations use.
 _REACHING = ("window", "chunk", "local_attention")
 _COUNTS = ("max_window_layers", "num_", "use_")  # numbers of layers and the like, not of tokens

@@ -4,4 +4,4 @@ from ipu_packed_bert.report.command import main
 from pack_data.command import run_main
 
 if __name__ == "__main__":
-    raise SystemExit(run_main(lambda argv: main(argv, prog="python -m ipu_packed_bert.report")))
+    raise SystemExit(run_main(main))

@@ -7,7 +7,6 @@ measured cycles too (sources as of overhead_report.py --measured), prints what m
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -17,17 +16,13 @@ from ipu_packed_bert.cycles import calibration, matmul, uncertainty
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.data import packing_factor
 from ipu_packed_bert.report import measured
-from pack_data.command import ArgumentParser
+from pack_data.command import ArgumentParser, typed
 from pack_data.files import write_atomically
 from pack_data.table import CONFIGURED, MODEL, Column, Table
 
 
-def _factor(config: Config) -> float:
-    return packing_factor(config, None).value
-
-
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(description=__doc__)
+    parser = ArgumentParser(prog=typed("calibrate"), description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="compare with the stored fit; exit status 1 where it differs"
     )
@@ -73,7 +68,7 @@ def refitted(paths: Sequence[Path], machine_of: Dict[str, Machine], given: Optio
     for path in paths:  # read before anything is fitted: a file that cannot be used is told at once
         found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
         config = measured.configuration(found, given)
-        found = measured.completed(found, config, partial(_factor, config))
+        found = measured.completed(found, config, lambda config: packing_factor(config, None).value)
         notes += [f"{found.detail}{found.taken}."] * bool(found.taken)
         own.append(measured.observation(found, config, machine_of[config.placement.machine], stored))
     published = calibration.observe(machine_of, load_config)

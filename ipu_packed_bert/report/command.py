@@ -6,14 +6,13 @@ hardware (run logs with PopTorch's cycle counter), profile (PopVision), predicte
 (seconds), paper, published (measured by others), computed (arithmetic), config.
 
   --table 2            Table 2: base and large, 128 and 384
-  --graphs             Table 1's overheads for this engine's graph, for an additive mask and for the paper's own graph
-  --per-ipu            cycles of each IPU, the bottleneck, sequences/s of all replicas
   --scaling            Figure 5: packing against un-padding on 1 to 2048 devices
   --points             published measurements, the model's errors and those of "31 % of peak"
-  --arrangements       ways to write mask, heads and positions, and what each gains
   --schedule           an update over time: what each IPU does when; one picture with --plot or --html
   --operators          cycles of each operator, class of operator and product; what an update's time consists of
+  --all                all of these, and cycles of each IPU
   --html FILE          one page to look at, of what is asked for; of everything where nothing is
+  --config A           cycles of each IPU, the bottleneck, sequences/s of all replicas
   --config A --config B                                                        what if: any configurations
   --config A [--set KEY=VALUE] [--depth 4] [--target bow] [--micro-batch 3]    what if: changed, against as written
   --measured SOURCE    measured cycles beside the model's: of an update, of each IPU, of each class of operator
@@ -40,29 +39,26 @@ from ipu_packed_bert.report import headline, measured, operators, paper, picture
 from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.report.page import page_of
 from pack_data import sort
-from pack_data.command import PICTURES, ArgumentParser, check_output, positive_int
+from pack_data.command import ArgumentParser, check_page, check_picture, positive_int, typed
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.factors import parse_factor, planned_factor
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.page.document import Page
-from pack_data.page.figures import write_all
+from pack_data.page import Page
+from pack_data.picture import write_each
 from pack_data.table import Table, as_csv, wrapped
 
 DEFAULT = FOLDER / "packed_phase2_pod16.yml"
 
 
-def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
-    found = ArgumentParser(prog=prog, description=__doc__)
+def parser() -> argparse.ArgumentParser:
+    found = ArgumentParser(prog=typed("report"), description=__doc__)
     what = found.add_argument_group("what to print (several may be given; Table 1 where none is)")
     what.add_argument("--table", type=int, choices=(1, 2), action="append", default=[])
-    what.add_argument("--graphs", action="store_true")
-    what.add_argument("--per-ipu", action="store_true")
     what.add_argument("--scaling", action="store_true")
     what.add_argument("--points", action="store_true")
-    what.add_argument("--arrangements", action="store_true")
     what.add_argument("--schedule", action="store_true")
     what.add_argument("--operators", action="store_true")
-    what.add_argument("--all", action="store_true", help="all of these")
+    what.add_argument("--all", action="store_true", help="all of these, and more")
     where = found.add_argument_group("of what")
     where.add_argument(
         "--config", type=Path, action="append", default=[], help="configuration; two or more are compared"
@@ -106,8 +102,7 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
         "--plot",
         type=Path,
         metavar="FILE.png|pdf|svg",
-        help="the pictures, a file each, of a size for a paper (.png and .pdf need matplotlib); several are called "
-        "FILE_PICTURE.png",
+        help="the pictures, a file each, of a size for a paper; several are called FILE_PICTURE.png",
     )
     out.add_argument(
         "--html", type=Path, metavar="FILE", help="one page with all tables and pictures, in place of text"
@@ -195,16 +190,9 @@ class OverheadReport:
             batching = sort.batch(histogram, batch_size=256)
             self.tables.append(self.headline(comparison))
             self.tables.append(paper.table1(comparison, packings, paper.ROWS, batching, histogram.name))
-            if self.graphs_in_one_row:  # one depth: each further row needs two more traces
-                self.tables.append(paper.graphs(comparison, packings, [("nnlshp", 3)]))
         finally:
             packings.close()
         self.tables.append(paper.decomposition(comparison, self.depth(config)))
-
-    @property
-    def graphs_in_one_row(self) -> bool:
-        """Whether Table 1 brings the other graphs along; otherwise they have all rows in a table of their own."""
-        return not (self.args.graphs or self.whole)
 
     def headline(self, comparison: paper.ModelledOverhead) -> Table:
         config = comparison.config
@@ -213,15 +201,6 @@ class OverheadReport:
         return headline.headline(
             comparison, config, depth, factor, self.too_large_for(config.name, config, depth, factor)
         )
-
-    def graphs(self) -> None:
-        rows = [key for key in paper.ROWS if key[0] in ("spfhp", "nnlshp")]
-        packings = Packings(self.histogram(), self.folder, rows)
-        try:
-            comparison = paper.ModelledOverhead(self.machine, self.main_config, self.calibration)
-            self.tables.append(paper.graphs(comparison, packings, rows))
-        finally:
-            packings.close()
 
     def table2(self) -> None:
         self.tables.append(paper.table2(self.machine, lambda name: self.load(FOLDER / name), self.calibration))
@@ -355,12 +334,6 @@ class OverheadReport:
         for machine in machine_of.values():
             machine.save()
 
-    def arrangements(self) -> None:
-        config = self.main_config
-        depth = self.depth(config)
-        factor, _ = self.factor(config, depth)
-        self.tables.append(paper.arrangements(self.machine, config, self.calibration, depth, factor))
-
     def measured(self) -> None:
         args = self.args
         for path in args.measured:
@@ -380,7 +353,9 @@ class OverheadReport:
         given = self.main_config if self.args.config else None
         found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
         config = measured.configuration(found, given)
-        found = measured.completed(found, config, lambda: self.factor(config, config.data.max_sequences_per_pack)[0])
+        found = measured.completed(
+            found, config, lambda config: self.factor(config, config.data.max_sequences_per_pack)[0]
+        )
         self.measurements.append((found, config))
         self.about.append(config.name)
         return measured.beside(found, config, self.machine_of(config).pipeline(config), self.calibration)
@@ -435,12 +410,10 @@ class OverheadReport:
         asked = bool(self.tables)
         every = (
             (1 in args.table, self.table1),
-            (args.graphs, self.graphs),
             (2 in args.table, self.table2),
-            (args.per_ipu, self.per_ipu),
+            (False, self.per_ipu),
             (args.scaling, self.scaling),
             (args.points, self.points),
-            (args.arrangements, self.arrangements),
             (args.schedule, self.schedule),
             (args.operators, self.operators),
         )
@@ -484,17 +457,17 @@ class OverheadReport:
         found = [picture for table in self.tables for picture in pictures.pictures(table)]
         if not found:
             raise ValueError(f"--plot: none of these tables has a picture; there are {', '.join(pictures.PICTURES)}")
-        return write_all(found, path)
+        return write_each(found, path)
 
 
-def main(argv: Optional[Sequence[str]] = None, *, prog: Optional[str] = None) -> int:
-    args = parser(prog).parse_args(argv)
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    args = parser().parse_args(argv)
     if args.json and args.csv:
         raise ValueError("--json and --csv exclude each other; choose one")
     if args.plot is not None:
-        check_output("--plot", args.plot, reads=[args.histogram], endings=PICTURES)
+        check_picture("--plot", args.plot, reads=[args.histogram])
     if args.html is not None:
-        check_output("--html", args.html, reads=[args.histogram])
+        check_page("--html", args.html, reads=[args.histogram])
     report = OverheadReport(args)
     report.run()
 

@@ -48,7 +48,7 @@ def headline(
                 "what": what,
                 "packed": both[0],
                 "unpacked": both[1],
-                "ratio": None if ratio is None else ratio.calibrated,
+                "ratio": None if ratio is None else ratio.value,
                 "lower": None if ratio is None else ratio.lower,
                 "upper": None if ratio is None else ratio.upper,
             }
@@ -57,7 +57,7 @@ def headline(
     kernel = calibration.interval(_kernel(comparison, depth, packing_factor))
     add(
         "kernel: sequences a million cycles",
-        [1e6 * p * pipe.micro_batch / pipe.micro_batch_cycles(parameters) for pipe, _, p in works],
+        [calibration.interval(_a_million_cycles(pipe, p)).value for pipe, _, p in works],
         kernel,
     )
     add("accumulation: micro-batches of an update", [f"{accumulation:,}", f"{full:,}"])
@@ -65,20 +65,20 @@ def headline(
     if too_large is None:
         found = [speed(*work, config.run.steps, calibration) for work in works]
         rates = [each.rate for each in found]
-        add("sequences/s of all replicas", [f"{rate.calibrated:,.0f}" for rate in rates], whole)
+        add("sequences/s of all replicas", [f"{rate.value:,.0f}" for rate in rates], whole)
         add("  interval", [f"{rate.lower:,.0f} to {rate.upper:,.0f}" for rate in rates])
         add(f"days of the run, {config.run.steps:,} updates", [each.days for each in found])
     parts = [shares(step, work[0]) for step, work in zip(steps, works)]
     for name in parts[0]:
         add(f"% of an update: {name}", [percent(part[name]) for part in parts])
-    lost = 1.0 - whole.calibrated / kernel.calibrated
+    lost = 1.0 - whole.value / kernel.value
     notes = [
         f"An update of packs has {full / accumulation:.2f} times fewer micro-batches, so that what is paid once an "
-        f"update weighs as much more: it takes {percent(lost):.1f} % of the kernel's {kernel.calibrated:.3f} and "
-        f"leaves {whole.calibrated:.3f}.",
+        f"update weighs as much more: it takes {percent(lost):.1f} % of the kernel's {kernel.value:.3f} and "
+        f"leaves {whole.value:.3f}.",
     ]
     if too_large is None:
-        notes += _changes(config, calibration, works, kernel.calibrated)
+        notes += _changes(config, calibration, works, kernel.value)
     else:
         notes.append(too_large)
     return Table(
@@ -100,6 +100,10 @@ def _kernel(comparison: ModelledOverhead, depth: int, packing_factor: float) -> 
     return lambda p: packing_factor * unpacked.micro_batch_cycles(p) / packed.micro_batch_cycles(p)
 
 
+def _a_million_cycles(pipeline: Pipeline, packing_factor: float) -> Callable[[Parameters], Any]:
+    return lambda p: 1e6 * packing_factor * pipeline.micro_batch / pipeline.micro_batch_cycles(p)
+
+
 def _ratio(works: Tuple[Work, Work], *, times: int = 1, instances: Optional[int] = None) -> Callable[[Parameters], Any]:
     """Packed by unpacked throughput, with `times` the accumulation and so many processes."""
 
@@ -115,13 +119,18 @@ def _ratio(works: Tuple[Work, Work], *, times: int = 1, instances: Optional[int]
 
 def _changes(config: Config, calibration: Calibration, works: Tuple[Work, Work], kernel: float) -> List[str]:
     """What brings the ratio nearer to the kernel's, with the throughput that it makes."""
-    (pipeline, number, factor), parameters = works[0], calibration.parameters
-    now = pipeline.sequences_per_second(number, factor, parameters)
-    found = []
+    pipeline, number, factor = works[0]
+
+    def rate_of(times: int, instances: Optional[int]) -> float:
+        return calibration.throughput(
+            lambda each: pipeline.sequences_per_second(times * number, factor, each, instances=instances)
+        ).value
+
+    now, found = rate_of(1, None), []
 
     def tried(what: str, times: int, instances: Optional[int]) -> None:
-        rate = pipeline.sequences_per_second(times * number, factor, parameters, instances=instances)
-        ratio = _ratio(works, times=times, instances=instances)(parameters)
+        rate = rate_of(times, instances)
+        ratio = calibration.interval(_ratio(works, times=times, instances=instances)).value
         found.append(f"{what}: {rate:,.0f} sequences/s ({percent(rate / now - 1):+.1f} %), ratio {ratio:.3f}")
 
     replicas = pipeline.placement.replicas

@@ -97,7 +97,7 @@ def read_bundle(path: Path) -> Bundle:
         raise ValueError(f"{path}: no bundle of packed-bert ipu-check; give the bundle.json that it wrote")
     if found.any("format") != FORMAT:
         raise found.error("format", f"must be {FORMAT}")
-    bundle = json.loads(Path(path).read_text(encoding="utf-8"))
+    bundle = found.tree
     try:
         page(bundle)
         int(bundle["verdict"]["status"])
@@ -151,11 +151,13 @@ def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> Li
         found.append("recompute the layers: --set engine.recompute_layers=true")
     if not engine.half_logits and ipu in (0, None):
         found.append("the loss of masked tokens in half, on IPU 0: --set engine.half_logits=true")
+    # On the IPU Model the block without_ipus is checked, whose placement has names of its own.
+    block = "without_ipus." if config.origins.get("placement.layers_per_ipu") == "without_ipus" else ""
     proportions = list(placement.available_memory_proportion)
     lower = [round(share * (0.75 if ipu in (number, None) else 1.0), 3) for number, share in enumerate(proportions)]
     found.append(
-        "less temporary memory for products, which makes them slower: --set placement.available_memory_proportion="
-        + str(lower).replace(" ", "")
+        f"less temporary memory for products, which makes them slower: --set {block}placement."
+        "available_memory_proportion=" + str(lower).replace(" ", "")
     )
     if not placement.optimizer_state_off_chip:
         found.append("optimiser state beside the chip: --set placement.optimizer_state_off_chip=true")
@@ -168,7 +170,18 @@ def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> Li
             f"a smaller micro-batch, with updates as large: --set batch.micro_batch={smaller} --set"
             f" batch.gradient_accumulation={accumulation}"
         )
-    found.append("fewer layers on the IPU that is too full: --set placement.layers_per_ipu=[...]")
+    layers = list(placement.layers_per_ipu)
+    if len(layers) > 1 and max(layers):
+        full = layers.index(max(layers))
+        if ipu is not None and any(layers[ipu : ipu + 1]):
+            full = ipu
+        # The first IPU holds embeddings and heads: it takes a layer only where there is no other.
+        other = min((number for number in range(len(layers)) if number != full), key=lambda n: (n == 0, layers[n]))
+        layers[full], layers[other] = layers[full] - 1, layers[other] + 1
+        found.append(
+            f"fewer layers on the IPU that is too full: --set {block}placement.layers_per_ipu="
+            + str(layers).replace(" ", "")
+        )
     return found
 
 

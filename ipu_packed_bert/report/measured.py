@@ -25,8 +25,10 @@ from ipu_packed_bert.report.ipu_bundle import KIND, read_bundle
 from ipu_packed_bert.run_folder import CONFIG, LOG
 from ipu_packed_bert.settings import parse_yaml
 from pack_data.decoding import Fields, read_object, shown
+from pack_data.files import read_regular
 from pack_data.table import COMPUTED, CONFIGURED, HARDWARE, HOST, MODEL, PROFILE, Column, Table, percent
 
+_MOST_BYTES = 1 << 22  # of a table of cycles, which has a row for each IPU and class
 WAY_OUT = "see docs/cycle_model.md for the format"
 Settings = Mapping[str, Mapping[str, Any]]  # by section, as far as a source states them
 
@@ -136,7 +138,8 @@ def _of_object(fields: Fields, path: Path) -> Measured:
 def _of_table(path: Path) -> Measured:
     """ipu,class,cycles: without an IPU it is the update's, without a class all of an IPU's. `# a.b: c` is a setting."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets begin with a byte order mark
+        content = read_regular(path, way_out=WAY_OUT, most_bytes=_MOST_BYTES)
+        lines = content.decode("utf-8-sig").splitlines()  # spreadsheets begin with a byte order mark
     except UnicodeDecodeError:
         raise ValueError(f"{path}: not UTF-8 text; {WAY_OUT}") from None
     settings: Dict[str, Dict[str, Any]] = {}
@@ -225,11 +228,11 @@ def configuration(found: Measured, given: Optional[Config]) -> Config:
     return config_from_tree(tree, found.detail)
 
 
-def completed(found: Measured, config: Config, factor_of: Callable[[], float]) -> Measured:
+def completed(found: Measured, config: Config, factor_of: Callable[[Config], float]) -> Measured:
     """With the micro-batches of the configuration's packed update, where the source names none."""
     if found.micro_batches is not None:
         return found
-    factor = factor_of()
+    factor = factor_of(config)
     taken = f"; the source names no micro_batches: these are {config.name}'s at {factor:.3f} sequences a pack"
     return found._replace(micro_batches=config.accumulation(factor), taken=taken)
 

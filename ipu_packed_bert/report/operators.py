@@ -16,7 +16,7 @@ from ipu_packed_bert.cycles.layout import Cost, stacked
 from ipu_packed_bert.cycles.lowering import Entry, short_name
 from ipu_packed_bert.cycles.matmul import Product
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
-from ipu_packed_bert.report.paper import INTERVALS
+from ipu_packed_bert.report.paper import ADDED_UP
 from pack_data.table import CONFIGURED, COUNTED, MODEL, Column, Table, modelled, spread
 
 WEIGHTS, ATTENTION, SOFTMAX, NORM = "products with weights", "products of attention", "softmax", "layer norm"
@@ -80,11 +80,6 @@ def class_costs(pipeline: Pipeline) -> Dict[Tuple[str, str], Cost]:
     return found
 
 
-def class_cycles(pipeline: Pipeline, parameters: Parameters) -> Dict[Tuple[str, str], Any]:
-    """The same in cycles."""
-    return {key: parameters.cycles(cost) for key, cost in class_costs(pipeline).items()}
-
-
 def _sides(calibration: Calibration, packed: Sequence[Cost], unpacked: Sequence[Cost]) -> List[Dict[str, Any]]:
     """For each pair of costs: cycles and shares of both sides, and their difference, with intervals draw by draw."""
     after, before = stacked(packed), stacked(unpacked)
@@ -133,7 +128,7 @@ def classes(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Calibr
             modelled("difference", "difference", "+.3f", 1e6),
         ),
         rows,
-        ("Through all IPUs, recomputation included; the copies between IPUs are not in it.", EXACT, *INTERVALS),
+        ("Through all IPUs, recomputation included; the copies between IPUs are not in it.", EXACT, *ADDED_UP),
     )
 
 
@@ -186,7 +181,7 @@ def operators(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Cali
             "All layers together, recomputation included. Views cost nothing until an operator needs another order, "
             "and are left out.",
             EXACT,
-            *INTERVALS,
+            *ADDED_UP,
         ),
     )
 
@@ -278,7 +273,7 @@ def products(name: str, pipeline: Pipeline, calibration: Calibration) -> Table:
         (
             f"MAC: a multiply-add. The peak is {peak:,} a cycle; operands and result arrive at no more than "
             f"{arrival:,} bytes a cycle (all tiles), each counted once.",
-            *INTERVALS,
+            *ADDED_UP,
         ),
     )
 
@@ -333,7 +328,7 @@ def update(name: str, packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, in
         (
             f"The pipeline has {packed[0].placement.stages} stages: it fills and drains in "
             f"{packed[0].placement.stages - 1} further pipeline cycles of every update, its bubble.",
-            *INTERVALS,
+            *ADDED_UP,
         ),
     )
 
@@ -364,7 +359,7 @@ def beyond(name: str, packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, in
             modelled("unpacked", "unpacked", ",.1f"),
         ),
         rows,
-        INTERVALS,
+        ADDED_UP,
     )
 
 

@@ -7,7 +7,7 @@ from math import log, sqrt
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert.config import Config
-from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED, Arrangement
+from ipu_packed_bert.cycles.arrangement import UNPACKED, Arrangement
 from ipu_packed_bert.cycles.calibration import Calibration, Observations, overhead
 from ipu_packed_bert.cycles.lowering import (
     CLS,
@@ -43,7 +43,9 @@ from pack_data.table import (
     Column,
     Part,
     Table,
+    modelled,
     percent,
+    with_interval,
 )
 
 # The rows of Table 1: (packer, packing depth), and the paper's figures: EFF %, p, OH %, realised speed-up.
@@ -74,14 +76,6 @@ PAPER_ROWS: Dict[PackingKey, Tuple[Any, Any, Any, Any]] = {
     ("spfhp", None): (99.6, 1.99, 4.477, 1.905),
 }
 PARTS = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
-# The graphs that are compared: this project's default, the same with an additive mask, and the paper's, on which the
-# model is calibrated.
-GRAPHS: Tuple[Tuple[str, Arrangement], ...] = (
-    ("this engine, product mask", PACKED),
-    ("this engine, additive mask", ADDITIVE),
-    ("the paper's (PopART)", POPART),
-)
-
 
 # What the numbers rest on; printed below every table that holds them.
 FITTED = (
@@ -89,8 +83,12 @@ FITTED = (
     "plus what deeper heads cost."
 )
 INTERVALS = (
-    f"Intervals hold {INSIDE:.0%} of the draws of everything that is not known (docs/cycle_model.md); a number without "
-    "a mark is predicted.",
+    f"A number with an interval is the median of the draws of everything that is not known, the interval holds "
+    f"{INSIDE:.0%} of them (docs/cycle_model.md); a number without a mark is predicted.",
+)
+ADDED_UP = (
+    f"Intervals hold {INSIDE:.0%} of the draws of everything that is not known (docs/cycle_model.md); the numbers are "
+    "at the fitted parameters, so that they add up.",
 )
 PRODUCT_MASK = (
     "The product mask's interval reaches up because nobody knows whether joining query and key to the mask's columns "
@@ -128,6 +126,11 @@ class ModelledOverhead:
         pipeline = self.packed(depth)
         return self.calibration.interval(lambda parameters: overhead(pipeline, self.unpacked, parameters))
 
+    def fitted_overhead(self, depth: int) -> Interval:
+        """:meth:`overhead` with the value at the fitted parameters."""
+        value = overhead(self.packed(depth), self.unpacked, self.calibration.parameters)
+        return self.overhead(depth)._replace(value=value)
+
     def pipeline_overhead(self, depth: int) -> Interval:
         """Extra cycles of a pipeline cycle, which the slowest IPU decides; a fraction."""
         pipeline = self.packed(depth)
@@ -152,7 +155,7 @@ class ModelledOverhead:
         return self.calibration.interval(found)
 
     def decomposition(self, depth: int) -> Dict[str, Interval]:
-        """Overhead by cause, as fractions of the unpacked micro-batch; the calibrated ones add up to `overhead`."""
+        """Overhead by cause, as fractions of the unpacked micro-batch; in each draw they add up to the overhead."""
         pipeline = self.packed(depth)
 
         def parts(parameters: Parameters) -> Dict[str, Any]:
@@ -192,7 +195,8 @@ def table1(
             if key[0] == "none":
                 over = Interval(0.0, 0.0, 0.0)
             else:
-                over = compared.overhead(summary.largest_depth if key[1] is None else key[1])
+                depth = summary.largest_depth if key[1] is None else key[1]
+                over = compared.fitted_overhead(depth) if prefix else compared.overhead(depth)
             line.update(_overhead_columns(prefix, over, summary.packing_factor))
         lines.append(_beside_paper(line, PAPER_ROWS.get(key)))
         if key[0] == "none" and sort is not None:
@@ -211,7 +215,7 @@ def table1(
     notes = [
         "EFF and p are computed from the histogram. OH is extra cycles of a micro-batch against unpacked BERT of the "
         "same length. Realised speed-up = p / (1 + OH), as in the paper.",
-        f"The paper's graph makes the mask in every layer (PopART). {FITTED}",
+        f"The paper's graph makes the mask in every layer (PopART); its numbers are at the fitted parameters. {FITTED}",
         *INTERVALS,
     ]
     if comparison.arrangement.mask == "product":
@@ -228,14 +232,14 @@ def table1(
         Column("paper_efficiency", "paper", PAPER, ".1f"),
         Column("packing_factor", "p", COMPUTED, ".3f"),
         Column("paper_packing_factor", "paper", PAPER, ".2f"),
-        Column("papers_overhead", "OH %", FITTED_MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")),
+        with_interval("papers_overhead", "OH %", FITTED_MODEL, ".2f"),
         Column("paper_overhead", "paper", PAPER, ".3f"),
         Column("papers_realised", "speed-up", FITTED_MODEL, ".3f"),
         Column("papers_realised_lower", "at least", FITTED_MODEL, ".3f"),
         Column("papers_realised_upper", "at most", FITTED_MODEL, ".3f"),
         Column("paper_realised", "paper", PAPER, ".3f"),
-        Column("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
-        Column("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
+        modelled("overhead", "OH %", ".2f"),
+        modelled("realised", "speed-up", ".3f"),
     )
     parts = _parts(("depth", "algorithm", "efficiency", "packing_factor"), comparison.config.engine.mask)
     title = f"Table 1: packing {histogram_name}, {comparison.config.name}"
@@ -259,9 +263,9 @@ def _overhead_columns(prefix: str, over: Interval, p: float) -> Dict[str, float]
     """Overhead in percent and realised speed-up at packing factor p, with intervals; every key gets the prefix."""
     found = {
         "overhead_lower": 100.0 * over.lower,
-        "overhead": 100.0 * over.calibrated,
+        "overhead": 100.0 * over.value,
         "overhead_upper": 100.0 * over.upper,
-        "realised": p / (1 + over.calibrated),
+        "realised": p / (1 + over.value),
         "realised_lower": p / (1 + over.upper),
         "realised_upper": p / (1 + over.lower),
     }
@@ -277,68 +281,6 @@ def _beside_paper(line: Dict[str, Any], paper: Optional[Tuple[Any, Any, Any, Any
     return {**line, **dict(zip(keys, paper or (None,) * 4))}
 
 
-def graphs(comparison: ModelledOverhead, packings: Packings, rows: Sequence[PackingKey]) -> Table:
-    """Table 1's overheads for each of `GRAPHS`, in the rows that the paper measured.
-
-    The paper's figures stand beside its own graph only, which alone is fitted.
-    """
-    lines: List[Dict[str, Any]] = []
-    for name, arrangement in GRAPHS:
-        compared = ModelledOverhead(comparison.machine, comparison.config, comparison.calibration, packed=arrangement)
-        for key in rows:
-            paper = PAPER_ROWS.get(key)
-            if key[0] in ("none", "greedy") or paper is None:
-                continue
-            summary = packings[key]
-            over = compared.overhead(summary.largest_depth if key[1] is None else key[1])
-            theirs = arrangement == POPART
-            lines.append(
-                {
-                    "graph": name,
-                    "depth": _depth(key[1], summary),
-                    "algorithm": key[0].upper(),
-                    "packing_factor": summary.packing_factor,
-                    **_overhead_columns("papers_" if theirs else "", over, summary.packing_factor),
-                    **({"paper_overhead": paper[2], "paper_realised": paper[3]} if theirs else {}),
-                }
-            )
-    labels = ("graph", "depth", "algorithm", "packing_factor")
-    parts = (
-        Part(
-            f"The same packings in the paper's graph: modelled, fitted at depth {FITTED_DEPTH}",
-            (*labels, "papers_overhead", "paper_overhead", "papers_realised", "paper_realised"),
-        ),
-        Part("The same packings in this project's graphs: predicted", (*labels, "overhead", "realised")),
-    )
-    return Table(
-        "graphs",
-        f"The same packings in other graphs, {comparison.config.name}",
-        (
-            Column("graph", "graph", CONFIGURED),
-            Column("depth", "depth", CONFIGURED),
-            Column("algorithm", "packing", CONFIGURED),
-            Column("packing_factor", "p", COMPUTED, ".3f"),
-            Column("papers_overhead", "OH %", FITTED_MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")),
-            Column("paper_overhead", "paper", PAPER, ".3f"),
-            Column(
-                "papers_realised", "speed-up", FITTED_MODEL, ".3f", ("papers_realised_lower", "papers_realised_upper")
-            ),
-            Column("paper_realised", "paper", PAPER, ".3f"),
-            Column("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
-            Column("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
-        ),
-        lines,
-        (
-            "The parameters are fitted on the paper's graph and on published throughputs; this project's "
-            "graphs are predicted.",
-            FITTED,
-        )
-        + INTERVALS
-        + PRODUCT_MASK,
-        parts,
-    )
-
-
 def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
     parts = comparison.decomposition(depth)
     order = (MASK_BUILD, MASK_APPLICATION, SCORES, "layout", POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
@@ -346,7 +288,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
         {
             "part": part,
             "lower": percent(parts[part].lower),
-            "calibrated": percent(parts[part].calibrated),
+            "median": percent(parts[part].value),
             "upper": percent(parts[part].upper),
         }
         for part in order
@@ -359,7 +301,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
         f"Where the overhead at depth {depth} comes from, percent of the unpacked micro-batch's cycles",
         (
             Column("part", "part", CONFIGURED),
-            Column("calibrated", "%", MODEL, ".3f", ("lower", "upper")),
+            Column("median", "%", MODEL, ".3f", ("lower", "upper")),
         ),
         rows,
         (
@@ -368,6 +310,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
             "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; "
             "the atom size is the unknown.",
             "A pipeline cycle is what the slowest IPU takes: the first IPU's heads hide behind the encoder.",
+            "Medians do not add up; the sum is the median of the sums.",
             narrowed(comparison, depth),
         )
         + INTERVALS
@@ -378,7 +321,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
 def _interval(interval: Interval) -> Dict[str, Optional[float]]:
     return {
         "lower": percent(interval.lower),
-        "calibrated": percent(interval.calibrated),
+        "median": percent(interval.value),
         "upper": percent(interval.upper),
     }
 
@@ -417,12 +360,12 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
             Column("model", "model", CONFIGURED),
             Column("length", "length", CONFIGURED, "d"),
             Column("packing_factor", "p", PAPER, ".2f"),
-            Column("papers_overhead", "OH %", MODEL, ".2f", ("papers_overhead_lower", "papers_overhead_upper")),
+            modelled("papers_overhead", "OH %", ".2f"),
             Column("paper_overhead", "paper", PAPER),
-            Column("papers_realised", "speed-up", MODEL, ".3f", ("papers_realised_lower", "papers_realised_upper")),
+            modelled("papers_realised", "speed-up", ".3f"),
             Column("paper_realised", "paper", PAPER, ".2f"),
-            Column("overhead", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
-            Column("realised", "speed-up", MODEL, ".3f", ("realised_lower", "realised_upper")),
+            modelled("overhead", "OH %", ".2f"),
+            modelled("realised", "speed-up", ".3f"),
         ),
         rows,
         TABLE2_NOTES + INTERVALS + PRODUCT_MASK,
@@ -503,7 +446,7 @@ def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
         f"{run.name} on {pipeline.target.name}: million cycles of each IPU for a micro-batch of {pipeline.micro_batch}",
         tuple(columns) + (Column("mark", "", MODEL),),
         rows,
-        tuple(notes),
+        (*notes, *ADDED_UP),
     )
 
 
@@ -555,7 +498,7 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
     for run in runs:
         step = run.pipeline.step(run.accumulation, calibration.parameters)
         rates = rates_of(run)
-        rate = None if rates is None else rates.calibrated
+        rate = None if rates is None else rates.value
         per_pack = step.pipeline_cycle / run.pipeline.micro_batch
         if first is None:
             first = (rate, per_pack)
@@ -591,7 +534,7 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
             Column("slowest", "slowest IPU", MODEL),
             Column("per_pack", "cycles/pack", MODEL, ",.0f"),
             Column("step_seconds", "s/step", MODEL, ".3f"),
-            Column("rate", "seq/s", MODEL, ",.0f", ("rate_lower", "rate_upper")),
+            modelled("rate", "seq/s", ",.0f"),
             Column("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
             Column("rate_ratio", "seq/s ratio", MODEL, ".4f"),
             Column("fullest", "fullest tile %", COMPUTED, ".0f"),
@@ -606,114 +549,91 @@ def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
     )
 
 
+# Point, what is compared, and the two points whose quotient it is.
+_RATIOS = (
+    ("D6/D5", "base: 512 against 128, seq/s", "D6", "D5"),
+    ("D4/D3", "large: packed 512 against unpacked 128, seq/s", "D4", "D3"),
+    ("D3/D5", "128: large against base, seq/s", "D3", "D5"),
+    ("D2/D1", "POD64 against POD16, packed 512, seq/s", "D2", "D1"),
+    ("D11", "D4 against D1, seq/s at equal clocks", "D4", "D1"),
+    ("D8/D3", "POD64 against POD16, large 128, seq/s", "D8", "D3"),
+    ("E3/E2", "POD128 against POD64, packed 512, seq/s", "E3", "E2"),
+    ("E6/E4", "Pod256 against Pod64, packed 512, seq/s", "E6", "E4"),
+)
+
+
+def _compared(
+    labels: Tuple[str, str, str],
+    measured: Optional[float],
+    model: Sequence[Optional[float]],
+    trivial: Optional[float],
+    use: str,
+    left_out: Optional[float] = None,
+) -> Dict[str, Any]:
+    """A row. labels: point, what, unit. model: least, value, most. left_out: the error of a fit without the point."""
+
+    def error(value: Optional[float]) -> Optional[float]:
+        return None if value is None or not measured else percent(value / measured - 1.0)
+
+    return {
+        **dict(zip(("point", "what", "unit"), labels)),
+        "measured": measured,
+        **dict(zip(("lower", "model", "upper"), model)),
+        "error": error(model[1]),
+        "left_out": percent(left_out),
+        "trivial": trivial,
+        "trivial_error": error(trivial),
+        "use": use,
+    }
+
+
 def points(
     observations: Observations, calibration: Calibration, paper_graph: ModelledOverhead, own: Sequence[ModelledOverhead]
 ) -> Table:
     """D1 to D11 and E1 to E6: what others measured, what the model says, and what "31 % of peak" says."""
     errors = {row["point"]: row for row in calibration.report["points"]}
-    rows: List[Dict[str, Any]] = []
-
-    def add(
-        point: str,
-        what: str,
-        unit: str,
-        measured: Optional[float],
-        low: Optional[float],
-        model: Optional[float],
-        high: Optional[float],
-        trivial: Optional[float],
-        use: str,
-        left_out: Optional[float] = None,
-    ) -> None:
-        def error(value: Optional[float]) -> Optional[float]:
-            return None if value is None or not measured else percent(value / measured - 1.0)
-
-        rows.append(
-            {
-                "point": point,
-                "what": what,
-                "unit": unit,
-                "measured": measured,
-                "lower": low,
-                "model": model,
-                "upper": high,
-                "error": error(model),
-                "left_out": left_out,
-                "trivial": trivial,
-                "trivial_error": error(trivial),
-                "use": use,
-            }
-        )
-
     by_name = {o.point.name: o for o in observations.throughputs}
-    for name, o in by_name.items():
-        values = calibration.throughput(o.predicted)
-        add(
-            name,
-            o.point.what,
-            "seq/s",
+    rows = [
+        _compared(
+            (name, o.point.what, "seq/s"),
             o.point.sequences_per_second,
-            values[0],
-            values[1],
-            values[2],
+            calibration.throughput(o.predicted)._replace(value=o.predicted(calibration.parameters)),
             o.trivial(),
             "fitted",
-            percent(errors[name]["left_out_error"]),
+            errors[name]["left_out_error"],
         )
-
-    def ratio(point: str, what: str, a: str, b: str) -> None:
+        for name, o in by_name.items()
+    ]
+    for point, what, a, b in _RATIOS:
         first, second = by_name[a], by_name[b]
         clocks = first.pipeline.target.clock_hz / second.pipeline.target.clock_hz
-        add(
-            point,
-            what,
-            "ratio",
-            first.point.sequences_per_second / second.point.sequences_per_second / clocks,
-            None,
-            first.predicted(calibration.parameters) / second.predicted(calibration.parameters) / clocks,
-            None,
-            first.trivial() / second.trivial() / clocks,
-            "ratio",
+        model = first.predicted(calibration.parameters) / second.predicted(calibration.parameters) / clocks
+        rows.append(
+            _compared(
+                (point, what, "ratio"),
+                first.point.sequences_per_second / second.point.sequences_per_second / clocks,
+                (None, model, None),
+                first.trivial() / second.trivial() / clocks,
+                "ratio",
+            )
         )
-
-    ratio("D6/D5", "base: 512 against 128, seq/s", "D6", "D5")
-    ratio("D4/D3", "large: packed 512 against unpacked 128, seq/s", "D4", "D3")
-    ratio("D3/D5", "128: large against base, seq/s", "D3", "D5")
-    ratio("D2/D1", "POD64 against POD16, packed 512, seq/s", "D2", "D1")
-    ratio("D11", "D4 against D1, seq/s at equal clocks", "D4", "D1")
-    ratio("D8/D3", "POD64 against POD16, large 128, seq/s", "D8", "D3")
-    ratio("E3/E2", "POD128 against POD64, packed 512, seq/s", "E3", "E2")
-    ratio("E6/E4", "Pod256 against Pod64, packed 512, seq/s", "E6", "E4")
+    left_out = calibration.report["overhead_fitted_depth"]["left_out"]
     for depth, paper in PAPER_OVERHEAD.items():
-        interval = paper_graph.overhead(depth)
-        add(
-            "D9",
-            f"overhead at depth {depth}, PopART graph of the paper's time",
-            "%",
-            paper,
-            percent(interval.lower),
-            percent(interval.calibrated),
-            percent(interval.upper),
-            0.0,
-            "fitted" if depth == FITTED_DEPTH else "rests on it",
-            percent(calibration.report["overhead_fitted_depth"]["left_out"] / paper - 1.0)
-            if depth == FITTED_DEPTH
-            else None,
+        fitted = depth == FITTED_DEPTH
+        rows.append(
+            _compared(
+                ("D9", f"overhead at depth {depth}, PopART graph of the paper's time", "%"),
+                paper,
+                [100.0 * end for end in paper_graph.fitted_overhead(depth)],
+                0.0,
+                "fitted" if fitted else "rests on it",
+                left_out / paper - 1.0 if fitted else None,
+            )
         )
-    for comparison, mask in zip(own, ("product", "additive")):
-        # Nobody has measured these graphs.
-        interval = comparison.overhead(3)
-        add(
-            "D9",
-            f"overhead at depth 3, this project's graph, {mask} mask",
-            "%",
-            None,
-            percent(interval.lower),
-            percent(interval.calibrated),
-            percent(interval.upper),
-            None,
-            "predicted",
-        )
+    for comparison, mask in zip(own, ("product", "additive")):  # nobody has measured these graphs
+        what = f"overhead at depth 3, this project's graph, {mask} mask"
+        model_ends = [100.0 * end for end in comparison.overhead(3)]
+        rows.append(_compared(("D9", what, "%"), None, model_ends, None, "predicted"))
     mean, worst = calibration.report["mean_error"], calibration.report["worst_error"]
     draws = calibration.draws
     assert draws is not None
@@ -751,7 +671,7 @@ def points(
             "throughputs alone.",
             f"D7: the same task differs by {percent(FRAMEWORK_SPREAD):.0f} % between frameworks; D10 is Table 2 "
             "(--table 2).",
-            f"D9: {FITTED}",
+            f"Rows that are predicted are medians, the others at the fitted parameters. D9: {FITTED}",
             f"Of the {len(points_left_out)} throughputs, each left out of the draws' weights, "
             f"{sum(point['inside'] for point in points_left_out)} lie inside their {INSIDE:.0%} interval; "
             f"{draws.report['drawn']:,} draws were weighted, effective {draws.report['effective']:,.0f}.",
@@ -771,71 +691,12 @@ def _ordered(observations: Observations, calibration: Calibration) -> Tuple[int,
     return sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs), len(pairs)
 
 
-ARRANGEMENTS: Tuple[Tuple[str, Arrangement], ...] = (
-    ("as engine/ipu/ runs it: mask in the query/key product", PACKED),
-    ("additive mask, made once (engine.mask: additive)", ADDITIVE),
-    ("additive mask, made in every layer", ADDITIVE.with_(mask="layer")),
-    ("additive mask by arithmetic, in every layer (PopART)", POPART),
-    ("mask made once, applied by select", ADDITIVE.with_(apply="select")),
-    ("MLM by gather", PACKED.with_(mlm="gather")),
-    ("CLS by gather", PACKED.with_(cls="gather")),
-    ("CLS at fixed slots", PACKED.with_(cls="fixed")),
-    ("positions by one-hot product", PACKED.with_(positions="one_hot")),
-    ("CLS fixed, MLM by gather", PACKED.with_(mlm="gather", cls="fixed")),
-    ("CLS fixed, positions by one-hot product", PACKED.with_(cls="fixed", positions="one_hot")),
-    ("no mask at all (wrong; shows the floor)", PACKED.with_(mask="none")),
-)
-
-
-def arrangements(
-    machine: Machine, config: Config, calibration: Calibration, depth: int, packing_factor: float
-) -> Table:
-    """Ways to write the packed parts, the cheapest first, and the realised speed-up that each gains."""
-    rows: List[Dict[str, Any]] = []
-    base: Optional[float] = None
-    for name, arrangement in ARRANGEMENTS:
-        comparison = ModelledOverhead(machine, config, calibration, packed=arrangement)
-        over, slowest = comparison.overhead(depth), comparison.pipeline_overhead(depth)
-        realised = packing_factor / (1.0 + over.calibrated)
-        if base is None:
-            base = realised
-        rows.append(
-            {
-                "name": name,
-                **{f"overhead_{k}": v for k, v in _interval(over).items()},
-                "pipeline": percent(slowest.calibrated),
-                "realised": realised,
-                "gain": percent(realised / base - 1.0),
-            }
-        )
-    rows.sort(key=lambda row: row["overhead_calibrated"])
-    return Table(
-        "arrangements",
-        f"Arrangements of mask, heads and positions at depth {depth}, {config.name}",
-        (
-            Column("name", "arrangement", CONFIGURED),
-            Column("overhead_calibrated", "OH %", MODEL, ".2f", ("overhead_lower", "overhead_upper")),
-            Column("pipeline", "pipeline OH %", MODEL, ".3f"),
-            Column("realised", "speed-up", MODEL, ".3f"),
-            Column("gain", "gain %", MODEL, "+.2f"),
-        ),
-        rows,
-        (
-            f"speed-up at p = {packing_factor:.3f}; gain is in realised speed-up over the arrangement that "
-            "engine/ipu/ runs by default.",
-            "Lines that name no mask have it in the query/key product: codes of the sequence numbers beside "
-            "query and key add it.",
-        )
-        + PRODUCT_MASK,
-    )
-
-
 def measured(
     found: MeasuredOverhead,
     packing_factor: Optional[float],
     modelled: Optional[Tuple[float, float, float]] = None,
 ) -> Table:
-    """Overhead from two run logs or profiles; modelled: what the model says of the same runs, low, fitted and high."""
+    """Overhead from two run logs or profiles; modelled: what the model says of the same runs, low, median and high."""
     source, unit = found.packed.source, found.packed.unit
     factor = packing_factor if packing_factor is not None else found.packed.packing_factor
     rows = [
@@ -863,7 +724,7 @@ def measured(
             if source == PROFILE
             else "These are seconds of this host, not IPU cycles."
         )
-    by_model = (Column("model", "OH %", MODEL, ".2f", ("model_lower", "model_upper")),)
+    by_model = (with_interval("model", "OH %", MODEL, ".2f"),)
     return Table(
         "measured",
         "Measured: packed against unpacked",
@@ -871,7 +732,7 @@ def measured(
             Column("run", "run", CONFIGURED),
             Column("per_pack", f"{unit}/pack", source, ",.6g"),
             Column("packing_factor", "p", source, ".3f"),
-            Column("overhead", "OH %", source, ".2f", ("overhead_lower", "overhead_upper")),
+            with_interval("overhead", "OH %", source, ".2f"),
             Column("realised", "speed-up", source, ".3f"),
             *(by_model if modelled is not None else ()),
             Column("paper_overhead", "OH %", PAPER, ".3f"),

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from ipu_packed_bert.cycles.uncertainty import INSIDE
 from ipu_packed_bert.plan import MEMORY_PARTS
 from ipu_packed_bert.report.operators import CLASSES
-from pack_data.page.charts import Axis, Bars, Line, Lines, Picture, Series, Tile, Tiles
+from pack_data.picture import Axis, Bars, Line, Lines, Picture, Series, Tile, Tiles
 from pack_data.table import Table
 
 # Nobody has measured this project's graphs: the paper's measurements belong beside the model of the paper's graph only.
@@ -67,18 +67,8 @@ def _table2(table: Table) -> List[Picture]:
     return _speed_ups(table, lambda row: f"{row['model']} {row['length']}")
 
 
-def _graphs(table: Table) -> List[Picture]:
-    found: List[Picture] = []
-    for theirs, whose in ((True, THEIRS), (False, OURS)):
-        rows = [row for row in table.rows if (row.get("paper_overhead") is not None) == theirs]
-        names = [f"{row['graph']}, {row['algorithm']} {row['depth']}" for row in rows]
-        key, paper = ("papers_overhead", "paper_overhead") if theirs else ("overhead", "")
-        found.append(_beside(f"Overhead, {whose}", rows, names, key, "overhead, %", paper))
-    return found
-
-
 def _decomposition(table: Table) -> List[Picture]:
-    series = _modelled(table.rows, "calibrated", "lower", "upper")
+    series = _modelled(table.rows, "median", "lower", "upper")
     names = tuple(row["part"] for row in table.rows)
     axis = Axis("% of the unpacked micro-batch's cycles")
     return [Bars(table.title.split(",")[0], names, axis, (series,), across=True)]
@@ -92,7 +82,7 @@ def _scaling(table: Table) -> List[Picture]:
         if column.key != "devices"
     ]
     axes = Axis("devices", log=2), Axis("speed-up over padding")
-    return [Lines(table.title, *axes, tuple(lines), notes=table.notes)]
+    return [Lines(table.title, *axes, tuple(lines))]
 
 
 def _points(table: Table) -> List[Picture]:
@@ -104,12 +94,6 @@ def _points(table: Table) -> List[Picture]:
     )
     title = "Published throughputs: how far off the model is"
     return [Bars(title, names, Axis("error of sequences/s, %"), series, across=True)]
-
-
-def _arrangements(table: Table) -> List[Picture]:
-    series = _modelled(table.rows, "overhead_calibrated", "overhead_lower", "overhead_upper")
-    names = tuple(row["name"] for row in table.rows)
-    return [Bars(table.title, names, Axis("overhead, %"), (series,), across=True)]
 
 
 _LOAD = (
@@ -152,7 +136,6 @@ def _memory(table: Table) -> List[Picture]:
             stacked=True,
             across=True,
             ends=tuple(f"{row['share']:.0f} % of it" for row in table.rows),
-            notes=table.notes,
         )
     ]
 
@@ -221,7 +204,7 @@ def _products(table: Table) -> List[Picture]:
     roof = sorted({(row["intensity"], row["roof"]) for row in table.rows})
     lines.append(Line("roof", tuple(x for x, _ in roof), tuple(y for _, y in roof)))
     axes = Axis("multiply-adds a byte", log=10), Axis("multiply-adds a cycle", log=10)
-    return [Lines("Roofline of the matrix products", *axes, tuple(lines), notes=table.notes)]
+    return [Lines("Roofline of the matrix products", *axes, tuple(lines))]
 
 
 def _update(table: Table) -> List[Picture]:
@@ -242,7 +225,6 @@ def _update(table: Table) -> List[Picture]:
             stacked=True,
             across=True,
             ends=tuple(f"{row['seconds']:.3f} s, bubble {row['bubble_share']:.1f} %" for row in table.rows),
-            notes=table.notes,
         )
     ]
 
@@ -268,12 +250,10 @@ def _measured_beside(table: Table) -> List[Picture]:
 
 PICTURES: Dict[str, Callable[[Table], List[Picture]]] = {
     "table1": _table1,
-    "graphs": _graphs,
     "decomposition": _decomposition,
     "table2": _table2,
     "scaling": _scaling,
     "points": _points,
-    "arrangements": _arrangements,
     "breakdown": _load,
     "memory": _memory,
     "what_if": _what_if,

@@ -11,8 +11,8 @@ from ipu_packed_bert.cycles.parameters import Parameters
 from ipu_packed_bert.cycles.pipeline import Pipeline
 from ipu_packed_bert.cycles.schedule import BUBBLE, KINDS, WAITING, WORK, Schedule, Stretch, schedule
 from ipu_packed_bert.report.measured import Measured
-from ipu_packed_bert.report.paper import INTERVALS
-from pack_data.page.charts import Axis, Skip, Tile, Tiles
+from ipu_packed_bert.report.paper import ADDED_UP
+from pack_data.picture import Axis, Skip, Tile, Tiles
 from pack_data.table import COMPUTED, CONFIGURED, MODEL, Column, Table, modelled, percent, spread
 
 WORKS = "works"
@@ -45,10 +45,10 @@ def table(
             if not any(interval):
                 continue  # nothing is off chip, or there is one replica
             row = {"ipu": f"IPU {ipu}", "what": kind, **spread("cycles", interval)}
-            row["share"] = percent(interval.calibrated / found.cycles)
+            row["share"] = percent(interval.value / found.cycles)
             if kind == WORKS and ipu in beside:
                 row["measured"] = beside[ipu]
-                row["difference"] = percent(beside[ipu] / interval.calibrated - 1.0)
+                row["difference"] = percent(beside[ipu] / interval.value - 1.0)
             rows.append(row)
     columns = [
         Column("ipu", "IPU", CONFIGURED),
@@ -70,7 +70,7 @@ def table(
         notes.append(f"measured: {measured.detail}; of an IPU only what it works.")
     title = f"{name}: an update over time, million cycles of each IPU"
     picture = drawn(name, found, {row["ipu"]: row for row in rows if row["what"] == WORKS})
-    return Table("schedule", title, tuple(columns), rows, (*notes, *INTERVALS), pictures=(picture,))
+    return Table("schedule", title, tuple(columns), rows, (*notes, *ADDED_UP), pictures=(picture,))
 
 
 def drawn(name: str, found: Schedule, works: Mapping[str, Mapping[str, Any]]) -> Tiles:
@@ -105,9 +105,8 @@ def drawn(name: str, found: Schedule, works: Mapping[str, Mapping[str, Any]]) ->
         rows.append(words + (f", measured {row['measured'] / _MILLION:,.0f} M" if "measured" in row else ""))
     padding = tuple(number for number, kind in enumerate(names) if kind == BUBBLE)
     x = Axis("million cycles since the update's beginning", skips=tuple(skips))
-    notes = ("Beside each IPU: the million cycles of an update in which it works.",)
     title = f"An update over time: {name}"
-    return Tiles(title, x, Axis(""), tuple(names), tuple(tiles), rows=tuple(rows), padding=padding, notes=notes)
+    return Tiles(title, x, Axis(""), tuple(names), tuple(tiles), rows=tuple(rows), padding=padding)
 
 
 def _long(stretch: Stretch, most: float) -> List[Skip]:

@@ -4,26 +4,26 @@ file, line and field, those of several records together.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
-import gzip
 import io
-import lzma
+import itertools
 import sys
-import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Union
+from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional, Union
 
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 from pack_data.command import Problems
 from pack_data.decoding import Fields, one_line, parse_json
-from pack_data.files import check_compressed
+from pack_data.files import open_unpacked
 
 WAY_OUT = "get the file again"
 _SUFFIXES = (".gz", ".xz")
-MOST_BYTES = 1 << 29  # of one file, unpacked; it is read whole
+MOST_CHARACTERS = 1 << 28  # of a file that is read whole, unpacked
+LONGEST_LINE = 1 << 24
 
 
 def locate(name: str, data_dir: Optional[Path]) -> Path:
@@ -63,26 +63,37 @@ class Source:
     def __str__(self) -> str:
         return "standard input" if str(self.path) == STANDARD_INPUT else str(self.path)
 
-    def text(self) -> str:
-        """All of it, unpacked by the name's ending; a byte order mark is dropped."""
-        openers: Dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-        try:
-            if str(self.path) == STANDARD_INPUT:
-                content = sys.stdin.buffer.read(MOST_BYTES + 1)
-            else:
-                check_compressed(self.path)
-                with openers.get(self.path.suffix, open)(self.path, "rb") as file:
-                    content = file.read(MOST_BYTES + 1)
-            if len(content) > MOST_BYTES:
-                raise ValueError(f"{self}: more than {MOST_BYTES:,} bytes, unpacked; cut it into smaller files")
-            return content.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{self}: not UTF-8 text ({error.reason}); convert it") from None
-        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{self}: the compressed file is cut or damaged ({error}); copy it again") from None
+    @contextmanager
+    def _opened(self, newline: str) -> Iterator[IO[str]]:
+        """Its text, unpacked by the name's ending; a byte order mark is dropped."""
+        with contextlib.ExitStack() as stack:
+            given = str(self.path) == STANDARD_INPUT
+            file = sys.stdin.buffer if given else stack.enter_context(open_unpacked(self.path, way_out=WAY_OUT))
+            text = io.TextIOWrapper(file, "utf-8-sig", newline=newline)
+            try:
+                yield text
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{self}: not UTF-8 text ({error.reason}); convert it") from None
+            finally:
+                text.detach()
+
+    def lines(self, newline: str = "\n") -> Iterator[str]:
+        """One after another, so that one of them is in memory; newline: as Python's `open` takes it."""
+        with self._opened(newline) as file:
+            for number in itertools.count(1):
+                line = file.readline(LONGEST_LINE + 1)
+                if not line:
+                    return
+                if len(line) > LONGEST_LINE:
+                    raise ValueError(f"{self} line {number}: more than {LONGEST_LINE:,} characters; {WAY_OUT}")
+                yield line
 
     def json(self) -> Any:
-        return parse_json(self.text(), str(self), WAY_OUT)
+        with self._opened("\n") as file:
+            text = file.read(MOST_CHARACTERS + 1)
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"{self}: more than {MOST_CHARACTERS:,} characters, unpacked; cut it into smaller files")
+        return parse_json(text, str(self), WAY_OUT)
 
 
 AnyFile = Union[str, Path, Source]
@@ -152,14 +163,13 @@ def table_rows(source: Source, faults: Faults) -> Iterator[TableRow]:
     """
     if source.format not in ("csv", "tsv", "json", "jsonl"):
         raise ValueError(f"{source}: its name must end in .csv, .tsv or .jsonl (then .gz or .xz)")
-    text = source.text()
-    return (_json_lines if source.format.startswith("json") else _delimited_lines)(source, text, faults)
+    return (_json_lines if source.format.startswith("json") else _delimited_lines)(source, faults)
 
 
-def _delimited_lines(source: Source, text: str, faults: Faults) -> Iterator[TableRow]:
+def _delimited_lines(source: Source, faults: Faults) -> Iterator[TableRow]:
     # A quote in a TSV file is a character like any other, as in the GLUE files.
     options: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if source.format == "tsv" else {}
-    reader = csv.reader(io.StringIO(text, newline=""), **options)
+    reader = csv.reader(source.lines(newline=""), **options)
     try:
         header = next(reader, [])
         line = reader.line_num + 1
@@ -175,8 +185,8 @@ def _delimited_lines(source: Source, text: str, faults: Faults) -> Iterator[Tabl
             raise ValueError(f"{source} line {reader.line_num}: not a table ({error})") from None
 
 
-def _json_lines(source: Source, text: str, faults: Faults) -> Iterator[TableRow]:
-    for number, line in enumerate(text.split("\n"), 1):
+def _json_lines(source: Source, faults: Faults) -> Iterator[TableRow]:
+    for number, line in enumerate(source.lines(), 1):
         if not line.strip():
             continue
         where, way_out = f"{source} line {number}", "JSONL has one object a line"

@@ -6,6 +6,7 @@ Letters as in `model/bert.py`: B rows, S slots; C classes.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -243,7 +244,7 @@ def _sentence(record: TableRow, where: str, columns: TokensConfig, labelled: boo
 def _conll_sentences(source: Source, labelled: bool) -> List[Sentence]:
     sentences: List[Sentence] = []
     rows: List[List[str]] = []
-    for number, line in enumerate([*source.text().split("\n"), ""], start=1):
+    for number, line in enumerate(chain(source.lines(), [""]), start=1):
         cells = line.split()
         if cells and not line.startswith("-DOCSTART-"):
             rows.append(cells)

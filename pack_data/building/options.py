@@ -73,6 +73,8 @@ class BuildOptions:
         if self.workers is not None:
             object.__setattr__(self, "workers", whole_number("workers", self.workers, least=1, most=most_processes()))
         object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
+        if self.append and self.overwrite:
+            raise ValueError("--append adds to the data set that --overwrite replaces; leave one of them out")
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}; the share of documents held out is from 0 to below 1")
         for name, option, read in _OF_INPUT:

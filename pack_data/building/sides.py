@@ -70,7 +70,7 @@ def of_one_build(training_digest: int, evaluation: Mapping[str, Any]) -> bool:
     """Whether a held-out side, by its `made_with`, belongs to the training side of this digest.
 
     A build puts both in place by two renames; who reads between them sees sides of two builds. True where it does not
-    say: former versions did not.
+    say, as one that was converted.
     """
     return evaluation.get(TRAINING_DIGEST, f"{training_digest:016x}") == f"{training_digest:016x}"
 

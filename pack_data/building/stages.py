@@ -19,7 +19,7 @@ import numpy as np
 from pack_data.building import sides
 from pack_data.building.assignment import assign
 from pack_data.building.assignment_on_disk import assign_on_disk, parts_groups, places_of_parts
-from pack_data.building.former import fitted_schema, is_built, merged, split_overfull
+from pack_data.building.existing_data_set import fitted_schema, is_built, merged, split_overfull
 from pack_data.building.inputs import Files, VocabularyFile, one_sided, open_input
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import TaskRunner
@@ -44,6 +44,7 @@ from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, check_out, clear
 from pack_data.command import progress_bar
 from pack_data.decoding import Fields, read_object
 from pack_data.files import sha256_of, write_atomically
+from pack_data.free_slots import longest_first
 from pack_data.histogram import LengthHistogram
 from pack_data.npy import map_array, read_array
 from pack_data.packers import get_packer
@@ -68,17 +69,21 @@ SLOTS_PER_SHARD = 1 << 22
 _INDEX_ROWS = 1 << 18
 # For the check of the disk: a token takes 2.6 bytes sorted and about as many in its pack.
 BYTES_PER_TOKEN = 5.5
+# Of the tokens, and of the rows without a limit on depth: above it a build says so.
+_MUCH_UNKNOWN, _MANY_ROWS = 0.05, 1.05
 
 Note = Dict[str, Any]
 
 
 class Built(NamedTuple):
-    """A data set, its packing with the time it took to solve (the recipe in the data set leaves that out), and the
-    seconds of each stage (none for "commit" where nothing had to be built)."""
+    """A data set, its packing with the time it took to solve (the recipe in the data set leaves that out), the
+    seconds of each stage (none for "commit" where nothing had to be built), and a line for each thing that whoever
+    builds should know."""
 
     store: PackStore
     packing: Packing
     seconds: Dict[str, float]
+    remarks: Tuple[str, ...] = ()
 
 
 class Stages:
@@ -138,7 +143,25 @@ class Stages:
             announce(self.work, [Replacement(side.work, side.out) for side in self.sides])
             complete(self.work)
             store = PackStore.open(self.out)
-        return Built(store, packings[0], self.seconds)
+        return Built(store, packings[0], self.seconds, tuple(self._remarks(packings[0])))
+
+    def _remarks(self, packing: Packing) -> Iterator[str]:
+        options, depth = self.options, packing.max_sequences_per_pack
+        texts = [note["unknown"] for side in self.sides for note in side.notes if "unknown" in note]
+        unknown, tokens = (sum(numbers) for numbers in zip(*texts)) if texts else (0, 0)
+        if unknown > _MUCH_UNKNOWN * tokens:
+            yield (
+                f"{unknown / tokens:.0%} of the text's tokens are [UNK], which its vocabulary cannot spell: give one "
+                "made for such text (--vocabulary or --tokenizer), or none, and one is trained on it"
+            )
+        chosen = depth == options.max_sequences_per_pack and not (options.recipe or options.append)
+        if chosen and options.packer != "none" and packing.largest_depth == depth:
+            fewest = sum(count for _, count in longest_first(LengthHistogram(packing.placed()), None))
+            if packing.packs > _MANY_ROWS * fewest:
+                yield (
+                    f"depth {depth} costs {packing.packs / fewest:.1f} times the rows here: "
+                    "--max-sequences-per-pack unlimited"
+                )
 
     def _read(self, path: Path) -> Fields:
         """What the build noted for itself."""

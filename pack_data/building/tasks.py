@@ -25,7 +25,7 @@ from pack_data.packs import SEQUENCE, PackSchema, StoredColumn, assemble, smalle
 from pack_data.sequences import Sequences, digest
 from pack_data.store import StoredFile, lengths_of, write_shard
 from pack_data.text.corpus import Document
-from pack_data.text.examples import ExampleOptions, examples_of, masked_count
+from pack_data.text.examples import ExampleOptions, make_examples, masked_count, tokenise
 from pack_data.text.tokenizer_file import AnyVocabulary, load_either
 
 
@@ -130,8 +130,11 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
     if not note.exists():  # a cluster may run a finished task again
         documents = list(read_text(work, task.part))
         vocabulary = _vocabulary(str(work / task.vocabulary), task.lower_case)
-        sequences = examples_of(documents, vocabulary, task.options, task.stream)
-        save_examples(work, task.part, sequences, task.schema, documents=len(documents))
+        tokenised = tokenise(documents, vocabulary)
+        sequences = make_examples(tokenised, vocabulary, task.options, task.stream)
+        unknown = 0 if vocabulary.unknown is None else int((tokenised.ids == vocabulary.unknown).sum())
+        about = {"documents": len(documents), "unknown": [unknown, len(tokenised.ids)]}
+        save_examples(work, task.part, sequences, task.schema, **about)
     if text.exists():
         text.unlink()
     return read_note(note)
@@ -299,5 +302,6 @@ def read_note(path: Path) -> Dict[str, Any]:
         fields.integer("documents", **count)
         fields.integers("totals", 3, **count)
         fields.list_of("lengths", Fields.integers, 3, **count)
+        fields.optional("unknown", Fields.integers, 2, **count)
         fields.optional("ranges", Fields.values_of, Fields.integers, 2, least=-(2**31), most=2**31 - 1)
     return fields.tree

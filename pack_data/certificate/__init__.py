@@ -8,8 +8,11 @@ denominator, so the check is exact: it finds the most valuable pack by dynamic p
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -143,22 +146,50 @@ def divisible_pack_value(
     return D * hull[-1][1]
 
 
+def beside_long_value(lengths: Sequence[int], prices: Sequence[int], max_sequence_length: int) -> int:
+    """What no pack is worth more than, quickly found: parts of sequences beside at most one longer than S / 2, whole.
+
+    A token beside it is worth at most what it is in the dearest sequence that still fits.
+    """
+    S, price = max_sequence_length, dict(zip(lengths, prices))
+    short = sorted(length for length in price if 2 * length <= S)
+    rates = [Fraction(0), *accumulate((Fraction(price[length], length) for length in short), max)]
+    beside = (price[length] + (S - length) * rates[bisect(short, S - length)] for length in price if 2 * length > S)
+    return math.floor(max([S * rates[-1], *beside]))
+
+
 def _turns_up(a: Tuple[int, int], b: Tuple[int, int], c: Tuple[int, int]) -> bool:
     return (b[1] - a[1]) * (c[0] - b[0]) <= (c[1] - b[1]) * (b[0] - a[0])
 
 
 def plain_certificate(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> Certificate:
-    """The better of two that need no solver: a sequence is worth its share of the slots, or its share of the depth."""
+    """The best of three that need no solver: shares of the slots, shares of the depth, and the bound L2."""
     S, lengths = histogram.max_sequence_length, histogram.lengths
     if not len(lengths):
         return Certificate(S, max_sequences_per_pack, (), (), 1)
     room = S // int(lengths[0])
     depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
-    if histogram.tokens * depth >= histogram.sequences * S:
-        prices, denominator = lengths.tolist(), S
-    else:
-        prices, denominator = [1] * len(lengths), depth
-    return Certificate(S, max_sequences_per_pack, tuple(lengths.tolist()), tuple(prices), denominator)
+    prices, denominator = lengths, S
+    if histogram.tokens * depth < histogram.sequences * S:
+        prices, denominator = np.ones_like(lengths), depth
+    counts, dearer = histogram.counts[lengths], _dearer_long(histogram)
+    if -(-int(counts @ dearer) // S) > -(-int(counts @ prices) // denominator):
+        prices, denominator = dearer, S
+    return Certificate(S, max_sequences_per_pack, tuple(lengths.tolist()), tuple(prices.tolist()), denominator)
+
+
+def _dearer_long(histogram: LengthHistogram) -> np.ndarray:
+    """The prices of L2 (Martello and Toth, "Knapsack Problems", 1990) in units of 1 / S, int64 by length that occurs.
+
+    For the best k, a sequence is worth 1 above S - k tokens, tokens / S from k tokens on, and 0 below: what still fits
+    beside one that is worth 1 is worth nothing.
+    """
+    S, lengths, counts = histogram.max_sequence_length, histogram.lengths, histogram.counts[histogram.lengths]
+    number, tokens = (np.concatenate([[0], np.cumsum(amounts)]) for amounts in (counts, counts * lengths))
+    every_k = np.append(lengths[2 * lengths <= S], (S + 1) // 2)  # between two lengths the longer one is the better k
+    low, high = np.searchsorted(lengths, every_k), np.searchsorted(lengths, S - every_k, side="right")
+    k = every_k[(S * (number[-1] - number[high]) + tokens[high] - tokens[low]).argmax()]
+    return np.where(lengths > S - k, S, np.where(lengths < k, 0, lengths))
 
 
 def proven_bound(certificate: Certificate, counts: np.ndarray) -> Proof:
@@ -168,6 +199,8 @@ def proven_bound(certificate: Certificate, counts: np.ndarray) -> Proof:
     """
     limits = certificate.max_sequence_length, certificate.max_sequences_per_pack
     best = divisible_pack_value(certificate.lengths, certificate.prices, *limits)
+    if best > certificate.denominator:
+        best = beside_long_value(certificate.lengths, certificate.prices, certificate.max_sequence_length)
     if best > certificate.denominator:
         best = best_pack_value(certificate.lengths, certificate.prices, *limits)
     if best > certificate.denominator:

@@ -1,6 +1,6 @@
 """`python -m pack_data.certificate RECIPE`: proves a recipe's lower bound again, and that it packs the data given.
 
-`checker.py` beside this file does the same in under 100 lines of plain Python, for those who trust no package.
+`checker.py` beside this file does the same in about 100 lines of plain Python, for those who trust no package.
 """
 
 from __future__ import annotations

@@ -12,24 +12,27 @@ Exit status 0: all hold. 1: the first that does not is printed.
 import csv
 import json
 import sys
+from bisect import bisect
 from fractions import Fraction
+from itertools import accumulate
+from pathlib import Path
 
 
 def divisible(priced, S, D):
-    """The best pack if parts of sequences could be packed: at most `rate` for a token, and a sum for each sequence.
-
-    For any rate >= 0 a pack is worth at most rate * S + D * (the most that a price exceeds rate * length).
-    """
-    if D is None:
-        return max((S * price // length for length, price in priced), default=0)
+    """What no pack is worth more than, the less of two: one sequence longer than S / 2 and parts of those that fit in
+    beside it; for any rate >= 0, rate * S + D * (the most that a price exceeds rate * length)."""
+    short, D = sorted(each for each in priced if 2 * each[0] <= S), D or S
+    rates = [0, *accumulate((Fraction(price, length) for length, price in short), max)]
+    beside = [price + (S - long) * rates[bisect(short, (S - long + 1,))] for long, price in priced if 2 * long > S]
     corners = [(0, 0)]  # of the least concave function above all prices; the best rate is one of its slopes
     for length, price in sorted(priced):
         while len(corners) > 1 and slope(corners[-2], corners[-1]) <= slope(corners[-2], (length, price)):
             corners.pop()
         if price > corners[-1][1]:
             corners.append((length, price))
-    rates = [slope(a, b) for a, b in zip(corners, corners[1:])] + [Fraction(0)]
-    return min(int(rate * S + D * max(price - rate * length for length, price in corners)) for rate in rates)
+    slopes = [slope(a, b) for a, b in zip(corners, corners[1:])] + [0]
+    hulls = (rate * S + D * max(price - rate * length for length, price in corners) for rate in slopes)
+    return int(min(max([S * rates[-1], *beside]), *hulls))
 
 
 def slope(a, b):
@@ -52,8 +55,7 @@ def exactly(priced, S, D):
 
 
 def need(holds, otherwise):
-    if not holds:
-        sys.exit(f"wrong: {otherwise}")
+    return holds or sys.exit(f"wrong: {otherwise}")
 
 
 def check(recipe, counts):
@@ -77,7 +79,8 @@ def check(recipe, counts):
     lengths, prices, one = certificate["lengths"], certificate["prices"], certificate["denominator"]
     need((certificate["max_sequence_length"], certificate["max_sequences_per_pack"]) == (S, D), "other limits")
     need(len(lengths) == len(set(lengths)) == len(prices) and min(lengths, default=1) > 0, "one price for each length")
-    need(one > 0 and min(prices, default=0) >= 0, "a price is below 0")
+    whole = all(type(number) is int and number >= 0 for number in (one - 1, *lengths, *prices))
+    need(whole and S < 1 << 25, "the denominator, or a price, is below 0 or no whole number")
     priced = [(length, price) for length, price in zip(lengths, prices) if price > 0]
     need(divisible(priced, S, D) <= one or exactly(priced, S, D) <= one, "a pack is worth more than 1")
     worth = Fraction(sum(placed.get(length, 0) * price for length, price in zip(lengths, prices))) / one
@@ -90,10 +93,9 @@ def check(recipe, counts):
 if __name__ == "__main__":
     if sys.argv[1:2] in ([], ["-h"], ["--help"]):
         sys.exit(__doc__)
-    with open(sys.argv[1], encoding="utf-8") as file:
-        given = json.load(file, parse_float=Fraction)  # exact
-    histogram = None
-    if len(sys.argv) > 2:
-        with open(sys.argv[2], encoding="utf-8-sig", newline="") as file:
-            histogram = {int(row["length"]): int(row["count"]) for row in csv.DictReader(file)}
-    print(check(given, histogram))
+    try:
+        given, *table = (Path(path).read_text(encoding="utf-8-sig").splitlines() for path in sys.argv[1:3])
+        rows = [(int(row["length"]), int(row["count"])) for row in csv.DictReader(table[0])] if table else None
+        print(check(json.loads("\n".join(given), parse_float=Fraction), rows and dict(rows)))  # floats exactly
+    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+        sys.exit(f"wrong: no recipe, or no histogram: {type(error).__name__}: {ascii(str(error))[:200]}")

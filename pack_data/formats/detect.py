@@ -22,7 +22,7 @@ import numpy as np
 
 from pack_data.bad_records import MOST_RECORD_BYTES, BadRecords
 from pack_data.decoding import whole_number
-from pack_data.files import check_regular
+from pack_data.files import check_regular, open_regular
 from pack_data.formats import tfrecord
 from pack_data.formats.records import UNPACKED, Record, RecordError, RowWidths, checked_pack, checked_token_pack
 from pack_data.sequences import Sequences
@@ -144,7 +144,7 @@ def detect(path: str) -> str:
         return "store"
     files = files_of(path)
     first = next((file for file in files if os.path.getsize(file)), files[0])  # parts may be empty
-    with open(first, "rb") as file:
+    with open_regular(first) as file:
         head = file.read(12)
     for magic, name in MAGIC:
         if head.startswith(magic):

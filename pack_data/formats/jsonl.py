@@ -8,15 +8,14 @@ attention_mask only tells padding. All other fields are foreign. A list alone is
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
+from itertools import islice
 from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
-from pack_data.files import check_compressed, open_regular
+from pack_data.files import open_unpacked
 from pack_data.formats.records import (
     DERIVED,
     EXAMPLE_FIELDS,
@@ -24,9 +23,11 @@ from pack_data.formats.records import (
     RecordError,
     RowWidths,
     example_from_columns,
+    refuse_incomplete,
     tokens_from_columns,
 )
 
+_TRIED = 100_000  # lines, to find one that says what the file holds
 _CHUNK = 1 << 20  # bytes of a line that is left out
 
 
@@ -65,25 +66,20 @@ def _array(value: Any) -> Any:
 
 def _lines(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
     """The lines that are not blank. Raises ValueError where compressed data is damaged."""
-    check_compressed(path)
-    try:
-        with open_regular(path, way_out="give a file of JSONL") as raw:
-            file: Any = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
-            number = 0
-            while True:
-                line = file.readline(bad.longest + 1)
-                number += 1
-                if not line:
-                    return
-                origin = Origin(path, number, "line")
-                if len(line) > bad.longest and not line.endswith(b"\n"):
-                    while line and not line.endswith(b"\n"):
-                        line = file.readline(_CHUNK)
-                    bad.add(origin, bad.too_long("it"))
-                elif line.strip():
-                    yield origin, line
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: the compressed file is cut or damaged ({error}); copy it again") from None
+    with open_unpacked(path, way_out="give a file of JSONL") as file:
+        number = 0
+        while True:
+            line = file.readline(bad.longest + 1)
+            number += 1
+            if not line:
+                return
+            origin = Origin(path, number, "line")
+            if len(line) > bad.longest and not line.endswith(b"\n"):
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(_CHUNK)
+                bad.add(origin, bad.too_long("it"))
+            elif line.strip():
+                yield origin, line
 
 
 def _content(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
@@ -95,6 +91,7 @@ def _content(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple[st
     if columns:
         mask = ("attention_mask",) if "attention_mask" in lists and "attention_mask" not in columns else ()
         return "tokens", tuple(columns) + mask
+    refuse_incomplete(path, [name for name in row if name in lists or name != "positions"])
     if all(name in row for name in EXAMPLE_FIELDS):
         return "examples", EXAMPLE_FIELDS + tuple(name for name in DERIVED if name in row)
     if not lists:
@@ -107,11 +104,11 @@ def _content(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple[st
 
 def _first(path: str, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
     problem = "holds no record"
-    for _, line in _lines(path, BadRecords(allowed=2**62)):
+    for _, line in islice(_lines(path, BadRecords(allowed=2**62)), _TRIED):
         try:
             return _content(path, _row(line), columns)
         except RecordError as error:
-            problem = f"no line of it can be read; the last: {error}"
+            problem = f"no line of its first {_TRIED:,} can be read; the last: {error}"
     raise ValueError(f"{path}: {problem}; JSONL is needed, an object in each line")
 
 

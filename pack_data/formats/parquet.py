@@ -3,7 +3,8 @@
 What a file holds is told by its columns: the ten fields of the packed format are packs; input_ids, segment_ids,
 masked_lm_positions, masked_lm_ids and next_sentence_labels (a number, or a list of one) are pre-training examples,
 with or without padding, input_mask and masked_lm_weights; input_mask and positions beside other integer lists are
-packs of token sequences; anything else is token sequences, every column of integer lists or the columns named.  An
+packs of token sequences; some of these fields without the others are refused; anything else is token sequences, every
+column of integer lists. Where columns are named, those are token sequences whatever there is.  An
 attention_mask only tells padding: its zeros are cut off and it is not kept.
 All other columns are foreign and are handed on with their type.
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
 from pack_data.decoding import one_line, shown
-from pack_data.files import replacing
+from pack_data.files import open_regular, replacing
 from pack_data.formats.records import (
     DERIVED,
     EXAMPLE_FIELDS,
@@ -31,6 +32,7 @@ from pack_data.formats.records import (
     checked_pack,
     checked_token_pack,
     example_from_columns,
+    refuse_incomplete,
     tokens_from_columns,
 )
 from pack_data.packages import load_package
@@ -65,7 +67,7 @@ def _opening(path: str) -> Iterator[None]:
 
 
 def _magic(path: str) -> bytes:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return file.read(8)
 
 
@@ -124,6 +126,7 @@ def _kind(path: str, schema, columns: Sequence[str]) -> Tuple[str, Tuple[str, ..
                 )
         mask = ("attention_mask",) if "attention_mask" in lists and "attention_mask" not in columns else ()
         return "tokens", tuple(columns) + mask
+    refuse_incomplete(path, [name for name in schema.names if name in lists or name != "positions"])
     if all(name in schema.names for name in PACK_FIELDS):
         return "packs", _of_numbers(path, schema, PACK_FIELDS)
     if all(name in schema.names for name in EXAMPLE_FIELDS):

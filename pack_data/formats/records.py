@@ -18,6 +18,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import numpy as np
 
 from pack_data.bad_records import Origin
+from pack_data.decoding import named
 from pack_data.packs import FIELDS as PACK_FIELDS
 from pack_data.sequences import Example
 
@@ -30,6 +31,13 @@ DERIVED = ("input_mask", "masked_lm_weights")
 
 S_FIELDS, P_FIELDS, D_FIELDS = PACK_FIELDS[:4], PACK_FIELDS[4:7], PACK_FIELDS[7:]  # by the width of their rows
 
+# What a file is meant to hold where it has two of the first fields (of one: that one), and all fields that this takes.
+_MEANT = (
+    ("packs", ("positions", "next_sentence_positions", "next_sentence_weights"), PACK_FIELDS),
+    ("examples", ("masked_lm_positions", "masked_lm_ids", "next_sentence_labels"), EXAMPLE_FIELDS),
+    ("packs of token sequences", ("positions",), ("input_mask", "positions")),
+)
+
 Pack = Dict[str, np.ndarray]  # the ten fields, int32
 Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
 Value = Any  # an Example, a Pack or Tokens: the kind of the file says which
@@ -37,6 +45,21 @@ Value = Any  # an Example, a Pack or Tokens: the kind of the file says which
 
 class RecordError(ValueError):
     """What is wrong with one record; the reader that catches it knows which record it was."""
+
+
+def refuse_incomplete(path: str, names: Sequence[str]) -> None:
+    """ValueError where a file of columns is meant to hold packs or examples, and some of their fields are not there."""
+    for what, telling, wanted in _MEANT:
+        missing = [name for name in wanted if name not in names]
+        if missing and sum(name in names for name in telling) >= min(2, len(telling)):
+            others = [name for name in names if name not in wanted]
+            raise ValueError(
+                f"{path}: has fields of {what}, but not {', '.join(missing)} (other columns: "
+                f"{', '.join(map(named, others[:8])) or 'none'}); correct the names, or name the columns to take as "
+                "token sequences with --columns"
+            )
+        if not missing:
+            return
 
 
 class Record(NamedTuple):

@@ -31,7 +31,7 @@ from typing import (
 import numpy as np
 
 from pack_data.bad_records import BadRecords, Origin
-from pack_data.files import replacing
+from pack_data.files import open_regular, replacing
 from pack_data.formats.records import Record, RecordError, Value
 from pack_data.packages import load_package
 
@@ -62,7 +62,7 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
     the lost records cannot be counted.
     """
     number, position = 0, 0
-    with open(path, "rb") as raw:
+    with open_regular(path) as raw:
         packed = raw.read(2) == GZIP_MAGIC
         raw.seek(0)
         file: Any = gzip.GzipFile(fileobj=raw) if packed else raw

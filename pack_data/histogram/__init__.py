@@ -46,7 +46,7 @@ class LengthHistogram:
             raise ValueError(
                 f"{_of(self.name)}length {counts.argmax()} occurs {counts.max()} times; too many to account for"
             )
-        counts = counts.astype(np.int64)
+        counts = counts.astype(np.int64, copy=False)
         if counts.min() < 0:
             length = int(np.argmax(counts < 0))
             raise ValueError(f"length {length} occurs {int(counts[length])} times; a count is at least 0")
@@ -160,6 +160,8 @@ class LengthHistogram:
     def with_max_sequence_length(self, max_sequence_length: int) -> LengthHistogram:
         """The same sequences for packs of another size, at least the longest sequence."""
         max_sequence_length = whole_slots(max_sequence_length)
+        if max_sequence_length == self.max_sequence_length:
+            return self
         if self.longest > max_sequence_length:
             raise ValueError(
                 f"{_of(self.name)}the longest sequence has {self.longest} tokens; "
@@ -208,7 +210,7 @@ class LengthHistogram:
     @property
     def tokens(self) -> int:
         """Real tokens of all sequences."""
-        return int(self.counts @ np.arange(len(self.counts), dtype=np.int64))
+        return int(self.counts[self.lengths] @ self.lengths)
 
     @property
     def longest(self) -> int:
@@ -230,7 +232,7 @@ class LengthHistogram:
         """The length of the middle sequence (the lower of two), 0 where there is none."""
         if not self.sequences:
             return 0
-        return int(np.searchsorted(np.cumsum(self.counts), (self.sequences + 1) // 2))
+        return int(self.lengths[np.searchsorted(np.cumsum(self.counts[self.lengths]), (self.sequences + 1) // 2)])
 
     @property
     def padding_share(self) -> float:
@@ -247,7 +249,7 @@ class LengthHistogram:
 def merge(histograms: Iterable[LengthHistogram], name: Optional[str] = None) -> LengthHistogram:
     """The sum of at least one histogram."""
     total = functools.reduce(operator.add, histograms)
-    return total if name is None else LengthHistogram(total.counts, name)
+    return total if name in (None, total.name) else LengthHistogram(total.counts, name)
 
 
 def whole_slots(max_sequence_length: Any) -> int:

@@ -5,32 +5,28 @@ Files are counted in parallel, and their histograms are added.
 
 from __future__ import annotations
 
-import bz2
 import contextlib
-import gzip
 import io
 import json
-import lzma
 import multiprocessing
 import os
-import zlib
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import IO, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
 from pack_data.bad_records import MOST_RECORD_BYTES, add_record_limit
-from pack_data.command import PICTURES, ArgumentParser, check_output, positive_int, process_count, progress_bar
-from pack_data.files import LONGEST_LINE, check_compressed, open_regular, short_lines
+from pack_data.command import ArgumentParser, check_output, check_picture, positive_int, process_count, progress_bar
+from pack_data.files import COMPRESSED, LONGEST_LINE, open_regular, open_unpacked, short_lines
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
 from pack_data.npy import map_array
+from pack_data.picture import Axis, Bars, Series, write
 from pack_data.sequences import LONGEST
 from pack_data.store import MANIFEST, read_manifest
 from pack_data.table import account
 
-_OPENERS: Dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _TEXT = (".txt", ".lengths", ".csv")
 _BLOCK = 1 << 20  # lengths held in memory at a time
 _WORTH_PROCESSES = 1 << 25  # bytes
@@ -87,7 +83,7 @@ def _name(source: str) -> str:
 
 def _is_text(path: str) -> bool:
     name = path.lower()
-    for suffix in _OPENERS:
+    for suffix in COMPRESSED:
         if name.endswith(suffix):
             name = name[: -len(suffix)]
     return name.endswith(_TEXT)
@@ -142,16 +138,12 @@ def _count_part(part: _Part) -> LengthHistogram:
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[IO[str]]:
     """A text file, decompressed by its suffix.  ValueError, which names the file, where it cannot be read as text."""
-    opener = next((opener for suffix, opener in _OPENERS.items() if path.lower().endswith(suffix)), None)
-    check_compressed(path)
-    with open_regular(path, way_out="give a text file with a length in each line") as raw:
+    with open_unpacked(path, way_out="give a text file with a length in each line") as raw:
         try:
-            with io.TextIOWrapper(opener(raw) if opener else raw, encoding="utf-8") as file:
+            with io.TextIOWrapper(raw, encoding="utf-8") as file:
                 yield file
-        except (UnicodeDecodeError, EOFError, lzma.LZMAError, zlib.error, MemoryError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # an error of the file system; those of gzip and bz2 have no number
-            raise ValueError(f"{path}: cannot be read as text ({error or 'it takes too much memory'})") from None
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: cannot be read as text ({error})") from None
 
 
 def _lines(path: str) -> Iterator[np.ndarray]:
@@ -274,42 +266,32 @@ def statistics(histogram: LengthHistogram) -> dict:
     }
 
 
-def plot(histogram: LengthHistogram, path: str) -> None:
-    """Figure 1 of the paper for this data: the share of each length, as PNG, PDF or SVG by the name of the file."""
-    from pack_data.plotting import new_figure, save
-
+def picture(histogram: LengthHistogram) -> Bars:
+    """Figure 1 of the paper for this data: how many sequences there are of each length."""
     S = histogram.max_sequence_length
-    figure, (axes,) = new_figure()
-    # At most 256 bars or so: more are narrower than a pixel.
-    step = -(-S // 256)
-    edges = np.arange(1, S + step + 1, step)
-    shares = np.add.reduceat(histogram.counts, np.minimum(edges[:-1], S)) / max(histogram.sequences, 1)
-    axes.bar(edges[:-1], shares, width=step, align="edge", color="#2b6cb0")
-    axes.axvline(histogram.mean_length, color="#c05621", linewidth=1, label=f"mean {histogram.mean_length:.0f}")
-    axes.axvline(
-        histogram.median_length, color="#c05621", linewidth=1, linestyle="--", label=f"median {histogram.median_length}"
+    step = -(-S // 128)
+    edges = list(range(0, S, step)) + [-(-S // step) * step]
+    ranges = list(zip(edges, edges[1:]))
+    totals = [int(histogram.counts[low + 1 : high + 1].sum()) for low, high in ranges]
+    names = tuple(f"{high} tokens" if step == 1 else f"{low + 1} to {min(high, S)} tokens" for low, high in ranges)
+    whole = max(1, histogram.sequences)
+    hints = tuple(f"{name}: {total:,} sequences, {total / whole:.2%}" for name, total in zip(names, totals))
+    others = max(totals[:-1], default=0)
+    # Where many sequences were cut to S, the bar of that length would make all others invisible.
+    cut = others and totals[-1] > 3 * others
+    return Bars(
+        "Sequences by length",
+        names,
+        Axis("sequences", most=1.5 * others if cut else None),
+        (Series("sequences", tuple(map(float, totals)), hints=hints),),
+        along=f"tokens of a sequence, in steps of {step}" if step > 1 else "tokens of a sequence",
+        edges=tuple(map(float, edges)),
+        notes=(f"The last bar ends beyond the picture: {hints[-1]}.",) if cut else (),
+        levels=(
+            (f"mean {histogram.mean_length:.1f}", histogram.mean_length),
+            (f"median {histogram.median_length}", float(histogram.median_length)),
+        ),
     )
-    axes.set_xlim(0, S + step)
-    others = float(shares[:-1].max(initial=0.0))
-    if shares[-1] > 3 * others > 0:  # many sequences were cut to S: that bar would make all others invisible
-        axes.set_ylim(0, 1.5 * others)
-        axes.annotate(
-            f"{shares[-1]:.1%}",
-            (S + step / 2, 1.5 * others),
-            (-6, -6),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            color="#2b6cb0",
-        )
-    axes.set_xlabel("sequence length in tokens" + (f", in steps of {step}" if step > 1 else ""))
-    axes.set_ylabel("share of the sequences")
-    axes.set_title(
-        f"{histogram.name}: {histogram.padding_share:.1%} padding, theoretical speed-up "
-        f"{histogram.theoretical_speedup:.2f}"
-    )
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.6, 1.0))
-    save(figure, path)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -341,11 +323,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.out:
         check_output("--out", args.out, reads=args.sources)
     if args.plot:
-        check_output("--plot", args.plot, reads=args.sources, endings=PICTURES)
+        check_picture("--plot", args.plot, reads=args.sources)
     histogram = count(args.sources, args.max_sequence_length, args.workers, args.max_record_bytes)
     if args.out:
         histogram.to_csv(args.out)
     if args.plot:
-        plot(histogram, args.plot)
+        write([picture(histogram)], args.plot)
     print(json.dumps(statistics(histogram)) if args.json else summary(histogram))
     return 0

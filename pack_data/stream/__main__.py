@@ -11,9 +11,8 @@ import numpy as np
 
 from pack_data import optimal
 from pack_data.command import (
-    PICTURES,
     ArgumentParser,
-    check_output,
+    check_picture,
     count_from_zero,
     depth_text,
     parse_depth,
@@ -24,7 +23,7 @@ from pack_data.command import (
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.lengths.synthetic import synthetic_histogram
-from pack_data.plotting import new_figure, save
+from pack_data.picture import Axis, Line, Lines, write
 from pack_data.proof import prove
 from pack_data.stream.others import WINDOW, open_rows, windows
 from pack_data.stream.pack_stream import PackStream
@@ -178,21 +177,16 @@ begun with the oldest sequence because it had waited so long. short moved, long 
 place in the stream, in sequences, of the shortest and of the longest quarter."""
 
 
-def picture(path: str, measured: Sequence[Measured]) -> None:
+def picture(measured: Sequence[Measured]) -> Lines:
     """The gap against the buffer, a line for each stream and depth."""
-    figure, (axes,) = new_figure()
-    for stream, depth in dict.fromkeys((made.stream, made.depth) for made in measured):
-        points = sorted(
-            (made.buffer, 100 * made.gap)
-            for made in measured
-            if (made.stream, made.depth, made.way) == (stream, depth, "by price")
-        )
-        axes.plot(*zip(*points), marker="o", label=f"{stream}, depth {depth_text(depth)}")
-    axes.set(xscale="log", xlabel="sequences in the buffer", ylabel="packs above the bound, %")
-    axes.set_yscale("symlog", linthresh=0.01)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8)
-    save(figure, path)
+    by_price = [made for made in measured if made.way == "by price"]
+    found = []
+    for stream, depth in dict.fromkeys((made.stream, made.depth) for made in by_price):
+        own = sorted((made.buffer, 100 * made.gap) for made in by_price if (made.stream, made.depth) == (stream, depth))
+        x, y = zip(*own)
+        found.append(Line(f"{stream}, depth {depth_text(depth)}", tuple(map(float, x)), y))
+    axes = Axis("sequences in the buffer", log=10), Axis("packs above the bound, %")
+    return Lines("Packs above the bound, by the size of the buffer", *axes, tuple(found))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -225,11 +219,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("--alone", action="store_true", help="leave out windows and open rows")
     parser.add_argument("--seed", type=count_from_zero, default=0, help="of the order (default 0)")
-    parser.add_argument("--plot", metavar="FILE", help="a picture of gap against buffer (needs matplotlib)")
+    parser.add_argument("--plot", metavar="FILE", help="a picture of gap against buffer")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
     args = parser.parse_args(argv)
     if args.plot:
-        check_output("--plot", args.plot, reads=[args.histogram], endings=PICTURES)
+        check_picture("--plot", args.plot, reads=[args.histogram])
     if args.grid and (args.synthetic or args.histogram != parser.get_default("histogram")):
         raise ValueError("--grid has its own streams; leave out --histogram and --synthetic, or --grid")
 
@@ -259,7 +253,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         print("\n".join(text_table([row], left=(0, 2), widths=WIDTHS)), flush=True)
                 bar.update(1)
     if args.plot:
-        picture(args.plot, measured)
+        write([picture(measured)], args.plot)
     if not args.json:
         print(LEGEND)
     return 0

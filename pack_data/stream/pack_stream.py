@@ -148,15 +148,6 @@ class PackStream:
         self.finish()
         yield from self.ready()
 
-    def push(self, example: Any, length: int) -> List[Pack]:
-        """Adds a sequence of `length` tokens; the packs that are closed because of it, mostly none."""
-        return list(self.ready()) if self.put(example, length) else []
-
-    def flush(self) -> List[Pack]:
-        """Packs of all that waits: the end of the stream."""
-        self.finish()
-        return list(self.ready())
-
     def ready(self) -> Iterator[Pack]:
         """Hands out the packs that are closed; `state_dict` holds those that are not handed out yet."""
         while self._ready:

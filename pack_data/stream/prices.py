@@ -93,9 +93,10 @@ def prices(
     _, group = np.unique(np.minimum(middle * groups, groups - 1).astype(np.int64), return_inverse=True)
     share = np.bincount(group, weights=counts) / counts.sum()
     nearest = np.minimum(np.rint(fine).astype(np.int64), steps)
+    seen = np.append(0, known)  # nothing is worth nothing: below the shortest seen, prices go down to 0
     return Prices(
-        np.interp(fine, known, worth[known]),
-        np.interp(fine, known, coarse[known]),
+        np.interp(fine, seen, np.append(0.0, worth[known])),
+        np.interp(fine, seen, np.append(0.0, coarse[known])),
         tables,
         group.ravel()[nearest],
         share,

@@ -8,24 +8,21 @@ counted (`BadRecords`).
 from __future__ import annotations
 
 import ast
-import gzip
 import hashlib
 import inspect
 import io
 import json
-import lzma
 import os
 import re
 import sysconfig
 import warnings
-import zlib
 from functools import lru_cache
 from itertools import chain, count
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import IO, Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from pack_data.bad_records import BadRecords, Origin
-from pack_data.files import check_compressed, check_regular, sha256_of
+from pack_data.files import open_unpacked, sha256_of
 
 EMBEDDED = "embedded"
 # A document of more characters continues as another document, and a line of more as another line.
@@ -91,27 +88,12 @@ def file_documents(
     """The documents of one file; see `documents`."""
     bad = BadRecords() if bad is None else bad
     suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED_SUFFIXES]
-    check_regular(path)
-    try:
-        with _open_text(path) as handle:
-            if suffixes and suffixes[-1] in _JSON_SUFFIXES:
-                yield from _json_documents(path, handle, json_field, bad)
-            else:
-                yield from _text_documents(path, handle, separator, bad)
-    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, MemoryError) as error:
-        what = f"{error}" or "it needs more memory than there is"
-        raise ValueError(f"{path}: the compressed file is cut or damaged ({what}); copy it again") from None
-
-
-def _open_text(path: Path) -> IO[str]:
     # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
-    how: Dict[str, Any] = dict(encoding="utf-8", errors="surrogateescape", newline=None)
-    check_compressed(path)
-    if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path, "rb"), **how)
-    if path.suffix == ".xz":
-        return io.TextIOWrapper(lzma.open(path, "rb"), **how)
-    return open(path, **how)
+    with open_unpacked(path) as file, io.TextIOWrapper(file, "utf-8", "surrogateescape") as handle:
+        if suffixes and suffixes[-1] in _JSON_SUFFIXES:
+            yield from _json_documents(path, handle, json_field, bad)
+        else:
+            yield from _text_documents(path, handle, separator, bad)
 
 
 def _not_text(text: str) -> str:

@@ -63,6 +63,11 @@ class Vocabulary:
         return Special(*(self.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")))
 
     @property
+    def unknown(self) -> int:
+        """[UNK]."""
+        return self.ids["[UNK]"]
+
+    @property
     def padding(self) -> int:
         """[PAD]."""
         return self.ids["[PAD]"]

@@ -391,6 +391,14 @@ def test_what_follows_from_another_setting_need_not_be_typed():
     }
     small, _ = config_from_tree(pod, "a.yml").applied_without_ipus()
     assert small.placement == PlacementConfig(layers_per_ipu=(2,)) and small.model.vocabulary_size == 300
+    # A placement that --set gives is the pod's: the block keeps one IPU, with its layers, or what it states itself.
+    given = ["placement.layers_per_ipu=[10,14]", "placement.available_memory_proportion=[0.3,0.1]"]
+    changed = config_from_tree(pod, "a.yml", given)
+    assert changed.placement.layers_per_ipu == (10, 14) and changed.applied_without_ipus()[0] == small
+    fewer = config_from_tree(pod, "a.yml", ["placement.layers_per_ipu=[5,7]", "model.num_layers=12"])
+    assert fewer.applied_without_ipus()[0].placement == PlacementConfig(layers_per_ipu=(12,))
+    own = config_from_tree(pod, "a.yml", [*given, "without_ipus.placement.available_memory_proportion=[0.2]"])
+    assert own.applied_without_ipus()[0].placement.available_memory_proportion == (0.2,)
 
 
 def test_the_annotated_form_is_the_configuration():

@@ -1,8 +1,10 @@
 """Every committed configuration: in range, what its name says, and the published values whatever the defaults are."""
 
+import dataclasses
 import fnmatch
 import json
 import re
+import shlex
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,11 +12,14 @@ import pytest
 import yaml
 
 from ipu_packed_bert import config as pretraining
+from ipu_packed_bert.commands import plan as plan_command
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.configurations import config_file, for_one_gpu, merged, shipped_names
-from ipu_packed_bert.plan import host_needs, plan
+from ipu_packed_bert.plan import host_needs, memory_words, plan
+from ipu_packed_bert.report.ipu_bundle import way_out
 from ipu_packed_bert.settings import load_yaml
 from ipu_packed_bert.tasks import settings as finetuning
+from pack_data.command import run_main
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 load_config = lru_cache(None)(pretraining.load_config)  # each file is read once, whatever is asked of it
@@ -339,3 +344,93 @@ def test_published_settings_of_squad(name):
     assert (config.engine.loss_scaling, config.engine.first_moment_type, config.run.epochs) == (64.0, "float16", 3)
     assert placement.optimizer_state_off_chip == (name == "pod4") and config.data.max_sequence_length == 384
     assert placement.replicated_tensor_sharding == (placement.replicas > 1)
+
+
+# ----------------------------------------------------------------------------- the --set lines of messages and pages
+
+SET = re.compile(r"--set (\S+?=[^\s;`]+)")
+
+
+def of_each_placement():
+    """A configuration of each shape of placement, with and without a block without_ipus, of pre-training and tasks."""
+    found = {}
+    for path in PATHS + FINE_TUNING:
+        config = finetuning.load_config(path) if path in FINE_TUNING else load_config(path)
+        small = bool(getattr(config, "without_ipus", ()))
+        placement = dataclasses.replace(config.placement, machine="mk2", available_memory_proportion=())
+        found.setdefault((placement, small, path in FINE_TUNING), path)
+    return sorted(found.values())
+
+
+SHAPES = of_each_placement()
+
+
+def printed_for(config):
+    """The settings of each line that a message tells the user to type, whichever IPU is full and whatever fits."""
+    texts = [config.on_replicas(1)]
+    if isinstance(config, Config):
+        # As a run that keeps everything, so that every way out is printed.
+        engine = dataclasses.replace(config.engine, recompute_layers=False, half_logits=False)
+        placement = dataclasses.replace(config.placement, optimizer_state_off_chip=False)
+        full = dataclasses.replace(config, engine=engine, placement=placement)
+        for ipu in (None, *range(config.placement.ipus_per_replica)):
+            for smaller in (None, 1):
+                texts += way_out(full, ipu=ipu, smaller=smaller)
+        texts += memory_words(plan(full, packing_factor=1.0)._replace(config=full), 1)
+        texts.append(pretraining.schedule_too_short("", 2 * config.run.steps, config.run.steps))
+    found = [tuple(SET.findall(text)) for text in texts]
+    return list(dict.fromkeys(settings for settings in found if settings))
+
+
+def test_there_is_a_configuration_of_each_shape_of_placement():
+    assert len(SHAPES) >= 8
+    assert {load_config(path).placement.ipus_per_replica for path in SHAPES if path in PATHS} == {1, 4}
+
+
+@pytest.mark.parametrize("path", SHAPES, ids=lambda path: path.stem)
+def test_every_set_that_a_message_prints_is_taken(path):
+    loaded = finetuning.load_config if path in FINE_TUNING else pretraining.load_config
+    before = loaded(path)
+    lines = printed_for(before)
+    assert len(lines) >= (1 if path in FINE_TUNING else 7)
+    for settings in lines:
+        changed = loaded(path, settings)
+        assert all(changed.origins[setting.partition("=")[0]] == "--set" for setting in settings)
+        if path in FINE_TUNING:
+            continue
+        assert plan(changed, packing_factor=1.0).update is not None
+        if before.without_ipus:  # a placement that is printed is the pod's: the small run keeps its own
+            small, former = (each.applied_without_ipus()[0].placement for each in (changed, before))
+            assert dataclasses.replace(small, optimizer_state_off_chip=True) == former
+
+
+def test_the_plan_takes_the_way_out_of_a_full_pod(capsys):
+    lines = printed_for(load_config(FOLDER / "packed_phase2_pod16.yml"))
+    lines = [settings for settings in lines if "per_ipu" in settings[0] or "proportion" in settings[0]]
+    assert len(lines) >= 8
+    for settings in lines:
+        options = [word for setting in settings for word in ("--set", setting)]
+        assert run_main(plan_command.main, ["--config", "packed_phase2_pod16", "--packing-factor", "1", *options]) == 0
+
+
+def test_every_set_that_a_page_prints_is_taken():
+    """With the configuration that its command names; without one, on every shape of placement."""
+    read = 0
+    for page in [FOLDER.parent / "README.md", *sorted((FOLDER.parent / "docs").rglob("*.md"))]:
+        for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
+            settings = [shlex.split(each)[0] for each in SET.findall(line)]
+            # In running text some values are words in capitals, and tasks have settings of their own.
+            settings = [each for each in settings if not re.search(r"=([A-Z]+|\.\.\.)$|^a\.b=|^section\.", each)]
+            named = re.search(r"--config (?:configs/)?(\w+)", line)
+            paths = [path for path in SHAPES if path in PATHS]
+            if named:
+                paths = [path for path in PATHS + FINE_TUNING if path.stem == named[1]]
+            elif re.search(r"task\.|predict|data\.|--resume", line):
+                continue
+            if not settings or not paths:
+                continue
+            for path in paths:
+                loaded = finetuning.load_config if path in FINE_TUNING else pretraining.load_config
+                loaded(path, settings)
+            read += 1
+    assert read >= 9

@@ -305,7 +305,7 @@ def test_sides_of_two_builds_are_no_pair(corpus, tmp_path):
     with pytest.raises(ConfigError, match="was not built with the training data in .*; .* start again") as error:
         open_evaluation(config, store.manifest)
     assert "\n" not in str(error.value)
-    # One of a former version does not say with what it was built.
+    # One that was converted does not say with what it was built.
     manifest = read_manifest(held_out)
     made_with = {name: value for name, value in manifest.made_with.items() if name != sides.TRAINING_DIGEST}
     write_manifest(held_out, replace(manifest, made_with=made_with))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ipu_packed_bert import __main__ as packed_bert
-from ipu_packed_bert import finetune
+from ipu_packed_bert.commands import finetune
 from ipu_packed_bert.cycles.fine_tuning import task_cycles, task_pipeline
 from ipu_packed_bert.cycles.lowering import COPIES
 from ipu_packed_bert.cycles.matmul import Planner
@@ -143,7 +143,7 @@ def test_with_files_and_weights(checkpoint, tmp_path, capsys):
     assert "not counted, since the model does not know them: all, binary_cross_entropy_with_logits" in text
     # As `plan` under its own name, and on the host, whose memory it is then.
     assert command("plan", "--config", tmp_path / "tiny.yml") == 0
-    assert capsys.readouterr().out.replace("packed-bert finetune", "python -m ipu_packed_bert.finetune") == text
+    assert capsys.readouterr().out == text
     assert command("plan", "--config", tmp_path / "tiny.yml", "--set", "engine.kind=host") == 0
     assert "devices   the host" in capsys.readouterr().out
 
@@ -156,7 +156,7 @@ def test_what_does_not_fit_says_what_does(checkpoint, tmp_path, capsys):
     assert "verdict   does not fit" in text
     said = text.rsplit("--set ", 1)[1].split(" ")[0]
     assert command("plan", "--config", name, *large, "--set", said) == 0
-    assert "no more than in the published configurations" in capsys.readouterr().out
+    assert "fits: at most" in capsys.readouterr().out
 
 
 def test_layers_of_another_network_are_refused(checkpoint, tmp_path, capsys):

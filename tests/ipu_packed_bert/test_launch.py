@@ -90,5 +90,5 @@ def test_fine_tuning_has_its_lines(capsys, tmp_path):
     found = commands([line for line in capsys.readouterr().out.splitlines()[-3:] if "verdict" not in line])
     replicas = load_finetuning(FOLDER / "finetune_squad_packed_pod16.yml").placement.replicas
     assert value(found["poprun"], "--num-replicas") == str(replicas)
-    program = ["python", "-m", "ipu_packed_bert.finetune", "--config", given[1], "--data-dir", str(tmp_path)]
+    program = ["python", "-m", "ipu_packed_bert", "finetune", "--config", given[1], "--data-dir", str(tmp_path)]
     assert found["start"] == [*program, "--engine", "ipu"]

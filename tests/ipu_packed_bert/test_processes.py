@@ -2,8 +2,7 @@
 
 import pytest
 
-from ipu_packed_bert import finetune
-from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.processes import joined, refuse_launcher
 from pack_data.command import run_main
 

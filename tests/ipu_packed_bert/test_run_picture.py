@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ElementTree
+
 import pytest
 
-from ipu_packed_bert.run_picture import curves, draw
+from ipu_packed_bert.run_picture import curves, draw, loss_picture, slots_picture
 
 
 def record(step, sequences, **values):
@@ -34,20 +36,24 @@ def test_other_tasks_are_drawn_by_their_loss_and_scores_are_no_loss():
     assert found.training == ([3], [9.0]) and found.held_out == ([], [])
 
 
-def test_the_picture_is_a_png_of_these_curves(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    from ipu_packed_bert import run_picture
-
-    figures = []
-    original = run_picture.save
-    monkeypatch.setattr(run_picture, "save", lambda figure, path: (figures.append(figure), original(figure, path)))
+def test_the_pictures_are_these_curves():
     found = curves(RECORDS, EVALUATIONS, max_sequence_length=100, unigram=7.5)
-    draw(found, tmp_path / "run.png", title="a run")
-    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "run.png").stat().st_size > 5000
-    loss, slots = figures[0].axes
-    drawn = {line.get_label(): line for line in loss.lines}
-    for label, points in (("training", found.training), ("held out", found.held_out)):
-        assert (list(drawn[label].get_xdata()), list(drawn[label].get_ydata())) == points
-    assert any(set(line.get_ydata()) == {7.5} for line in loss.lines)
-    assert loss.get_xlabel() and loss.get_ylabel() and slots.get_xlabel()
-    assert [bar.get_width() for bar in slots.patches] == [450, 450, 450, 150]
+    loss = loss_picture(found)
+    assert [(line.name, line.x, line.y) for line in loss.lines] == [
+        ("training", (3.0, 9.0), (8.0, 5.5)),
+        ("held out", (5.0, 9.0), (6.5, 6.0)),
+    ]
+    assert [level for _, level in loss.levels] == [7.5] and loss.y.least < 5.5 < 8.0 < loss.y.most
+    assert [series.values for series in slots_picture(found).series] == [(450.0, 450.0), (450.0, 150.0)]
+
+
+def test_a_run_without_a_finite_loss_has_pictures():
+    found = curves([record(1, 3, loss=None)], [], max_sequence_length=100)
+    assert loss_picture(found).lines == () and slots_picture(found).ends == ("50.0% padding", "25.0% padding")
+
+
+def test_the_file_is_both_pictures(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    draw(curves(RECORDS, EVALUATIONS, max_sequence_length=100), tmp_path / "run.svg", title="a run")
+    label = ElementTree.parse(tmp_path / "run.svg").getroot().get("aria-label")
+    assert label == "a run: loss over the sequences seen; Slots of the rows that these sequences need"

@@ -213,7 +213,9 @@ def test_the_annotated_form_says_origin_and_meaning():
         (b"tree: [", "not valid YAML"),
         (b"\xff\xfe", "not valid YAML"),
         (b"? {a: b}\n: c\n", "not valid YAML"),
-        (None, "cannot be read"),
+        (b"tree: &x {height: *x}\n", "not valid YAML: found unconstructable recursive node"),
+        (b"tree: &x [1, [*x]]\n", "not valid YAML: found unconstructable recursive node"),
+        (None, "no such file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path, content, words):

@@ -1,21 +1,18 @@
 """Checksums of blocks of packs: a reader meets damage as an error that names file, pack and block, never as packs."""
 
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from pack_data import blocks, files
+from pack_data import blocks
 from pack_data.build import BuildOptions, build
-from pack_data.building.work_folder import work_folder
-from pack_data.command import run_main
 from pack_data.convert import convert
 from pack_data.formats.detect import open_source
 from pack_data.packs import PackSchema
 from pack_data.store import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum
-from pack_data.verify import add_checksums, main, verify
+from pack_data.verify import verify
 from tests.pack_data.test_store import SCHEMA, records
 from tests.pack_data.text_corpus import build_small, write_corpus
 
@@ -38,18 +35,6 @@ def written(tmp_path):
 @pytest.fixture
 def folder(tmp_path):
     return written(tmp_path)
-
-
-def without_checksums(folder):
-    """The data set as it was made before there were checksums of blocks. Returns the manifest with them."""
-    path = folder / MANIFEST
-    new = path.read_bytes()
-    manifest = json.loads(new)
-    for entry in [*manifest["shards"], manifest["lengths"]]:
-        assert entry.pop("blocks")["crc32"]
-    assert manifest.pop(CHECKSUM)
-    path.write_text(json.dumps(manifest, indent=1) + "\n")
-    return new
 
 
 def test_no_changed_byte_of_a_shard_is_read(folder):
@@ -152,62 +137,22 @@ def test_every_build_writes_them(tmp_path, monkeypatch):
         shards = verify(tmp_path / name).manifest.shards
         assert shards == verify(tmp_path / name.replace("one", "two")).manifest.shards
         assert all(len(entry.blocks.crc32) >= 8 for entry in shards)
-    # What is appended to an old data set has checksums, what was there has none until they are added.
-    without_checksums(tmp_path / "one")
     write_corpus(tmp_path / "more", 10, seed=1)
     build(BuildOptions(corpus=tmp_path / "more", out=tmp_path / "one", append=True, workers=1)).close()
-    has = [entry.blocks is not None for entry in verify(tmp_path / "one").manifest.shards]
-    assert has == [False, True]
-    manifest = add_checksums(tmp_path / "one").manifest
-    assert all(entry.blocks for entry in (*manifest.shards, manifest.lengths))
+    manifest = verify(tmp_path / "one").manifest
+    assert len(manifest.shards) == 2 and all(entry.blocks for entry in (*manifest.shards, manifest.lengths))
 
 
-def test_a_data_set_without_them_is_read_and_gets_them(folder, capsys):
-    new = without_checksums(folder)
-    old = (folder / MANIFEST).read_bytes()
-    digest = PackStore.open(folder).manifest.digest
-    with PackStore.open(folder) as store:
-        assert np.array_equal(store.records(np.arange(20)), records(20))
-    assert run_main(main, [str(folder)]) == 0 and "--add-checksums" in capsys.readouterr().out
-    assert (folder / MANIFEST).read_bytes() == old
-    before = sorted(path.name for path in folder.parent.rglob("*"))
-    for said in ("8 blocks of packs got checksums", None):
-        assert run_main(main, [str(folder), "--add-checksums"]) == 0
-        out = capsys.readouterr().out
-        assert "--add-checksums" not in out and (said in out if said else "checksums" not in out)
-        assert (folder / MANIFEST).read_bytes() == new  # as if it had been built with them
-    assert verify(folder).manifest.digest == digest
-    assert sorted(path.name for path in folder.parent.rglob("*")) == before
-
-
-def test_no_checksum_is_added_to_damaged_packs(folder):
-    without_checksums(folder)
-    old = (folder / MANIFEST).read_bytes()
-    shard = sorted(folder.glob("packs-*.npy"))[1]
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(ValueError, match=f"{shard.name}: its sha256"):
-        add_checksums(folder)
-    assert (folder / MANIFEST).read_bytes() == old
-
-
-def test_wrong_checksums_beside_whole_packs_are_replaced(folder):
-    right = (folder / MANIFEST).read_bytes()
-    manifest = json.loads(right)
-    manifest["shards"][0]["blocks"]["crc32"] = "0" * 24
-    (folder / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
-    with pytest.raises(ValueError, match="pack 0: the checksum of its block 0"):
-        verify(folder)
-    add_checksums(folder)
-    assert (folder / MANIFEST).read_bytes() == right
-
-
-def test_what_a_killed_one_left_goes_even_where_nothing_is_to_be_added(folder):
-    stale = files.temporary_name(folder / MANIFEST)
-    stale.write_text("{")
-    right = (folder / MANIFEST).read_bytes()
-    add_checksums(folder)
-    assert not stale.exists() and (folder / MANIFEST).read_bytes() == right
+@pytest.mark.parametrize("lacks", ["blocks", CHECKSUM])
+def test_a_manifest_without_them_is_refused(folder, lacks):
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["shards"][0].pop(lacks, None)
+    manifest[CHECKSUM] = checksum(manifest)
+    if lacks == CHECKSUM:
+        del manifest[CHECKSUM]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=f"{MANIFEST}: .*{lacks}.* build the data set again"):
+        PackStore.open(folder)
 
 
 def test_packs_are_not_converted_either(folder, tmp_path):
@@ -216,37 +161,6 @@ def test_packs_are_not_converted_either(folder, tmp_path):
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match=f"{shard.name}: pack 13: the checksum of its block 2 "):
         convert(open_source(str(folder)), str(tmp_path / "copy"), "store")
-
-
-def test_a_stop_before_the_rename_leaves_the_old_manifest(folder, monkeypatch):
-    without_checksums(folder)
-    old = (folder / MANIFEST).read_bytes()
-
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(os, "replace", stopped)
-        add_checksums(folder)
-    assert (folder / MANIFEST).read_bytes() == old
-    assert list(folder.parent.rglob("*.tmp")) == []
-
-
-def test_none_are_added_while_a_build_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LOCK_PATIENCE", 0)
-    build_small(write_corpus(tmp_path / "corpus", 20), tmp_path / "data", held_out=0.2).close()
-    with work_folder(tmp_path / "data"):
-        for name in ("data", "data-held-out"):
-            with pytest.raises(ValueError, match="another build is writing"):
-                add_checksums(tmp_path / name)
-
-
-def test_what_a_stopped_build_left_stays(folder):
-    work = folder.with_name("data.building")
-    work.mkdir()
-    (work / "plan.json").write_text('{"options": {}}')
-    add_checksums(folder)
-    assert (work / "plan.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -264,8 +178,7 @@ def test_what_a_stopped_build_left_stays(folder):
 def test_checksums_of_another_shape_are_refused(folder, change):
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest["shards"][0]["blocks"].update(change)
-    manifest.pop("manifest_sha256", None)
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
     with pytest.raises(ValueError, match=MANIFEST) as caught:
         PackStore.open(folder)
     assert "\n" not in str(caught.value)
@@ -274,4 +187,4 @@ def test_checksums_of_another_shape_are_refused(folder, change):
 def test_an_empty_data_set_has_none(tmp_path):
     with StoreWriter(tmp_path, PackSchema.bert(8, 2, 4, vocabulary_size=50)).finish(algorithm="none") as store:
         assert len(store.records(np.zeros(0, int))) == 0 and list(store.shards()) == []
-    add_checksums(tmp_path)
+    assert verify(tmp_path).manifest.packs == 0

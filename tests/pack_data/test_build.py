@@ -262,3 +262,30 @@ def test_second_segments_come_from_the_whole_corpus(tmp_path):
     ]
     # Were the parts runs of files, nearly none would mix; independent choices of a third mix in 4 of 9.
     assert len(kinds) > 100 and 0.25 < np.mean([a != b for a, b in kinds]) < 0.6
+
+
+def test_a_build_says_what_its_vocabulary_cannot_spell(corpus, tmp_path, capsys):
+    command = ["--workers", "1", "--max-sequence-length", "64", "--duplication-factor", "1"]
+    assert run_main(build_main, ["--corpus", str(corpus), "--out", str(tmp_path / "one"), *command]) == 0
+    assert "[UNK]" not in capsys.readouterr().err
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "greek.txt").write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος the the the. " * 40, encoding="utf-8")
+    given = ["--vocabulary", str(tmp_path / "one" / "vocab.txt")]
+    assert run_main(build_main, ["--corpus", str(foreign), "--out", str(tmp_path / "two"), *command, *given]) == 0
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "[UNK]" in line]
+    assert 30 < int(said.split("%")[0]) < 90 and "--vocabulary" in said
+
+
+def test_a_build_says_what_a_limit_on_depth_costs(tmp_path, capsys):
+    # A mean of 15.5 tokens in rows of 128 slots.
+    (tmp_path / "short.jsonl").write_text("".join(f'{{"input_ids": {[1] * (i % 30 + 1)}}}\n' for i in range(3000)))
+    command = ["--from", str(tmp_path / "short.jsonl"), "--max-sequence-length", "128", "--workers", "1"]
+    for depth in ("unlimited", "12"):
+        way_out = ["--max-sequences-per-pack", depth, "--out", str(tmp_path / depth)]
+        assert run_main(build_main, [*command, *way_out]) == 0 and not capsys.readouterr().err
+    assert run_main(build_main, [*command, "--out", str(tmp_path / "three")]) == 0
+    said = capsys.readouterr().err
+    with PackStore.open(tmp_path / "three") as three, PackStore.open(tmp_path / "unlimited") as unlimited:
+        times = len(three) / len(unlimited)
+    assert times > 2 and f"depth 3 costs {times:.1f} times the rows here: --max-sequences-per-pack unlimited" in said

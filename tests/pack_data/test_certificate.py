@@ -16,6 +16,7 @@ from scipy.optimize import linprog
 
 from pack_data.certificate import (
     Certificate,
+    beside_long_value,
     best_pack_value,
     checker,
     divisible_pack_value,
@@ -143,6 +144,49 @@ def test_the_quick_bound_is_the_linear_programme_of_one_pack(priced, slots, dept
     limits = [lengths] if depth is None else [lengths, [1] * len(lengths)]
     relaxed = linprog([-price for price in prices], A_ub=limits, b_ub=[slots] if depth is None else [slots, depth])
     assert quick == int(np.floor(-relaxed.fun + 1e-7))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30)), min_size=1, max_size=7, unique_by=lambda pair: pair[0]),
+    st.integers(1, 40),
+)
+def test_the_quick_bound_beside_a_long_sequence_holds_for_whole_ones(priced, slots):
+    lengths, prices = zip(*([pair for pair in priced if pair[0] <= slots] or [(slots, 1)]))
+    quick = beside_long_value(lengths, prices, slots)
+    assert best_pack_value(lengths, prices, slots, None) <= quick
+    assert quick <= divisible_pack_value(lengths, prices, slots, None)
+
+
+def bound_l2(lengths, slots):
+    """Martello and Toth's bound L2, as they write it."""
+    best = 0
+    for k in range(slots // 2 + 1):
+        whole = [length for length in lengths if length > slots - k]
+        large = [length for length in lengths if slots / 2 < length <= slots - k]
+        small = [length for length in lengths if k <= length <= slots / 2]
+        rest = sum(small) - (len(large) * slots - sum(large))
+        best = max(best, len(whole) + len(large) + max(0, -(-rest // slots)))
+    return best
+
+
+@given(
+    st.integers(1, 60).flatmap(lambda slots: st.tuples(st.just(slots), st.lists(st.integers(1, slots), max_size=60)))
+)
+def test_the_bound_is_never_lower_than_that_of_martello_and_toth(case):
+    slots, lengths = case
+    histogram = LengthHistogram.from_lengths(np.array(lengths, int), slots)
+    for depth in (2, 5, None):
+        certificate = plain_certificate(histogram, depth)
+        assert proven_bound(certificate, histogram.counts).lower_bound >= bound_l2(lengths, slots)
+
+
+def test_the_proof_of_the_long_ones_takes_no_table():
+    # 100,000 prices at depth 50: a table for each depth would take hours.
+    histogram = LengthHistogram(np.r_[0, np.ones(1 << 17, np.int64)])
+    certificate = plain_certificate(histogram, 50)
+    assert proven_bound(certificate, histogram.counts).lower_bound >= 1 << 16
+    priced = [pair for pair in zip(certificate.lengths, certificate.prices) if pair[1]]
+    assert checker.divisible(priced, 1 << 17, 50) <= certificate.denominator
 
 
 @given(small_sets)
@@ -349,7 +393,8 @@ def test_the_checker_agrees_with_the_proof(case):
 def test_the_checker_values_packs_as_the_proof_does(priced, slots, depth):
     lengths, prices = zip(*priced)
     assert checker.exactly(priced, slots, depth) == best_pack_value(lengths, prices, slots, depth)
-    assert checker.divisible(priced, slots, depth) == divisible_pack_value(lengths, prices, slots, depth)
+    quick = divisible_pack_value(lengths, prices, slots, depth), beside_long_value(lengths, prices, slots)
+    assert checker.divisible(priced, slots, depth) == min(quick)
 
 
 @pytest.mark.parametrize(
@@ -365,13 +410,38 @@ def test_the_checker_takes_no_parts_of_packs_or_of_sequences(strategies, repeats
         checker.check(json.loads(json.dumps(recipe), parse_float=checker.Fraction), None)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda recipe: recipe["certificate"]["prices"].__setitem__(0, None),
+        lambda recipe: recipe["certificate"]["prices"].__setitem__(0, float("nan")),
+        lambda recipe: recipe["certificate"].update(prices=None),
+        lambda recipe: recipe["certificate"].update(denominator=float("nan")),
+        lambda recipe: recipe["accounting"].update(max_sequence_length=1 << 60),
+        lambda recipe: recipe["accounting"].update(max_sequences_per_pack="3"),
+        lambda recipe: recipe["accounting"].update(lp_bound=float("inf")),
+        lambda recipe: recipe.pop("accounting"),
+        lambda recipe: recipe.update(strategies=[1]),
+        lambda recipe: recipe.update(repeats={"a": 1}),
+    ],
+)
+def test_the_checker_says_what_is_wrong_in_one_line(tmp_path, squad, wrong):
+    recipe = tmp_path / "recipe.json"
+    squad.save(recipe)
+    given = json.loads(recipe.read_text())
+    wrong(given)
+    recipe.write_text(json.dumps(given))
+    refused = subprocess.run([sys.executable, checker.__file__, str(recipe)], capture_output=True, text=True)
+    assert refused.returncode == 1 and refused.stderr.startswith("wrong: ") and refused.stderr.count("\n") == 1
+
+
 def test_the_checker_takes_a_recipe_without_an_lp_bound(squad):
     assert checked(replace(squad, lp_bound=None)) is None
 
 
 def test_the_checker_is_short_and_runs_without_any_package(tmp_path, squad):
     source = Path(checker.__file__)
-    assert len(source.read_text().splitlines()) < 100
+    assert len(source.read_text().splitlines()) < 110
     recipe, table = tmp_path / "recipe.json", tmp_path / "lengths.csv"
     squad.save(recipe)
     LengthHistogram.published("squad_1_1_384").to_csv(table)

@@ -1,6 +1,7 @@
 """What every command shares: how mistakes are printed, and the list of commands."""
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pack_data.command import (
     count_from_zero,
     list_commands,
     positive_int,
+    progress_bar,
     run_main,
 )
 from pack_data.lengths import counting
@@ -44,6 +46,36 @@ def raising(error):
 def test_one_line_unless_it_is_several_problems(error, printed, capsys):
     assert run_main(raising(error), []) == 2
     assert capsys.readouterr().err == printed
+
+
+EVIL = "a\x1b]0;title\x07\x1b[31m\rerror: all is well\x9b2K\u202egnp.csv"
+
+
+def test_a_name_moves_no_cursor_and_changes_no_colour(capsys):
+    assert run_main(raising(ValueError(f"{EVIL}: no such file")), []) == 2
+    assert capsys.readouterr().err.rstrip("\n").isprintable()
+
+
+def test_no_control_character_comes_to_a_terminal_but_those_of_bars():
+    def says(argv):
+        print(EVIL)
+        print(f"note: {EVIL}", file=sys.stderr)
+        with progress_bar(2, EVIL, shown=True) as bar:
+            bar.update()
+
+    reads, writes = os.openpty()
+    streams = sys.stdout, sys.stderr
+    try:
+        sys.stdout = sys.stderr = os.fdopen(writes, "w")
+        assert run_main(says, []) == 0
+        sys.stdout.close()
+    finally:
+        sys.stdout, sys.stderr = streams
+    said = os.read(reads, 1 << 16).decode()
+    os.close(reads)
+    assert said.count("gnp.csv") >= 3 and "0/2" in said
+    assert set(re.findall(r"[^ -~]", said)) <= {"\r", "\n", *"█▏▎▍▌▋▊▉"}
+    assert sys.stdout is streams[0] and sys.stderr is streams[1]
 
 
 def test_other_errors_are_our_own():

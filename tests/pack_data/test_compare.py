@@ -7,8 +7,8 @@ import json
 import pytest
 
 from pack_data import compare as command
-from pack_data.command import parse_depth, run_main
-from pack_data.compare import ALGORITHMS, Case, compare, plan, plot, table, write_csv
+from pack_data.command import depth_text, parse_depth, run_main
+from pack_data.compare import ALGORITHMS, Case, compare, gap_map, padding_map, plan, table, write_csv
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from tests.pack_data_strategies import SPECIAL
@@ -102,17 +102,22 @@ def test_the_paper_stands_beside_wikipedia(case, rows):
 
 
 def test_csv(tmp_path, case, rows):
-    write_csv(str(tmp_path / "rows.csv"), [(case, rows)])
+    write_csv(str(tmp_path / "rows.csv"), case, rows)
     read = list(csv.DictReader(io.StringIO((tmp_path / "rows.csv").read_text())))
     assert [(row["algorithm"], int(row["packs"])) for row in read] == [(row.algorithm, row.packs) for row in rows]
     assert {row["histogram"] for row in read} == {"squad_48"}
 
 
-def test_plot(tmp_path, case, rows):
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    for name in ("squad_48", "wikipedia_512"):  # with the paper's points
-        plot(str(tmp_path / "figure.svg"), Case(LengthHistogram(case.histogram.counts, name), case.depths), rows)
-    assert "<svg" in (tmp_path / "figure.svg").read_text()
+def test_the_pictures_hold_the_rows(rows):
+    own = {(row.algorithm.upper(), depth_text(row.max_sequences_per_pack)): row for row in rows}
+    for picture, value in (
+        (padding_map(rows), lambda row: 100 * (1 - row.efficiency)),
+        (gap_map(rows), lambda row: 100 * row.gap / row.lower_bound),
+    ):
+        assert len(picture.rows) > 2 and len(picture.columns) > 1
+        for name, cells in zip(picture.rows, picture.values):
+            for depth, cell in zip(picture.columns, cells):
+                assert cell is None or cell == pytest.approx(value(own[name, depth]))
 
 
 # ---- the commands ----------------------------------------------------------------------------------------------------
@@ -122,7 +127,7 @@ def run(module, *arguments):
     return run_main(module.main, list(arguments))
 
 
-def test_compare_command(capsys, tmp_path, monkeypatch, case):
+def test_compare_command(capsys, tmp_path, case):
     case.histogram.to_csv(tmp_path / "h.csv")
     options = ["--histogram", str(tmp_path / "h.csv"), "--max-sequence-length", "48", "--depths", "2,unlimited"]
     assert run(command, *options, "--packers", "none,spfhp,optimal") == 0
@@ -132,10 +137,9 @@ def test_compare_command(capsys, tmp_path, monkeypatch, case):
     assert [row["max_sequences_per_pack"] for row in report["rows"]] == [2, None]
     assert (report["histogram"], report["sequences"]) == ("h", case.histogram.sequences)
     assert (tmp_path / "rows.csv").exists()
-    monkeypatch.setattr(command, "_CAPPED", (("uniform:max=20,n=500", 3), ("squad_1_1_384", 3)))
-    assert run(command, "--capped", "--packers", "spfhp") == 0
-    out = capsys.readouterr().out
-    assert "uniform:max=20,n=500" in out and "40,711" in out
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    assert run(command, *options, "--packers", "lpfhp", "--plot", str(tmp_path / "padding.svg")) == 0
+    assert "<svg" in (tmp_path / "padding.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +147,6 @@ def test_compare_command(capsys, tmp_path, monkeypatch, case):
     [
         (["--depths", "2,zero"], "'zero' is no packing depth: give a number of at least 1, or 'unlimited'"),
         (["--packers", "spfhp,best"], "no packer is called 'best'"),
-        (["--capped", "--depths", "3"], "--capped brings its own data"),
         (
             ["--histogram", "nowhere"],
             "neither a file, nor a folder, nor a shipped name; shipped are wikipedia_512, squad_1_1_384",

@@ -13,7 +13,7 @@ from pack_data.histogram import LengthHistogram
 from pack_data.lengths.counting import statistics
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
-from pack_data.page.document import Page
+from pack_data.page import Page
 from pack_data.proof import prove
 from pack_data.store import PackStore
 from tests.pages import check_page

@@ -239,13 +239,6 @@ def test_a_kind_of_packs_that_there_is_not(folder, kind):
         verify(folder)
 
 
-def test_a_manifest_of_a_former_version_has_no_checksum(folder):
-    manifest = json.loads((folder / MANIFEST).read_text())
-    del manifest[CHECKSUM]
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-    verify(folder)
-
-
 @pytest.mark.parametrize("place", ["shards", "lengths"])
 def test_a_file_outside_the_folder_is_not_part_of_a_data_set(folder, place):
     """By its name, over a link, as a pipe and as a device: each one line at once."""

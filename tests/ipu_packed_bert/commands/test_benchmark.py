@@ -21,6 +21,8 @@ from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from tests.tolerances import assert_same
 
+QUICK = ["--size", "tiny", "--rounds", "7"]
+
 
 @pytest.fixture(scope="module")
 def work():
@@ -96,7 +98,18 @@ def test_shares_of_several_processes_are_the_whole_work(work):
 def test_two_ranks_share_the_work_and_one_reports(capfd, tmp_path):
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("length,count\n40,6\n24,6\n", encoding="utf-8")
-    options = ["--quick", "--histogram", str(lengths), "--max-sequence-length", "64", "--vocabulary-size", "50"]
+    options = [
+        "--size",
+        "tiny",
+        "--rounds",
+        "7",
+        "--histogram",
+        str(lengths),
+        "--max-sequence-length",
+        "64",
+        "--vocabulary-size",
+        "50",
+    ]
     options += ["--packs", "2", "--micro-batch", "1", "--precision", "float32", "--threads", "1", "--ranks", "2"]
     assert main(options + ["--json"]) == 0
     found = json.loads(capfd.readouterr().out)["measurements"]
@@ -108,7 +121,18 @@ def test_longer_rows_have_stretched_sequences_and_both_attentions_on_the_unpacke
     monkeypatch.setitem(VARLEN_FROM, torch.float32, 128)
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("length,count\n40,6\n24,6\n", encoding="utf-8")  # every pack is 40 + 24
-    options = ["--quick", "--histogram", str(lengths), "--max-sequence-length", "64", "--vocabulary-size", "50"]
+    options = [
+        "--size",
+        "tiny",
+        "--rounds",
+        "7",
+        "--histogram",
+        str(lengths),
+        "--max-sequence-length",
+        "64",
+        "--vocabulary-size",
+        "50",
+    ]
     options += ["--packs", "2", "--precision", "float32", "--threads", "1", "--slots", "64,128", "--json"]
     assert main(options) == 0
     found = json.loads(capsys.readouterr().out)["measurements"]
@@ -124,7 +148,18 @@ def test_command(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(benchmark.SIZES, "tiny", (16, 1, 2, 16))
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("length,count\n64,5\n40,9\n24,9\n", encoding="utf-8")
-    options = ["--quick", "--histogram", str(lengths), "--max-sequence-length", "64", "--vocabulary-size", "50"]
+    options = [
+        "--size",
+        "tiny",
+        "--rounds",
+        "7",
+        "--histogram",
+        str(lengths),
+        "--max-sequence-length",
+        "64",
+        "--vocabulary-size",
+        "50",
+    ]
     options += ["--packs", "2", "--precision", "float32", "--threads", "1", "--packer", "spfhp"]
     assert main(options + ["--json"]) == 0
     output = json.loads(capsys.readouterr().out)
@@ -140,7 +175,18 @@ def test_dense_and_varlen_go_over_the_same_packs_at_each_length(capsys, monkeypa
     monkeypatch.setitem(benchmark.SIZES, "tiny", (16, 1, 2, 16))
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("length,count\n40,6\n24,6\n", encoding="utf-8")  # every pack is 40 + 24
-    options = ["--quick", "--histogram", str(lengths), "--max-sequence-length", "64", "--vocabulary-size", "50"]
+    options = [
+        "--size",
+        "tiny",
+        "--rounds",
+        "7",
+        "--histogram",
+        str(lengths),
+        "--max-sequence-length",
+        "64",
+        "--vocabulary-size",
+        "50",
+    ]
     options += ["--packs", "2", "--micro-batch", "2", "--threads", "1", "--packer", "spfhp"]
     assert main(options + ["--precision", "both", "--lengths", "64,128", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["comparisons"]

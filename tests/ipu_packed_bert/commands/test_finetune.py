@@ -13,9 +13,8 @@ import pytest
 import torch
 import yaml
 
-from ipu_packed_bert import finetune
 from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
-from ipu_packed_bert.commands import export
+from ipu_packed_bert.commands import export, finetune
 from ipu_packed_bert.commands.export import import_folder
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.loader import GlobalBatches, in_order

@@ -5,24 +5,31 @@ import io
 import os
 import signal
 import sys
+import tempfile
+import threading
 import time
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
-from ipu_packed_bert import run_summary
+from ipu_packed_bert import beats, run_summary
+from ipu_packed_bert.beats import Beats
 from ipu_packed_bert.checkpoint import newest_checkpoint
 from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.processes import joined
 from ipu_packed_bert.run_folder import CHECKPOINTS, LOG, read_log
 from pack_data.command import NotFinite, run_main
+from pack_data.store import PackStore, StoreWriter
 from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.fine_tuning_files import tiny_table
 from tests.kill_ranks import differences, disturbed
 from tests.ranks_at_work import forking
-from tests.tiny_runs import not_drawn, tiny_config, tiny_data
+from tests.tiny_runs import PREDICTIONS, VOCABULARY, not_drawn, tiny_config, tiny_data
 
 STEPS = 30
 
@@ -43,9 +50,32 @@ def test_a_run_that_is_killed_and_stopped_goes_on_exactly(tmp_path):
     assert differences(plain, run) == []
 
 
-def _run(tiny, out, processes):
-    sys.argv[1:] = ["--config", str(tiny), "--out", str(out), "--steps", str(STEPS), "--resume-if-there"]
+def _run(tiny, out, processes, steps=STEPS):
+    sys.argv[1:] = ["--config", str(tiny), "--out", str(out), "--steps", str(steps), "--resume-if-there"]
     return pretrain.begun(pretrain.parse(None), processes)
+
+
+def test_ranks_that_are_told_to_end_save_and_end_within_ten_seconds(tmp_path):
+    """So that torchrun, which waits for 30, kills none."""
+    run = tmp_path / "run"
+    tiny = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
+    assert ended(partial(_told_to_end, tiny, run)) == [(143, ""), (143, "")]
+    assert newest_checkpoint(run / CHECKPOINTS).name == f"step_{len(read_log(run / LOG)):08d}"
+
+
+def _told_to_end(tiny, out, processes):
+    told = []
+
+    def tell():
+        while not ((out / LOG).exists() and (out / LOG).read_bytes().count(b"\n") > 2):
+            time.sleep(0.02)
+        told.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=tell, daemon=True).start()
+    status = _run(tiny, out, processes, steps=1_000_000)
+    assert time.monotonic() - told[0] < 10
+    return status
 
 
 def test_fine_tuning_in_two_ranks_is_one_run(tmp_path):
@@ -73,22 +103,29 @@ def _fine_tune(file, out, processes):
 # ---- one mistake, one line ------------------------------------------------------------------------------------------
 
 
-def ended(main, *, size=2):
-    """(exit status, words on stderr) of each of `size` ranks that run `main(processes)`, as under torchrun."""
+def ended(main, *, size=2, stopped=None):
+    """(exit status, words on stderr) of each of `size` ranks that run `main(processes)`, as under torchrun.
+
+    stopped: the rank that stops itself, and is killed when the others have ended.
+    """
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     context = forking()
-    pipes, found = [context.Pipe(duplex=False) for _ in range(size)], []
-    ranks = [context.Process(target=_rank, args=(main, rank, size, store.port, pipes[rank][1])) for rank in range(size)]
-    for process in ranks:
-        process.start()
-    for process, (told, _) in zip(ranks, pipes):
-        process.join(60)
-        found.append((process.exitcode, told.recv() if told.poll() else None))
-        process.terminate()
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, str(rank)) for rank in range(size)]
+        ranks = [
+            context.Process(target=_rank, args=(main, rank, size, store.port, file)) for rank, file in enumerate(files)
+        ]
+        for process in ranks:
+            process.start()
+        for rank, process in sorted(enumerate(ranks), key=lambda each: each[0] == stopped):
+            process.join(0 if rank == stopped else 60)
+            process.kill()
+        for process in ranks:
+            process.join()
+        return [(process.exitcode, file.read_text()) for process, file in zip(ranks, files)]
 
 
-def _rank(main, rank, size, port, tell):
+def _rank(main, rank, size, port, file):
     environment = {
         "WORLD_SIZE": str(size),
         "RANK": str(rank),
@@ -108,13 +145,11 @@ def _rank(main, rank, size, port, tell):
         with joined(environment) as processes:
             return main(processes)
 
-    words = io.StringIO()
-    with contextlib.redirect_stderr(words), contextlib.redirect_stdout(io.StringIO()):
+    with open(file, "w") as words, contextlib.redirect_stderr(words), contextlib.redirect_stdout(io.StringIO()):
         try:
             status = run_main(program)
         except SystemExit as end:
             status = end.code
-    tell.send(words.getvalue())
     sys.exit(status)
 
 
@@ -195,6 +230,114 @@ def test_a_mistake_ends_all_ranks_with_one_line(main, statuses, said):
             assert words.startswith(said[rank]) and words.count("\n") == 1
         else:
             assert not words
+
+
+def test_a_token_beyond_the_vocabulary_on_one_rank_is_one_line(tmp_path):
+    """Not what torch says of it, with a traceback."""
+    data = tiny_data(tmp_path / "data")
+    with PackStore.open(data) as store:
+        records = np.array(store.records(np.arange(len(store))))
+    records["input_ids"][3, 0] = VOCABULARY
+    writer = StoreWriter(data, store.schema)
+    writer.add(records)
+    writer.finish(algorithm="spfhp", vocabulary_size=VOCABULARY, max_predictions_per_sequence=PREDICTIONS).close()
+    found = ended(partial(_run, tiny_config(tmp_path / "tiny.yml", data), tmp_path / "run"))
+    assert [status for status, _ in found] == [2, 2]
+    (line,) = [words for _, words in found if words]
+    assert line.count("\n") == 1 and f"pack 3: input_ids has the token {VOCABULARY}, model.vocabulary_size is" in line
+
+
+# ---- a rank that is silent ------------------------------------------------------------------------------------------
+
+
+def _soon(_rank):
+    beats.SILENCE = 3.0
+
+
+def _stops(rank, processes):
+    if processes.rank == rank:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _stops_before_an_update(processes):
+    processes.summed([1.0])
+    _stops(1, processes)
+    processes.summed([1.0])
+
+
+def _stops_while_it_builds(processes):
+    with processes.first_alone():
+        time.sleep(1)
+        _stops(0, processes)
+
+
+def _stops_while_others_compute(processes):
+    time.sleep(1)
+    _stops(2, processes)
+    time.sleep(30)
+
+
+for each in (_stops_before_an_update, _stops_while_it_builds, _stops_while_others_compute):
+    each.prepare = _soon
+
+
+@pytest.mark.parametrize(
+    "main, stopped", [(_stops_before_an_update, 1), (_stops_while_it_builds, 0), (_stops_while_others_compute, 2)]
+)
+def test_a_rank_that_hangs_is_named_and_the_others_end(main, stopped):
+    found = ended(main, size=3, stopped=stopped)
+    assert [status for status, _ in found] == [-9 if rank == stopped else 1 for rank in range(3)]
+    (line,) = [words for _, words in found if words]
+    assert line.startswith(f"error: rank {stopped} on ") and "silent for 3 s" in line and line.count("\n") == 1
+
+
+def _works_long(processes):
+    """Each for longer than a silence may last: in Python, in an update and in a build, while the others wait."""
+    processes.summed([1.0])
+    end = time.monotonic() + 4
+    while processes.rank == 1 and time.monotonic() < end:
+        sum(range(1000))
+    processes.summed([1.0])
+    with processes.first_alone():
+        time.sleep(4 if processes.rank == 0 else 0)
+    matrix = torch.ones(400, 400)
+    while processes.rank == 0 and time.monotonic() < end + 8:
+        matrix = matrix @ matrix / 400
+    assert processes.gathered(processes.rank) == [0, 1]
+
+
+_works_long.prepare = _soon
+
+
+def test_work_is_no_silence_however_long_it_takes():
+    assert ended(_works_long) == [(0, ""), (0, "")]
+
+
+class Stopped:
+    """A store whose keeper answers so many questions."""
+
+    def __init__(self, answers):
+        self.answers, self.over = answers, threading.Event()
+
+    def add(self, key, number):
+        self.answers -= 1
+        if self.answers < 0:
+            self.over.wait()
+            raise RuntimeError("the connection was closed")
+        return 0
+
+    set = add
+
+
+def test_a_store_that_does_not_answer_is_a_silence_too(monkeypatch, capsys):
+    store, left = Stopped(40), threading.Event()
+    monkeypatch.setattr(beats, "SILENCE", 0.5)
+    monkeypatch.setattr(beats.os, "_exit", lambda status: (left.set(), store.over.set()))
+    found = Beats(lambda: store, 3, 8, "restart")
+    found.begin()
+    assert left.wait(30) and store.answers < 0
+    found.end()
+    assert capsys.readouterr().err.startswith("error: rank 3: rank 0, or the launcher that keeps the run's store, ")
 
 
 def _stop_of_rank_1(processes):

@@ -67,21 +67,19 @@ def planted(**options):
 
 def test_what_is_planted_is_found():
     draws = planted(seed=1)
-    at = Parameters(1.2, 3.0, 0.010, square=3.0)
     for value, truth in (
         (lambda p: p.factor, 1.2),
         (lambda p: p.replica_seconds, 0.010),
         (lambda p: p.square, 3.0),
         (seconds(5.0, 4, 0.1), 6.14),
     ):
-        low, middle, high = draws.interval(value, at)
+        low, middle, high = draws.interval(value)
         assert low < truth < high
-        wide = draws.throughput(value, at)
+        assert middle == np.median(value(draws.parameters)) == draws.throughput(value).value
+        wide = draws.throughput(value)
         assert wide.upper - wide.lower > 0
-    assert (
-        draws.interval(lambda p: p.square, at).upper < 3.3
-    )  # the overhead says it, whose prior reaches from 0.44 to 5.1
-    assert draws.interval(lambda p: p.layout, at).lower + 1.8 > 2.0  # of which nothing was seen
+    assert draws.interval(lambda p: p.square).upper < 3.3  # the overhead says it, whose prior reaches from 0.44 to 5.1
+    assert draws.interval(lambda p: p.layout).lower + 1.8 > 2.0  # of which nothing was seen
     assert draws.report["covered"] == len(UPDATES) and 100 < draws.report["effective"] < 3000
     assert uncertainty.to_json(draws) == uncertainty.to_json(planted(seed=1)) != uncertainty.to_json(planted(seed=2))
 

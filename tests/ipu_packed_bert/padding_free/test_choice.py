@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+
+import numpy as np
 import pytest
 import torch
 
 from ipu_packed_bert.padding_free import PaddingCollator, PaddingFreeCollator, use_padding_free
+from ipu_packed_bert.padding_free.choice import dense_mask_bytes
 from ipu_packed_bert.padding_free.models import Choice, attention_of, choice_of, choose
 from tests.padding_free_models import (
     CONFIGS,
+    SIZE,
     WINDOWED,
     a_model,
     a_windowed_model,
     alone,
+    examples_of,
     some_examples,
     token_losses,
     transformers,
@@ -67,3 +73,88 @@ def test_what_was_chosen_before_stays_where_nothing_else_is_right():
     with pytest.raises(ValueError, match="padding way"):
         use_padding_free(model, attention="nonsense")
     assert choice_of(model) == chosen
+
+
+@pytest.mark.parametrize("kind", ["RobertaConfig", "XLMRobertaConfig"])
+def test_positions_that_begin_behind_the_padding_index_are_right(kind):
+    """Masked models, whose first position is padding_idx + 1."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForMaskedLM.from_config(getattr(transformers, kind)(**SIZE, pad_token_id=1)).double()
+    model.eval()
+    examples = examples_of([np.arange(2, 2 + length) for length in (9, 2, 1, 12)])
+    with torch.no_grad():
+        expected = torch.cat([model(torch.as_tensor(each["input_ids"])[None]).logits[0] for each in examples])
+        assert use_padding_free(model, longest=60).attention == "padding_free"
+        inputs = PaddingFreeCollator(model)(examples)
+        found = model(**{name: value for name, value in inputs.items() if name != "labels"}).logits[0]
+    assert float((found - expected).abs().max()) <= 1e-6 * float(expected.abs().max())
+    assert int(inputs["position_ids"].min()) == 2
+
+
+def given_positions(model, lengths=(9, 5, 12)):
+    inputs = PaddingFreeCollator(model)(some_examples(5, lengths))
+    return {name: inputs[name] for name in ("input_ids", "position_ids")}, inputs
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
+def test_positions_that_begin_again_beside_a_mask_or_a_cache_are_refused(kind):
+    """The library would look for no boundaries then, and let examples see each other."""
+    model = a_model(kind)
+    use_padding_free(model)
+    positions, inputs = given_positions(model)
+    ones = torch.ones_like(positions["input_ids"])
+    for more in ({"attention_mask": ones}, {"use_cache": True}):
+        with pytest.raises(ValueError, match="position_ids begin again.*use_cache=False") as caught:
+            model(**positions, **more)
+        assert "\n" not in str(caught.value)
+    other = torch.tensor([0, 8, 14, 26], dtype=torch.int32)
+    with pytest.raises(ValueError, match="other examples than position_ids"):
+        model(**{**inputs, "cu_seq_lens_q": other, "cu_seq_lens_k": other}, use_cache=False)
+
+
+def test_plain_batches_and_generation_are_not_taken_for_rows_of_examples():
+    """Padding on either side, positions as generation counts them, a cache, one new token."""
+    switched, plain = a_model(), a_model()
+    use_padding_free(switched)
+    ids = torch.arange(3, 27).view(2, 12)
+    for mask in (torch.tensor([[1] * 12, [1] * 7 + [0] * 5]), torch.tensor([[1] * 12, [0] * 5 + [1] * 7])):
+        positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+        for use_cache in (False, True):
+            given = {"attention_mask": mask, "position_ids": positions, "use_cache": use_cache}
+            found, expected = (model(ids, **given).logits[mask.bool()] for model in (switched, plain))
+            assert torch.allclose(found, expected, rtol=0, atol=1e-9 * float(expected.detach().abs().max()))
+    generated = [
+        model.generate(ids[:, :5], max_new_tokens=6, do_sample=False, use_cache=True) for model in (switched, plain)
+    ]
+    assert torch.equal(*generated)
+
+
+def test_an_autocast_inside_forward_is_measured_in_its_type():
+    """As Accelerate wraps `forward` once a trainer has evaluated with bf16: ours is chosen, and no dense mask."""
+    model = a_model(dtype=torch.float32)
+    inner = model.forward
+
+    def forward(*args, **keywords):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = inner(*args, **keywords)
+        output.logits = output.logits.float()
+        return output
+
+    model.forward = forward
+    assert use_padding_free(model) == ("padding_free", "cu_seq_lens", False)
+
+
+def test_a_dense_mask_is_told_with_its_memory(caplog):
+    """GPT-J's code takes no attention from Transformers: only a mask keeps its examples apart."""
+    config = transformers.GPTJConfig(
+        vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=64, rotary_dim=4, bos_token_id=1, eos_token_id=1
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with caplog.at_level(logging.WARNING, logger="ipu_packed_bert"):
+        assert use_padding_free(model, longest=64).attention == "eager"
+    assert "mask of all tokens by all tokens" in caplog.text and "MiB in a row of 64 tokens" in caplog.text
+    assert dense_mask_bytes(model, 1000) == 1000 * 1000 * 4 * (1 + 2)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="ipu_packed_bert"):
+        use_padding_free(a_model())
+    assert not caplog.text

@@ -16,11 +16,23 @@ import torch
 runs = pytest.importorskip("tests.trainer_runs", reason="make test-trainers installs TRL", exc_type=ImportError)
 
 from ipu_packed_bert.padding_free import pack_into
+from ipu_packed_bert.padding_free.models import choice_of
 from ipu_packed_bert.padding_free.trainers import WAYS_OF_EQUAL_EPOCHS, _lengths_of
 from pack_data.batching.plans import BatchOptions, get_way
 from tests.batching_ways import MSL, drawn
 from tests.tolerances import relative_error
-from tests.trainer_runs import ROW, a_model, a_trainer, datasets, losses, packed_run, padded_run, tokens_seen, weights
+from tests.trainer_runs import (
+    ROW,
+    a_model,
+    a_trainer,
+    datasets,
+    losses,
+    packed_run,
+    padded_run,
+    tokens_seen,
+    transformers,
+    weights,
+)
 
 KINDS = ["trainer", "completion", "assistant"]
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,6 +93,41 @@ def test_workers_change_nothing(tmp_path):
     expected, found = (list(trainer.get_train_dataloader()) for trainer in (plain, workers))
     assert len(expected) == len(found) > 0
     assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(expected, found))
+
+
+def test_one_line_says_what_an_update_was_and_is(tmp_path, capsys):
+    trainer = a_trainer("trainer", tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    examples, tokens = len(trainer.train_dataset), sum(len(each["input_ids"]) for each in trainer.train_dataset)
+    sampler = pack_into(trainer, max_sequence_length=ROW)
+    (line,) = capsys.readouterr().out.splitlines()
+    after, before = -(-len(sampler) // 2), examples // 4
+    assert f"an update has 4 rows of {ROW} slots, about {examples / after:,.0f} examples" in line
+    assert f"{tokens / after:,.0f} tokens (before: 4 and {tokens / before:,.0f})" in line
+    assert f"; {after} updates an epoch (before: {before}); " in line and line.endswith("with cu_seq_lens")
+    trainer.train()
+    assert trainer.state.max_steps == 2 * after  # two epochs
+
+
+def test_bf16_after_an_evaluation_keeps_our_attention(tmp_path):
+    """Accelerate has wrapped the model's forward in autocast by then."""
+    trainer = a_trainer("trainer", tmp_path, bf16=True)
+    trainer.model.float()
+    trainer.evaluate(trainer.train_dataset.select(range(4)))
+    pack_into(trainer, max_sequence_length=ROW)
+    assert choice_of(trainer.model).attention == "padding_free"
+
+
+def test_pairs_and_one_answer_a_row_are_refused_in_one_line(tmp_path):
+    trainer = a_trainer("trainer", tmp_path)
+    trainer.train_dataset = datasets.Dataset.from_list([{"prompt_ids": [3], "chosen_ids": [4], "rejected_ids": [5]}])
+    with pytest.raises(ValueError, match="no input_ids, but prompt_ids, chosen_ids, rejected_ids: pairs") as caught:
+        pack_into(trainer, max_sequence_length=ROW)
+    assert "\n" not in str(caught.value)
+    trainer = a_trainer("trainer", tmp_path)
+    trainer.model = transformers.AutoModelForSequenceClassification.from_config(trainer.model.config)
+    with pytest.raises(ValueError, match="one answer a row") as caught:
+        pack_into(trainer, max_sequence_length=ROW)
+    assert "\n" not in str(caught.value)
 
 
 def test_longer_examples_are_cut_or_left_out_and_it_is_said(tmp_path, caplog):

@@ -5,12 +5,21 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from ipu_packed_bert.padding_free import collators, probe
+from ipu_packed_bert.padding_free import collators, probe, use_padding_free
 from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
 from ipu_packed_bert.padding_free.probe import check_no_leak
-from ipu_packed_bert.padding_free.windows import Reach, attention_reach
-from tests.padding_free_models import SIZE, WINDOW, WINDOWED, a_windowed_model, packed_error, some_examples
+from ipu_packed_bert.padding_free.windows import Reach, attention_reach, row_settings
+from tests.padding_free_models import (
+    SIZE,
+    WINDOW,
+    WINDOWED,
+    a_windowed_model,
+    packed_error,
+    some_examples,
+    transformers,
+)
 
 
 @pytest.mark.parametrize("kind", WINDOWED)
@@ -77,3 +86,43 @@ def test_flash_kernels_apply_windows_but_no_chunks():
 )
 def test_which_settings_shorten_the_attention(config, expected):
     assert attention_reach(SimpleNamespace(**config)) == expected
+
+
+@pytest.mark.parametrize(
+    "config, expected",
+    [
+        ({}, []),
+        ({"attn_temperature_tuning": True, "floor_scale": 64, "no_rope_layers": [1, 1, 0]}, ["floor_scale = 64"]),
+        ({"attn_temperature_tuning": True, "floor_scale": 64, "no_rope_layers": [1, 1, 1]}, []),
+        ({"attn_temperature_tuning": False, "floor_scale": 64, "no_rope_layers": [0]}, []),
+        ({"compress_rates": {"heavily_compressed_attention": 128}}, None),
+        ({"compress_rates": None, "indexer_compress_ratio": None}, []),
+        ({"compress_rope_theta": 160000.0}, []),
+        ({"indexer_compress_ratio": 4}, ["indexer_compress_ratio = 4"]),
+    ],
+)
+def test_which_settings_go_by_the_place_in_the_row(config, expected):
+    found = row_settings(SimpleNamespace(**config))
+    assert found == expected if expected is not None else len(found) == 1 and "128" in found[0]
+
+
+def test_a_model_that_scales_by_the_place_in_the_row_is_refused_in_one_line():
+    config = transformers.Llama4TextConfig(
+        **{**SIZE, "num_hidden_layers": 4},
+        num_key_value_heads=1,
+        head_dim=8,
+        num_local_experts=2,
+        intermediate_size_mlp=32,
+        floor_scale=8,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for refuse in (use_padding_free, check_no_leak):
+        with pytest.raises(ValueError, match="place of a token in the row .floor_scale = 8.*padding way") as caught:
+            refuse(model, longest=64)
+        assert "\n" not in str(caught.value)
+    # What the refusal prevents: an example changes with those before it.
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.eval().parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.3)
+    assert packed_error(model, some_examples(4, [20, 9])) > 1e-2

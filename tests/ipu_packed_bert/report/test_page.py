@@ -13,7 +13,7 @@ from ipu_packed_bert.report import command, operators
 from ipu_packed_bert.report.page import page_of
 from ipu_packed_bert.report.pictures import pictures
 from pack_data.command import run_main
-from pack_data.page.charts import Bars
+from pack_data.picture import Bars
 from pack_data.table import COUNTED, MODEL, Column, Part, Table
 from tests.pages import Browser, check_page
 
@@ -42,7 +42,7 @@ def found():
 def test_the_page_holds_the_tables_as_json_has_them(cycle_cache, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
     options = [part for setting in SMALL for part in ("--set", setting)]
-    options += ["--per-ipu", "--operators", "--scaling", "--packing-factor", "1.996", "--json"]
+    options += ["--schedule", "--operators", "--scaling", "--packing-factor", "1.996", "--json"]
     assert run_main(command.main, [*options, "--html", str(tmp_path / "page.html")]) == 0
     printed = json.loads(capsys.readouterr().out)["tables"]
     page = check_page((tmp_path / "page.html").read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def test_what_the_ipus_hold_adds_up_to_what_they_cost(pipelines, found):
     parameters = found.parameters
     for pipeline in pipelines:
         whole = sum(pipeline.ipu_cycles(ipu, parameters) for ipu in pipeline.ipus)
-        assert sum(operators.class_cycles(pipeline, parameters).values()) == pytest.approx(whole)
+        assert sum(map(parameters.cycles, operators.class_costs(pipeline).values())) == pytest.approx(whole)
     packed, unpacked = (sum(pipe.ipu_cycles(ipu, parameters) for ipu in pipe.ipus) for pipe in pipelines)
     for table in (operators.classes("x", *pipelines, found), operators.operators("x", *pipelines, found)):
         assert sum(row["packed"] for row in table.rows) == pytest.approx(packed)
@@ -90,7 +90,7 @@ def test_operators_draws_add_up_to_the_totals_draws(pipelines, found):
         listed = stacked([cost for _, cost in operators.operator_costs(pipeline).values()])
         assert whole.shape == (uncertainty.KEPT,)
         assert drawn.cycles(listed).sum(axis=0) == pytest.approx(whole)
-        assert sum(operators.class_cycles(pipeline, drawn).values()) == pytest.approx(whole)
+        assert sum(map(drawn.cycles, operators.class_costs(pipeline).values())) == pytest.approx(whole)
     low = np.quantile(drawn.cycles(listed)[3], 0.05)
     row = operators.operators("x", *pipelines, found)
     keys = [tuple(each[key] for key in ("block", "phase", "operator", "part")) for each in row.rows]
@@ -176,4 +176,4 @@ def test_a_browser_opens_it_in_silence(pipelines, found, tmp_path):
     made = [operators.classes("x", *pipelines, found), operators.products("x", pipelines[0], found)]
     made.append(operators.update("x", (pipelines[0], 100), (pipelines[1], 200), found))
     document, said = Browser(tmp_path).opened(page_of("page", "lead", made, ["words"]).html())
-    assert said == [] and document.count("<svg") == 4 and document.count("<table") == 3
+    assert said == [] and document.count("<svg") == 5 and document.count("<table") == 3

@@ -171,7 +171,7 @@ def test_the_command(tmp_path, cycle_cache, monkeypatch, capsys):
     assert run_main(plan_command.main, [*options, "--best", "2"]) == 0
     page = capsys.readouterr().out
     assert f"{rates[0]:,.0f}" in page and all(len(line) <= WIDTH for line in page.splitlines())
-    assert run_main(command.main, ["--config", str(file), "--per-ipu", "--packing-factor", "1.5", "--json"]) == 0
+    assert run_main(command.main, ["--config", str(file), "--packing-factor", "1.5", "--json"]) == 0
     cycles, memory = json.loads(capsys.readouterr().out)["tables"]
     assert f"{rates[0]:,.0f} sequences/s" in cycles["notes"][1]
     assert sum(row["together"] for row in memory["rows"]) * 2**20 == pytest.approx(sum(first["memory_bytes"]))

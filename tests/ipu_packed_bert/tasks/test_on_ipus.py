@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert import finetune
 from ipu_packed_bert.checkpoint import checkpoint_path, load_newest
+from ipu_packed_bert.commands import finetune
 from ipu_packed_bert.commands.export import import_folder
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.optim import build_optimizer

@@ -527,7 +527,7 @@ def test_a_configuration_of_the_other_kind_is_named_as_such():
         config_from_tree({"task": {"name": "pretraining"}}, "mine.yml")
     with pytest.raises(ConfigError, match="a configuration of pre-training: run_pretraining.py"):
         config_from_tree({"data": {"directory": "data/mine"}}, "mine.yml")  # it need not name its task
-    with pytest.raises(ConfigError, match="a configuration of fine-tuning: python -m ipu_packed_bert.finetune"):
+    with pytest.raises(ConfigError, match="a configuration of fine-tuning: packed-bert finetune"):
         pretraining_config({"task": {"name": "squad"}}, "mine.yml")
 
 

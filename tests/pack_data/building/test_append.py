@@ -8,7 +8,7 @@ import pytest
 from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
 from pack_data.building import inputs, stages
-from pack_data.building.former import split_overfull
+from pack_data.building.existing_data_set import split_overfull
 from pack_data.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
@@ -61,7 +61,7 @@ def test_appending_equals_packing_the_new_files_alone(grown, tmp_path):
     """What is appended adds up: the digest of the new sequences is the digest of the whole less that of the old."""
     corpus, data = grown
     old = sequences_of(data)
-    with build_small(corpus, data, append=True) as store:
+    with build_small(corpus, data, append=True, packer="optimal") as store:
         assert store.manifest.sequences > len(old)
         assert (store.manifest.digest - digest(old)) % 2**64 == digest(
             disassemble(store.schema, store.records(np.arange(store.manifest.packs))).take(
@@ -72,9 +72,9 @@ def test_appending_equals_packing_the_new_files_alone(grown, tmp_path):
 
 def test_a_second_time_there_is_nothing_new(grown):
     corpus, data = grown
-    build_small(corpus, data, append=True).close()
+    build_small(corpus, data, append=True, packer="optimal").close()
     files = {path.name: path.read_bytes() for path in data.iterdir()}
-    build_small(corpus, data, append=True).close()
+    build_small(corpus, data, append=True, packer="optimal").close()
     assert files == {path.name: path.read_bytes() for path in data.iterdir()}
     assert not data.with_name("data.building").exists()
 
@@ -108,7 +108,7 @@ def test_stopped_while_appending(grown, monkeypatch):
             renames = Renames()
             with monkeypatch.context() as patch:
                 patch.setattr(os, "replace", renames)
-                build_small(corpus, copy, append=True).close()
+                build_small(corpus, copy, append=True, packer="optimal").close()
             total, expected = renames.made, {path.name: path.read_bytes() for path in copy.iterdir()}
         fresh = data.with_name(f"stopped{last}")
         fresh.mkdir()
@@ -117,8 +117,8 @@ def test_stopped_while_appending(grown, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", Renames(total - last))
             with pytest.raises(Stopped):
-                build_small(corpus, fresh, append=True)
-        build_small(corpus, fresh, append=True).close()
+                build_small(corpus, fresh, append=True, packer="optimal")
+        build_small(corpus, fresh, append=True, packer="optimal").close()
         assert {path.name: path.read_bytes() for path in fresh.iterdir()} == expected
 
 
@@ -156,3 +156,38 @@ def test_texts_are_not_appended_where_no_vocabulary_is_kept(tmp_path, given):
     with pytest.raises(ValueError, match="data: keeps no vocabulary, so --corpus cannot be cut into tokens as"):
         build(BuildOptions(tmp_path / "data", corpus=corpus, append=True, **given))
     assert not (tmp_path / "data.building").exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--max-sequence-length", "512"],  # the default, but not that of the data set
+        ["--packer", "spfhp"],
+        ["--max-sequences-per-pack", "unlimited"],
+        ["--keep-case"],
+        ["--seed", "0"],
+        ["--vocabulary", "another.txt"],
+        ["--vocabulary", "broken.txt"],
+        ["--recipe", "data/recipe.json"],
+        ["--overwrite"],
+    ],
+)
+def test_an_option_that_would_not_be_obeyed_is_refused(grown, tmp_path, monkeypatch, capsys, given):
+    corpus, data = grown
+    monkeypatch.chdir(tmp_path)
+    lines = (data / "vocab.txt").read_text().splitlines()
+    (tmp_path / "another.txt").write_text("\n".join(lines[:-1]) + "\n")
+    (tmp_path / "broken.txt").write_text("no vocabulary")
+    before = {path.name: path.read_bytes() for path in data.iterdir()}
+    command = ["--corpus", str(corpus), "--out", str(data), "--append", "--workers", "1"]
+    assert run_main(build_main, command + given) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and (given[0] in said or given[1] in said)
+    assert {path.name: path.read_bytes() for path in data.iterdir()} == before
+
+
+def test_options_that_agree_with_the_data_set_may_be_given(grown, tmp_path):
+    corpus, data = grown
+    command = ["--corpus", str(corpus), "--out", str(data), "--append", "--workers", "1", "--packer", "optimal"]
+    command += ["--max-sequence-length", "64", "--max-predictions-per-sequence", "10", "--seed", "3"]
+    assert run_main(build_main, command + ["--vocabulary", str(data / "vocab.txt"), "--vocabulary-size", "200"]) == 0

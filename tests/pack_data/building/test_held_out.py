@@ -213,7 +213,7 @@ def test_what_is_appended_keeps_to_its_sides(corpus, tmp_path):
     (grown / "another copy.txt").write_text(
         (grown / "000.txt").read_text() + "\n\n"
     )  # the same document in another file
-    build_small(grown, out, append=True).close()
+    build_small(grown, out, append=True, **HOW).close()
     after = [read_manifest(folder) for folder in (out, held_out_folder(out))]
     assert names_its_training_side(*after)
     expected = [held for _, held in sides.split(documents(grown), SHARE)]
@@ -223,7 +223,7 @@ def test_what_is_appended_keeps_to_its_sides(corpus, tmp_path):
     assert not eight_grams(word_sequences(out)) & eight_grams(word_sequences(held_out_folder(out)))
     verify(out), verify(held_out_folder(out))
     files = both(out)
-    build_small(grown, out, append=True).close()
+    build_small(grown, out, append=True, **HOW).close()
     assert both(out) == files
 
 
@@ -241,14 +241,14 @@ def test_appending_documents_of_one_side(corpus, tmp_path, side):
         if [held for _, held in sides.split(file_documents(path), SHARE)] == [side]
     )
     shutil.copy(new, grown / "new.txt")
-    build_small(grown, out, append=True).close()
+    build_small(grown, out, append=True, **HOW).close()
     after = [read_manifest(folder) for folder in (out, held_out_folder(out))]
     assert names_its_training_side(*after)
     assert [now.sequences > former.sequences for former, now in zip(before, after)] == [not side, side]
     assert all("new.txt" in [name for name, _ in now.made_with["sources"]] for now in after)
     verify(out), verify(held_out_folder(out))
     files = both(out)
-    build_small(grown, out, append=True).close()
+    build_small(grown, out, append=True, **HOW).close()
     assert both(out) == files
 
 

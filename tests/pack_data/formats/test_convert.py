@@ -320,8 +320,7 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path, monkeypatch
     assert capsys.readouterr().err == f"error: this file format needs the package {needs}: pip install {needs}\n"
 
 
-@pytest.mark.parametrize("more", [(), ("--records-per-file", 3)])
-def test_nothing_is_not_converted(tmp_path, capsys, more):
+def test_nothing_is_not_converted(tmp_path, capsys):
     (tmp_path / "a.tfrecord").write_bytes(frame(b"junk"))
     arguments = (
         tmp_path / "a.tfrecord",
@@ -331,25 +330,9 @@ def test_nothing_is_not_converted(tmp_path, capsys, more):
         "--to-format",
         "mlperf_tfrecord",
     )
-    assert command(*arguments, "--skip-bad", 1, *more) == 2
+    assert command(*arguments, "--skip-bad", 1) == 2
     assert "a.tfrecord: has no record to convert" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a.tfrecord"]
-
-
-def test_a_folder_of_numbered_files_is_written_whole_or_not_at_all(tmp_path, mlperf, examples, capsys):
-    arguments = (mlperf, tmp_path / "parts", "--to-format", "mlperf_tfrecord", "--records-per-file", 4)
-    assert command(*arguments) == 0
-    assert [path.name for path in sorted((tmp_path / "parts").iterdir())] == [
-        f"part-0000{number}.tfrecord" for number in range(3)
-    ]
-    assert [record.value for record in open_source(tmp_path / "parts").read()] == examples
-    assert command(*arguments) == 2
-    assert "is there already" in capsys.readouterr().err
-    mlperf.write_bytes(mlperf.read_bytes()[:-5])
-    assert command(mlperf, tmp_path / "other", *arguments[2:]) == 2
-    assert not list(tmp_path.glob("other*"))
-    assert command(mlperf, tmp_path / "other", "--to-format", "parquet", "--records-per-file", 4, "--skip-bad", 1) == 0
-    assert [record.value for record in open_source(tmp_path / "other").read()] == examples[:-1]
 
 
 def test_reading_streams(tmp_path):
@@ -383,12 +366,11 @@ convert.main(sys.argv[2:])
 CONVERSIONS = [
     ("a.parquet", []),
     ("b.tfrecord.gz", []),
-    ("c", ["--to-format", "parquet", "--records-per-file", "1"]),
     ("d", ["--to-format", "store"]),
 ]
 
 
-@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["parquet", "tfrecord", "parts", "store"])
+@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["parquet", "tfrecord", "store"])
 def test_what_a_killed_conversion_leaves_the_next_one_removes(tmp_path, packed, name, options):
     place = tmp_path / "out"
     place.mkdir()
@@ -411,7 +393,7 @@ def test_what_a_killed_conversion_leaves_the_next_one_removes(tmp_path, packed, 
     assert {str(path.relative_to(place)) for path in place.rglob("*")} == wanted
 
 
-@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["parquet", "tfrecord", "parts", "store"])
+@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["parquet", "tfrecord", "store"])
 def test_a_conversion_that_is_alive_loses_nothing(tmp_path, packed, monkeypatch, capsys, name, options):
     """Another one to the same place, in another process, is refused at once and touches nothing."""
     monkeypatch.setattr(files, "LOCK_PATIENCE", 0)

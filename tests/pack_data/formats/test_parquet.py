@@ -9,9 +9,11 @@ pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pyarrow)")
 
 from pack_data.bad_records import Origin
+from pack_data.build import main as build_main
+from pack_data.command import run_main
 from pack_data.formats import parquet
 from pack_data.formats.detect import open_source
-from pack_data.formats.records import Record, RowWidths, pack_from_examples
+from pack_data.formats.records import EXAMPLE_FIELDS, Record, RowWidths, pack_from_examples
 from pack_data.packs import FIELDS
 from tests.format_samples import mlperf_row, random_examples
 
@@ -180,6 +182,41 @@ def test_what_is_wrong_is_said(tmp_path, table, reason):
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="a.parquet: " + reason):
         values(tmp_path / "a.parquet")
+
+
+def column_lists(kind):
+    """A file's columns, as lists, of packs, of examples, or of packs of token sequences."""
+    rng = np.random.default_rng(0)
+    if kind == "examples":
+        return {name: [[1, 1, 1]] for name in EXAMPLE_FIELDS[:-1]}, {EXAMPLE_FIELDS[-1]: [1]}
+    if kind == "token_packs":
+        return {"input_ids": [[5, 6, 7]], "input_mask": [[1, 1, 2]], "positions": [[0, 1, 0]]}, {}
+    pack = pack_from_examples(random_examples(rng, 2, S // D, P), RowWidths(S, P * D, D))
+    return {name: [pack[name].tolist()] for name in FIELDS}, {}
+
+
+NAMES = [("packs", name) for name in FIELDS] + [("examples", name) for name in EXAMPLE_FIELDS]
+
+
+@pytest.mark.parametrize("kind, name", [*NAMES, ("token_packs", "input_mask")])
+def test_a_misnamed_column_does_not_make_packs_into_tokens(tmp_path, capsys, kind, name):
+    lists, numbers = column_lists(kind)
+    whole, misnamed = str(tmp_path / "whole.parquet"), str(tmp_path / "misnamed.parquet")
+    pq.write_table(pa.table({**lists, **numbers}), whole)
+    assert open_source(whole).kind == kind
+    columns = {("x" + own if own == name else own): value for own, value in {**lists, **numbers}.items()}
+    pq.write_table(pa.table(columns), misnamed)
+    with pytest.raises(ValueError, match=rf"misnamed.parquet: .*not {name} .*x{name}.*--columns"):
+        open_source(misnamed)
+    assert run_main(build_main, ["--from", misnamed, "--out", str(tmp_path / "data")]) == 2
+    assert open_source(misnamed, columns=(next(own for own in columns if own in lists),)).kind == "tokens"
+
+
+def test_single_fields_of_packs_may_stand_beside_tokens(tmp_path):
+    path = str(tmp_path / "a.parquet")
+    for other in ({"next_sentence_labels": [1]}, {"input_mask": [[1, 1]]}, {"positions": ["north"]}):
+        pq.write_table(pa.table({"input_ids": [[5, 6]], **other}), path)
+        assert open_source(path).kind == "tokens"
 
 
 def test_a_column_that_is_not_there_is_said(tmp_path):

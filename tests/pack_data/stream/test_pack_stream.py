@@ -61,14 +61,15 @@ def test_every_example_once_in_good_time(lengths, S, depth, buffer, data):
 
     for number, length in enumerate(lengths):
         before = len(packs)
-        more = stream.push(number, length)
+        more = list(stream.ready()) if stream.put(number, length) else []
         note(more)
         # What a full buffer of tokens closes is closed before the sequence comes in.
         arrived[number] = before if number in left or not more else len(packs)
         waiting = [other for other in range(number + 1) if other not in left]
         assert len(waiting) < buffer or buffer == 1
         assert tokens is None or sum(lengths[other] for other in waiting) <= tokens
-    note(stream.flush())
+    stream.finish()
+    note(stream.ready())
     check_packs(packs, lengths, S, depth)
     assert stream.waits.packs == len(packs) and stream.waits.sequences == len(lengths) == stream.taken
     assert stream.waits.tokens == sum(lengths)
@@ -93,6 +94,20 @@ def test_the_gap_to_the_certified_bound_is_small_and_far_below_that_of_others(le
     bound = optimal.pack(histogram, max_sequences_per_pack=depth).lower_bound
     assert bound <= len(packs) <= (1 + most) * bound + 1
     assert len(packs) <= windows(lengths, S, depth, buffer) and len(packs) < open_rows(lengths, S, depth, buffer)
+
+
+def test_lengths_below_the_shortest_seen_cost_less_than_it():
+    counts = on_grid(np.bincount([100] * 30 + [300] * 10, minlength=513))
+    made = prices(counts, solve(counts, 512, None), 512, None, 64)
+    for by_length in (made.worth, made.price):
+        assert by_length[0] == 0 and (np.diff(by_length[:101]) > 0).all()
+
+
+def test_a_stream_in_descending_order_is_packed_well():
+    lengths = sorted(long_tailed(8000, 4096), reverse=True)
+    packs = list(PackStream(4096, buffer_sequences=256).packs(enumerate(lengths)))
+    bound = optimal.pack(LengthHistogram.from_lengths(lengths, 4096), max_sequences_per_pack=None).lower_bound
+    assert len(packs) <= 1.15 * bound
 
 
 @pytest.mark.parametrize(
@@ -194,7 +209,8 @@ def test_the_programme_is_solved_again_at_fixed_numbers_and_taken_up_later(monke
     stream = PackStream(512, max_sequences_per_pack=3, buffer_sequences=64)
     seen = []
     for number, length in enumerate(drawn(1400)):
-        stream.push(number, length)
+        if stream.put(number, length):
+            list(stream.ready())
         state = stream.state_dict()
         due = state["solving"] and state["solving"][1]
         if not seen or seen[-1] != due:
@@ -298,10 +314,10 @@ def test_a_length_that_no_row_has_is_one_line(length):
 
 def test_lengths_of_numpy_are_whole_numbers_and_floats_are_none():
     stream = PackStream(10)
-    stream.push("a", np.int64(3))
+    stream.put("a", np.int64(3))
     json.dumps(stream.state_dict())
     with pytest.raises(ValueError, match="the length of sequence 1 of the stream"):
-        stream.push("b", 3.0)
+        stream.put("b", 3.0)
 
 
 def test_a_state_of_another_stream_is_refused():
@@ -331,7 +347,7 @@ def test_a_state_of_another_stream_is_refused():
 )
 def test_a_state_that_is_damaged_is_one_line_and_changes_nothing(name, value):
     stream = PackStream(10, buffer_sequences=4)
-    stream.push("a", 7)
+    stream.put("a", 7)
     before = stream.state_dict()
     with pytest.raises(ValueError, match=f"state of the stream: .*{name}") as caught:
         stream.load_state_dict({**before, name: value})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
 from pack_data.packs import PackSchema, default_predictions
 from pack_data.store import MANIFEST, PackStore, read_manifest
-from pack_data.text.tokenizer_file import TOKENIZER
+from pack_data.text.tokenizer_file import TOKENIZER, load_either
 
 
 def is_built(side: Side, plan: Mapping[str, Any], own_files: Sequence[Path]) -> bool:
@@ -75,10 +75,11 @@ def _meant(options: Dict[str, Any]) -> Dict[str, Any]:
 # ---- appending ------------------------------------------------------------------------------------------------------
 
 
-def with_former_options(options: BuildOptions) -> BuildOptions:
+def with_former_options(options: BuildOptions, given: Optional[Collection[str]] = None) -> BuildOptions:
     """What is appended is made as the rest was: same vocabulary, lengths, masking, packer, depth and share held out.
 
-    ValueError where nothing can be appended.
+    given: the options that the user gave; None: those that are not at their defaults. ValueError where one of them
+    contradicts the data set, or where nothing can be appended.
     """
     out = Path(options.out)
     manifest = read_manifest(out)
@@ -113,10 +114,27 @@ def with_former_options(options: BuildOptions) -> BuildOptions:
             "held_out",
         )
     }
+    kept["packer"] = algorithm if algorithm in PACKERS else made_with["packer"]
+    if given is None:
+        given = [field.name for field in fields(options) if getattr(options, field.name) != field.default]
+    before = {**_meant(manifest.made_with["options"]), "packer": kept["packer"]}
+    for name in (*kept, "vocabulary", "tokenizer", "recipe"):
+        if name not in given:
+            continue
+        now = getattr(options, name)
+        if name in kept:
+            same = now == before[name]
+        else:
+            same = name != "recipe" and load_either(now, kept["lower_case"]).sha256 == manifest.vocabulary_sha256
+        if not same:
+            option = "--keep-case" if name == "lower_case" else f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{out}: {option}: {name} is {now}, the data set was made with {before.get(name, 'another')}; "
+                f"what is appended is made as the rest was, so leave {option} out, or build a data set of its own"
+            )
     return replace(
         options,
         **kept,
-        packer=algorithm if algorithm in PACKERS else made_with["packer"],
         recipe=None,
         vocabulary=kept_files["vocab.txt"],
         tokenizer=kept_files[TOKENIZER],

@@ -1,0 +1,471 @@
+"""What the commands do with files that somebody else made: no option runs one, waits for one or fills the memory.
+
+The options are those of the commands' parsers, so that a new one is seen: READS or NO_FILE must have it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import gzip
+import itertools
+import json
+import lzma
+import os
+import pickle
+import re
+import shlex
+import shutil
+import signal
+import sys
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import pytest
+import yaml
+
+pytest.importorskip("torch", reason="most of these commands need torch")
+
+from ipu_packed_bert.__main__ import COMMANDS
+from pack_data import command
+from pack_data.command import run_main
+from tests import fine_tuning_files, tiny_runs
+
+# What a refusal takes at most: processor time, time on the clock, bytes above what the process had.
+SECONDS, WAITING, MEMORY = 30, 120, 500 << 20
+
+# Lines of each option that takes a file or a folder. FILE is one that somebody else made, DIR/NAME a file in a folder
+# that is given. The words "data", "run", "bert", "tuned", "ok.yml", "tuned.yml" are valid ones.
+RUN = ("DIR/config.yml", "DIR/log.jsonl")
+LENGTHS = ("FILE.csv", "FILE.npy", "FILE.txt", "FILE.lengths.gz", "FILE.lengths.xz", "FILE.lengths.bz2")
+SEQUENCES = ("FILE", "FILE.jsonl", "FILE.jsonl.gz", "FILE.parquet", "FILE.tfrecord", "FILE.h5", "DIR/manifest.json")
+SETTINGS_FILE = ("FILE.yml", "FILE")
+WEIGHTS = ("DIR/config.json", "BERT/pytorch_model.bin", "BERT/model.safetensors", "BERT/vocab.txt")
+TABLES = ("FILE.csv", "FILE.tsv.gz", "FILE.csv.xz", "FILE.jsonl", "FILE.jsonl.xz", "FILE.json")
+# One reader has all of these; what it takes is given to the command `histogram`.
+HISTOGRAMS = ("compare --packers none", "sort", "batching --examples 100", "stream --sequences 100", "benchmark")
+READS = {
+    **{
+        (name, "--config"): [f"{name} --config {file}{more}" for file in SETTINGS_FILE for more in mores]
+        for name, mores in {
+            "pretrain": ("", " --plan", " --show-config"),
+            "finetune": ("", " --plan", " --show-config"),
+            "plan": ("", " --search --ipus 16"),
+            "adjust": (" --data data",),
+            "ipu-check": ("",),
+            "report": ("",),
+            "calibrate": (" --with cycles.csv",),
+        }.items()
+    },
+    **{
+        (name, "--resume"): [f"{name} --resume {file}{more}" for file in RUN for more in ("", " --show-config")]
+        for name in ("pretrain", "finetune", "plan")
+    },
+    **{
+        (line.split()[0], "--histogram"): [
+            f"{line} --max-sequence-length 512 --histogram {file}" for file in ("FILE.csv", "FILE.txt.xz")
+        ]
+        for line in HISTOGRAMS
+    },
+    ("plan", "--histogram"): [
+        "plan --search --ipus 16 --config packed_phase2_pod16 --max-sequence-length 512 --histogram FILE.csv"
+    ],
+    ("report", "--histogram"): ["report --max-sequence-length 512 --histogram FILE.csv"],
+    ("pack", "--histogram"): ["pack --packer spfhp --max-sequence-length 512 --histogram FILE.csv"],
+    ("certificate", "--histogram"): ["certificate recipe.json --histogram FILE.csv"],
+    ("certificate", "recipe"): ["certificate FILE.json"],
+    ("certificate", "--data"): ["certificate recipe.json --data DIR/manifest.json"],
+    ("histogram", "sources"): [f"histogram {file}" for file in (*LENGTHS, *SEQUENCES)],
+    ("look", "what"): [f"look --json {file}" for file in ("FILE.csv", "FILE.jsonl", *RUN)],
+    ("verify", "folder"): ["verify FILE", "verify DIR/manifest.json"],
+    ("convert", "source"): [f"convert {file} out.jsonl" for file in SEQUENCES],
+    ("build", "--from"): [f"build --max-sequence-length 64 --out out --from {file}" for file in SEQUENCES],
+    ("build", "--corpus"): [
+        f"build --max-sequence-length 64 --out out --corpus {file}"
+        for file in ("FILE.txt", "FILE.txt.gz", "FILE.txt.xz", "FILE.jsonl", "DIR/FILE.txt")
+    ],
+    ("build", "--vocabulary"): ["build --max-sequence-length 64 --out out --corpus my.txt --vocabulary FILE.txt"],
+    ("build", "--tokenizer"): ["build --max-sequence-length 64 --out out --corpus my.txt --tokenizer FILE.json"],
+    ("build", "--recipe"): ["build --max-sequence-length 64 --out out --corpus my.txt --recipe FILE.json"],
+    ("pretrain", "--data"): ["pretrain --config ok.yml --data DIR/manifest.json"],
+    ("plan", "--data"): ["plan --config ok.yml --data DIR/manifest.json"],
+    ("adjust", "--data"): ["adjust --config ok.yml --data DIR/manifest.json"],
+    ("pretrain", "--start-from"): [f"pretrain --config ok.yml --data data --start-from {file}" for file in (*RUN,)],
+    ("finetune", "--data-dir"): [
+        f"finetune --config tuned.yml --set data.training=FILE{end} --data-dir DIR/FILE{end}{more}"
+        for end in (".csv", ".csv.xz")
+        for more in ("", " --plan")
+    ],
+    ("finetune", "--trust-task"): ["finetune --config tuned.yml --show-config --trust-task FILE.py"],
+    ("predict", "--trust-task"): ["predict run new.csv --trust-task FILE.py"],
+    ("finetune", "--set"): [
+        *(
+            f"finetune --config tuned.yml --set data.training={file}{more}"
+            for file in TABLES
+            for more in ("", " --plan")
+        ),
+        *(f"finetune --config tuned.yml --set model.checkpoint={file}" for file in (*WEIGHTS, "FILE")),
+        "finetune --config tuned.yml --set model.vocabulary=FILE.txt",
+    ],
+    ("pretrain", "--set"): [
+        "pretrain --config ok.yml --data data --set data.evaluation_directory=DIR/manifest.json",
+        "pretrain --config ok.yml --data out --set data.corpus=FILE.txt",
+    ],
+    ("predict", "run"): [f"predict {file} new.csv" for file in (*RUN, *WEIGHTS)],
+    ("predict", "file"): [f"predict tuned {file}" for file in TABLES],
+    ("export", "source"): [
+        *(f"export {file} out" for file in RUN),
+        *(f"export --import {file} out" for file in WEIGHTS),
+    ],
+    ("export", "--vocabulary"): ["export run out --vocabulary FILE.txt"],
+    ("convert-checkpoint", "path"): ["convert-checkpoint FILE.pt", "convert-checkpoint DIR/step_1.pt"],
+    ("ipu-check", "--show"): ["ipu-check --show FILE.json"],
+    ("report", "--measured"): [f"report --measured {file}" for file in ("FILE.csv", "FILE.json", "FILE.pop", *RUN)],
+    ("report", "--packed"): [f"report --packed {file} --unpacked run" for file in ("FILE.json", *RUN)],
+    ("report", "--unpacked"): [f"report --packed run --unpacked {file}" for file in ("FILE.json", *RUN)],
+    ("calibrate", "--with"): ["calibrate --config packed_phase2_pod16 --with FILE.csv"],
+}
+# Options with a value that is no file to be read here: settings, names, and what is written.
+NO_FILE = {
+    ("gpu", "--histogram"),  # as that of benchmark, where there is a GPU
+    *(("report", f"--profile-{what}") for what in ("packed", "unpacked")),  # the Poplar SDK reads them
+    ("plan", "--start-from"),  # of the command that it prints
+    *((name, "--set") for name in ("plan", "predict", "ipu-check", "report")),  # the files of others, above
+    *((name, "--allow-change") for name in ("pretrain", "plan", "finetune")),
+    *((name, "--out") for name in "pretrain plan finetune adjust ipu-check build histogram pack".split()),
+    *((name, "--plot") for name in ("report", "histogram", "compare", "stream")),
+    *((name, "--html") for name in ("report", "look")),
+    *((name, "--packers") for name in ("compare", "look")),
+    ("look", "--packer"),
+    *((name, "--synthetic") for name in "plan benchmark gpu report compare sort batching stream pack".split()),
+    ("plan", "--write"),
+    ("predict", "--output"),
+    ("export", "target"),
+    ("gpu", "--json"),
+    ("build", "--format"),
+    ("build", "--json-field"),
+    ("build", "--dask"),
+    ("convert", "destination"),
+    ("compare", "--csv"),
+    ("benchmark-build", "--folder"),
+}
+
+
+class _Seen(BaseException):
+    pass
+
+
+def parsers_of(name, monkeypatch):
+    """The parsers of a command, as it makes them; that of plan has another mode."""
+    found = []
+
+    def see(parser, *_):
+        found.append(parser)
+        raise _Seen
+
+    with monkeypatch.context() as patched:
+        patched.setattr(command.ArgumentParser, "parse_known_args", see)
+        for more in {"plan": ([], ["--search"])}.get(name, ([],)):
+            with pytest.raises(_Seen):
+                COMMANDS[name].main()(more)
+    return found
+
+
+def takes_text(action):
+    text = action.type in (None, str, Path) and action.nargs != 0 and action.choices is None
+    return text and not isinstance(action, (argparse._HelpAction, argparse._VersionAction))
+
+
+def test_every_option_that_takes_a_file_is_here(monkeypatch):
+    # What packs with one packer is that packer's command, and `pack` itself has its name alone.
+    monkeypatch.setitem(COMMANDS, "pack", COMMANDS["pack"]._replace(module="pack_data.spfhp"))
+    found = {
+        (name, action.option_strings[-1] if action.option_strings else action.dest)
+        for name in sorted(set(COMMANDS) - {"experiments"})  # those of evidence, on folders that they wrote
+        for parser in parsers_of(name, monkeypatch)
+        for action in parser._actions
+        if takes_text(action)
+    }
+    assert len(found) > 60 and found - {*READS, *NO_FILE} == set()
+    assert {*READS, *NO_FILE} - found == set()
+
+
+# ---- a command in a process of its own, watched ----------------------------------------------------------------------
+
+
+class Ended(NamedTuple):
+    status: Optional[int]  # None: stopped beyond a limit
+    said: str  # on stderr
+    seconds: float
+    added: int  # bytes beyond what the process had
+
+
+def watched(line, folder):
+    """Runs a command line in a process that is forked off here, so that it begins with all modules loaded."""
+    out = folder / "said"
+    pid = os.fork()
+    if not pid:
+        status = 99
+        try:
+            os.chdir(folder)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(os.open(str(out), os.O_CREAT | os.O_TRUNC | os.O_WRONLY), 2)
+            sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+            Path("/proc/self/clear_refs").write_text("5")  # the highest memory is that of from now on
+            name, *arguments = shlex.split(line)
+            status = run_main(COMMANDS[name].main(), arguments)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    started, begun, added, ended = time.monotonic(), None, 0, None
+    while ended is None and added <= MEMORY and time.monotonic() - started <= WAITING:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if sum(map(int, fields[11:13])) > SECONDS * os.sysconf("SC_CLK_TCK"):
+            break
+        sizes = dict(re.findall(r"(VmHWM|VmRSS):\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text()))
+        if sizes:
+            begun = begun or 1024 * int(sizes["VmRSS"])
+            added = max(added, 1024 * int(sizes["VmHWM"]) - begun)
+        done, raw = os.waitpid(pid, os.WNOHANG)
+        if done:
+            ended = os.WEXITSTATUS(raw) if os.WIFEXITED(raw) else -os.WTERMSIG(raw)
+        time.sleep(0.005)
+    if ended is None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return Ended(ended, out.read_text(errors="replace"), time.monotonic() - started, added)
+
+
+def with_files(line, folder, put):
+    """The line with the places of the files that are given; None where `put` has none for them.
+
+    put(path, word): makes the file of a word of READS at a path, and returns whether there is one.
+    """
+    given, words = folder / "given", []
+    shutil.rmtree(given, ignore_errors=True)
+    given.mkdir()
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    for word in line.split():
+        before, equals, value = word.rpartition("=")
+        if value.startswith(("FILE", "DIR/", "BERT/")):
+            top, _, inner = value.partition("/")
+            path = given / top / inner if inner else given / top
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if top == "BERT":
+                shutil.copytree(folder / "bert", path.parent, dirs_exist_ok=True)
+                for name in {inner, "model.safetensors" if inner == "pytorch_model.bin" else inner}:
+                    (path.parent / name).unlink(missing_ok=True)
+            if not path.exists() and not path.is_symlink() and not put(path, value):
+                return None
+            value = str(given / top)
+        words.append(before + equals + value)
+    return " ".join(words)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    """A folder with valid files, in which the commands run; their modules are loaded."""
+    folder = tmp_path_factory.mktemp("scratch")
+    for each in COMMANDS.values():
+        each.main()
+    import ipu_packed_bert.predictions
+    import ipu_packed_bert.runs
+    import ipu_packed_bert.train  # noqa: F401
+
+    tiny_runs.tiny_config(folder / "ok.yml", tiny_runs.tiny_data(folder / "data"))
+    bert = fine_tuning_files.tiny_checkpoint(folder / "bert")
+    table = fine_tuning_files.tiny_table(folder / "train.csv", "single_label", texts=16)
+    config = fine_tuning_files.tiny_config(bert, table, task="single_label", run={"epochs": 1, "export": False})
+    (folder / "tuned.yml").write_text(config.to_yaml())
+    fine_tuning_files.tiny_fine_tuned(folder / "tuned", "single_label")
+    (folder / "new.csv").write_text("text\nriver stone\n")
+    (folder / "cycles.csv").write_text("ipu,class,cycles\n,,1000000\n")
+    (folder / "my.txt").write_text("The river is here. The stone is there.\n\nA castle.\n" * 40)
+    for line in (
+        "pretrain --config ok.yml --out run --set run.steps=2",
+        "pack --packer optimal --histogram squad_1_1_384 --out recipe.json",
+    ):
+        assert watched(line, folder).status == 0
+    return folder
+
+
+# ---- files without an end --------------------------------------------------------------------------------------------
+
+OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+# A text may have lines of any length; it is cut, and read to its end.
+READ_TO_THE_END = [
+    (f"build --max-sequence-length 64 --out out --corpus {name}", "line") for name in ("FILE.txt", "DIR/FILE.txt")
+]
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """put(kind) for `with_files`: a pipe, a device, a line of 1 GB, or hundreds of MB in a few kB."""
+    folder = tmp_path_factory.mktemp("endless")
+    with open(folder / "line", "wb") as file:
+        file.write(b"7,")
+        file.truncate(1 << 30)
+    block = {"FILE.lengths": b"7\n" * 500_000, "FILE": b"river stone,1\n" * 75_000}
+    for (name, rows), (ending, opened) in itertools.product(block.items(), OPENERS.items()):
+        with opened(folder / f"{name}{ending}", "wb") as file:
+            file.write(rows)
+        once = (folder / f"{name}{ending}").read_bytes()
+        with open(folder / f"{name}{ending}", "wb") as file:
+            file.writelines([once] * (100 if ending == ".gz" else 500))
+
+    def of_kind(kind):
+        def put(path, word):
+            if kind == "pipe":
+                os.mkfifo(path)
+            elif kind == "device":
+                path.symlink_to("/dev/zero")
+            elif (kind == "bomb") == (path.suffix in OPENERS):
+                name = "FILE.lengths" if ".lengths" in word else "FILE"
+                os.link(folder / (name + path.suffix if kind == "bomb" else "line"), path)
+            return path.is_symlink() or path.exists()
+
+        return put
+
+    return of_kind
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="needs Linux")
+@pytest.mark.parametrize("option", READS, ids=" ".join)
+def test_no_file_is_waited_for_or_fills_the_memory(scratch, endless, option):
+    tried = 0
+    for template, kind in itertools.product(READS[option], ("pipe", "device", "line", "bomb")):
+        line = with_files(template, scratch, endless(kind))
+        if line is None or (template, kind) in READ_TO_THE_END:
+            continue
+        ended = watched(line, scratch)
+        tried += 1
+        *_, last = ended.said.splitlines() or [""]
+        if "--plan" in line and ended.status in (0, 1):  # files of data need not be there
+            continue
+        assert ended.status == 2 and ended.said.count("error: ") == 1, (kind, line, ended)
+        assert last.startswith("error: ") and str(scratch / "given") in last, (kind, line, ended)
+    assert tried >= 2
+
+
+# ---- files that would run something ----------------------------------------------------------------------------------
+
+OWN = """
+from pathlib import Path
+Path(MARKER).write_text("a file was run")
+from ipu_packed_bert.tasks.settings import TokensConfig
+from ipu_packed_bert.tasks.tokens import TokensTask
+
+class X(TokensTask):
+    settings = TokensConfig
+"""
+
+
+class Runs:
+    """An object whose pickle runs a command."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {shlex.quote(str(self.marker))}",)
+
+
+@pytest.fixture(scope="module")
+def evil(scratch):
+    """put(task) for `with_files`: a file of each kind that leaves a marker where something runs it, or what it names.
+
+    task: how it names the file of Python, which lies in the folder of the commands and in that of the file.
+    """
+    import numpy as np
+    import torch
+
+    marker = scratch / "marker"
+    (scratch / "e.py").write_text(OWN.replace("MARKER", repr(str(marker))))
+    words = fine_tuning_files.training_file(scratch, "tokens")
+    (scratch / "new.conll").write_bytes(words.read_bytes())
+    training = {"task": "tokens", "run": {"epochs": 1, "export": False}}
+    tuned = yaml.safe_load(fine_tuning_files.tiny_config(scratch / "bert", words, **training).to_yaml())
+    with pytest.MonkeyPatch.context() as patched:  # a run of somebody who trusts the file
+        patched.setenv("XDG_STATE_HOME", str(scratch / "another"))
+        tuned["task"]["name"] = f"{scratch / 'e.py'}:X"
+        (scratch / "own.yml").write_text(yaml.safe_dump(tuned))
+        ended = watched("finetune --config own.yml --out own --trust-task e.py", scratch)
+        assert ended.status == 0 and marker.exists(), ended
+    marker.unlink()
+    pickled = pickle.dumps(Runs(marker))
+
+    def put(path, word, task):
+        (path.parent / "e.py").write_bytes((scratch / "e.py").read_bytes())
+        named = {**tuned, "task": {**tuned["task"], "name": task}}
+        top, _, inner = word.partition("/")
+        if top == "DIR":
+            shutil.copytree(scratch / "own", path.parent, dirs_exist_ok=True)
+            (path.parent / "config.yml").write_text(yaml.safe_dump(named))
+        if path.suffix in ("", ".yml"):
+            path.write_text(yaml.safe_dump(named))
+        elif path.suffix == ".npy":
+            np.save(path, np.array([Runs(marker)], object), allow_pickle=True)
+        elif path.suffix == ".pt":
+            torch.save({"model": Runs(marker)}, path)
+        elif path.suffix == ".bin":
+            torch.save({"bert.embeddings": Runs(marker)}, path)
+        elif path.suffix == ".json":
+            classes = {"AutoConfig": "e.X", "AutoModel": "e.X", "AutoTokenizer": "e.X"}
+            about = {"model_type": "own", "architectures": ["X"], "auto_map": classes, "settings": named}
+            path.write_text(json.dumps({**about, "update_cycles": 1e6}))
+        elif path.suffix == ".csv":
+            path.write_text(f"# task.name: {task}\nipu,class,cycles\n,,1000000\n")
+        elif path.suffix == ".py":
+            path.write_text("raise SystemExit('only named, and not run')")
+        else:
+            path.write_bytes(pickled)
+        return True
+
+    return marker, put
+
+
+@pytest.mark.parametrize("option", READS, ids=" ".join)
+def test_no_file_is_run_that_the_user_did_not_name(scratch, evil, option):
+    marker, put = evil
+    for template, task in itertools.product(READS[option], (f"{scratch / 'e.py'}:X", "e.py:X")):
+        line = with_files(template, scratch, partial(put, task=task))
+        ended = watched(line, scratch)
+        assert ended.status is not None and not marker.exists(), (line, ended)
+    for code in ("!!python/object/apply:os.system ['touch marker']", "!!python/name:e.X"):
+        (scratch / "code.yml").write_text(f"task: {code}")
+        if option[1] == "--config":
+            assert watched(f"{option[0]} --config code.yml", scratch).status == 2 and not marker.exists()
+
+
+def test_the_refusal_says_how_to_trust_and_what_is_trusted_runs_until_it_is_changed(scratch, evil):
+    marker, _ = evil
+    (scratch / "e2.py").write_text((scratch / "e.py").read_text() + "# another\n")
+    (scratch / "own2.yml").write_text((scratch / "own.yml").read_text().replace("e.py:X", "e2.py:X"))
+    lines = [
+        *(f"{name} --config own2.yml{more}" for name, more in (("plan", ""), ("finetune", " --show-config"))),
+        "predict own new.conll",
+        "finetune --resume own --show-config",
+    ]
+    for line, file in zip(lines, ("e2.py", "e2.py", "e.py", "e.py")):
+        ended = watched(line, scratch)
+        assert (ended.status, ended.said.count("error: "), marker.exists()) == (2, 1, False), ended
+        assert f"add --trust-task {scratch / file}" in ended.said
+    try:
+        for line in (
+            "plan --config own2.yml --trust-task e2.py",
+            lines[0],  # as it was trusted before
+            f"predict own new.conll --set task.name={scratch / 'e.py'}:X",
+            "finetune --resume own --show-config",
+        ):
+            assert watched(line, scratch).status == 0 and marker.exists(), line
+            marker.unlink()
+        (scratch / "e2.py").write_text((scratch / "e2.py").read_text() + "# changed\n")
+        ended = watched(lines[0], scratch)
+        assert ended.status == 2 and "it was changed" in ended.said and not marker.exists()
+    finally:
+        shutil.rmtree(os.environ["XDG_STATE_HOME"])
