@@ -11,16 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 
-from evidence import packed_runs, tables
+from evidence import packed_runs
 from evidence.packed_runs import PretrainingSetup
-from evidence.runner import FACTS, Cell, Row, Runner, read_run
+from evidence.runner import FACTS, Cell, Row, Runner
 from evidence.statistics import Verdict
+from evidence.writer import Shown, Table, curve, curves, small
 from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.host import HostEngine
@@ -29,6 +29,7 @@ from ipu_packed_bert.optim import build_optimizer, learning_rate
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.command import counted
 from pack_data.packs import FIELDS, assemble, decode, disassemble
+from pack_data.picture import Picture
 from pack_data.store import PackStore
 
 SUMMARY = (
@@ -81,10 +82,7 @@ def run(options: Any, runner: Runner) -> int:
     cells = [Cell(name, seed) for seed in range(1, options.seeds + 1) for name in VARIANTS]
     rows = runner.run(cells, lambda cell: part(setup, VARIANTS[cell.variant], seed=cell.seed, updates=updates))
     runner.write_csv("distances.csv", rows)
-    found = shown(runner.folder)
-    runner.show(found, plot=options.plot)
-    verdict = found.verdict()
-    return 0 if verdict.shows and verdict.equivalent else 1
+    return runner.show(shown(runner.folder), plot=options.plot)
 
 
 def part(setup: PretrainingSetup, variant: Normalisation, *, seed: int, updates: int) -> List[Row]:
@@ -164,23 +162,14 @@ def distance(first: HostEngine, second: HostEngine) -> float:
 # ---- what the cells say ----------------------------------------------------------------------------------------------
 
 
-class ExactnessShown:
+class ExactnessShown(Shown):
     """What the finished cells of one folder say."""
 
-    def __init__(self, folder: Path) -> None:
-        run = read_run(folder)
-        self._settings, self._facts, self._cells = run.settings, run.facts, run.cells
-
-    def values(self, name: str, column: str) -> np.ndarray:
-        """Of a variant, [seeds, points]."""
-        cells = sorted(cell for cell in self._cells if cell.variant == name)
-        return np.array([[row[column] for row in self._cells[cell]] for cell in cells])
-
     def verdict(self) -> Verdict:
-        claim, control = (self.values(name, "distance") for name in (CLAIM, CONTROL))
+        claim, control = (self.columns(name, "distance") for name in (CLAIM, CONTROL))
         if not claim.size or not control.size:
             return Verdict(False, False, "shows nothing yet: the claim and its control need a finished run each")
-        worst, least, updates = float(claim.max()), float(control[:, -1].min()), self._settings["updates"]
+        worst, least = float(claim.max()), float(control[:, -1].min())
         if least < FAR:
             return Verdict(
                 False, False, f"shows nothing: the control comes out at {least:.1e}, it must exceed {FAR:.0e}"
@@ -189,64 +178,58 @@ class ExactnessShown:
         return Verdict(
             True,
             kept,
-            f"{'the same' if kept else 'NOT the same'}: at most {worst:.1e} apart within {updates} updates, limit "
-            f"{LIMIT:.0e}; the control fails as it must: at least {least:.1e} apart after them",
+            f"{'the same' if kept else 'NOT the same'}: at most {worst:.1e} apart within {self.settings['updates']} "
+            f"updates, limit {LIMIT:.0e}; the control fails as it must: at least {least:.1e} apart after them",
         )
 
-    def text(self) -> str:
-        settings = self._settings
-        sequences = settings["packs"] * self._facts["packing_factor"]
-        seeds = max((len(self.values(name, "update")) for name in VARIANTS), default=0)
-        return "\n".join(
-            [
-                self.table(),
-                f"Claim: packed and unpacked training give the same weights, in float64. Control: each micro-batch's "
-                f"losses as a mean. **{self.verdict().why}.**",
-                f"Distance: of all weights together, as a share of their size (relative L2); the largest of "
-                f"{counted(seeds, 'seed')}.",
-                f"Corpus {settings['corpus']}, {settings['packs']} packs of {settings['max_sequence_length']} slots "
-                f"(about {sequences:.0f} sequences) an update, micro-batches of "
-                f"{counted(settings['micro_batch'], 'row')}, LAMB, no dropout; {self._facts['machine']}.",
-                "",
-            ]
-        )
+    @property
+    def passes(self) -> bool:
+        return self.verdict()[:2] == (True, True)
 
-    def table(self) -> str:
+    def parts(self) -> List[Union[str, Table]]:
+        settings = self.settings
+        sequences = settings["packs"] * self.facts["packing_factor"]
+        seeds = max(len(self.seeds(name)) for name in VARIANTS)
+        return [
+            self.table(),
+            f"Claim: packed and unpacked training give the same weights, in float64. Control: each micro-batch's "
+            f"losses as a mean. **{self.verdict().why}.**",
+            f"Distance: of all weights together, as a share of their size (relative L2); the largest of "
+            f"{counted(seeds, 'seed')}.",
+            f"Corpus {settings['corpus']}, {settings['packs']} packs of {settings['max_sequence_length']} slots (about "
+            f"{sequences:.0f} sequences) an update, micro-batches of {counted(settings['micro_batch'], 'row')}, LAMB, "
+            f"no dropout; {self.facts['machine']}.",
+        ]
+
+    def table(self) -> Table:
         """The largest distance over the seeds after some of the updates."""
-        measured = {row["update"] for rows in self._cells.values() for row in rows}
-        numbers = sorted(measured & {1, 10, 100, 1000, self._settings["updates"]})
-        lines = []
-        for name, variant in VARIANTS.items():
-            at, found = self.values(name, "update"), self.values(name, "distance")
-            lines.append(
-                [variant.words, *(tables.small(found[at == each].max()) if at.size else "" for each in numbers)]
-            )
-        return tables.markdown(["losses normalised", *(f"after {counted(each, 'update')}" for each in numbers)], lines)
+        measured = {row["update"] for rows in self.cells.values() for row in rows}
 
-    def draw(self, folder: Path, stem: str = "") -> List[Path]:
-        from evidence.pictures import Curve, Line, Panel, draw
+        def after(number: int) -> Callable[[str], Optional[str]]:
+            def cell(name: str) -> Optional[str]:
+                found = self.columns(name, "distance")
+                return small(found[self.columns(name, "update") == number].max()) if found.size else None
 
-        curves = [
-            Curve(
+            return cell
+
+        updates = sorted(measured & {1, 10, 100, 1000, self.settings["updates"]})
+        columns = [(f"after {counted(number, 'update')}", after(number)) for number in updates]
+        return Table([("losses normalised", lambda name: VARIANTS[name].words), *columns], list(VARIANTS))
+
+    def pictures(self) -> Dict[str, Sequence[Picture]]:
+        lines = [
+            curve(
                 variant.words + (" (control)" if name == CONTROL else ""),
-                self.values(name, "update"),
-                self.values(name, "distance"),
+                self.columns(name, "update"),
+                self.columns(name, "distance"),
             )
             for name, variant in VARIANTS.items()
-            if self.values(name, "update").size
+            if self.seeds(name)
         ]
-        if not curves:
-            return []
-        panel = Panel(
-            "How far packed training is from unpacked training, losses normalised",
-            "updates",
-            "distance of the weights (relative L2)",
-            curves,
-            Line(LIMIT, "limit of the claim"),
-            logarithmic=True,
-        )
-        caption = "Line: mean over seeds. Band: from the lowest to the highest seed. Number: last value."
-        return [draw([panel], folder / f"{stem}distances.png", caption=caption, width=7.0)]
+        title = "How far packed training is from unpacked training, losses normalised"
+        y = "distance of the weights (relative L2)"
+        level = ("limit of the claim", LIMIT)
+        return {"distances": [curves(title, "updates", y, lines, [level], log=10)]} if lines else {}
 
 
 shown = ExactnessShown

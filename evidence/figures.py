@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from evidence.__main__ import EXPERIMENTS
-from evidence.runner import CELLS, FACTS, SETTINGS, Shown
+from evidence.runner import CELLS, FACTS, SETTINGS
+from evidence.writer import Shown
 from pack_data.command import ArgumentParser, run_main
 from pack_data.files import write_atomically
 

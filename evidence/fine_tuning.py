@@ -86,6 +86,7 @@ TASKS: Dict[str, Dict[str, Dict[str, Any]]] = {
     },
 }
 SCORES, TIMES = "scores", "times"
+shown = FineTuningShown
 
 
 def describe(size: FineTuningSize) -> str:
@@ -142,11 +143,6 @@ def settings(options: Any) -> Dict[str, Any]:
         "timing": {name: timing._asdict() for name, timing in size.timing.items()},
         "checkpoint": Path(options.checkpoint).name,  # no path of a machine: settings are committed with the results
     }
-
-
-def shown(folder: Path) -> FineTuningShown:
-    """What the finished cells of this folder say."""
-    return FineTuningShown(folder)
 
 
 def configuration(name: str, part: Amounts, *, checkpoint: Optional[str], seed: int) -> FinetuneConfig:
@@ -217,6 +213,4 @@ def run(options: Any, runner: Runner) -> int:
         runner.write(FACTS, json.dumps({**before, **known}) + "\n")
         for some in cells(task, options.seeds, options.only):
             runner.run(some, measure)
-    found = FineTuningShown(runner.folder)
-    runner.show(found, plot=options.plot)
-    return 0 if found.shows else 1
+    return runner.show(shown(runner.folder), plot=options.plot)

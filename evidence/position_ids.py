@@ -21,19 +21,20 @@ import time
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 
-from evidence import tables
-from evidence.runner import FACTS, Cell, Row, Runner, read_run
-from evidence.statistics import SHARE, Verdict, students
+from evidence.runner import FACTS, Cell, Row, Runner
+from evidence.statistics import SHARE, Interval, Verdict, students
+from evidence.writer import Shown, Table, bars, spread
 from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.benchmarks.texts import TextSet, TokenSet, encode, text_sets
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
 from pack_data.command import counted, positive_int
 from pack_data.memory import PeakMemory, keep_buffers
+from pack_data.picture import Picture
 
 T = TypeVar("T")
 
@@ -382,42 +383,33 @@ def run(options: Any, runner: Runner) -> int:
         if ranks > 1:
             _broadcast(None)
     runner.write_csv("runs.csv", rows)
-    found = shown(runner.folder)
-    runner.show(found, plot=options.plot)
-    verdict = found.verdict()
-    if not {*CLAIM, *CONTROL} <= set(options.ways):
-        return 0  # a part, which has no verdict
-    return 0 if verdict.shows and verdict.equivalent else 1
+    status = runner.show(shown(runner.folder), plot=options.plot)
+    return status if {*CLAIM, *CONTROL} <= set(options.ways) else 0  # a part has no verdict
 
 
 # ---- what the cells say
 
 
-class PositionIdsShown:
+class PositionIdsShown(Shown):
     """What the finished cells of one folder say."""
 
     def __init__(self, folder: Path) -> None:
-        run = read_run(folder)
-        self._settings, self._facts = run.settings, run.facts
-        self._rows: Dict[Tuple[str, str], Dict[int, Row]] = {}  # data and way -> seed -> row
-        for cell, rows in run.cells.items():
-            self._rows.setdefault((rows[0]["data"], rows[0]["way"]), {})[cell.seed] = rows[0]
-        self._data = [name for name in self._facts["data"] if any(data == name for data, _ in self._rows)]
+        super().__init__(folder)
+        self._data = [name for name in self.facts["data"] if any(self.seeds(_variant(name, way)) for way in VARIANTS)]
+        self._ways = [way for way in VARIANTS if any(self.seeds(_variant(name, way)) for name in self._data)]
 
-    def _values(self, name: str, way: str, column: str) -> List[float]:
+    def values(self, name: str, way: str, column: str) -> List[float]:
         """Of every finished seed, those that were measured."""
-        found = self._rows.get((name, way), {})
-        return [found[seed][column] for seed in sorted(found) if found[seed][column] is not None]
-
-    def _ways(self) -> List[str]:
-        return [way for way in VARIANTS if any((name, way) in self._rows for name in self._data)]
+        return [float(each) for each in self.columns(_variant(name, way), column).flat if each is not None]
 
     def differences(self, name: str, pair: Tuple[str, str]) -> List[float]:
         """Held-out losses of the first way minus those of the second one, seed by seed."""
-        first, second = (self._rows.get((name, way), {}) for way in pair)
-        return [
-            first[seed]["held_out_loss"] - second[seed]["held_out_loss"] for seed in sorted(first) if seed in second
-        ]
+        first, second = (_variant(name, way) for way in pair)
+        losses = (
+            [self.cells[Cell(each, s)][0]["held_out_loss"] for s in self.common(first, second)]
+            for each in (first, second)
+        )
+        return [one - other for one, other in zip(*losses)]
 
     def verdict(self) -> Verdict:
         """The first seed of the control sets the limit, and does not count."""
@@ -439,24 +431,33 @@ class PositionIdsShown:
             f"must: at least {least:.4f} nats apart",
         )
 
-    def text(self) -> str:
-        settings, ranks = self._settings, self._settings["ranks"]
-        seeds = max((len(seeds) for seeds in self._rows.values()), default=0)
-        return "\n".join(
-            [
-                *(self._section(name) for name in self._data),
-                "Claim: padded and padding-free batches of the same examples train the same model. Control: rows of "
-                "the same tokens, with attention and positions across examples and without, as many updates. "
-                f"**{self.verdict().why}.**",
-                "What attention across examples costs, the same two ways, held-out loss (90 %, over seeds alone): "
-                + "; ".join(map(self._cost, self._data))
-                + ".",
-                f"±: one standard deviation of the seeds. {describe(CausalSize(*settings['size']))}; padding-free rows "
-                f"by {settings['attention']}; {counted(seeds, 'seed')}, {ranks} process{'' if ranks == 1 else 'es'}; "
-                f"{self._facts['machine']}.",
+    @property
+    def passes(self) -> bool:
+        return self.verdict()[:2] == (True, True)
+
+    def parts(self) -> List[Union[str, Table]]:
+        settings, ranks = self.settings, self.settings["ranks"]
+        seeds = max((len(self.seeds(cell.variant)) for cell in self.cells), default=0)
+        tables: List[Union[str, Table]] = []
+        for name in self._data:
+            facts = self.facts["data"][name]
+            tables += [
+                f"**{name}**: {facts['examples']:,} examples of {facts['mean_tokens']:.0f} tokens on the mean, "
+                f"{facts['longest']} at most",
                 "",
+                self._table(name),
             ]
-        )
+        return [
+            *tables,
+            "Claim: padded and padding-free batches of the same examples train the same model. Control: rows of the "
+            "same tokens, with attention and positions across examples and without, as many updates. "
+            f"**{self.verdict().why}.**",
+            "What attention across examples costs, the same two ways, held-out loss (90 %, over seeds alone): "
+            f"{'; '.join(map(self._cost, self._data))}.",
+            f"±: one standard deviation of the seeds. {describe(CausalSize(*settings['size']))}; padding-free rows by "
+            f"{settings['attention']}; {counted(seeds, 'seed')}, "
+            f"{ranks} process{'' if ranks == 1 else 'es'}; {self.facts['machine']}.",
+        ]
 
     def _cost(self, name: str) -> str:
         found = self.differences(name, CONTROL)
@@ -464,58 +465,55 @@ class PositionIdsShown:
             return f"{name}: shows nothing yet, it needs two seeds"
         interval = students(found)
         words = "shows nothing" if interval.low <= 0 <= interval.high else "more" if interval.mean > 0 else "less"
-        return f"{name} {interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f}), {words}"
+        return f"{name} {interval.words('+.3f')}, {words}"
 
-    def _section(self, name: str) -> str:
-        """The table of one data set: means and spread over the seeds."""
-        facts, lines = self._facts["data"][name], []
-        for way in self._ways():
-            if (name, way) not in self._rows:
-                continue
-            memory = self._values(name, way, "peak_memory_mib")
-            lines.append(
-                [
-                    way,
-                    *("yes" if value else "no" for value in facts["properties"][way]),
-                    f"{self._values(name, way, 'updates')[0]:,}",
-                    tables.spread(self._values(name, way, "seconds"), 1),
-                    f"{np.mean(self._values(name, way, 'tokens_per_second')):,.0f}",
-                    f"{np.mean(memory):,.0f}" if memory else "",
-                    tables.spread(self._values(name, way, "training_loss")),
-                    tables.spread(self._values(name, way, "held_out_loss")),
-                ]
-            )
-        lines.append(["most frequent tokens (no model)", *[""] * 10, f"{facts['unigram_loss']:.3f}"])
-        costs = ["updates", "seconds", "tokens/s", "memory, MiB", "training loss", "held-out loss"]
-        title = (
-            f"**{name}**: {facts['examples']:,} examples of {facts['mean_tokens']:.0f} tokens on the mean, "
-            f"{facts['longest']} at most"
-        )
-        return f"{title}\n\n" + tables.markdown(["way", *COLUMNS, *costs], lines)
+    def _table(self, name: str) -> Table:
+        """Of one data set: means and spread over the seeds."""
+        facts = self.facts["data"][name]
 
-    def draw(self, folder: Path, stem: str = "") -> List[Path]:
-        """Speed and held-out loss of every way, a line a way."""
-        from evidence.pictures import Dots, draw_dots
+        def of(column: str, words: Callable[[List[float]], str]) -> Callable[[str], Optional[str]]:
+            return lambda way: words(self.values(name, way, column)) if self.values(name, way, column) else None
 
-        ways = self._ways()
-        if not ways:
-            return []
+        def has(place: int) -> Callable[[str], str]:
+            return lambda way: "yes" if facts["properties"][way][place] else "no"
 
-        def dots(title: str, x_label: str, column: str, lines: Mapping[str, float] = {}) -> Dots:
-            values = {name: [self._values(name, way, column) for way in ways] for name in self._data}
-            return Dots(title, x_label, values, lines)
-
-        unigram = {name: self._facts["data"][name]["unigram_loss"] for name in self._data}
-
-        panels = [
-            dots("Speed", "tokens a second (more is better)", "tokens_per_second"),
-            dots("Held-out loss", "nats a token (less is better)", "held_out_loss", unigram),
+        columns: List[Tuple[str, Callable[[Any], Optional[str]]]] = [
+            ("way", str),
+            *((title, has(place)) for place, title in enumerate(COLUMNS)),
+            ("updates", of("updates", lambda found: f"{found[0]:,.0f}")),
+            ("seconds", of("seconds", lambda found: spread(found, 1))),
+            ("tokens/s", of("tokens_per_second", lambda found: f"{np.mean(found):,.0f}")),
+            ("memory, MiB", of("peak_memory_mib", lambda found: f"{np.mean(found):,.0f}")),
+            ("training loss", of("training_loss", spread)),
+            ("held-out loss", of("held_out_loss", spread)),
         ]
-        caption = (
-            "Large mark: mean over seeds. Small marks: each seed. Ways of fewer updates learn less in an epoch.\n"
-            "Dotted: most frequent tokens, no model."
-        )
-        return [draw_dots(ways, panels, folder / f"{stem}ways.png", caption=caption)]
+        no_model = ["most frequent tokens (no model)", *[""] * (len(columns) - 2), f"{facts['unigram_loss']:.3f}"]
+        return Table(columns, [way for way in self._ways if self.seeds(_variant(name, way))], [no_model])
+
+    def pictures(self) -> Dict[str, Sequence[Picture]]:
+        """Speed and held-out loss of every way."""
+
+        def of(column: str) -> Dict[str, Dict[str, Interval]]:
+            values = {name: {way: self.values(name, way, column) for way in self._ways} for name in self._data}
+            return {
+                f"{name}: mean, lowest and highest seed": {
+                    way: Interval(float(np.mean(found)), min(found), max(found), len(found))
+                    for way, found in ways.items()
+                    if found
+                }
+                for name, ways in values.items()
+            }
+
+        unigram = [(f"{name}, most frequent tokens", self.facts["data"][name]["unigram_loss"]) for name in self._data]
+        drawn = [
+            bars("Speed", "tokens a second (more is better)", of("tokens_per_second")),
+            bars("Held-out loss", "nats a token (less is better)", of("held_out_loss"), unigram),
+        ]
+        return {"ways": drawn} if self._ways else {}
+
+
+def _variant(data: str, way: str) -> str:
+    return f"{data}: {way}"
 
 
 shown = PositionIdsShown

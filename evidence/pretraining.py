@@ -105,9 +105,7 @@ def run(options: Any, runner: Runner) -> int:
         print(f"note: {facts['sequences']['held_out']} held-out sequences, fewer than {packed_runs.LEAST_HELD_OUT:,}")
     for part_of_cells in cells(setup.size, chosen, options.seeds):  # the margin is fixed before the seeds that count
         runner.run(part_of_cells, measure)
-    found = shown(runner.folder)
-    runner.show(found, plot=options.plot)
-    return 0 if found.verdict().shows else 1
+    return runner.show(shown(runner.folder), plot=options.plot)
 
 
 def part(setup: PretrainingSetup, variant: Variant, runner: Runner, cell: Cell) -> List[Row]:

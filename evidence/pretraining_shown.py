@@ -1,13 +1,12 @@
-"""The table and the pictures of the pre-training experiment, from its finished cells alone: nothing is trained."""
+"""What the pre-training experiment says, from its finished cells alone: nothing is trained."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from evidence import tables
 from evidence.pretraining_variants import (
     ACCUMULATED,
     CALIBRATION,
@@ -19,42 +18,33 @@ from evidence.pretraining_variants import (
     RULES,
     VARIANTS,
 )
-from evidence.runner import Cell, Row, read_run
+from evidence.runner import Cell, Row
 from evidence.statistics import CONFIDENCE, SHARE, Interval, Scores, Verdict, difference, verdict
+from evidence.writer import Shown, Table, bars, curve, curves, limited, spread
 from pack_data.command import counted
+from pack_data.picture import Line, Lines, Picture
 
-IN_CURVES = ("unpacked", "packed", "betas", "none", "no_mask")
+WORDS = {name: variant.words for name, variant in VARIANTS.items()}
+ACCUMULATION = "accumulation / p"
+NO_NSP = "no_nsp"  # has no loss of the next sentence, so that masked tokens alone are compared
 
 
-class PretrainingShown:
+class PretrainingShown(Shown):
     """What the cells of one folder say, whichever of them are finished."""
 
     in_table: Sequence[str] = IN_TABLE
-    in_curves: Sequence[str] = IN_CURVES
+    in_curves: Sequence[str] = ("unpacked", "packed", "betas", "none", "no_mask")
+    uncounted = CALIBRATION_SEEDS
 
     def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
-        found = read_run(self.folder)
-        self.size, self.facts, self._cells = found.settings, found.facts, found.cells
-        self.words = {name: variant.words for name, variant in VARIANTS.items()}
-        self._check()
+        super().__init__(folder)
         self._intervals: Dict[Tuple[str, str, bool], Optional[Interval]] = {}
-
-    def _check(self) -> None:
-        """Raises ValueError where the cells were not scored on the same held-out sequences."""
-        lasts = [rows[-1] for rows in self._cells.values()]
+        lasts = [rows[-1] for rows in self.cells.values()]
         scored = {(row["held_out_data"], len(row["mlm_centinats"])) for row in lasts}
         if len(scored) > 1 or any(number != len(self.facts["masked"]) for _, number in scored):
             raise ValueError(f"{self.folder}: the cells were scored on different held-out sequences; measure them anew")
 
     # ---- numbers -----------------------------------------------------------------------------------------------------
-
-    def seeds(self, name: str) -> List[int]:
-        """The finished seeds of a variant that count."""
-        return sorted(cell.seed for cell in self._cells if cell.variant == name and not self._calibrates(cell))
-
-    def _calibrates(self, cell: Cell) -> bool:
-        return cell.seed in CALIBRATION_SEEDS
 
     def variants(self) -> List[str]:
         """Those of the table with a finished seed that counts, in the order of the experiment."""
@@ -62,17 +52,10 @@ class PretrainingShown:
 
     def last(self, name: str, value: str) -> np.ndarray:
         """The last measurement of every seed of a variant, of all scored sequences."""
-        rows = [self._cells[Cell(name, seed)][-1] for seed in self.seeds(name)]
+        rows = [self.cells[Cell(name, seed)][-1] for seed in self.seeds(name)]
         return np.array([row.get(f"all_{value}", row.get(value, np.nan)) for row in rows])
 
-    def columns(self, name: str, value: str) -> np.ndarray:
-        """One value of a variant's measurements: [seeds, points]."""
-        return np.array([[row[value] for row in self._cells[Cell(name, seed)]] for seed in self.seeds(name)])
-
-    def scores(self, name: str, seeds: Sequence[int]) -> List[Scores]:
-        return [self._scores(self._cells[Cell(name, seed)][-1]) for seed in seeds]
-
-    def _scores(self, row: Row) -> Scores:
+    def scores(self, row: Row) -> Scores:
         nsp = row.get("nsp_millinats")
         return Scores(
             np.array(self.facts["masked"]),
@@ -80,21 +63,22 @@ class PretrainingShown:
             None if nsp is None else np.array(nsp) / 1000,
         )
 
-    def against(self, name: str, other: str, *, masked_only: bool = False) -> Optional[Interval]:
+    def against(self, name: str, other: str = REFERENCE, *, masked_only: bool = False) -> Optional[Interval]:
         """The difference of two variants over the seeds that both have; None where there is none."""
-        key = name, other, masked_only
+        key = name, other, masked_only or NO_NSP in (name, other)
         if key not in self._intervals:
-            seeds = [seed for seed in self.seeds(name) if seed in self.seeds(other)]
-            self._intervals[key] = self._difference(name, other, seeds, masked_only) if seeds else None
+            seeds = self.common(name, other)
+            self._intervals[key] = self._difference(*key, seeds) if seeds else None
         return self._intervals[key]
 
-    def _difference(self, name: str, other: str, seeds: Sequence[int], masked_only: bool) -> Interval:
-        return difference(self.scores(name, seeds), self.scores(other, seeds), masked_only=masked_only)
+    def _difference(self, name: str, other: str, masked_only: bool, seeds: Sequence[int]) -> Interval:
+        runs = ([self.scores(self.cells[Cell(each, seed)][-1]) for seed in seeds] for each in (name, other))
+        return difference(*runs, masked_only=masked_only)
 
     def cost(self) -> Optional[Interval]:
         """What the missing mask costs on the seeds that do not count."""
-        seeds = [seed for seed in CALIBRATION_SEEDS if all(Cell(name, seed) in self._cells for name in CALIBRATION)]
-        return self._difference(CONTROL, CLAIM, seeds, False) if seeds else None
+        seeds = [seed for seed in CALIBRATION_SEEDS if all(Cell(name, seed) in self.cells for name in CALIBRATION)]
+        return self._difference(CONTROL, CLAIM, False, seeds) if seeds else None
 
     @property
     def margin(self) -> Optional[float]:
@@ -102,10 +86,14 @@ class PretrainingShown:
         return None if cost is None or cost.low <= 0 else SHARE * cost.mean
 
     def verdict(self) -> Verdict:
-        claim, control = self.against(CLAIM, REFERENCE), self.against(CONTROL, REFERENCE)
+        claim, control = self.against(CLAIM), self.against(CONTROL)
         if claim is None or control is None:
             return Verdict(False, False, "shows nothing yet: packed, unpacked and the control have no common seed")
         return verdict(self.cost(), claim, control)
+
+    @property
+    def passes(self) -> bool:
+        return self.verdict().shows
 
     def p(self, name: str) -> float:
         """How many times the sequences of an unpacked update its updates have."""
@@ -118,230 +106,171 @@ class PretrainingShown:
         found = {words: [name for name in names if self.seeds(name)] for words, names in RULES.items()}
         return {words: names for words, names in found.items() if len(names) > 2}
 
-    # ---- the table ---------------------------------------------------------------------------------------------------
+    # ---- the block ---------------------------------------------------------------------------------------------------
 
-    def text(self) -> str:
-        """Markdown: the table, the verdict, where the numbers come from."""
-        return self.table() + "\n" + self.notes() + self.rules_table()
-
-    def rules_table(self) -> str:
-        """The loss against unpacked over p, a line a rule."""
-        rules = self.rules()
-        if not rules:
-            return ""
-        # A column for each size of the updates that some rule has a finished run of; another rule may lack it.
-        sizes = list(enumerate(zip(*(RULES[words] for words in rules))))[1:]
-        columns = [(place, names) for place, names in sizes if any(map(self.seeds, names))]
-        by_rule = {words: [names[number] for _, names in columns] for number, words in enumerate(rules)}
-        if any(map(self.seeds, ACCUMULATED[1:])):
-            by_rule["accumulation / p"] = [dict(enumerate(ACCUMULATED)).get(place, "") for place, _ in columns]
-        lines = []
-        for words, names in by_rule.items():
-            found = [self.against(name, REFERENCE) for name in names]
-            cells = ["" if at is None else f"{at.mean:+.2f} ({at.low:+.2f} to {at.high:+.2f})" for at in found]
-            lines.append([words, *cells])
-        heads = [f"p = {self.p(next(filter(self.seeds, names))):.1f}" for _, names in columns]
-        return (
-            "\nHow far the rules of section 3.3 carry: loss against unpacked, p times the sequences in 1 / p of the "
+    def parts(self) -> List[Union[str, Table]]:
+        rules = self.rules_table()
+        parts: List[Union[str, Table]] = [self.table(), *self.notes()]
+        if rules is None:
+            return parts
+        return [
+            *parts,
+            "",
+            "How far the rules of section 3.3 carry: loss against unpacked, p times the sequences in 1 / p of the "
             "updates.\nAccumulation / p keeps the sequences of an update, whatever p is; packs of these lengths reach "
-            "no larger p.\n\n" + tables.markdown(["rule", *heads], lines)
-        )
+            "no larger p.",
+            "",
+            rules,
+        ]
 
-    def table(self) -> str:
-        lines = []
-        for name in self.variants():
-            interval = self.against(name, REFERENCE, masked_only=name == "no_nsp")
-            lines.append(
-                [
-                    self.words[name],
-                    tables.spread(self.last(name, "mlm_loss")),
-                    tables.spread(100 * self.last(name, "mlm_accuracy"), 1),
-                    "" if name == "no_nsp" else tables.spread(100 * self.last(name, "nsp_accuracy"), 1),
-                    "" if name == REFERENCE or interval is None else interval_words(interval),
-                    self._test(name, interval),
-                    tables.spread(self.last(name, "processor_seconds"), 0),
-                    str(len(self.seeds(name))),
-                ]
-            )
+    def table(self) -> Table:
         constant = self.facts["baseline"]
-        lines.append(
+        return Table(
             [
-                "most frequent answers (no model)",
-                f"{constant['mlm_loss']:.3f}",
-                f"{100 * constant['mlm_accuracy']:.1f}",
-                f"{100 * constant['nsp_accuracy']:.1f}",
-                *[""] * 4,
-            ]
-        )
-        return tables.markdown(
-            [
-                "run",
-                "masked tokens, nats",
-                "right, %",
-                "next sentence right, %",
-                "loss against unpacked (interval)",
-                "passes the test",
-                "processor s",
-                "seeds",
+                ("run", WORDS.get),
+                ("masked tokens, nats", lambda name: spread(self.last(name, "mlm_loss"))),
+                ("right, %", lambda name: spread(100 * self.last(name, "mlm_accuracy"), 1)),
+                ("next sentence right, %", self._next_sentence),
+                ("loss against unpacked (interval)", self._loss),
+                ("passes the test", self._test),
+                ("processor s", lambda name: spread(self.last(name, "processor_seconds"), 0)),
+                ("seeds", lambda name: str(len(self.seeds(name)))),
             ],
-            lines,
+            self.variants(),
+            [["most frequent answers (no model)", *metrics(constant)]],
         )
 
-    def _test(self, name: str, interval: Optional[Interval]) -> str:
-        if name in (REFERENCE, "no_nsp") or interval is None or self.margin is None or interval.seeds < 2:
+    def _next_sentence(self, name: str) -> Optional[str]:
+        return None if name == NO_NSP else spread(100 * self.last(name, "nsp_accuracy"), 1)
+
+    def _loss(self, name: str) -> Optional[str]:
+        return None if name == REFERENCE else _words(self.against(name), "+.3f")
+
+    def _test(self, name: str) -> str:
+        interval = self.against(name)
+        if name in (REFERENCE, NO_NSP) or interval is None or self.margin is None or interval.seeds < 2:
             return ""
         return "yes" if interval.within(self.margin) else "no"
 
-    def notes(self) -> str:
+    def rules_table(self) -> Optional[Table]:
+        """The loss against unpacked over p, a line a rule."""
+        rules = self.rules()
+        if not rules:
+            return None
+        # A column for each size of the updates that some rule has a finished run of; another rule may lack it.
+        runs = {words: RULES[words] for words in rules}
+        sizes = [place for place in range(1, 5) if any(self.seeds(names[place]) for names in runs.values())]
+        if any(map(self.seeds, ACCUMULATED[1:])):
+            runs[ACCUMULATION] = (*ACCUMULATED, "", "")
+
+        def p_of(place: int) -> str:
+            return f"p = {self.p(next(names[place] for names in runs.values() if self.seeds(names[place]))):.1f}"
+
+        def cell(place: int) -> Callable[[str], Optional[str]]:
+            return lambda words: _words(self.against(runs[words][place]), "+.2f")
+
+        return Table([("rule", str), *((p_of(place), cell(place)) for place in sizes)], list(runs))
+
+    def notes(self) -> List[str]:
         """What the table does not say."""
         cost, facts = self.cost(), self.facts
         margin = "The margin is not measured yet."
         if cost is not None:
             seeds = f"{counted(cost.seeds, 'seed')} that {'does' if cost.seeds == 1 else 'do'} not count"
-            margin = f"Removing the mask costs {interval_words(cost)} nats on {seeds}, measured first"
+            margin = f"Removing the mask costs {cost.words('+.3f')} nats on {seeds}, measured first"
             margin += f"; the margin is a quarter of it, {self.margin:.4f}." if self.margin else "."
-        return "\n".join(
-            [
-                f"Claim: packed training is equivalent to unpacked training. Control: packed without the mask. "
-                f"**{self.verdict().why}.**",
-                margin,
-                *self._masked_alone(),
-                f"Loss: of a masked token and of the next sentence, together; without next sentence prediction of "
-                f"masked tokens alone. Intervals: {CONFIDENCE:.0%}, over sequences and seeds, of one seed over "
-                f"sequences alone; ±: one standard deviation of the seeds.",
-                f"{facts['sequences']['held_out']:,} held-out sequences, unpacked, of documents that no training "
-                f"sequence comes from.",
-                f"{self.sizes()}; {facts['machine']}.",
-                "",
-            ]
-        )
-
-    def _masked_alone(self) -> List[str]:
-        """What claim and control cost of masked tokens alone: next sentence prediction may be all that tells them."""
-        words = [
-            f"{self.words[name]} {interval_words(found)}"
-            for name in (CLAIM, CONTROL)
-            for found in [self.against(name, REFERENCE, masked_only=True)]
-            if found is not None
+        # Next sentence prediction may be all that tells claim and control apart.
+        masked = {name: self.against(name, masked_only=True) for name in (CLAIM, CONTROL)}
+        alone = "; ".join(f"{WORDS[name]} {found.words('+.3f')}" for name, found in masked.items() if found)
+        return [
+            f"Claim: packed training is equivalent to unpacked training. Control: packed without the mask. "
+            f"**{self.verdict().why}.**",
+            margin,
+            *([f"Of masked tokens alone, against unpacked: {alone} nats."] if alone else []),
+            f"Loss: of a masked token and of the next sentence, together; without next sentence prediction of masked "
+            f"tokens alone. Intervals: {CONFIDENCE:.0%}, over sequences and seeds, of one seed over sequences alone; "
+            f"±: one standard deviation of the seeds.",
+            f"{facts['sequences']['held_out']:,} held-out sequences, unpacked, of documents that no training sequence "
+            f"comes from.",
+            f"{self.sizes()}; {facts['machine']}.",
         ]
-        return [f"Of masked tokens alone, against unpacked: {'; '.join(words)} nats."] if words else []
 
     def sizes(self) -> str:
         """Of data and network, in words."""
-        size, facts = self.size, self.facts
+        sequences = f"{self.settings['sequences']:,} sequences a run drawn from {self.facts['sequences']['training']:,}"
+        return f"{self.network()}, {sequences}"
+
+    def network(self) -> str:
+        size = self.settings
         return (
-            f"Corpus {size['corpus']}, {size['max_sequence_length']} slots, p = {facts['packing_factor']:.3f} at depth "
-            f"{size['depth']}, hidden {size['hidden_size']}, {counted(size['num_layers'], 'layer')}, AdamW, no "
-            f"dropout, {size['sequences']:,} sequences a run drawn from {facts['sequences']['training']:,}"
+            f"Corpus {size['corpus']}, {size['max_sequence_length']} slots, p = {self.facts['packing_factor']:.3f} at "
+            f"depth {size['depth']}, hidden {size['hidden_size']}, {counted(size['num_layers'], 'layer')}, AdamW, no "
+            f"dropout"
         )
 
     # ---- the pictures ------------------------------------------------------------------------------------------------
 
-    def draw(self, folder: Path, stem: str = "") -> List[Path]:
+    def pictures(self) -> Dict[str, Sequence[Picture]]:
         """Curves, and the differences at their ends; none without a finished cell that counts."""
-        from evidence import pictures
-
         if not self.variants():
-            return []
-        paths = [Path(folder) / f"{stem}curves.png", Path(folder) / f"{stem}differences.png"]
-        pictures.draw(self._panels(), paths[0], caption=self._caption())
-        bars = [
-            pictures.Bar(self.words[name], interval, control=name == CONTROL)
-            for name in self.variants()
-            for interval in [self.against(name, REFERENCE, masked_only=name == "no_nsp")]
-            if name != REFERENCE and interval is not None
+            return {}
+        found: Dict[str, Sequence[Picture]] = {"curves": self.curves()}
+        differences = {WORDS[name]: self.against(name) for name in self.variants() if name != REFERENCE}
+        known = {name: interval for name, interval in differences.items() if interval is not None}
+        if known:
+            found["differences"] = [against(known, "Held-out loss against unpacked training", self.margin)]
+        rules = self.rule_curves()
+        if rules:
+            constant = self.facts["baseline"]
+            level = ("most frequent answers, no model", constant["mlm_loss"] + constant["nsp_loss"])
+            p = "p: sequences in a pack (accumulation / p), in an update over those of unpacked (others)"
+            found["rules"] = [curves("Rules of section 3.3", p, "held-out loss at the end, nats", rules, [level])]
+        return found
+
+    def curves(self) -> List[Lines]:
+        constant, sequences = self.facts["baseline"], "sequences processed, thousands"
+        unigram = [("most frequent tokens, no model", constant["mlm_loss"])]
+        majority = [("always the same answer", 100 * constant["nsp_accuracy"])]
+
+        def of(x: str, y: str, x_scale: float, scale: float = 1.0) -> List[Line]:
+            names = filter(self.seeds, self.in_curves)
+            return [curve(WORDS[n], x_scale * self.columns(n, x), scale * self.columns(n, y)) for n in names]
+
+        loss, right = "held-out loss, nats", "right, % of held-out sequences"
+        accuracy, seconds = of("sequences", "nsp_accuracy", 1e-3, 100.0), "processor seconds, one thread"
+        return [
+            curves("Masked tokens", sequences, loss, of("sequences", "mlm_loss", 1e-3), unigram),
+            curves("Next sentence", sequences, right, accuracy, majority),
+            curves("Masked tokens over time", seconds, loss, of("processor_seconds", "mlm_loss", 1.0), unigram),
         ]
-        if not bars:
-            return paths[:1]
-        constant = self.facts["baseline"]
-        apart = constant["mlm_loss"] + constant["nsp_loss"]
-        apart -= float((self.last(REFERENCE, "mlm_loss") + self.last(REFERENCE, "nsp_loss")).mean())
-        pictures.draw_differences(
-            bars,
-            paths[1],
-            margin=self.margin,
-            title="Held-out loss against unpacked training",
-            x_label="nats more than unpacked, at the end",
-            caption=f"Point: mean over seeds, hollow: one seed. Bar: {CONFIDENCE:.0%} interval over sequences and "
-            "seeds, an arrow where it goes on.\nGrey band: the margin, a quarter of what removing the mask costs "
-            f"(measured on other seeds).\nThe most frequent answers without a model stand at {apart:+.2f} nats.",
-        )
-        rules = self._rules_panel()
-        if rules.curves:
-            paths.append(Path(folder) / f"{stem}rules.png")
-            pictures.draw([rules], paths[-1], caption=self._caption("\n"), width=7.0)
-        return paths
 
-    def _rules_panel(self):
-        from evidence.pictures import Curve, Line, Panel
-
+    def rule_curves(self) -> List[Line]:
+        """The loss at the end over p, a line a rule."""
         of_p = {words: {name: self.p(name) for name in names} for words, names in self.rules().items()}
         if of_p and all(map(self.seeds, ACCUMULATED)):
-            of_p["accumulation / p"] = {name: float(self.last(name, "packing_factor")[0]) for name in ACCUMULATED}
-        curves = []
+            of_p[ACCUMULATION] = {name: float(self.last(name, "packing_factor")[0]) for name in ACCUMULATED}
+        found = []
         for words, names in of_p.items():
             seeds = [seed for seed in self.seeds(REFERENCE) if all(seed in self.seeds(name) for name in names)]
-            if not seeds:
-                continue
-            lasts = [[self._cells[Cell(name, seed)][-1] for name in names] for seed in seeds]
-            losses = [[row["mlm_loss"] + row["nsp_loss"] for row in rows] for rows in lasts]
-            curves.append(Curve(words, np.array([list(names.values())] * len(seeds)), np.array(losses)))
-        constant = self.facts["baseline"]
-        return Panel(
-            "Rules of section 3.3",
-            "p: sequences in a pack (accumulation / p), in an update over those of unpacked (others)",
-            "held-out loss at the end, nats",
-            curves,
-            Line(constant["mlm_loss"] + constant["nsp_loss"], "most frequent answers, no model"),
-            marked=True,
-        )
-
-    def _panels(self):
-        from evidence.pictures import Curve, Line, Panel
-
-        names = [name for name in self.in_curves if self.seeds(name)]
-
-        def curves(x: str, y: str, scale: float, x_scale: float = 1.0) -> List[Curve]:
-            return [
-                Curve(self.words[name], x_scale * self.columns(name, x), scale * self.columns(name, y))
-                for name in names
-            ]
-
-        constant = self.facts["baseline"]
-        unigram = Line(constant["mlm_loss"], "most frequent tokens, no model")
-        majority = Line(100 * constant["nsp_accuracy"], "always the same answer")
-        return [
-            Panel(
-                "Masked tokens",
-                "sequences processed, thousands",
-                "held-out loss, nats",
-                curves("sequences", "mlm_loss", 1.0, 1e-3),
-                unigram,
-            ),
-            Panel(
-                "Next sentence",
-                "sequences processed, thousands",
-                "right, % of held-out sequences",
-                curves("sequences", "nsp_accuracy", 100.0, 1e-3),
-                majority,
-                digits=1,
-            ),
-            Panel(
-                "Masked tokens over time",
-                "processor seconds, one thread",
-                "held-out loss, nats",
-                curves("processor_seconds", "mlm_loss", 1.0),
-                unigram,
-            ),
-        ]
-
-    def _caption(self, between: str = " ") -> str:
-        seeds = max(len(self.seeds(name)) for name in self.variants())
-        return (
-            f"Line: mean over up to {counted(seeds, 'seed')}. Band: from the lowest to the highest.{between}Number: "
-            f"last value. {self.facts['sequences']['held_out']:,} unpacked held-out sequences."
-        )
+            lasts = [[self.cells[Cell(name, seed)][-1] for name in names] for seed in seeds]
+            losses = np.array([[row["mlm_loss"] + row["nsp_loss"] for row in rows] for rows in lasts])
+            if seeds:
+                found.append(curve(words, np.array([list(names.values())] * len(seeds)), losses))
+        return found
 
 
-def interval_words(interval: Interval) -> str:
-    return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+def against(found: Mapping[str, Interval], title: str, margin: Optional[float] = None) -> Picture:
+    """Differences with their intervals; the margin on both sides of 0."""
+    levels = [] if margin is None else [("margin", margin), ("minus the margin", -margin)]
+    names = {name + (" (control)" if name == WORDS[CONTROL] else ""): each for name, each in found.items()}
+    drawn = {f"difference with its {CONFIDENCE:.0%} interval": limited(names, margin or 0.0)}
+    return bars(title, "nats more than unpacked", drawn, levels, form="+.3f")
+
+
+def metrics(row: Mapping[str, float]) -> List[str]:
+    """Loss of masked tokens, percent right of them, of next sentences."""
+    return [f"{row['mlm_loss']:.3f}", f"{100 * row['mlm_accuracy']:.1f}", f"{100 * row['nsp_accuracy']:.1f}"]
+
+
+def _words(interval: Optional[Interval], form: str) -> Optional[str]:
+    return interval and interval.words(form)

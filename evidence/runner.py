@@ -19,7 +19,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Protocol, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 from urllib.parse import quote
 
 from pack_data.command import counted, progress_bar
@@ -43,16 +43,6 @@ class Cell(NamedTuple):
     def stem(self) -> str:
         """Of its files: the variant may have any characters."""
         return f"{quote(self.variant, safe='')}-{self.seed}"
-
-
-class Shown(Protocol):
-    """What an experiment's `shown(folder)` gives: what the finished cells say, whichever of them there are."""
-
-    def text(self) -> str:
-        """Markdown: the table, the verdict with its control, where the numbers come from."""
-
-    def draw(self, folder: Path, stem: str = "") -> List[Path]:
-        """Pictures, folder/{stem}KIND.png."""
 
 
 class Runner:
@@ -131,13 +121,14 @@ class Runner:
         """A folder for what a cell under way keeps, to go on from; it is removed when the cell is finished."""
         return self.folder / _UNFINISHED / cell.stem
 
-    def show(self, shown: Shown, *, plot: bool) -> None:
-        """Prints what the cells say, and keeps it as table.md; draws the pictures beside it."""
+    def show(self, shown: Any, *, plot: bool) -> int:
+        """Prints what the cells say (`writer.Shown`) and keeps it as table.md, draws the pictures; the exit status."""
         text = shown.text()
         self.write("table.md", text)
         print("\n" + text)
         for picture in shown.draw(self.folder) if plot else ():
             print(picture)
+        return 0 if shown.passes else 1
 
     def write_csv(self, name: str, rows: Sequence[Row]) -> Path:
         """One line a row; the columns are those of all rows, in the order in which they first appear."""

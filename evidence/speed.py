@@ -401,6 +401,4 @@ def run(options: Any, runner: Runner) -> int:
     if not (runner.folder / FACTS).exists():
         runner.write(FACTS, json.dumps(data.facts()) + "\n")
     runner.run(cells, lambda cell: measure(data, cell))
-    found = shown(runner.folder)
-    runner.show(found, plot=options.plot)
-    return 0 if found.shows else 1
+    return runner.show(shown(runner.folder), plot=options.plot)

@@ -1,47 +1,21 @@
-"""The table and the picture of the experiment `speed`, from its finished cells alone: nothing is timed."""
+"""What the experiment `speed` says, from its finished cells alone: nothing is timed."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-import numpy as np
-
-from evidence import tables
-from evidence.runner import Row, read_run
-from evidence.statistics import CONFIDENCE, TWICE, students
+from evidence.runner import Row
+from evidence.statistics import CONFIDENCE, TWICE, Interval, ratio
+from evidence.writer import Shown, Table
 from ipu_packed_bert.compare_unpacked import EXPECTED
+from pack_data.picture import Axis, Line, Lines, Picture
 
 WHOLE, EMULATED = " whole", "emulated"
 MARGIN = 0.1  # of the packing factor: a speed-up within it is the factor's
 LAYERS = {"base": 12, "large": 24, "tiny": 4}
-_TICKS = (1, 1.25, 1.5, 2, 3, 4, 5, 6)
 ATTENTIONS = {"dense": "mask over the row", "within": "within each sequence"}
-
-
-class Ratio(NamedTuple):
-    """A ratio of times: the geometric mean of the rounds, and an interval of `CONFIDENCE`."""
-
-    middle: float
-    low: float
-    high: float
-
-    def within(self, value: float, margin: float) -> bool:
-        return (1 - margin) * value < self.low and self.high < (1 + margin) * value
-
-    def __str__(self) -> str:
-        return f"{self.middle:.2f} ({self.low:.2f} to {self.high:.2f})"
-
-
-def ratio(values: Sequence[float]) -> Ratio:
-    """Of its values in the rounds: the mean of their logarithms, with Student's interval; one round has no interval.
-
-    Where a value is not above 0, as a difference of two times may be: the median, without an interval.
-    """
-    if min(values) <= 0:
-        return Ratio(float(np.median(values)), 0.0, float("inf"))
-    found = students(np.log(np.asarray(values, dtype=np.float64)).tolist())
-    return Ratio(*(float(np.exp(each)) for each in (found.mean, found.low, found.high)))
+PRECISIONS = ("float32", "bfloat16")
 
 
 class Case(NamedTuple):
@@ -51,9 +25,12 @@ class Case(NamedTuple):
     width: str
     precision: str
 
+    def __str__(self) -> str:
+        return f"{self.slots:,} slots, {self.width}, {self.precision}"
+
 
 class Timings:
-    """The rounds of one case."""
+    """The rounds of one case. layers: that were timed; None: all."""
 
     def __init__(self, case: Case, rows: Sequence[Row], layers: Optional[int]) -> None:
         self.case, self.rows, self._timed = case, rows, layers
@@ -62,41 +39,42 @@ class Timings:
     def has(self, attention: str) -> bool:
         return f"packed_{attention}_s" in self.rows[0]
 
-    def speed_up(self, packed: str, unpacked: str = "", *, layers: Optional[int] = None) -> Ratio:
+    def speed_up(self, packed: str, unpacked: str = "", *, layers: Optional[int] = None) -> Interval:
         """Of packed rows with one attention over unpacked ones with the same or another one.
 
         The rounds have packs of other factors: what is taken is the share of its factor that each realises, times the
         factor of all. layers: of a model in which so many of them do what the timed ones did.
         """
+        grown = None if layers is None or self._timed is None else layers / self._timed
+
+        def seconds(row: Row, layout: str, attention: str) -> float:
+            found = row[f"{layout}_{attention}_s"]
+            return found if grown is None else row[f"{layout}_heads_s"] + grown * (found - row[f"{layout}_heads_s"])
+
         return ratio(
             [
                 self.factor
-                * (_seconds(row, "unpacked", unpacked or packed, self._grown(layers)))
-                / _seconds(row, "packed", packed, self._grown(layers))
+                * (seconds(row, "unpacked", unpacked or packed) / seconds(row, "packed", packed))
                 / (row["sequences"] / row["packs"])
                 for row in self.rows
             ]
         )
 
-    def _grown(self, layers: Optional[int]) -> Optional[float]:
-        return None if layers is None or self._timed is None else layers / self._timed
+    def whole(self, packed: str, unpacked: str = "") -> Interval:
+        """As `speed_up`, of the whole model of this width, where embeddings and heads were timed too."""
+        return self.speed_up(packed, unpacked, layers=LAYERS[self.case.width] if self.has("heads") else None)
+
+    def share(self, found: Interval) -> float:
+        """Percent of the factor."""
+        return 100 * found.mean / self.factor
 
     @property
-    def estimated(self) -> bool:
-        """Whether embeddings and heads were timed too, so that whole models can be told from one layer."""
-        return self.has("heads")
-
-    def whole(self, packed: str, unpacked: str = "") -> Ratio:
-        """As `speed_up`, of the whole model of this width."""
-        return self.speed_up(packed, unpacked, layers=LAYERS[self.case.width] if self.estimated else None)
-
-    @property
-    def again(self) -> Ratio:
+    def again(self) -> Interval:
         """The same packs timed a second time: the first time over the second."""
         return ratio([row["packed_dense_s"] / row["again_s"] for row in self.rows])
 
     @property
-    def one(self) -> Ratio:
+    def one(self) -> Interval:
         """The speed-up of packs of one sequence."""
         return ratio([row["unpacked_dense_s"] / row["one_s"] for row in self.rows])
 
@@ -111,48 +89,37 @@ class Timings:
 
     def why_nothing(self) -> str:
         """Why these timings show nothing; empty where they show something."""
-        if not self.again.within(1.0, TWICE):
-            return f"the same packs timed twice differ, {self.again}"
+        if self.again.low <= 1 - TWICE or self.again.high >= 1 + TWICE:
+            return f"the same packs timed twice differ, {self.again.words('.2f')}"
         if (1 - MARGIN) * self.factor < self.one.high:
-            return f"packs of one sequence pass the test as well, {self.one}"
+            return f"packs of one sequence pass the test as well, {self.one.words('.2f')}"
         if not self.gradients <= EXPECTED[self.case.precision]:
             return f"packed and unpacked gradients differ by {self.gradients:.1e}: it is not the same work"
         return ""
 
 
-def _seconds(row: Row, layout: str, attention: str, grown: Optional[float]) -> float:
-    """grown: times the layers that were timed."""
-    seconds = row[f"{layout}_{attention}_s"]
-    if grown is None:
-        return seconds
-    heads = row[f"{layout}_heads_s"]
-    return heads + grown * (seconds - heads)
-
-
-class SpeedShown:
+class SpeedShown(Shown):
     """What the cells of one folder say, whichever of them are finished."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
-        run = read_run(self.folder)
-        self.size, self.facts = run.settings, run.facts
+        super().__init__(folder)
         rows: Dict[Tuple[Case, bool], List[Row]] = {}
         self.emulated: List[Case] = []
-        for cell, found in run.cells.items():
+        for cell, found in self.cells.items():
             slots, width, precision = cell.variant.replace(WHOLE, "").split()
             case = Case(int(slots), width, precision)
             if found[0].get(EMULATED):
                 self.emulated += [case] if case not in self.emulated else []
             else:
                 rows.setdefault((case, cell.variant.endswith(WHOLE)), []).extend(found)
-        order = list(self.size["widths"]), ["float32", "bfloat16"]
+        widths = list(self.settings["widths"])
 
         def place(key: Tuple[Case, bool]) -> Any:
-            case = key[0]
-            return case.slots, order[0].index(case.width), order[1].index(case.precision)
+            return key[0].slots, widths.index(key[0].width), PRECISIONS.index(key[0].precision)
 
         keys = sorted(rows, key=place)
-        self.timings = [Timings(case, rows[case, whole], self.size["layers"]) for case, whole in keys if not whole]
+        layers = self.settings["layers"]
+        self.timings = [Timings(case, rows[case, whole], layers) for case, whole in keys if not whole]
         self.wholes = [Timings(case, rows[case, whole], None) for case, whole in keys if whole]
 
     @property
@@ -160,59 +127,42 @@ class SpeedShown:
         return [each for each in self.timings if each.why_nothing()]
 
     @property
-    def shows(self) -> bool:
+    def passes(self) -> bool:
         """Whether there are rows, and each of them shows something."""
         return bool(self.timings) and not self.nothing
 
-    # ---- the table ---------------------------------------------------------------------------------------------------
+    # ---- the block ---------------------------------------------------------------------------------------------------
 
-    def text(self) -> str:
-        return self.table() + "\n" + self.notes()
+    def table(self) -> Table:
+        kind = "timed" if self.settings["layers"] is None else "whole model"
 
-    def table(self) -> str:
-        lines = [self._line(each) for each in self.timings]
-        lines += [[f"{case.slots:,}", case.width, case.precision, "no bfloat16", *[""] * 7] for case in self.emulated]
-        kind = "timed" if self.size["layers"] is None else "whole model"
-        return tables.markdown(
+        def whole(packed: str, unpacked: str = "") -> Callable[[Timings], Optional[str]]:
+            return lambda each: each.whole(packed, unpacked).words(".2f") if each.has(packed) else None
+
+        def each_attention(words: Callable[[Timings, str], str]) -> Callable[[Timings], str]:
+            return lambda each: ", ".join(words(each, name) for name in ATTENTIONS if each.has(name))
+
+        return Table(
             [
-                "slots",
-                "width",
-                "type",
-                "factor",
-                f"mask over the row, {kind}",
-                f"within each sequence, {kind}",
-                "of the factor",
-                "packed within, unpacked mask",
-                "timed: mask, within",
-                "packs of one",
-                "same packs twice",
+                ("slots", lambda each: f"{each.case.slots:,}"),
+                ("width", lambda each: each.case.width),
+                ("type", lambda each: each.case.precision),
+                ("factor", lambda each: f"{each.factor:.2f}"),
+                *((f"{words}, {kind}", whole(name)) for name, words in ATTENTIONS.items()),
+                ("of the factor", each_attention(lambda each, name: f"{each.share(each.whole(name)):.0f} %")),
+                ("packed within, unpacked mask", whole("within", "dense")),
+                ("timed: mask, within", each_attention(lambda each, name: f"{each.speed_up(name).mean:.2f}")),
+                ("packs of one", lambda each: each.one.words(".2f")),
+                ("same packs twice", _twice),
             ],
-            lines,
+            self.timings,
+            [[f"{case.slots:,}", case.width, case.precision, "no bfloat16"] for case in self.emulated],
         )
 
-    def _line(self, each: Timings) -> List[str]:
-        case = each.case
-        both = [name for name in ATTENTIONS if each.has(name)]
-        wholes = {name: each.whole(name) for name in both}
-        shares = [f"{100 * wholes[name].middle / each.factor:.0f} %" for name in both]
-        timed = ", ".join(f"{each.speed_up(name).middle:.2f}" for name in both)
-        nothing = "" if not each.why_nothing() else " shows nothing"
-        return [
-            f"{case.slots:,}",
-            case.width,
-            case.precision,
-            f"{each.factor:.2f}",
-            *(str(wholes[name]) if name in wholes else "" for name in ATTENTIONS),
-            ", ".join(shares),
-            str(each.whole("within", "dense")) if "within" in both else "",
-            timed,
-            str(each.one),
-            str(each.again) + nothing,
-        ]
-
-    def notes(self) -> str:
-        facts, size = self.facts, self.size
-        lines = [
+    def parts(self) -> List[Union[str, Table]]:
+        facts, size, layers = self.facts, self.settings, self.settings["layers"]
+        lines: List[Union[str, Table]] = [
+            self.table(),
             f"Claim: the speed-up is at least {1 - MARGIN:.0%} of the packing factor, with the better attention. "
             f"Control: packs of one sequence may not pass this test, and the same packs timed twice have to agree "
             f"within {TWICE:.0%}. **{self.verdict()}.**",
@@ -222,133 +172,73 @@ class SpeedShown:
             "names; within each sequence unpacked rows skip their padding too, so packing has less left to gain. "
             "*Packed within, unpacked mask*: packs without a mask against BERT as it is without packs.",
         ]
-        if size["layers"] is not None:
+        if layers is not None:
+            times = " or ".join(f"{LAYERS[width]} times ({width})" for width in size["widths"])
+            timed = "one layer" if layers == 1 else f"{layers} layers"
             lines.append(
-                f"Timed: {_layers(size['layers'])} with embeddings and heads, and embeddings and heads alone. Whole "
-                "model, estimated: embeddings and heads once, and "
-                + " or ".join(f"{LAYERS[width]} times ({width})" for width in size["widths"])
-                + " what the layer adds."
+                f"Timed: {timed} with embeddings and heads, and embeddings and heads alone. Whole model, estimated: "
+                f"embeddings and heads once, and {times} what the layer adds."
             )
-            lines += [self._checked(each) for each in self.wholes if self._of(each.case)]
+            estimates = {each.case: each for each in self.timings}
+            lines += [_checked(each, estimates[each.case]) for each in self.wholes if each.case in estimates]
         if self.emulated:
             lines.append("No bfloat16: this processor has no products of this type, so nothing was timed.")
-        if self.timings:
-            worst = {
-                name: [each.gradients for each in self.timings if each.case.precision == name] for name in EXPECTED
-            }
-            lines.append(
-                "Packed and unpacked gradients of an update differ by at most "
-                + ", ".join(f"{max(found):.0e} in {name}" for name, found in worst.items() if found)
-                + "."
-            )
-        rows = facts["rows"]
+        worst = {name: [each.gradients for each in self.timings if each.case.precision == name] for name in EXPECTED}
+        differ = ", ".join(f"{max(found):.0e} in {name}" for name, found in worst.items() if found)
+        if differ:
+            lines.append(f"Packed and unpacked gradients of an update differ by at most {differ}.")
         factors = ", ".join(
-            f"{found['packing_factor']:.2f} at {int(slots):,} (depth {found['depth']})" for slots, found in rows.items()
+            f"{found['packing_factor']:.2f} at {int(slots):,} (depth {found['depth']})"
+            for slots, found in facts["rows"].items()
         )
-        lines.append(
+        return [
+            *lines,
             f"Lengths: {facts['corpus']}, {facts['vocabulary']}; packing factor of all packs {factors}. "
-            f"Micro-batches of {size['slots_at_once']:,} slots, at least a row. {facts['machine']}."
-        )
-        return "\n".join(lines) + "\n"
+            f"Micro-batches of {size['slots_at_once']:,} slots, at least a row. {facts['machine']}.",
+        ]
 
     def verdict(self) -> str:
         if not self.timings:
             return "shows nothing yet: no case is timed"
         telling = [each for each in self.timings if not each.why_nothing()]
-        missed = [_name(each.case) for each in telling if not each.realised()]
+        missed = [str(each.case) for each in telling if not each.realised()]
         said = f"{len(telling) - len(missed)} of {len(telling)} cases pass"
         said += f" (not shown: {' / '.join(missed)})" if missed else ""
         said += f"; the control fails in all {len(telling)} as it must" if telling else ""
-        for each in self.nothing:
-            said += f"; {_name(each.case)} shows nothing: {each.why_nothing()}"
-        return said
-
-    def _of(self, case: Case) -> Optional[Timings]:
-        return next((each for each in self.timings if each.case == case), None)
-
-    def _checked(self, whole: Timings) -> str:
-        estimate = self._of(whole.case)
-        assert estimate is not None
-        share = whole.speed_up("dense").middle / whole.factor
-        expected = estimate.whole("dense").middle / estimate.factor
-        return (
-            f"The estimate against all {LAYERS[whole.case.width]} layers, mask over the row, {_name(whole.case)}: "
-            f"{100 * expected:.1f} % of the factor estimated, {100 * share:.1f} % timed."
-        )
+        return said + "".join(f"; {each.case} shows nothing: {each.why_nothing()}" for each in self.nothing)
 
     # ---- the picture -------------------------------------------------------------------------------------------------
 
-    def draw(self, folder: Path, stem: str = "") -> List[Path]:
-        """Speed-ups of whole models over the row length, a panel for each width, beside the packing factor."""
-        from evidence.pictures import STYLES, finish
-        from pack_data.picture import new_figure
-
-        widths = [width for width in self.size["widths"] if any(each.case.width == width for each in self.timings)]
-        if not widths:
-            return []
-        curves: Dict[str, Callable[[Timings], Optional[Ratio]]] = {
-            f"{precision}, {words}": _of_curve(precision, attention)
-            for precision in ("float32", "bfloat16")
-            for attention, words in ATTENTIONS.items()
-        }
-        figure, axes = new_figure(5.4 * len(widths), 4.2, columns=len(widths))
-        for width, axis in zip(widths, axes):
+    def pictures(self) -> Dict[str, Sequence[Picture]]:
+        """Speed-ups of whole models over the row length for each width, beside the packing factor."""
+        factors = {int(slots): found["packing_factor"] for slots, found in self.facts["rows"].items()}
+        drawn: List[Picture] = []
+        for width in self.settings["widths"]:
             cases = [each for each in self.timings if each.case.width == width]
-            factors = {int(slots): found["packing_factor"] for slots, found in self.facts["rows"].items()}
             slots = sorted({each.case.slots for each in cases})
-            axis.plot(
-                slots,
-                [factors[each] for each in slots],
-                color="#777777",
-                linestyle=":",
-                marker="_",
-                label="packing factor",
-            )
-            for (label, of), (colour, dashes), marker in zip(curves.items(), STYLES[1:], "osD^"):
-                found = [(each.case.slots, of(each), factors[each.case.slots] / each.factor) for each in cases]
-                points = [(x, y, scale) for x, y, scale in found if y is not None]
-                if not points:
-                    continue
-                middles = [scale * y.middle for _, y, scale in points]
-                ends = [[scale * (y.middle - y.low), scale * (y.high - y.middle)] for _, y, scale in points]
-                spread = np.maximum(np.array(ends).T, 0.0)
-                axis.errorbar(
-                    [x for x, _, _ in points],
-                    middles,
-                    np.where(np.isfinite(spread), spread, 0.0),
-                    color=colour,
-                    linestyle=dashes,
-                    marker=marker,
-                    markersize=5,
-                    capsize=3,
-                    label=label,
-                )
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
-            axis.set_xticks(slots, [f"{each:,}" for each in slots])
-            axis.set_yticks(_TICKS, [f"{each:g}" for each in _TICKS])
-            axis.set_ylim(0.9, 1.15 * max(factors.values()))
-            axis.minorticks_off()
-            axis.axhline(1.0, color="#bbbbbb", linewidth=0.8)
-            axis.set_title(f"BERT-{width}")
-            axis.set_xlabel("slots of a row")
-            axis.set_ylabel("speed-up over unpacked rows")
-            axis.grid(alpha=0.25)
-        handles, labels = axes[0].get_legend_handles_labels()
-        caption = (
-            f"Geometric mean of the rounds, as a share of the factor timed, times that of all packs (dotted); bars: "
-            f"{CONFIDENCE:.0%} interval. Both sides with the same attention."
-        )
-        return [finish(figure, Path(folder) / f"{stem}speed_ups.png", handles, labels, columns=3, caption=caption)]
+            lines = [Line("packing factor", tuple(map(float, slots)), tuple(factors[each] for each in slots))]
+            for precision in PRECISIONS:
+                for name, words in ATTENTIONS.items():
+                    of = [each for each in cases if each.case.precision == precision and each.has(name)]
+                    # The share of the factor timed, times that of all packs.
+                    found = [(factors[each.case.slots] / each.factor, each.whole(name)) for each in of]
+                    ends = [tuple(scale * interval[end] for scale, interval in found) for end in range(3)]
+                    x = tuple(float(each.case.slots) for each in of)
+                    if of:
+                        lines.append(Line(f"{precision}, {words}", x, ends[0], lower=ends[1], upper=ends[2]))
+            if cases:
+                x_axis, y_axis = Axis("slots of a row", log=2), Axis("speed-up over unpacked rows")
+                drawn.append(Lines(f"BERT-{width}", x_axis, y_axis, tuple(lines)))
+        return {"speed_ups": drawn} if drawn else {}
 
 
-def _of_curve(precision: str, attention: str) -> Callable[[Timings], Optional[Ratio]]:
-    return lambda each: each.whole(attention) if each.case.precision == precision and each.has(attention) else None
+def _twice(each: Timings) -> str:
+    return each.again.words(".2f") + (" shows nothing" if each.why_nothing() else "")
 
 
-def _name(case: Case) -> str:
-    return f"{case.slots:,} slots, {case.width}, {case.precision}"
-
-
-def _layers(number: int) -> str:
-    return "one layer" if number == 1 else f"{number} layers"
+def _checked(whole: Timings, estimate: Timings) -> str:
+    timed, estimated = whole.share(whole.speed_up("dense")), estimate.share(estimate.whole("dense"))
+    return (
+        f"The estimate against all {LAYERS[whole.case.width]} layers, mask over the row, {whole.case}: "
+        f"{estimated:.1f} % of the factor estimated, {timed:.1f} % timed."
+    )

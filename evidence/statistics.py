@@ -54,6 +54,10 @@ class Interval(NamedTuple):
         """Whether the difference is shown to be smaller than the margin: two one-sided tests (Schuirmann 1987)."""
         return -margin < self.low and self.high < margin
 
+    def words(self, form: str, unit: str = "") -> str:
+        """`+0.12 (+0.10 to +0.14)`; the unit stands before the bracket."""
+        return f"{self.mean:{form}}{unit} ({self.low:{form}} to {self.high:{form}})"
+
 
 def difference(first: Sequence[Scores], second: Sequence[Scores], *, masked_only: bool = False) -> Interval:
     """Held-out loss of the first runs minus that of the second ones, run by run.
@@ -121,8 +125,7 @@ def verdict(
     """
 
     def words(interval: Interval) -> str:
-        low, high = (f"{each:+.{digits}f}" for each in (interval.low, interval.high))
-        return f"{interval.mean:+.{digits}f} {unit} ({low} to {high})"
+        return interval.words(f"+.{digits}f", f" {unit}")
 
     if margin is None:
         return Verdict(False, False, "shows nothing yet: what the control costs is not measured")
@@ -149,6 +152,18 @@ def verdict(
         f"{'equivalent' if equivalent else 'not shown to be equivalent'}: {words(claim)}, margin "
         f"{bound:.{digits}f}; the control fails as it must: {words(control)}",
     )
+
+
+def ratio(values: Sequence[float]) -> Interval:
+    """Of ratios in rounds: the geometric mean, with Student's interval of their logarithms; none for one round.
+
+    Where a value is not above 0, as a difference of two times may be: the median, without an interval.
+    """
+    if min(values) <= 0:
+        return Interval(float(np.median(values)), 0.0, float("inf"), len(values))
+    found = students(np.log(np.asarray(values, dtype=np.float64)).tolist())
+    mean, low, high = (float(np.exp(each)) for each in (found.mean, found.low, found.high))
+    return Interval(mean, low, high, len(values))
 
 
 def median_interval(values: Sequence[float]) -> Interval:

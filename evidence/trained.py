@@ -122,9 +122,7 @@ def run(options: Any, runner: Runner) -> int:
     runner.run([Cell(AT_ONCE, START_SEED)], trained.at_once)
     for part in cells(options.seeds):  # the margin is fixed before the seeds that count
         runner.run(part, trained.part)
-    found = shown(runner.folder)
-    runner.show(found, plot=options.plot)
-    return 0 if found.verdict().shows else 1
+    return runner.show(shown(runner.folder), plot=options.plot)
 
 
 class Trained:

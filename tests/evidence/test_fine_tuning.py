@@ -251,22 +251,22 @@ def folder_of(path, *, sorted_right=0.9, packed_right=0.9, no_mask_right=0.6, ag
 
 def test_controls_that_do_not_fail_show_nothing(tmp_path):
     good = FineTuningShown(folder_of(tmp_path / "good"))
-    assert good.shows and good.verdict("banking77")[:2] == (True, True)
+    assert good.passes and good.verdict("banking77")[:2] == (True, True)
     assert (
         "packing gains nothing over rows sorted" in good.text() and "faster than rows padded to the max" in good.text()
     )
     barely = FineTuningShown(folder_of(tmp_path / "barely", sorted_time=1.015, spread=0.03))
-    assert barely.shows and "packing gains nothing over rows sorted" in barely.text()  # so little is noise
+    assert barely.passes and "packing gains nothing over rows sorted" in barely.text()  # so little is noise
     assert good.against_packed("banking77", TRAINING, MAXIMUM).mean == pytest.approx(3.0, rel=0.02)
     assert good.per_sequence("banking77", TRAINING, PACKED).mean == pytest.approx(20.0, rel=0.02)
     # 1 s for 750 slots, of which all 100 sequences need 1500
-    assert not FineTuningShown(folder_of(tmp_path / "mask", no_mask_right=0.9)).shows
+    assert not FineTuningShown(folder_of(tmp_path / "mask", no_mask_right=0.9)).passes
     assert FineTuningShown(folder_of(tmp_path / "worse", packed_right=0.75)).verdict("banking77")[:2] == (True, False)
     slow = FineTuningShown(folder_of(tmp_path / "again", again=1.2))
-    assert not slow.shows and "shows nothing" in slow.text()
+    assert not slow.passes and "shows nothing" in slow.text()
     noisy = FineTuningShown(folder_of(tmp_path / "noisy", spread=0.3))  # no narrower than what is to be told
     again = noisy.against_packed("banking77", TRAINING, AGAIN)
-    assert again.low < 0.9 < 1.0 < again.high and not noisy.shows and "shows nothing" in noisy.text()
+    assert again.low < 0.9 < 1.0 < again.high and not noisy.passes and "shows nothing" in noisy.text()
     assert "slower than rows sorted" in FineTuningShown(folder_of(tmp_path / "sorted", sorted_time=0.8)).text()
 
 
@@ -287,7 +287,7 @@ def test_whichever_cells_are_finished_are_shown(tmp_path):
         path.unlink()
         found = FineTuningShown(folder)
         assert found.text()
-    assert not found.shows and not found.draw(tmp_path) and "No run" in found.text()
+    assert not found.passes and not found.draw(tmp_path) and "No run" in found.text()
 
 
 def test_a_median_lies_in_its_interval_as_often_as_it_says():

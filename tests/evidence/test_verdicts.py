@@ -35,7 +35,7 @@ def test_weights_are_the_same_only_where_means_over_micro_batches_part_them(tmp_
 def test_distances_of_an_unfinished_run(tmp_path):
     found = distances(tmp_path / "one", {exactness.CLAIM: 1e-15})
     assert found.verdict()[:2] == (False, False) and "shows nothing yet" in found.text()
-    assert "5.0e-16" not in found.table() and "1.0e-15" in found.table()  # after all updates
+    assert "5.0e-16" not in found.text() and "1.0e-15" in found.text()  # after all updates
     none = distances(tmp_path / "none", {})
     assert none.verdict()[:2] == (False, False) and none.text() and none.draw(tmp_path) == []
 
