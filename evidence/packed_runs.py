@@ -51,14 +51,7 @@ _BUILD_SEED = 5
 _SCORED_ROWS = 32  # at once
 _SLOTS = ("input_ids", "input_mask", "segment_ids", "positions")
 _MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
-_OF_DATA = (
-    "amount",
-    "held_out",
-    "max_sequence_length",
-    "short_sequence_probability",
-    "depth",
-    "vocabulary_size",
-)
+_OF_DATA = ("amount", "held_out", "max_sequence_length", "short_sequence_probability", "depth", "vocabulary_size")
 
 
 class Size(NamedTuple):
@@ -594,11 +587,7 @@ class Changed:
     """Batches for `train`: those of training, changed on their way, and held-out ones of another data set."""
 
     def __init__(
-        self,
-        training: GlobalBatches,
-        held_out: Sequence[Batch],
-        change: Callable[[Batch], Batch],
-        log: HeldOutLosses,
+        self, training: GlobalBatches, held_out: Sequence[Batch], change: Callable[[Batch], Batch], log: HeldOutLosses
     ) -> None:
         self._training, self._held_out, self._change, self._log = training, held_out, change, log
 

@@ -190,13 +190,7 @@ class SpeedData:
                 }
         vocabulary = "BERT's vocabulary" if self._vocabulary() else "a vocabulary trained on it"
         clock = "processor seconds" if on_one_thread(find_device(EngineConfig(kind="host"))) else "seconds"
-        return {
-            "rows": found,
-            "corpus": self.corpus,
-            "vocabulary": vocabulary,
-            "clock": clock,
-            "machine": machine(),
-        }
+        return {"rows": found, "corpus": self.corpus, "vocabulary": vocabulary, "clock": clock, "machine": machine()}
 
 
 class ChosenPacks(StoredPacks):

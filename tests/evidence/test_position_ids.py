@@ -137,7 +137,7 @@ def test_two_processes_of_torchrun(data_dir, tmp_path, sharded):
         [sys.executable, "-m", *processes, *given, *sharded, "--out", str(tmp_path / "two")],
         capture_output=True,
         text=True,
-        cwd=Path(position_ids.__file__).parents[2],
+        cwd=Path(position_ids.__file__).parents[1],
         timeout=1200,
     )
     assert done.returncode == 0, done.stderr
