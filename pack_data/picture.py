@@ -93,13 +93,15 @@ class Bars(NamedTuple):
 
 
 class Line(NamedTuple):
-    """points: marks alone, without a line between them."""
+    """points: marks alone, without a line between them. lower, upper: the ends of a band around the line."""
 
     name: str
     x: Tuple[float, ...]
     y: Values
     points: bool = False
     hints: Tuple[str, ...] = ()
+    lower: Values = ()
+    upper: Values = ()
 
 
 class Lines(NamedTuple):
@@ -531,6 +533,11 @@ def _lines(on: _Axes, lines: Lines) -> Handles:
             [line.x[place] for place in kept], values, markersize=4, linewidth=1.2, clip_on=False, **style
         )
         handles.append((drawn, line.name))
+        if line.lower:
+            band = [[math.nan if ends[place] is None else ends[place] for place in kept] for ends in line[-2:]]
+            on.axes.fill_between(
+                [line.x[place] for place in kept], *band, color=style["color"], alpha=0.15, linewidth=0
+            )
         marked = [place for place in kept if line.y[place] is not None]
         # Over the marks circles that can be pointed at, and are hardly seen.
         points = on.axes.scatter(
@@ -545,7 +552,8 @@ def _lines(on: _Axes, lines: Lines) -> Handles:
     for number, (name, level) in enumerate(lines.levels):
         handles.append((on.axes.axhline(level, **_level(number)), name))
     xs = [x for line in lines.lines for x in line.x]
-    ys = [y for line in lines.lines for y in line.y if y is not None] + [level for _, level in lines.levels]
+    ys = [y for line in lines.lines for y in (*line.y, *line.lower, *line.upper) if y is not None]
+    ys += [level for _, level in lines.levels]
     on.axis("x", lines.x, *_ends(lines.x, xs), all(float(x).is_integer() for x in xs))
     low, high = _ends(lines.y, ys)
     on.axis("y", lines.y, low, high if lines.y.most is not None else high + 0.04 * (high - low))

@@ -146,7 +146,6 @@ MISTAKES = [
     (f"{FINETUNE} --set model.checkpoint=bert", ["data.max_sequence_length", "384", "64"]),
     ("report --config missing.yml", ["missing.yml"]),
     ("report --packed run --unpacked run", ["run", "log.jsonl"]),
-    ("experiments packing", ["packing", "exactness"]),
 ]
 
 

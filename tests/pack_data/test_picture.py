@@ -141,6 +141,16 @@ def test_what_is_pointed_at_says_its_number():
     assert said[-3:] == ["x", "alike", "alike"] and {ODD, "p", "r, 3: 1.0", f"{ODD}, 3: 4.0"} <= set(said)
 
 
+def test_a_band_is_drawn_and_has_room():
+    axis, band = Axis("x"), Line("a", (0.0, 1.0, 2.0), (1.0, 2.0, 1.0), lower=(0.5, 1.0, None), upper=(4.0, 3.0, 2.0))
+    alone, with_band = (
+        picture._figure([Lines("Lines", axis, axis, (line,))], []).axes[0]
+        for line in (band._replace(lower=(), upper=()), band)
+    )
+    assert alone.get_ylim()[1] < 3.0 < 4.0 < with_band.get_ylim()[1]
+    assert len(with_band.collections) == len(alone.collections) + 1
+
+
 def test_what_is_empty_is_drawn_too():
     axis = Axis("nothing")
     empty = (
