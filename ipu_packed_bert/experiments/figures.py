@@ -25,8 +25,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ipu_packed_bert.experiments.__main__ import EXPERIMENTS
 from ipu_packed_bert.experiments.runner import CELLS, FACTS, SETTINGS, Shown
-from pack_data.command import ArgumentParser, run_main
-from pack_data.files import write_atomically
+from pack_data.cli.command import ArgumentParser, run_main
+from pack_data.reading.files import write_atomically
 
 PAGE, PICTURES, RESULTS = "evidence.md", "evidence", "evidence/results"
 DRAWN = "pictures.json"

@@ -22,7 +22,7 @@ from ipu_packed_bert.experiments.statistics import (
 )
 from ipu_packed_bert.experiments.ways import AGAIN, INFERENCE, LONGEST, MAXIMUM, NO_MASK, PACKED, SORTED, TRAINING, WAYS
 from ipu_packed_bert.experiments.ways import WORDS as WAY_WORDS
-from pack_data.command import counted
+from pack_data.cli.command import counted
 
 CALIBRATION_SEED = 101  # sets the margin and does not count
 WORDS = {"banking77": "BANKING77 at 64", "squad": "SQuAD at 384"}
@@ -289,7 +289,7 @@ class FineTuningShown:
     def draw(self, folder: Path, stem: str = "") -> List[Path]:
         """Time of a sequence in each way beside its score, a row of panels for each task."""
         from ipu_packed_bert.experiments.pictures import STYLES, finish
-        from pack_data.picture import new_figure
+        from pack_data.display.picture import new_figure
 
         if not self.tasks:
             return []

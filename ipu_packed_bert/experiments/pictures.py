@@ -11,7 +11,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from ipu_packed_bert.experiments.statistics import Interval
-from pack_data.picture import new_figure, save
+from pack_data.display.picture import new_figure, save
 
 # Colours of Okabe and Ito, from dark to light, each with dashes of its own.
 STYLES = (

@@ -31,8 +31,8 @@ from ipu_packed_bert.experiments.statistics import SHARE, Verdict, students
 from ipu_packed_bert.experiments.texts import TextSet, TokenSet, encode, text_sets, unigram_loss
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
-from pack_data.command import counted, positive_int
-from pack_data.memory import PeakMemory, keep_buffers
+from pack_data.cli.command import counted, positive_int
+from pack_data.cli.memory import PeakMemory, keep_buffers
 
 T = TypeVar("T")
 

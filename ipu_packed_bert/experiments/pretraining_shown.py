@@ -21,7 +21,7 @@ from ipu_packed_bert.experiments.pretraining_variants import (
 )
 from ipu_packed_bert.experiments.runner import Cell, Row, read_run
 from ipu_packed_bert.experiments.statistics import CONFIDENCE, SHARE, Interval, Scores, Verdict, difference, verdict
-from pack_data.command import counted
+from pack_data.cli.command import counted
 
 IN_CURVES = ("unpacked", "packed", "betas", "none", "no_mask")
 

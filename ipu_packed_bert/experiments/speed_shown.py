@@ -281,7 +281,7 @@ class SpeedShown:
     def draw(self, folder: Path, stem: str = "") -> List[Path]:
         """Speed-ups of whole models over the row length, a panel for each width, beside the packing factor."""
         from ipu_packed_bert.experiments.pictures import STYLES, finish
-        from pack_data.picture import new_figure
+        from pack_data.display.picture import new_figure
 
         widths = [width for width in self.size["widths"] if any(each.case.width == width for each in self.timings)]
         if not widths:

@@ -9,7 +9,7 @@ from typing import List, Sequence, Union
 
 import numpy as np
 
-from pack_data.table import markdown as markdown
+from pack_data.display.table import markdown as markdown
 
 
 def spread(values: Union[Sequence[float], np.ndarray], digits: int = 3) -> str:

@@ -12,7 +12,7 @@ from ipu_packed_bert.experiments.pretraining_shown import PretrainingShown, inte
 from ipu_packed_bert.experiments.pretraining_variants import CLAIM, CONTROL, REFERENCE
 from ipu_packed_bert.experiments.runner import Row
 from ipu_packed_bert.experiments.statistics import CONFIDENCE, Interval, difference
-from pack_data.command import counted
+from pack_data.cli.command import counted
 
 START, AT_ONCE = "start", "at_once"  # cells
 TESTED = (CLAIM, CONTROL, REFERENCE)

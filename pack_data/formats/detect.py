@@ -20,13 +20,13 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 
 import numpy as np
 
-from pack_data.bad_records import MOST_RECORD_BYTES, BadRecords
-from pack_data.decoding import whole_number
-from pack_data.files import check_regular, open_regular
+from pack_data.cli.bad_records import MOST_RECORD_BYTES, BadRecords
 from pack_data.formats import tfrecord
 from pack_data.formats.records import UNPACKED, Record, RecordError, RowWidths, checked_pack, checked_token_pack
+from pack_data.reading.fields import whole_number
+from pack_data.reading.files import check_regular, open_regular
 from pack_data.sequences import Sequences
-from pack_data.store import MANIFEST
+from pack_data.store.data_set import MANIFEST
 
 # Format -> its module in this package, and what it holds where that is always the same.
 FORMATS: Dict[str, Tuple[str, Optional[str]]] = {

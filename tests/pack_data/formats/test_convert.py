@@ -13,17 +13,18 @@ pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pya
 
 import pyarrow as pa
 
-from pack_data import convert, files
-from pack_data.bad_records import Origin
+from pack_data import convert
 from pack_data.building.work_folder import only_writer_of_packs
-from pack_data.command import run_main
-from pack_data.files import only_writer
+from pack_data.cli.bad_records import Origin
+from pack_data.cli.command import run_main
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord
 from pack_data.formats.detect import files_of, open_source
 from pack_data.formats.records import Record, RowWidths, pack_from_examples
-from pack_data.packs import FIELDS, SEQUENCE, SLOT, PackSchema, StoredColumn, assemble
+from pack_data.reading import files
+from pack_data.reading.files import only_writer
 from pack_data.sequences import Sequences
-from pack_data.store import PackStore, StoreWriter
+from pack_data.store.data_set import PackStore, StoreWriter
+from pack_data.store.packs import FIELDS, SEQUENCE, SLOT, PackSchema, StoredColumn, assemble
 from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example
 
 S, P, D = 24, 4, 3
