@@ -72,7 +72,7 @@ def shapes(root):
 def test_the_same_picture_is_the_same_bytes(tmp_path, ending):
     """In another process, whatever its hashes are seeded with, and whatever the user has set."""
     (tmp_path / "matplotlibrc").write_text("font.size: 20\nsvg.fonttype: none\n")
-    code = "import sys; from tests.pack_data.test_picture import PICTURES, write; write(PICTURES, sys.argv[1])"
+    code = "import sys; from tests.pack_data.display.test_picture import PICTURES, write; write(PICTURES, sys.argv[1])"
     environment = {"PYTHONHASHSEED": "7", "MATPLOTLIBRC": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     other = tmp_path / f"other.{ending}"
     subprocess.run([sys.executable, "-c", code, str(other)], env=environment, check=True)

@@ -350,10 +350,11 @@ def test_reading_streams(tmp_path):
 # Killed at the third record that is written: a store reads all records once before that.
 KILLED = """
 import os, signal, sys
-from pack_data import convert, store
+from pack_data import convert
+from pack_data.store import data_set
 from pack_data.formats import store as target
 from pack_data.formats.detect import Source
-store.StoreWriter.__init__.__defaults__, target.PACKS = (1,), 1
+data_set.StoreWriter.__init__.__defaults__, target.PACKS = (1,), 1
 read, passes = Source.read, [0]
 def killed(self):
     passes[0] += 1

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tests.pack_data.test_store import SCHEMA, records
+from tests.pack_data.store.test_data_set import SCHEMA, records
 
 from pack_data.build import BuildOptions, build
 from pack_data.convert import convert
