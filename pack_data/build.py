@@ -29,6 +29,7 @@ from pack_data.cli.command import ArgumentParser, counted, parse_depth, positive
 from pack_data.histogram import PUBLISHED
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
+from pack_data.reading.fields import shown
 from pack_data.store.data_set import PackStore, read_manifest
 
 __all__ = ["BuildOptions", "Built", "build", "build_and_report"]
@@ -52,6 +53,10 @@ def build_and_report(
     given: names of the options that the user gave, of which none may contradict the data set that is appended to;
     None: those that are not at their defaults.
     """
+    if not isinstance(options, BuildOptions):
+        raise TypeError(
+            f"build takes BuildOptions, not {shown(options)}: build(BuildOptions(out=FOLDER, corpus=TEXTS))"
+        )
     try:
         import fcntl  # noqa: F401
     except ImportError:

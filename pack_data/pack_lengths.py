@@ -30,6 +30,9 @@ class PackedLengths:
     packing: Packing
     fitted: Fitted
 
+    def __repr__(self) -> str:
+        return f"PackedLengths({len(self.pack):,} sequences in {self.packing.packs:,} packs: .bins, .packing, .fitted)"
+
     @cached_property
     def bins(self) -> List[np.ndarray]:
         """For each pack the indices of its sequences, in order of their slots: each index of 0..n - 1 stands once."""

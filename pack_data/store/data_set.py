@@ -434,7 +434,9 @@ class PackStore:
     read together: two of them may check the same block.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, shards: Sequence[np.ndarray]) -> None:
+    def __init__(self, folder: Path, manifest: Optional[Manifest] = None, shards: Sequence[np.ndarray] = ()) -> None:
+        if manifest is None:
+            raise TypeError(f"a data set is opened by PackStore.open({str(folder)!r})")
         self.folder, self.manifest, self.schema = Path(folder), manifest, manifest.schema
         self._shards = list(shards)
         self._lengths: Optional[np.ndarray] = None

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ipu_packed_bert
+import pack_data
 from pack_data import pack, prove
 
 
@@ -59,3 +61,21 @@ def test_what_cannot_be_packed_is_named(lengths, options, said):
 def test_lengths_of_any_integer_type(kind):
     found = pack(np.array([5, 3, 2, 7], kind), max_sequence_length=8)
     assert np.array_equal(found.pack, pack([5, 3, 2, 7], max_sequence_length=8).pack)
+
+
+def test_what_prints_is_short():
+    packed = pack(np.arange(1, 500).repeat(100), max_sequence_length=512)
+    assert (
+        repr(packed) == f"PackedLengths(49,900 sequences in {packed.packing.packs:,} packs: .bins, .packing, .fitted)"
+    )
+
+
+def test_a_call_that_is_no_way_in_says_the_way_in(tmp_path):
+    with pytest.raises(TypeError, match=r"PackStore\.open\("):
+        pack_data.PackStore(tmp_path)
+    with pytest.raises(TypeError, match=r"build\(BuildOptions\("):
+        pack_data.build("x")
+
+
+def test_the_version_is_one_for_both_packages():
+    assert pack_data.__version__ == ipu_packed_bert.__version__

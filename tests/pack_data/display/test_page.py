@@ -10,10 +10,9 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs matplotlib")
 pytest.importorskip("jinja2", reason="needs jinja2")
 
-from tests.pack_data.display.test_picture import ODD, PICTURES
-
 from pack_data.display.page import Page, Section
 from pack_data.display.table import COMPUTED, HOST, Cell, Column, Table
+from tests.pack_data.display.test_picture import ODD, PICTURES
 from tests.pages import Browser, check_page
 
 TABLE = Table(

@@ -153,6 +153,11 @@ def test_mlperf_part_names_without_a_suffix_are_read(tmp_path):
         ("a.tfrecord", b"", "no record of this TFRecord"),
         ("a.bin", b"", "the file is empty"),
         ("a.bin", b"something else", "begins like none of the known formats"),
+        (
+            "a.npy",
+            b"\x93NUMPY and so on",
+            "a .npy array. Lengths are packed by python -m pack_data.optimal --histogram",
+        ),
         ("a.tfrecord", b"something else", "record 0: the checksum of its length is wrong"),
         ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "gzip stream is damaged"),
         ("a.parquet", b"PAR1", "Arrow cannot open it"),

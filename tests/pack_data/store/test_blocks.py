@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tests.pack_data.store.test_data_set import SCHEMA, records
 
 from pack_data.build import BuildOptions, build
 from pack_data.convert import convert
@@ -14,6 +13,7 @@ from pack_data.store import blocks
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum
 from pack_data.store.packs import PackSchema
 from pack_data.verify import verify
+from tests.pack_data.store.test_data_set import SCHEMA, records
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 PACKS = 3  # in a block: shards of 7, 7, 6 packs have 3, 3, 2 blocks
