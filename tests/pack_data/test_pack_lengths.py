@@ -65,9 +65,8 @@ def test_lengths_of_any_integer_type(kind):
 
 def test_what_prints_is_short():
     packed = pack(np.arange(1, 500).repeat(100), max_sequence_length=512)
-    assert (
-        repr(packed) == f"PackedLengths(49,900 sequences in {packed.packing.packs:,} packs: .bins, .packing, .fitted)"
-    )
+    packs = packed.packing.packs
+    assert repr(packed) == f"PackedLengths(49,900 sequences in {packs:,} packs: .bins, .packing, .fitted)"
 
 
 def test_a_call_that_is_no_way_in_says_the_way_in(tmp_path):

@@ -156,7 +156,7 @@ def test_mlperf_part_names_without_a_suffix_are_read(tmp_path):
         (
             "a.npy",
             b"\x93NUMPY and so on",
-            "a .npy array. Lengths are packed by python -m pack_data.optimal --histogram",
+            "a .npy array. Lengths are packed by python -m pack_data.optimal",
         ),
         ("a.tfrecord", b"something else", "record 0: the checksum of its length is wrong"),
         ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "gzip stream is damaged"),
@@ -323,7 +323,7 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path, monkeypatch
         monkeypatch.setitem(sys.modules, module, None)
     assert command(tmp_path / name, tmp_path / "b.parquet") == 2
     monkeypatch.undo()
-    assert capsys.readouterr().err == f"error: this file format needs the package {needs}: pip install {needs}\n"
+    assert capsys.readouterr().err.endswith(f"this file format needs the package {needs}: pip install {needs}\n")
 
 
 def test_nothing_is_not_converted(tmp_path, capsys):
