@@ -36,12 +36,12 @@ from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, train
 from ipu_packed_bert.unigram import unigram_baseline
-from pack_data.bins import pack
 from pack_data.build import BuildOptions, build
 from pack_data.building.sides import held_out_folder
-from pack_data.files import write_atomically
-from pack_data.packs import FIELDS, assemble, decode, disassemble
-from pack_data.store import MANIFEST, PackStore
+from pack_data.pack_lengths import pack
+from pack_data.reading.files import write_atomically
+from pack_data.store.data_set import MANIFEST, PackStore
+from pack_data.store.packs import FIELDS, assemble, decode, disassemble
 from pack_data.text.corpus import EMBEDDED, documents
 from pack_data.text.tokenizer_file import load_either, vocabulary_in
 
@@ -400,7 +400,7 @@ def write_documents(source: str, path: Path, *, amount: int) -> None:
 def slots_per_second(size: Size, seconds: float = 2.0) -> float:
     """How fast this machine trains a model of this size on one thread, in slots of rows."""
     from ipu_packed_bert.model.packed import PackedBertForPreTraining
-    from pack_data.packs import default_predictions
+    from pack_data.store.packs import default_predictions
 
     torch.set_num_threads(1)
     rows, slots = size.micro_batch, size.max_sequence_length

@@ -32,9 +32,9 @@ from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.benchmarks.texts import TextSet, TokenSet, encode, text_sets
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
-from pack_data.command import counted, positive_int
-from pack_data.memory import PeakMemory, keep_buffers
-from pack_data.picture import Picture
+from pack_data.cli.command import counted, positive_int
+from pack_data.cli.memory import PeakMemory, keep_buffers
+from pack_data.display.picture import Picture
 
 T = TypeVar("T")
 

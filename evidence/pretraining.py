@@ -24,7 +24,7 @@ from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.report.network import operations
 from ipu_packed_bert.schema import ModelConfig
-from pack_data.command import positive_seconds
+from pack_data.cli.command import positive_seconds
 
 DEFAULT = "minutes"
 GPU_TERAFLOPS = 33.5  # half of what NVIDIA's data sheet gives for an H100 in float32, which these runs compute in

@@ -30,8 +30,8 @@ import yaml
 pytest.importorskip("torch", reason="most of these commands need torch")
 
 from ipu_packed_bert.__main__ import COMMANDS
-from pack_data import command
-from pack_data.command import run_main
+from pack_data.cli import command
+from pack_data.cli.command import run_main
 from tests import fine_tuning_files, tiny_runs
 
 # What a refusal takes at most: processor time, time on the clock, bytes above what the process had.

@@ -21,7 +21,7 @@ from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.runlog import LOG, read_log
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.ranks_at_work import forking
 from tests.tiny_runs import not_drawn, tiny_config, tiny_data, tiny_settings
 

@@ -17,9 +17,9 @@ from ipu_packed_bert.cycles.lowering import SCORES
 from ipu_packed_bert.cycles.parameters import Parameters
 from ipu_packed_bert.report import calibrate, command, packings, paper, pictures
 from pack_data import sort
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
+from pack_data.display.table import as_csv
 from pack_data.histogram import LengthHistogram
-from pack_data.table import as_csv
 
 SOURCES = {"hardware", "profile", "predicted", "fitted", "host", "paper", "computed", "published", "config"}
 FAST = tuple(row for row in paper.ROWS if row[0] in ("none", "spfhp"))

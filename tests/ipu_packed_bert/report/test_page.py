@@ -12,9 +12,9 @@ from ipu_packed_bert.cycles.layout import stacked
 from ipu_packed_bert.report import command, operators
 from ipu_packed_bert.report.page import page_of
 from ipu_packed_bert.report.pictures import pictures
-from pack_data.command import run_main
-from pack_data.picture import Bars
-from pack_data.table import COUNTED, MODEL, Column, Part, Table
+from pack_data.cli.command import run_main
+from pack_data.display.picture import Bars
+from pack_data.display.table import COUNTED, MODEL, Column, Part, Table
 from tests.pages import Browser, check_page
 
 SMALL = (
