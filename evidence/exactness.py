@@ -22,10 +22,10 @@ from evidence.runner import FACTS, Cell, Row, Runner
 from evidence.statistics import Verdict
 from evidence.writer import Shown, Table, curve, curves, small
 from ipu_packed_bert.benchmarks.machine import machine
-from ipu_packed_bert.config import Config
+from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.loader import Batch
-from ipu_packed_bert.optim import build_optimizer, learning_rate
+from ipu_packed_bert.model.optimizer import build_optimizer, learning_rate
+from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.cli.command import counted
 from pack_data.display.picture import Picture

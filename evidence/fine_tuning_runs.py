@@ -29,16 +29,16 @@ from evidence.ways import (
     Ways,
     slots_per_token,
 )
-from ipu_packed_bert.checkpoint import Checkpoint, load_newest, save_checkpoint
-from ipu_packed_bert.checkpoint import checkpoints as saved
-from ipu_packed_bert.loader import Batch
+from ipu_packed_bert.data.global_batches import Batch
+from ipu_packed_bert.model.optimizer import clip, gradient_norm, learning_rate
 from ipu_packed_bert.model.packed import PaddingMask, hidden_score
-from ipu_packed_bert.optim import clip, gradient_norm, learning_rate
-from ipu_packed_bert.runs import Prepared
+from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_newest, save_checkpoint
+from ipu_packed_bert.run_files.checkpoints import checkpoints as saved
 from ipu_packed_bert.tasks import squad
 from ipu_packed_bert.tasks.examples import Inputs, pack_inputs, rows_of
 from ipu_packed_bert.tasks.questions import QuestionsTask
 from ipu_packed_bert.tasks.scores import score_answer
+from ipu_packed_bert.training.finetuning_run import Prepared
 from pack_data.cli.command import NotFinite
 from pack_data.packing import Packing
 

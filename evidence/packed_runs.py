@@ -22,20 +22,20 @@ import torch
 
 from evidence.runner import Row, alone
 from evidence.topics import topic_documents
-from ipu_packed_bert.checkpoint import checkpoints as saved
-from ipu_packed_bert.checkpoint import load_newest
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig, RunConfig
+from ipu_packed_bert.data.constant_baseline import unigram_baseline
+from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, StoredPacks
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.hugging_face import Weights, load_into, read_folder, write_folder
-from ipu_packed_bert.identity import Identity
-from ipu_packed_bert.loader import Batch, GlobalBatches, StoredPacks
+from ipu_packed_bert.model.hugging_face import Weights, load_into, read_folder, write_folder
 from ipu_packed_bert.model.loss import correct, cross_entropy, membership
-from ipu_packed_bert.schema import EngineConfig, ModelConfig, PlacementConfig
+from ipu_packed_bert.run_files.checkpoints import checkpoints as saved
+from ipu_packed_bert.run_files.checkpoints import load_newest
+from ipu_packed_bert.run_files.vocabulary_identity import Identity
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig, RunConfig
+from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.tasks.task import Counts, Evaluation
-from ipu_packed_bert.train import Log, train
-from ipu_packed_bert.unigram import unigram_baseline
+from ipu_packed_bert.training.loop import Log, train
 from pack_data.build import BuildOptions, build
 from pack_data.building.sides import held_out_folder
 from pack_data.pack_lengths import pack

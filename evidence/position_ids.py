@@ -213,7 +213,7 @@ def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, where:
     """One epoch.  The row is the same on every rank, except for seconds and memory."""
     import torch
 
-    from ipu_packed_bert.optim import warmup_linear
+    from ipu_packed_bert.model.optimizer import warmup_linear
     from ipu_packed_bert.padding_free.choice import use_padding_free
     from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator
     from ipu_packed_bert.padding_free.update import mean_loss, take_step, to_device

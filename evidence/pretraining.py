@@ -21,9 +21,9 @@ from evidence.pretraining_shown import PretrainingShown
 from evidence.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, OF_SIZE, VARIANTS, Variant
 from evidence.runner import FACTS, Cell, Row, Runner
 from ipu_packed_bert.benchmarks.machine import machine
-from ipu_packed_bert.loader import Batch
+from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.report.network import operations
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 from pack_data.cli.command import positive_seconds
 
 DEFAULT = "minutes"

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from evidence.runner import Row
 from evidence.statistics import CONFIDENCE, TWICE, Interval, ratio
 from evidence.writer import Shown, Table
-from ipu_packed_bert.compare_unpacked import EXPECTED
+from ipu_packed_bert.training.compare_unpacked import EXPECTED
 from pack_data.display.picture import Axis, Line, Lines, Picture
 
 WHOLE, EMULATED = " whole", "emulated"

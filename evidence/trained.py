@@ -23,9 +23,9 @@ from evidence.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, VARIAN
 from evidence.runner import FACTS, Cell, Row, Runner, finished_cells
 from evidence.trained_shown import AT_ONCE, IN_TABLE, START, TESTED, TrainedShown
 from ipu_packed_bert.benchmarks.machine import machine
-from ipu_packed_bert.config import Config
-from ipu_packed_bert.hugging_face import SAFETENSORS, Weights, read_folder
-from ipu_packed_bert.start import PACKAGE, folder_of
+from ipu_packed_bert.model.hugging_face import SAFETENSORS, Weights, read_folder
+from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of
 
 START_SEED = 5
 

@@ -23,9 +23,9 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 
 import yaml
 
-from ipu_packed_bert.config import Config, ConfigError, check_accumulation, config_from_tree, load_config
-from ipu_packed_bert.configurations import config_file
-from ipu_packed_bert.data import check_data, facts
+from ipu_packed_bert.data.data_sets import check_data, facts
+from ipu_packed_bert.settings.pretraining import Config, ConfigError, check_accumulation, config_from_tree, load_config
+from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import ArgumentParser, check_folder, typed
 from pack_data.reading.files import write_atomically
 from pack_data.store.data_set import Manifest, read_manifest

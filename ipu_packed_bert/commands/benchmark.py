@@ -18,9 +18,9 @@ import subprocess
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig
-from ipu_packed_bert.processes import Processes, joined
-from ipu_packed_bert.schema import EngineConfig, ModelConfig
+from ipu_packed_bert.processes.ranks import Processes, joined
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
+from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
 from pack_data.cli.command import ArgumentParser, counted, parse_depth, positive_int, process_count, progress_bar, typed
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
@@ -64,7 +64,7 @@ def model_of(size: str, *, vocabulary: int, slots: int, dropout: float) -> Model
 
 def compare_lengths(args, packing: Packing, size: str, rounds: int, precisions: Sequence[str]) -> int:
     """What `--lengths` prints; the same number of packs at each length."""
-    from ipu_packed_bert.throughput import compare_attention, comparison_table, draw_work, stretched
+    from ipu_packed_bert.benchmarks.throughput import compare_attention, comparison_table, draw_work, stretched
 
     plans = [stretched(packing, slots) for slots in args.lengths]
     comparisons = []
@@ -187,11 +187,11 @@ def measured(args: argparse.Namespace, processes: Processes) -> int:
     # torch loads from here on: a wrong option is refused without it.
     import torch
 
+    from ipu_packed_bert.benchmarks.throughput import Work, bfloat16_slowdown, draw_work, measure, stretched
     from ipu_packed_bert.engine.host import pick_attention
     from ipu_packed_bert.engine.host.attention import dense_attention
     from ipu_packed_bert.engine.host.devices import computes_in, find_device
     from ipu_packed_bert.tasks.pretraining import Pretraining
-    from ipu_packed_bert.throughput import Work, bfloat16_slowdown, draw_work, measure, stretched
 
     size, rounds = args.size, args.rounds
 
@@ -266,7 +266,7 @@ def measured(args: argparse.Namespace, processes: Processes) -> int:
 
 
 def report(found: Dict[str, Any], *, as_json: bool) -> None:
-    from ipu_packed_bert.throughput import table
+    from ipu_packed_bert.benchmarks.throughput import table
 
     if as_json:
         print(json.dumps(found))

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from ipu_packed_bert.commands.benchmark import SIZES, model_of
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig
-from ipu_packed_bert.schema import EngineConfig
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
+from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import ArgumentParser, positive_int, typed
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.reading.files import write_atomically
@@ -28,7 +28,7 @@ from pack_data.store.packs import default_predictions
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMAT = 1  # of the JSON file
-TESTS = "tests/ipu_packed_bert/test_cuda.py"
+TESTS = "tests/ipu_packed_bert/engine/test_cuda.py"
 TEST_SECONDS, SIDE_SECONDS = 270, 15.0  # for all tests; for each layout, which is measured twice at least
 DEPTH = 3
 
@@ -135,8 +135,8 @@ def run_tests() -> str:
 
 def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
     """The layouts in each precision, printed as a table; what is written as JSON."""
-    from ipu_packed_bert.layouts import measure_layouts, table, to_json
-    from ipu_packed_bert.throughput import draw_work
+    from ipu_packed_bert.benchmarks.layouts import measure_layouts, table, to_json
+    from ipu_packed_bert.benchmarks.throughput import draw_work
 
     histogram = histogram_from(args)
     slots = histogram.max_sequence_length

@@ -23,16 +23,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from ipu_packed_bert.config import Config, load_config
-from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import cache_folder
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.data import described
-from ipu_packed_bert.plan import micro_batch_that_fits, plan
+from ipu_packed_bert.data.data_sets import described
+from ipu_packed_bert.planning.plan import micro_batch_that_fits, plan
 from ipu_packed_bert.report import ipu_bundle, popvision
 from ipu_packed_bert.report.measured import model_work
+from ipu_packed_bert.settings.pretraining import Config, load_config
+from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import ArgumentParser, positive_int, typed
 from pack_data.histogram import LengthHistogram
 from pack_data.reading.files import write_atomically
@@ -321,7 +321,7 @@ class Check:
         import numpy
         import torch
 
-        from ipu_packed_bert.runlog import commit_here
+        from ipu_packed_bert.training.log import commit_here
 
         found = self.bundle["versions"]
         found.update(
@@ -450,7 +450,7 @@ class Check:
 
     def make_updates(self, measured: Dict[str, Any], losses_as: str, seconds_as: str) -> Any:
         """As many updates as wanted on one batch; what came of each goes into the bundle at once."""
-        from ipu_packed_bert.optim import learning_rate
+        from ipu_packed_bert.model.optimizer import learning_rate
 
         losses: List[Optional[float]] = []
         seconds: List[float] = []
@@ -540,7 +540,7 @@ class Check:
         return self._batch
 
     def _drawn(self) -> Any:
-        from ipu_packed_bert.throughput import draw_work
+        from ipu_packed_bert.benchmarks.throughput import draw_work
 
         config = self.config
         return draw_work(

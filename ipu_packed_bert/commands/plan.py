@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.commands import finetune, plan_search, pretrain
-from ipu_packed_bert.configurations import config_file, shipped_names
-from ipu_packed_bert.run_folder import CONFIG
-from ipu_packed_bert.schema import PRETRAINING
-from ipu_packed_bert.settings import load_yaml, peek
+from ipu_packed_bert.run_files.folder import CONFIG
+from ipu_packed_bert.settings.reader import load_yaml, peek
+from ipu_packed_bert.settings.schema import PRETRAINING
+from ipu_packed_bert.settings.shipped import config_file, shipped_names
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -17,16 +17,16 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import yaml
 
-from ipu_packed_bert.config import Config, load_config
-from ipu_packed_bert.configurations import FOLDER, config_file
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import cache_folder
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.plan import CODE_WORDS, FULLEST_PUBLISHED, device_lines, memory_lines
+from ipu_packed_bert.planning.plan import CODE_WORDS, FULLEST_PUBLISHED, device_lines, memory_lines
 from ipu_packed_bert.report.packings import packed_factor
 from ipu_packed_bert.report.search import DEPTHS, Found, Outcome, Progress, Search, choice_of
-from ipu_packed_bert.settings import ConfigError, as_tree
+from ipu_packed_bert.settings.pretraining import Config, load_config
+from ipu_packed_bert.settings.reader import ConfigError, as_tree
+from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from pack_data.cli.command import ArgumentParser, check_output, positive_int, typed
 from pack_data.display.table import WIDTH, text_table
 from pack_data.histogram import LengthHistogram

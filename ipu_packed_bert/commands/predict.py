@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.commands.run_options import add_settings, add_trust
-from ipu_packed_bert.processes import refuse_several
-from ipu_packed_bert.settings import peek
+from ipu_packed_bert.processes.ranks import refuse_several
+from ipu_packed_bert.settings.finetuning import GLUE, SQUAD, TOKENS
+from ipu_packed_bert.settings.reader import peek
+from ipu_packed_bert.settings.user_task import trust_what_was_named
 from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, Source
-from ipu_packed_bert.tasks.own import trust_what_was_named
-from ipu_packed_bert.tasks.settings import GLUE, SQUAD, TOKENS
 from pack_data.cli.command import ArgumentParser, counted, positive_int, progress_bar, typed
 from pack_data.reading.files import write_atomically
 
@@ -113,8 +113,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise ValueError(f"{args.file}: {problem}; name the records to answer, or - for standard input")
 
     trust_what_was_named(args.trust_task, args.overrides)
-    from ipu_packed_bert import predictions
     from ipu_packed_bert.tasks.examples import Asked
+    from ipu_packed_bert.training import predictions
 
     say = partial(print, file=sys.stderr if args.output is None else sys.stdout, flush=True)
     trained = predictions.find_trained(args.run, peek("task.name", {}, args.overrides))

@@ -19,9 +19,7 @@ from ipu_packed_bert.commands.run_options import (
     parse_run,
     resumes_there,
 )
-from ipu_packed_bert.config import Config, check_accumulation, load_config
-from ipu_packed_bert.configurations import config_file, for_one_gpu, refuse_no_run
-from ipu_packed_bert.data import (
+from ipu_packed_bert.data.data_sets import (
     built_otherwise,
     described,
     of_the_same_corpus,
@@ -30,22 +28,24 @@ from ipu_packed_bert.data import (
     packing_factor,
 )
 from ipu_packed_bert.engine import instances
-from ipu_packed_bert.processes import Processes, flat, joined
-from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare, stored_config
-from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
-from ipu_packed_bert.schema import check_on_ipus
-from ipu_packed_bert.settings import DEFAULT, FILE, parse_yaml, peek, shown
+from ipu_packed_bert.processes.ranks import Processes, flat, joined
+from ipu_packed_bert.run_files.folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
+from ipu_packed_bert.settings.allowed_changes import SIZES, Changes, check_allowed, compare, stored_config
+from ipu_packed_bert.settings.pretraining import Config, check_accumulation, load_config
+from ipu_packed_bert.settings.reader import DEFAULT, FILE, parse_yaml, peek, shown
+from ipu_packed_bert.settings.schema import check_on_ipus
+from ipu_packed_bert.settings.shipped import config_file, for_one_gpu, refuse_no_run
 from pack_data.cli.command import ArgumentParser, typed
 from pack_data.lengths.factors import PackingFactor
 from pack_data.reading.fields import said_of
 from pack_data.store.data_set import Manifest, PackStore
 
 if TYPE_CHECKING:
-    from ipu_packed_bert.checkpoint import Checkpoint
+    from ipu_packed_bert.data.global_batches import GlobalBatches
     from ipu_packed_bert.engine import EngineChoice
     from ipu_packed_bert.engine.base import Engine
-    from ipu_packed_bert.identity import Identity
-    from ipu_packed_bert.loader import GlobalBatches
+    from ipu_packed_bert.run_files.checkpoints import Checkpoint
+    from ipu_packed_bert.run_files.vocabulary_identity import Identity
 
 
 def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
@@ -106,7 +106,7 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
         print(described(config)[0].annotated(), end="")
         return 0
     if args.plan:
-        from ipu_packed_bert.plan import print_plan
+        from ipu_packed_bert.planning.plan import print_plan
 
         return print_plan(*described(config), packing_factor=args.packing_factor, options=options_without_plan(args))
     return run(config, args, processes)
@@ -169,8 +169,8 @@ class Beginning(NamedTuple):
 
 def beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
     """Raises ValueError where there is no checkpoint, or one that cannot be resumed."""
-    from ipu_packed_bert.checkpoint import load_newest
-    from ipu_packed_bert.runlog import saved_in
+    from ipu_packed_bert.run_files.checkpoints import load_newest
+    from ipu_packed_bert.training.log import saved_in
 
     saved = saved_in(resume) if resume else ()
     found = load_newest(Path(resume, CHECKPOINTS)) if resume else None
@@ -185,7 +185,7 @@ def beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
 
 def first_look(args: argparse.Namespace) -> Beginning:
     """What the run begins with. Raises ValueError where its folder holds another run, or another process writes it."""
-    from ipu_packed_bert.runlog import refuse_a_run_in, refuse_a_run_under_way
+    from ipu_packed_bert.training.log import refuse_a_run_in, refuse_a_run_under_way
 
     if args.resume:
         refuse_a_run_under_way(args.resume)
@@ -212,7 +212,7 @@ def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
     """Trains, and writes the run down; the exit status."""
     # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
     from ipu_packed_bert.engine import choose_engine
-    from ipu_packed_bert.train import SilentLog, train
+    from ipu_packed_bert.training.loop import SilentLog, train
 
     begin = processes.of_first(first_look, args)
     if begin.checkpoint:  # what is left out without IPUs was decided when the run began
@@ -257,9 +257,9 @@ def make_ready(
     """Data, engine and batches; they are closed with ``opened``. The configuration is completed by the data set."""
     import torch
 
+    from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
     from ipu_packed_bert.engine import build_engine
-    from ipu_packed_bert.identity import Identity, agree
-    from ipu_packed_bert.loader import GlobalBatches, StoredPacks
+    from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
     from ipu_packed_bert.tasks.pretraining import Pretraining
 
     with processes.first_alone():
@@ -306,7 +306,7 @@ def make_ready(
 
 def load(begin: Beginning, ready: Ready, args: argparse.Namespace, *, same_batch: bool) -> None:
     """Weights, and for a run that is resumed all else, into engine and batches. ValueError where they do not fit."""
-    from ipu_packed_bert.runs import print_other_ranks, refuse_other_weights
+    from ipu_packed_bert.training.finetuning_run import print_other_ranks, refuse_other_weights
 
     engine = ready.engine
     if begin.weights:
@@ -333,10 +333,10 @@ def _note_other_packs(saved: Mapping[str, Any], ready: Ready) -> None:
 
 def train_and_write(ready: Ready, args: argparse.Namespace, begin: Beginning, changes: Changes) -> int:
     """The updates, in a run's folder; the exit status."""
-    from ipu_packed_bert.run_summary import RunEnd
-    from ipu_packed_bert.runlog import RunLog, data_of, environment, open_run_folder
-    from ipu_packed_bert.train import train
-    from ipu_packed_bert.unigram import unigram_baseline
+    from ipu_packed_bert.data.constant_baseline import unigram_baseline
+    from ipu_packed_bert.training.log import RunLog, data_of, environment, open_run_folder
+    from ipu_packed_bert.training.loop import train
+    from ipu_packed_bert.training.summary import RunEnd
 
     config, engine = ready.config, ready.engine
     written = environment(
@@ -430,7 +430,7 @@ def _what_it_takes(config: Config, choice: EngineChoice, packing_factor: Optiona
         return ["  memory and time of a simulated device are not computed; without hardware a whole run takes months"]
     from ipu_packed_bert.engine.host.devices import find_device
     from ipu_packed_bert.engine.host.estimate import product_rate, whole_lines
-    from ipu_packed_bert.plan import plan
+    from ipu_packed_bert.planning.plan import plan
 
     made = plan(*described(config), packing_factor=packing_factor)
     device = find_device(config.engine)
@@ -439,7 +439,7 @@ def _what_it_takes(config: Config, choice: EngineChoice, packing_factor: Optiona
 
 def print_schedule(checkpoint: Checkpoint, config: Config) -> None:
     """One line where the run goes on with other learning rates than it had."""
-    from ipu_packed_bert.optim import schedule_change
+    from ipu_packed_bert.model.optimizer import schedule_change
 
     before = stored_config("the checkpoint", checkpoint.config, config)
     change = schedule_change(

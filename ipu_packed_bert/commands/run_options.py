@@ -9,7 +9,7 @@ import argparse
 import json
 from typing import List, Mapping, Optional, Sequence
 
-from ipu_packed_bert.processes import Processes
+from ipu_packed_bert.processes.ranks import Processes
 
 # Options that are short for a --set of this setting.
 SHORT_FOR = {"engine": "engine.kind", "compare_unpacked": "run.compare_unpacked"}
@@ -117,7 +117,7 @@ def resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
 
 
 def _there(folder: str) -> bool:
-    from ipu_packed_bert.runlog import resumes
+    from ipu_packed_bert.training.log import resumes
 
     return resumes(folder)
 

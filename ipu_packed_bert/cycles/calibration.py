@@ -17,7 +17,6 @@ from math import log, sqrt
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_packed_bert import configurations
 from ipu_packed_bert.cycles import uncertainty
 from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.lowering import ATTENTION, FEED_FORWARD, half_of, short_name
@@ -28,6 +27,7 @@ from ipu_packed_bert.cycles.tracing import Graph, layer_of
 from ipu_packed_bert.cycles.uncertainty import Draws, Interval
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
 from ipu_packed_bert.cycles.workload import Machine, shape_of
+from ipu_packed_bert.settings import shipped as configurations
 
 STORED = Path(__file__).resolve().parent / "calibration.json"
 THROUGHPUT_SIGMA, OVERHEAD_SIGMA = 0.10, 0.25

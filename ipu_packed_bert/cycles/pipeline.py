@@ -38,7 +38,7 @@ from ipu_packed_bert.cycles.parameters import Parameters
 from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
 from ipu_packed_bert.cycles.tracing import Graph, layer_of
 from ipu_packed_bert.cycles.update import IpuUpdate, UpdateCost, host_seconds, ipu_cost
-from ipu_packed_bert.schema import training_stages
+from ipu_packed_bert.settings.schema import training_stages
 
 PIPELINE = "pipeline"  # the block of what the pipeline itself adds
 

@@ -6,13 +6,13 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from ipu_packed_bert.config import Config
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.calibration import Calibration
 from ipu_packed_bert.cycles.pipeline import Pipeline
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.uncertainty import Interval
 from ipu_packed_bert.cycles.workload import Machine, NotTraced, Traces
+from ipu_packed_bert.settings.pretraining import Config
 
 DAY = 86_400.0
 

@@ -339,7 +339,7 @@ def sources_digest() -> str:
     """
     here = Path(__file__).resolve()
     root = here.parents[1]
-    files = sorted((root / "model").glob("*.py")) + [root / "optim.py"]
+    files = sorted((root / "model").glob("*.py"))
     files += [here, here.parent / "arrangement.py", here.parent / "variants.py", here.parent / "workload.py"]
     digest = hashlib.sha256(f"{metadata.version('torch')} {sys.version_info[:2]}".encode())
     for path in files:

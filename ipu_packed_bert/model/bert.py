@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 
 ATTENTIONS = ("eager", "sdpa")
 

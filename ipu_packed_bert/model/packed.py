@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import nn
 
-from ipu_packed_bert.config import LossConfig
 from ipu_packed_bert.model.bert import ATTENTIONS, BertModel, BertPreTrainingHeads, initialise
 from ipu_packed_bert.model.loss import PretrainingLoss, PretrainingOutput
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.pretraining import LossConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 from pack_data.store.packs import FIELDS
 
 BATCH_FIELDS = (*FIELDS, "mlm_scale", "nsp_scale")

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from ipu_packed_bert.config import Config, load_config
-from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.cycles import calibration, matmul, uncertainty
 from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.data import packing_factor
+from ipu_packed_bert.data.data_sets import packing_factor
 from ipu_packed_bert.report import measured
+from ipu_packed_bert.settings.pretraining import Config, load_config
+from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import ArgumentParser, typed
 from pack_data.display.table import CONFIGURED, MODEL, Column, Table
 from pack_data.reading.files import write_atomically

@@ -30,14 +30,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Container, List, Optional, Sequence, Set, Tuple
 
-from ipu_packed_bert.config import Config, config_from_tree, load_config
-from ipu_packed_bert.configurations import FOLDER, config_file
 from ipu_packed_bert.cycles import arrangement, calibration, matmul, points, target, workload
 from ipu_packed_bert.cycles.pipeline import Parameters
-from ipu_packed_bert.plan import RunPlan, memory_words, micro_batch_that_fits, plan
+from ipu_packed_bert.planning.plan import RunPlan, memory_words, micro_batch_that_fits, plan
 from ipu_packed_bert.report import headline, measured, operators, paper, pictures, scaling, schedule, sources
 from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.report.page import page_of
+from ipu_packed_bert.settings.pretraining import Config, config_from_tree, load_config
+from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from pack_data import sort
 from pack_data.cli.command import ArgumentParser, check_page, check_picture, positive_int, typed
 from pack_data.display.page import Page

@@ -17,9 +17,9 @@ import socket
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ipu_packed_bert.config import Config
 from ipu_packed_bert.report.popvision import CLASSES
-from ipu_packed_bert.schema import Configuration
+from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.schema import Configuration
 from pack_data.display.table import text_table
 from pack_data.reading.fields import read_object
 from pack_data.reading.files import write_atomically

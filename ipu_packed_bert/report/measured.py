@@ -13,7 +13,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from ipu_packed_bert.config import Config, config_from_tree
 from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.calibration import Calibration, Observation, ideal_cycles
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
@@ -22,8 +21,9 @@ from ipu_packed_bert.cycles.uncertainty import Interval
 from ipu_packed_bert.cycles.workload import Machine, engine_arrangement, shape_of
 from ipu_packed_bert.report import popvision, sources
 from ipu_packed_bert.report.ipu_bundle import KIND, read_bundle
-from ipu_packed_bert.run_folder import CONFIG, LOG
-from ipu_packed_bert.settings import parse_yaml
+from ipu_packed_bert.run_files.folder import CONFIG, LOG
+from ipu_packed_bert.settings.pretraining import Config, config_from_tree
+from ipu_packed_bert.settings.reader import parse_yaml
 from pack_data.display.table import COMPUTED, CONFIGURED, HARDWARE, HOST, MODEL, PROFILE, Column, Table, percent
 from pack_data.reading.fields import Fields, read_object, shown
 from pack_data.reading.files import read_regular

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from typing import List, Optional, Sequence
 
-from ipu_packed_bert.config import load_config
-from ipu_packed_bert.configurations import config_file
-from ipu_packed_bert.plan import plan
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.planning.plan import plan
+from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
 
 RANKS = (2, 8, 32)

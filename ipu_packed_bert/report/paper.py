@@ -6,7 +6,6 @@ from functools import partial
 from math import log, sqrt
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_packed_bert.config import Config
 from ipu_packed_bert.cycles.arrangement import UNPACKED, Arrangement
 from ipu_packed_bert.cycles.calibration import Calibration, Observations, overhead
 from ipu_packed_bert.cycles.lowering import (
@@ -25,10 +24,11 @@ from ipu_packed_bert.cycles.points import FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_
 from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.cycles.uncertainty import INSIDE, MEASURED_BY, Interval
 from ipu_packed_bert.cycles.workload import Machine, engine_arrangement, shape_of
-from ipu_packed_bert.plan import CODE_WORDS, IPU_BYTES, MEMORY_PARTS, MIB, RunPlan, fit_words, memory_parts
+from ipu_packed_bert.planning.plan import CODE_WORDS, IPU_BYTES, MEMORY_PARTS, MIB, RunPlan, fit_words, memory_parts
 from ipu_packed_bert.report.packings import PackingKey, Packings, PackingSummary
 from ipu_packed_bert.report.scaling import ScalingPoint
 from ipu_packed_bert.report.sources import MeasuredOverhead
+from ipu_packed_bert.settings.pretraining import Config
 from pack_data.display.table import (
     COMPUTED,
     CONFIGURED,

@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from ipu_packed_bert.report.popvision import open_report
-from ipu_packed_bert.run_folder import CONFIG, LOG, read_log
-from ipu_packed_bert.settings import load_yaml, plain
+from ipu_packed_bert.run_files.folder import CONFIG, LOG, read_log
+from ipu_packed_bert.settings.reader import load_yaml, plain
 from pack_data.display.table import HARDWARE, HOST, PROFILE
 from pack_data.reading.fields import Fields, named, shown
 

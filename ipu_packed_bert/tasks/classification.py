@@ -17,12 +17,7 @@ from torch.nn import functional as F
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
-from ipu_packed_bert.placement import Part
-from ipu_packed_bert.schema import ModelConfig
-from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
-from ipu_packed_bert.tasks.scores import accuracy, macro_f1, matthews, micro_f1, pearson, spearman
-from ipu_packed_bert.tasks.settings import (
+from ipu_packed_bert.settings.finetuning import (
     METRICS_OF,
     MULTI_LABEL,
     REGRESSION,
@@ -30,6 +25,11 @@ from ipu_packed_bert.tasks.settings import (
     ClassificationConfig,
     FinetuneConfig,
 )
+from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
+from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
+from ipu_packed_bert.tasks.scores import accuracy, macro_f1, matthews, micro_f1, pearson, spearman
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.reading.fields import named, shown
 

@@ -14,10 +14,10 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 
 import numpy as np
 
-from ipu_packed_bert.loader import Batch, Packs
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.data.global_batches import Batch, Packs
+from ipu_packed_bert.settings.finetuning import FinetuneConfig, TaskConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.files import Source
-from ipu_packed_bert.tasks.settings import FinetuneConfig, TaskConfig
 from ipu_packed_bert.tasks.task import Counts, Evaluation, Metric, Task
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.building.assignment import assign

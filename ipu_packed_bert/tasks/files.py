@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional, Union
 
-from ipu_packed_bert.tasks.settings import FinetuneConfig
+from ipu_packed_bert.settings.finetuning import FinetuneConfig
 from pack_data.cli.command import Problems
 from pack_data.reading.fields import Fields, one_line, parse_json
 from pack_data.reading.files import open_unpacked

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct
 from ipu_packed_bert.model.packed import PackedBert, hidden_score
-from ipu_packed_bert.placement import Part
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.finetuning import FinetuneConfig, SquadConfig
+from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks import squad
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Scored
 from ipu_packed_bert.tasks.files import Source
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
-from ipu_packed_bert.tasks.settings import FinetuneConfig, SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.reading.fields import said_of
 

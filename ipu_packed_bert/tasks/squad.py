@@ -11,9 +11,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from ipu_packed_bert.settings.finetuning import SquadConfig
 from ipu_packed_bert.tasks.examples import Inputs
 from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, plain_text, table_rows
-from ipu_packed_bert.tasks.settings import SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer, Tokens
 from pack_data.reading.fields import Fields, named, shown
 

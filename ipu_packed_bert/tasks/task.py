@@ -8,9 +8,9 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
-from ipu_packed_bert.loader import Batch, Layout
-from ipu_packed_bert.placement import Part
-from ipu_packed_bert.schema import Configuration, ModelConfig
+from ipu_packed_bert.data.global_batches import Batch, Layout
+from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.schema import Configuration, ModelConfig
 
 if TYPE_CHECKING:
     from ipu_packed_bert.model.packed import PackedBert

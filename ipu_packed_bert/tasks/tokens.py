@@ -16,13 +16,13 @@ from torch import nn
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import PackedBert
-from ipu_packed_bert.placement import Part
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.finetuning import FinetuneConfig, TokensConfig
+from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.classification import is_label, label_settings, refuse_too_long
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
 from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
 from ipu_packed_bert.tasks.scores import MARKS, span_scores
-from ipu_packed_bert.tasks.settings import FinetuneConfig, TokensConfig
 from ipu_packed_bert.tasks.task import Metric
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.reading.fields import shown

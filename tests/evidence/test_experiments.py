@@ -23,8 +23,8 @@ from evidence.pretraining_variants import VARIANTS, Variant
 from evidence.runner import CELLS, SETTINGS, Cell, Runner, finished_cells
 from evidence.statistics import Interval, Scores, difference, verdict
 from evidence.writer import limited
+from ipu_packed_bert.data.global_batches import StoredPacks, in_order
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.loader import StoredPacks, in_order
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.cli.command import run_main
 from pack_data.reading import files

@@ -10,7 +10,7 @@ from evidence import speed
 from evidence.runner import CELLS, Cell, Runner, finished_cells
 from evidence.speed_shown import SpeedShown
 from evidence.statistics import ratio
-from ipu_packed_bert.compare_unpacked import EXPECTED
+from ipu_packed_bert.training.compare_unpacked import EXPECTED
 
 HEADS, LAYER = 0.5, 1.0  # seconds: of an update's packed rows
 

@@ -12,7 +12,7 @@ from evidence import packed_runs, trained
 from evidence.packed_runs import PretrainingSetup
 from evidence.runner import Cell, Runner, finished_cells
 from evidence.trained import AT_ONCE, START, START_SEED, Trained, TrainedSize
-from ipu_packed_bert.hugging_face import SAFETENSORS, read_folder
+from ipu_packed_bert.model.hugging_face import SAFETENSORS, read_folder
 
 TINY = TrainedSize(
     None, packed_runs.SIZES["quick"]._replace(amount=100, sequences=60, points=2, resumable=True), 4, 4.0e-3, 16

@@ -9,8 +9,8 @@ from typing import List
 import torch
 
 from ipu_packed_bert.engine.host.devices import arithmetic, device_name, numerics_of
-from ipu_packed_bert.plan import RunPlan, host_needs
-from ipu_packed_bert.schema import EngineConfig
+from ipu_packed_bert.planning.plan import RunPlan, host_needs
+from ipu_packed_bert.settings.schema import EngineConfig
 
 # Of a plain matrix product's rate: what training steps of large transformers reach, with layer norms, dropout, copies.
 SHARE = 0.5

@@ -6,12 +6,12 @@ import os
 import re
 from typing import NamedTuple, Optional
 
-from ipu_packed_bert.config import load_config
-from ipu_packed_bert.configurations import config_file, shipped_names
 from ipu_packed_bert.engine.ipu.poprun import Instance, find_instance
 from ipu_packed_bert.engine.ipu.sdk import poptorch
-from ipu_packed_bert.launch import IPUS_OF_A_PROGRAM, instances_for
-from ipu_packed_bert.schema import PRETRAINING, Configuration
+from ipu_packed_bert.settings.launch_lines import IPUS_OF_A_PROGRAM, instances_for
+from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.schema import PRETRAINING, Configuration
+from ipu_packed_bert.settings.shipped import config_file, shipped_names
 
 
 class Device(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any, Dict, Tuple
 
 import torch
 
+from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.ipu.poprun import Instance
-from ipu_packed_bert.loader import Batch
-from ipu_packed_bert.schema import Configuration
-from ipu_packed_bert.settings import plain, shown
+from ipu_packed_bert.settings.reader import plain, shown
+from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
 from pack_data.reading.fields import Fields, read_object
 from pack_data.reading.files import write_atomically

@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 from ipu_packed_bert.engine.ipu.devices import fewer_attached, model_asked_by
 from ipu_packed_bert.engine.ipu.poprun import find_instance
 from ipu_packed_bert.engine.ipu.sdk import poptorch
-from ipu_packed_bert.schema import Configuration
+from ipu_packed_bert.settings.schema import Configuration
 
 
 class Inventory(NamedTuple):

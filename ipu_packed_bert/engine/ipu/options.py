@@ -11,8 +11,8 @@ from ipu_packed_bert.engine.ipu.devices import Device
 from ipu_packed_bert.engine.ipu.poprun import Instance
 from ipu_packed_bert.engine.ipu.program import Program
 from ipu_packed_bert.engine.ipu.sdk import poptorch
-from ipu_packed_bert.optim import parameter_groups
-from ipu_packed_bert.schema import Configuration
+from ipu_packed_bert.model.optimizer import parameter_groups
+from ipu_packed_bert.settings.schema import Configuration
 
 TYPES = {"float16": torch.float16, "float32": torch.float32}
 

@@ -12,8 +12,8 @@ import time
 from datetime import timedelta
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
-from ipu_packed_bert.processes import Ranks, is_lost_connection, of_poprun
-from ipu_packed_bert.schema import Configuration
+from ipu_packed_bert.processes.ranks import Ranks, is_lost_connection, of_poprun
+from ipu_packed_bert.settings.schema import Configuration
 from pack_data.cli.command import NotFinite
 
 _begun: List[Any] = []  # popdist, once it is ready

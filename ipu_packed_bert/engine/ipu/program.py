@@ -13,8 +13,8 @@ from ipu_packed_bert.model.bert import VocabularyProduct
 from ipu_packed_bert.model.loss import PretrainingLoss
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
-from ipu_packed_bert.placement import Placement
-from ipu_packed_bert.schema import Configuration, mask_columns
+from ipu_packed_bert.settings.placement import Placement
+from ipu_packed_bert.settings.schema import Configuration, mask_columns
 from ipu_packed_bert.tasks.task import Task
 
 

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert import layouts
-from ipu_packed_bert.commands import benchmark, gpu
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig
-from ipu_packed_bert.layouts import (
+from ipu_packed_bert.benchmarks import layouts
+from ipu_packed_bert.benchmarks.layouts import (
     DENSE,
     FLASH,
     PACKED,
@@ -29,8 +27,10 @@ from ipu_packed_bert.layouts import (
     to_json,
     without_padding,
 )
-from ipu_packed_bert.schema import EngineConfig
-from ipu_packed_bert.throughput import draw_work
+from ipu_packed_bert.benchmarks.throughput import draw_work
+from ipu_packed_bert.commands import benchmark, gpu
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
+from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer

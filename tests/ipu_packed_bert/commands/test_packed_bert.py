@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ipu_packed_bert import __main__ as packed_bert
-from ipu_packed_bert.configurations import FOLDER, config_file
+from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from pack_data.__main__ import COMMANDS as PACKING
 from pack_data.cli.command import run_main, typed
 from pack_data.packers import PACKERS

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.padding_free_models import transformers  # noqa: F401, without it there is nothing to measure
-
-from ipu_packed_bert.padding_free import benchmark  # isort: skip
+from ipu_packed_bert.benchmarks import padding_free as benchmark
 from pack_data.batching.plans import BatchOptions
 from pack_data.cli.command import run_main
+from tests.padding_free_models import transformers  # noqa: F401, without it there is nothing to measure
 
 
 @pytest.fixture(autouse=True)
