@@ -55,7 +55,7 @@ check: .venv/ready
 
 # TAKE="--take OUT" first takes the finished cells of a run into the results.
 figures: .venv/ready
-	.venv/bin/python -m ipu_packed_bert.experiments.figures $(TAKE)
+	.venv/bin/python -m evidence.figures $(TAKE)
 
 coverage: .venv/ready
 	.venv/bin/python $(PYTEST) --cov=pack_data --cov=ipu_packed_bert --cov=profiling --cov-report=term-missing:skip-covered

@@ -10,7 +10,7 @@ from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
 from ipu_packed_bert import __version__
 from pack_data.__main__ import COMMANDS as PACKING
-from pack_data.command import run_main, typed
+from pack_data.cli.command import run_main, typed
 
 
 class Command(NamedTuple):
@@ -58,7 +58,6 @@ COMMANDS: Dict[str, Command] = {
         "ipu_packed_bert.report.command", "cycles, overhead and speed-up on an IPU, from the cycle model or from runs"
     ),
     "calibrate": Command("ipu_packed_bert.report.calibrate", "fits the cycle model to the published measurements"),
-    "experiments": Command("ipu_packed_bert.experiments", "the experiments behind docs/evidence.md"),
     "build": _packing("build"),
     "verify": _packing("verify"),
     "convert": _packing("convert"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from evidence import __main__ as evidence
 from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.configurations import config_file, shipped_names
 
@@ -126,7 +127,13 @@ def test_what_a_page_links_to_is_there(page):
 
 # ------------------------------------------------------------------------------------- what the pages do not run
 
-OWN = ("packed-bert ", "python -m pack_data.", "python -m ipu_packed_bert.", "python run_pretraining.py ")
+OWN = (
+    "packed-bert ",
+    "python -m pack_data.",
+    "python -m ipu_packed_bert.",
+    "python -m evidence ",
+    "python run_pretraining.py ",
+)
 
 
 def commands_not_run():
@@ -153,13 +160,11 @@ def help_of():
             door = words[-1].replace("ipu_packed_bert.", "ipu_packed_bert.commands.")
             modules = {command.module: name for name, command in packed_bert.COMMANDS.items()}
             name = words[1] if words[0] == "packed-bert" else modules.get(words[-1], modules.get(door))
-            more = []
-            if words[2:3] == ("ipu_packed_bert.experiments",):
-                name, more = "experiments", list(words[3:])
-            if name:
+            main, more = (evidence.main, words[3:]) if words[2:3] == ("evidence",) else (packed_bert.main, (name,))
+            if all(more):
                 with io.StringIO() as out, contextlib.redirect_stdout(out):
                     with contextlib.suppress(SystemExit):
-                        packed_bert.main([name, *more, "--help"])
+                        main([*more, "--help"])
                     known[words] = out.getvalue()
             else:
                 known[words] = subprocess.run(
@@ -178,7 +183,7 @@ def test_there_are_commands_that_are_not_run():
 def test_each_command_that_is_not_run_is_one_with_its_options(line, help_of):
     words = line.split()
     place = 3 if words[:2] == ["python", "-m"] else 2
-    if words[2:3] == ["ipu_packed_bert.experiments"]:
+    if words[2:3] == ["evidence"]:
         place = 4  # each has options of its own
     command, rest = words[:place], words[place:]
     if command == ["python", "run_pretraining.py"]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pack_data.packages import load_package, package_of, require
+from pack_data.reading.packages import load_package, package_of, require
 from tests.tiny_runs import tiny_config, tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +39,7 @@ COMMANDS = {
     "import": ("ipu_packed_bert", ["export", "--import", "RUN", "OUT"]),
     "benchmark": ("ipu_packed_bert", ["benchmark", "--size", "tiny"]),
     "finetune": ("ipu_packed_bert", ["finetune", "--config", "configs/finetune_squad_packed.yml"]),
-    "experiments": ("ipu_packed_bert.experiments", ["exactness", "--quick", "--out", "OUT"]),
+    "experiments": ("evidence", ["exactness", "--quick", "--out", "OUT"]),
 }
 
 
@@ -60,7 +60,7 @@ def test_a_command_that_trains_names_torch(tiny, tmp_path, name):
     [
         ("run_pretraining.py", ["--config", "configs/packed_phase2_pod16.yml", "--plan", "--packing-factor", "2.0"]),
         ("ipu_packed_bert", ["adjust", "--help"]),
-        ("ipu_packed_bert.experiments", []),
+        ("evidence", []),
     ],
 )
 def test_what_needs_no_torch_works_without(target, arguments):

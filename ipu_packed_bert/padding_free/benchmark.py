@@ -20,16 +20,17 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 import torch
 
-from ipu_packed_bert.experiments.tables import machine, markdown
-from ipu_packed_bert.experiments.texts import encode, text_sets
+from ipu_packed_bert.benchmarks.machine import machine
+from ipu_packed_bert.benchmarks.texts import encode, text_sets
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import switch
 from ipu_packed_bert.padding_free.collators import Batches, Inputs, PaddingCollator, PaddingFreeCollator
 from ipu_packed_bert.padding_free.models import heads_of, new_llama
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
 from pack_data.batching.plans import BatchOptions, get_way
-from pack_data.command import ArgumentParser, count_from_zero, counted, positive_int, run_main
-from pack_data.memory import PeakMemory, keep_buffers
+from pack_data.cli.command import ArgumentParser, count_from_zero, counted, positive_int, run_main
+from pack_data.cli.memory import PeakMemory, keep_buffers
+from pack_data.display.table import markdown
 
 Example = Dict[str, np.ndarray]
 

@@ -3,22 +3,10 @@
 import pytest
 
 from ipu_packed_bert.commands import finetune, pretrain
-from ipu_packed_bert.experiments import __main__ as experiments
 from ipu_packed_bert.processes import joined, refuse_launcher
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 
 TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-
-
-@pytest.mark.parametrize("name", ["exactness", "pretraining", "fine_tuning"])
-def test_an_experiment_is_made_by_one_process(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for variable, value in TORCHRUN.items():
-        monkeypatch.setenv(variable, value)
-    assert run_main(experiments.main, [name]) == 2
-    text = capsys.readouterr().err
-    assert text.startswith("error: WORLD_SIZE is 2: every process of torchrun") and text.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ line.
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import signal
 
@@ -25,7 +24,7 @@ from ipu_packed_bert.tasks.examples import ExamplePacks, pack_inputs
 from ipu_packed_bert.tasks.scores import score_answers
 from ipu_packed_bert.tasks.settings import load_config
 from ipu_packed_bert.tensor_files import READS_TORCH_FILES
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.fine_tuning_files import (
     KINDS,
     VOCABULARY,
@@ -437,44 +436,3 @@ def test_trained_weights_give_the_same_answers_packed_and_unpacked(tmp_path):
     assert max(float(np.abs(first - second).max()) for first, second in zip(*outputs)) < 1e-5
     answers = [task.score(output).files["predictions.json"] for output in outputs]
     assert answers[0] == answers[1] and len(set(answers[0].values())) > 6
-
-
-def test_the_experiment_trains_and_answers_alike_packed_and_padded(tmp_path, capsys):
-    from ipu_packed_bert.experiments import __main__ as experiments
-
-    start = tiny_checkpoint(tmp_path / "bert", positions=384)
-    for folder in ("squad", "banking77"):
-        (tmp_path / "data" / folder).mkdir(parents=True)
-    for name, seed in (("dev_half_v2", 1), ("xquad_en", 2)):
-        plain = tiny_squad(tmp_path / "plain.json", seed=seed)
-        (tmp_path / "data" / "squad" / f"{name}.json.xz").write_bytes(lzma.compress(plain.read_bytes()))
-    for name in ("train", "test"):
-        plain = tiny_table(tmp_path / "plain.csv", "single_label", texts=60)
-        (tmp_path / "data" / "banking77" / f"{name}.csv.xz").write_bytes(
-            lzma.compress(plain.read_bytes().replace(b"text,label", b"text,category"))
-        )
-    arguments = [
-        "fine_tuning",
-        "--out",
-        str(tmp_path / "out"),
-        "--quick",
-        "--seeds",
-        "2",
-        "--no-plot",
-        "--checkpoint",
-        str(start),
-    ]
-    assert run_main(experiments.main, arguments) == 2
-    assert "needs data: --data-dir DIR" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    # So small a network learns nothing, so that its controls cannot fail, and the experiment says so.
-    assert run_main(experiments.main, arguments + ["--data-dir", str(tmp_path / "data")]) == 1
-    out = capsys.readouterr().out
-    assert "shows nothing" in out and "| SQuAD at 384, packed" in out and "| BANKING77 at 64, sorted" in out
-    rows = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").glob("*.json")]
-    assert len(rows) == 2 * 10 + 1 and (tmp_path / "out" / "start" / "config.json").exists()
-    final = {(row["variant"], row["seed"]): row["rows"][-1] for row in rows}
-    for name in ("squad", "banking77"):
-        for seed in (1, 2):
-            packed, ordered = final[f"{name}_packed", seed], final[f"{name}_sorted", seed]
-            assert all(packed[field] == ordered[field] for field in ("sequences", "tokens", "updates"))
-            assert packed["answered_packed"]["different"] == 0

@@ -1,0 +1,97 @@
+"""`python -m evidence NAME`: runs one experiment, or says which there are.
+
+An experiment is a module of this package with SUMMARY (what it shows, its default size and measured time), SIZES by
+name, add_arguments(parser), settings(options) (all that decides what a cell measures) and run(options, runner), which
+returns the exit status: 1 where the experiment shows nothing. DEFAULT names its size where that is not "default".
+Options every experiment has: data_dir, out, size, seeds, plot, progress.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+from evidence.runner import Runner
+from ipu_packed_bert.processes import refuse_several
+from pack_data.cli.command import ArgumentParser, positive_int, run_main
+
+# Names and one line each; a module is imported when it is asked for.
+EXPERIMENTS = {
+    "pretraining": "packed against unpacked, and what each adjustment is worth (paper section 4.2, Figures 3 and 4)",
+    "trained": "a trained BERT goes on in packs, with and without what keeps sequences apart (beyond the paper; "
+    "needs --data-dir)",
+    "exactness": "packed and unpacked training give the same weights (beyond the paper)",
+    "fine_tuning": "BANKING77 and SQuAD in packs against padded and sorted: scores and times (beyond the paper; needs "
+    "--data-dir)",
+    "speed": "what packing brings over S, width and type, beside the packing factor (forward and backward pass)",
+    "position_ids": "nine ways to make batches for a causal model (packing with position ids, Tables 2 to 6)",
+}
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        width = max(map(len, EXPERIMENTS))
+        print(
+            "usage: python -m evidence NAME [options]\n\nexperiments (NAME --help says sizes and times; "
+            "python -m evidence.figures shows what they found):"
+        )
+        for name, line in EXPERIMENTS.items():
+            print(f"  {name:<{width}}  {line}", flush=True)
+        return 0
+    name = arguments[0]
+    if name not in EXPERIMENTS:
+        raise ValueError(f"{name}: no such experiment; there are {', '.join(EXPERIMENTS)}")
+    experiment = importlib.import_module(f"evidence.{name}")
+    parser = ArgumentParser(prog=f"python -m evidence {name}", description=experiment.SUMMARY)
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder with larger data (wikipedia/, squad/, ...); default: the embedded corpus",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs", "evidence", name),
+        metavar="DIR",
+        help="default %(default)s; a run that was stopped goes on there, and processes may share it",
+    )
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument(
+        "--size",
+        choices=experiment.SIZES,
+        default=getattr(experiment, "DEFAULT", "default"),
+        help="default %(default)s",
+    )
+    size.add_argument("--full", action="store_const", const="full", dest="size", help="--size full, for a GPU")
+    size.add_argument(
+        "--quick", action="store_const", const="quick", dest="size", help="--size quick: shows that it runs, no more"
+    )
+    parser.add_argument(
+        "--seeds", type=positive_int, default=3, metavar="N", help="runs of each variant, default %(default)s"
+    )
+    plot = parser.add_mutually_exclusive_group()
+    plot.add_argument(
+        "--plot", action="store_true", default=True, help="draw the figure (the default; needs matplotlib)"
+    )
+    plot.add_argument("--no-plot", action="store_false", dest="plot")
+    parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
+    experiment.add_arguments(parser)
+    options = parser.parse_args(arguments[1:])
+    if not hasattr(experiment, "follow"):
+        refuse_several("an experiment")
+    elif int(os.environ.get("RANK", "0")):
+        experiment.follow(options)  # under torchrun only one process writes
+        return 0
+    if hasattr(experiment, "choose"):
+        experiment.choose(options)
+    runner = Runner(options.out, experiment.settings(options), progress=options.progress)
+    return experiment.run(options, runner) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,141 @@
+"""`python -m evidence.figures`: every table and picture of docs/evidence.md from committed results.
+
+`evidence/results` has a folder for each run of an experiment, NAME or NAME_SIZE after its module: its settings,
+the facts of its data, and a JSON file for each finished cell, as the run's own folder has them. The module's
+`shown(folder)` reads them. Nothing is trained. What a run says stands in the page between
+
+    <!-- results: NAME_SIZE -->
+    <!-- end of results -->
+
+and is written anew; a picture is docs/evidence/NAME_SIZE_KIND.png. `pictures.json` beside the results says from
+which of them the pictures were drawn, so that a test finds those of other results; it does not find those that older
+code drew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from evidence.__main__ import EXPERIMENTS
+from evidence.runner import CELLS, FACTS, SETTINGS
+from evidence.writer import Shown
+from pack_data.cli.command import ArgumentParser, run_main
+from pack_data.reading.files import write_atomically
+
+PAGE, PICTURES, RESULTS = "docs/evidence.md", "docs/evidence", "evidence/results"  # below the checkout
+DRAWN = "pictures.json"
+_BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+
+
+def shown_by(folder: Path) -> Callable[[Path], Shown]:
+    """`shown` of the experiment that a folder's name begins with: the longest name that fits.
+
+    ValueError where there is none.
+    """
+    fitting = [name for name in EXPERIMENTS if f"{folder.name}_".startswith(f"{name}_")]
+    if not fitting:
+        raise ValueError(
+            f"{folder}: no results of an experiment; call it NAME or NAME_SIZE with one of {', '.join(EXPERIMENTS)}"
+        )
+    experiment = importlib.import_module(f"evidence.{max(fitting, key=len)}")
+    if not hasattr(experiment, "shown"):
+        raise ValueError(f"{folder}: {experiment.__name__} has no `shown`, so that its results cannot be shown")
+    return experiment.shown
+
+
+def results(root: Path) -> Dict[str, Shown]:
+    """The committed runs by name. ValueError where a folder is not one."""
+    found = {}
+    for folder in sorted(path for path in (root / RESULTS).glob("*") if path.is_dir()):
+        shown = shown_by(folder)
+        if not (folder / SETTINGS).exists():
+            raise ValueError(f"{folder}: has no {SETTINGS}; take the run anew with --take, or remove the folder")
+        found[folder.name] = shown(folder)
+    return found
+
+
+def check_blocks(text: str, names: Sequence[str]) -> None:
+    """Raises ValueError where the page's blocks and the results do not belong to each other."""
+    blocks = [match.group(2) for match in _BLOCK.finditer(text)]
+    if sorted(blocks) != sorted(names):
+        raise ValueError(
+            f"{PAGE} has blocks of results for {sorted(blocks)}, there are results of {sorted(names)}; each needs one "
+            f"block, <!-- results: NAME --> and <!-- end of results --> on lines of their own"
+        )
+
+
+def page(text: str, shown: Dict[str, Shown]) -> str:
+    """The page with its tables made anew. ValueError where a block and the results do not belong to each other."""
+    check_blocks(text, list(shown))
+    return _BLOCK.sub(lambda match: f"{match.group(1)}\n{shown[match.group(2)].text()}\n{match.group(3)}", text)
+
+
+def check_run(run: Path) -> None:
+    """Raises ValueError where a folder is not that of an experiment's run."""
+    shown_by(run)
+    if not (run / SETTINGS).exists() or not any((run / CELLS).glob("*.json")):
+        raise ValueError(f"{run}: has no finished cell; --take names the --out of an experiment that has one")
+
+
+def take(run: Path, root: Path) -> List[Path]:
+    """Copies settings, facts and finished cells of a run into the results, under the name of its folder.
+
+    Cells that are there already stay, except where they were measured with other settings.
+    """
+    check_run(run)
+    folder = root / RESULTS / run.name
+    if (folder / SETTINGS).exists() and (folder / SETTINGS).read_bytes() != (run / SETTINGS).read_bytes():
+        shutil.rmtree(folder)
+    (folder / CELLS).mkdir(parents=True, exist_ok=True)
+    names = [SETTINGS, *(f"{CELLS}/{path.name}" for path in sorted((run / CELLS).glob("*.json")))]
+    if (run / FACTS).exists():
+        names.append(FACTS)
+    return [Path(shutil.copyfile(run / name, folder / name)) for name in names]
+
+
+def drawn(folder: Path, pictures: Sequence[Path]) -> Dict[str, Any]:
+    """What a run's results and its pictures are now, as `pictures.json` keeps it."""
+    whole = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*.json") if path.name != DRAWN):
+        whole.update(f"{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in pictures}
+    return {"results": whole.hexdigest(), "pictures": digests}
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = ArgumentParser(prog="python -m evidence.figures", description=__doc__.split("\n")[0].split(": ", 1)[1])
+    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="of a checkout; default: this folder")
+    parser.add_argument(
+        "--take", type=Path, action="append", default=[], metavar="OUT", help="first copy the cells of this run"
+    )
+    options = parser.parse_args(argv)
+    path = options.root / PAGE
+    if not path.exists():
+        raise ValueError(f"{path}: no such file; run it in a checkout, or give --root")
+    for run in options.take:
+        check_run(run)
+    text, taken = path.read_text(encoding="utf-8"), {run.name for run in options.take}
+    check_blocks(text, sorted(taken | set(results(options.root))))  # before anything is copied
+    for run in options.take:
+        print(f"{len(take(run, options.root))} files from {run}")
+    shown = results(options.root)
+    write_atomically(path, page(text, shown).encode())
+    print(path)
+    for name, each in shown.items():
+        pictures = each.draw(options.root / PICTURES, f"{name}_")
+        for picture in pictures:
+            print(picture)
+        folder = options.root / RESULTS / name
+        write_atomically(folder / DRAWN, (json.dumps(drawn(folder, pictures), indent=1) + "\n").encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

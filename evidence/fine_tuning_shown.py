@@ -1,0 +1,298 @@
+"""What the fine-tuning experiment says, from the files of its finished cells alone."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from evidence.runner import Cell, Row
+from evidence.statistics import (
+    CONFIDENCE,
+    SHARE,
+    TWICE,
+    Interval,
+    Scores,
+    Verdict,
+    difference,
+    median_interval,
+    verdict,
+)
+from evidence.ways import AGAIN, INFERENCE, LONGEST, MAXIMUM, NO_MASK, PACKED, SORTED, TRAINING, WAYS
+from evidence.ways import WORDS as WAY_WORDS
+from evidence.writer import Shown, Table, bars, small, spread
+from pack_data.cli.command import counted
+from pack_data.display.picture import Picture
+
+CALIBRATION_SEED = 101  # sets the margin and does not count
+WORDS = {"banking77": "BANKING77 at 64", "squad": "SQuAD at 384"}
+SCORE = {"banking77": "accuracy", "squad": "F1"}
+# Updates may part by rounding, which Adam enlarges; without the mask they must part by so many times more.
+CLEARLY = 100.0
+_Line = Tuple[str, str]  # of a table: task and way
+
+
+class FineTuningShown(Shown):
+    """What the cells of one folder say, whichever of them are finished."""
+
+    uncounted = (CALIBRATION_SEED,)
+
+    @property
+    def tasks(self) -> List[str]:
+        """Those with a finished cell."""
+        kinds = (PACKED, SORTED, NO_MASK, "same", "times")
+        return [t for t in WORDS if any(cell.variant in [f"{t}_{kind}" for kind in kinds] for cell in self.cells)]
+
+    # ---- scores
+
+    def lasts(self, task: str, way: str) -> List[Row]:
+        """The last row of each seed."""
+        variant = f"{task}_{way}"
+        return [self.cells[Cell(variant, seed)][-1] for seed in self.seeds(variant)]
+
+    def scores(self, task: str, way: str) -> List[float]:
+        """Percent, by seed."""
+        return [float(np.mean(row["points"])) for row in self.lasts(task, way)]
+
+    def lost(self, task: str, first: str, second: str, seeds: Sequence[int]) -> Optional[Interval]:
+        """Points that the first way scores less than the second one; None without a seed."""
+
+        def scores(way: str, seed: int) -> Scores:
+            points = np.array(self.cells[Cell(f"{task}_{way}", seed)][-1]["points"], dtype=np.float64)
+            return Scores(np.ones(len(points)), 100.0 - points, np.zeros(len(points)))
+
+        return difference(*([scores(way, seed) for seed in seeds] for way in (first, second))) if seeds else None
+
+    def cost(self, task: str) -> Optional[Interval]:
+        """What the missing mask costs on the seed that does not count."""
+        there = all(Cell(f"{task}_{way}", CALIBRATION_SEED) in self.cells for way in (PACKED, NO_MASK))
+        return self.lost(task, NO_MASK, PACKED, [CALIBRATION_SEED]) if there else None
+
+    def verdict(self, task: str) -> Verdict:
+        """Whether packed scores as sorted padding, in an experiment that notices a missing mask."""
+        claim, control = (
+            self.lost(task, way, SORTED, self.common(f"{task}_{way}", f"{task}_{SORTED}")) for way in (PACKED, NO_MASK)
+        )
+        if claim is None or control is None:
+            return Verdict(False, False, "shows nothing yet: packed, sorted and the control have no common seed")
+        return verdict(self.cost(task), claim, control, unit="points lost", digits=2)
+
+    # ---- the same updates
+
+    def same(self, task: str) -> Optional[Dict[str, float]]:
+        """How far logits are from those after packed updates, by way; None where it is not measured."""
+        rows = self.cells.get(Cell(f"{task}_same", 1))
+        return None if rows is None else {row["way"]: row["logits"] for row in rows}
+
+    def same_shown(self, task: str) -> bool:
+        found = self.same(task)
+        return found is not None and found[NO_MASK] > CLEARLY * max(found[MAXIMUM], found[LONGEST])
+
+    # ---- times
+
+    def timed(self, task: str) -> bool:
+        return bool(self._seconds(task, TRAINING, PACKED))
+
+    def per_sequence(self, task: str, what: str, way: str) -> Interval:
+        """Milliseconds of a sequence: the median round's."""
+        return median_interval([1e3 * seconds for seconds in self._seconds(task, what, way)])
+
+    def against_packed(self, task: str, what: str, way: str) -> Interval:
+        """Times of the packed way's time, round by round."""
+        found = (self._seconds(task, what, each) for each in (way, PACKED))
+        return median_interval([seconds / packed for seconds, packed in zip(*found)])
+
+    def _seconds(self, task: str, what: str, way: str) -> List[float]:
+        """Of a sequence in each round, scaled by slots from those that were timed to all there are: fewer sequences
+        that are sorted by length differ more in length within a pass."""
+        rows = [r for r in self.cells.get(Cell(f"{task}_times", 1), []) if (r["what"], r["way"]) == (what, way)]
+        known = self.facts[task][what]
+        slots = known["slots_per_token"][PACKED if way == AGAIN else way] * known["tokens"] / known["sequences"]
+        return [slots * row["seconds"] / row["slots"] for row in rows]
+
+    def timing_shown(self, task: str, what: str) -> bool:
+        """Whether the same way timed twice takes as long, by an interval that is narrow enough to tell."""
+        again = self.against_packed(task, what, AGAIN)
+        return 1 - TWICE < again.low <= 1.0 <= again.high < 1 + TWICE
+
+    @property
+    def passes(self) -> bool:
+        """Whether every control of what is finished fails as it must; False where nothing is."""
+        found = []
+        for task in self.tasks:
+            found += [self.timing_shown(task, what) for what in (TRAINING, INFERENCE) if self.timed(task)]
+            found += [self.verdict(task).shows] if self.lasts(task, PACKED) else []
+            found += [self.same_shown(task)] if self.same(task) is not None else []
+        return bool(found) and all(found)
+
+    # ---- the block
+
+    def parts(self) -> List[Union[str, Table]]:
+        if not self.tasks:
+            return ["No run is finished yet."]
+        claims: List[str] = []
+        for task in self.tasks:
+            claims += [f"**{WORDS[task]}.**", *self._claims(task), ""]
+        return [self._table(TRAINING), self._table(INFERENCE), *claims, *self._origin()]
+
+    def _table(self, what: str) -> Table:
+        def of_time(words: Callable[[str, str], str]) -> Callable[[_Line], Optional[str]]:
+            return lambda line: words(*line) if line[1] in (*WAYS, AGAIN) and self.timed(line[0]) else None
+
+        def slots(line: _Line) -> Optional[str]:
+            task, way = line
+            found = self.facts[task][what]["slots_per_token"].get(PACKED if way == NO_MASK else way)
+            return None if found is None else f"{found:.2f}"
+
+        def milliseconds(task: str, way: str) -> str:
+            each = self.per_sequence(task, what, way)
+            return each.words(".2f" if each.mean < 10 else ".1f")
+
+        def tokens(task: str, way: str) -> str:
+            known = self.facts[task][what]
+            return f"{1e3 * known['tokens'] / known['sequences'] / self.per_sequence(task, what, way).mean:,.0f}"
+
+        def ratio(task: str, way: str) -> str:
+            return "" if way == PACKED else self.against_packed(task, what, way).words(".2f")
+
+        def name(line: _Line) -> str:
+            return f"{WORDS[line[0]]}, {WAY_WORDS.get(line[1], line[1])}"
+
+        no_model = "most frequent answer (no model)"
+        lines = []
+        for task in self.tasks:
+            lines += [(task, way) for way in WAYS]
+            lines += [(task, AGAIN)] if self.timed(task) else []
+            lines += [(task, NO_MASK)] if self.lasts(task, PACKED) else []
+            lines += [(task, no_model)] if what == TRAINING else []
+        first = (
+            ("score, %", self._score) if what == TRAINING else ("answers that differ from padded ones", self._differ)
+        )
+        return Table(
+            [
+                (what, name),
+                first,
+                ("slots a token", slots),
+                ("ms a sequence", of_time(milliseconds)),
+                ("tokens/s", of_time(tokens)),
+                ("time, packed = 1", of_time(ratio)),
+            ],
+            lines,
+        )
+
+    def _score(self, line: _Line) -> str:
+        task, way = line
+        if way not in WAY_WORDS:
+            return f"{SCORE[task]} {self.facts[task]['no_model']:.2f}"
+        if way in (MAXIMUM, LONGEST):
+            return "as packed" if self.same_shown(task) and self.lasts(task, PACKED) else ""
+        scores = self.scores(task, way)
+        return f"{SCORE[task]} {spread(scores, 2)}" if scores else ""
+
+    def _differ(self, line: _Line) -> str:
+        task, way = line
+        found = [row[f"answered_{way}"] for row in self.lasts(task, PACKED) if f"answered_{way}" in row]
+        if not found:
+            return ""
+        return f"{sum(each['different'] for each in found):,} of {sum(each['answers'] for each in found):,}"
+
+    def _claims(self, task: str) -> List[str]:
+        lines = [] if self.same(task) is None else [self._same_words(task)]
+        lines.append(self._score_words(task) if self.lasts(task, PACKED) else "No run that is scored is finished yet.")
+        return lines + [self._time_words(task, what) for what in (TRAINING, INFERENCE) if self.timed(task)]
+
+    def _same_words(self, task: str) -> str:
+        found, timing = self.same(task), self.settings["timing"][task]
+        assert found is not None
+        numbers = (
+            f"after {counted(timing['updates'], 'update')} from one start the logits of held-out sequences are at "
+            f"most {small(max(found[MAXIMUM], found[LONGEST]))} apart, without the mask {small(found[NO_MASK])}; the "
+            f"updates moved them by {small(found['start'])}"
+        )
+        if not self.same_shown(task):
+            return f"Same updates: **shows nothing**, as the missing mask does not stand out from rounding: {numbers}."
+        return (
+            f"Padded to the maximum, to the longest and packed make the same updates up to rounding: {numbers}. One "
+            f"score stands for the three."
+        )
+
+    def _score_words(self, task: str) -> str:
+        cost = self.cost(task)
+        found = (
+            f"Claim: packed fine-tuning scores as sorted padding. Control: packed without the mask. "
+            f"**{self.verdict(task).why}.** "
+        )
+        if cost is None:
+            return found
+        margin = f"a quarter of it, {SHARE * cost.mean:.2f}, is the margin" if cost.low > 0 else "so no margin"
+        return f"{found}On a seed that does not count, the mask's removal costs {cost.words('+.2f')} points; {margin}."
+
+    def _time_words(self, task: str, what: str) -> str:
+        """A difference counts where its interval is apart from that of the same way timed twice."""
+        again = self.against_packed(task, what, AGAIN)
+        head, twice = f"{what.capitalize()} on this device", again.words(".2f")
+        if not self.timing_shown(task, what):
+            return f"{head}: **shows nothing**, the packed way timed twice takes {twice} of its own time."
+        groups: Dict[str, List[str]] = {}
+        for way in (MAXIMUM, LONGEST, SORTED):
+            ratio = self.against_packed(task, what, way)
+            words = "packing gains nothing over rows"
+            if ratio.high < again.low:
+                words = "packing is slower than rows"
+            elif ratio.low > again.high:
+                words = "packing is faster than rows"
+            groups.setdefault(words, []).append(f"{WAY_WORDS[way]} ({ratio.words('.2f')})")
+        said = "; ".join(f"{words} {', '.join(found)}" for words, found in groups.items())
+        return (
+            f"{head}: **{said}**. Control: packed timed twice, {twice}, has to hold 1.00 and lie within {TWICE:.0%} of "
+            f"it; a gain lies wholly above this interval."
+        )
+
+    def _origin(self) -> List[str]:
+        lines = []
+        for task in self.tasks:
+            known, epochs = self.facts[task], counted(self.settings[task]["epochs"], "epoch")
+            training, updates = known[TRAINING], known["updates_per_epoch"]
+            lines.append(
+                f"{WORDS[task]}: {training['sequences']:,} sequences in {epochs} of {updates:,} updates, "
+                f"{training['sequences'] / updates:.1f} sequences an update in every way, "
+                f"{training['packing_factor']:.2f} in a packed row, packing takes {known['packing_seconds']:.2g} s "
+                f"once; {known[INFERENCE]['sequences']:,} sequences answered."
+            )
+        return [
+            *lines,
+            f"Weights of {self.settings['checkpoint']}, AdamW, no dropout, every pass with at most as many slots. ±: "
+            f"one standard deviation of the seeds. Intervals: {CONFIDENCE:.0%}; of scores over examples and seeds, of "
+            f"times of the median over rounds in which the ways take turns.",
+            "Engines with static shapes (IPU) pad to the maximum where they do not pack; only engines that take rows "
+            "of any length can sort.",
+            "Times are seconds of one thread on its processor, with the layout of the rows, of a sample, scaled by "
+            f"slots to all sequences; {self.facts['machine']}.",
+        ]
+
+    # ---- the picture
+
+    def pictures(self) -> Dict[str, Sequence[Picture]]:
+        """Time of a sequence in each way, and its score, for each task."""
+        drawn: List[Picture] = []
+        for task in self.tasks:
+            if self.timed(task):
+                times = {
+                    f"{what}, median with its {CONFIDENCE:.0%} interval": {
+                        WAY_WORDS[way]: self.per_sequence(task, what, way) for way in WAYS
+                    }
+                    for what in (TRAINING, INFERENCE)
+                }
+                drawn.append(bars(f"{WORDS[task]}: time", "ms a sequence, one thread", times))
+            found = {WAY_WORDS[way]: self.scores(task, way) for way in (PACKED, SORTED, NO_MASK)}
+            if self.lasts(task, PACKED):
+                scores = {
+                    name: Interval(float(np.mean(each)), min(each), max(each), len(each))
+                    for name, each in found.items()
+                    if each
+                }
+                level = ("most frequent answer, no model", self.facts[task]["no_model"])
+                unit = f"{SCORE[task]} on held-out examples, %"
+                series = {"mean, lowest and highest seed": scores}
+                drawn.append(bars(f"{WORDS[task]}: score", unit, series, [level], form=".2f"))
+        return {"ways": drawn} if drawn else {}

@@ -1,0 +1,655 @@
+"""What the pre-training experiments share: data with documents held out, one run a cell, scored sequence by sequence.
+
+The runs are those of `run_pretraining.py`: the same build, `GlobalBatches`, `HostEngine` and `train`. An experiment
+only chooses the configuration and changes batches before the engine sees them. Held-out losses are always those of
+unpacked sequences of documents that no training sequence comes from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+
+import numpy as np
+import torch
+
+from evidence.runner import Row, alone
+from evidence.topics import topic_documents
+from ipu_packed_bert.checkpoint import checkpoints as saved
+from ipu_packed_bert.checkpoint import load_newest
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig, RunConfig
+from ipu_packed_bert.engine.base import StepResult
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.hugging_face import Weights, load_into, read_folder, write_folder
+from ipu_packed_bert.identity import Identity
+from ipu_packed_bert.loader import Batch, GlobalBatches, StoredPacks
+from ipu_packed_bert.model.loss import correct, cross_entropy, membership
+from ipu_packed_bert.schema import EngineConfig, ModelConfig, PlacementConfig
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.tasks.task import Counts, Evaluation
+from ipu_packed_bert.train import Log, train
+from ipu_packed_bert.unigram import unigram_baseline
+from pack_data.build import BuildOptions, build
+from pack_data.building.sides import held_out_folder
+from pack_data.pack_lengths import pack
+from pack_data.reading.files import write_atomically
+from pack_data.store.data_set import MANIFEST, PackStore
+from pack_data.store.packs import FIELDS, assemble, decode, disassemble
+from pack_data.text.corpus import EMBEDDED, documents
+from pack_data.text.tokenizer_file import load_either, vocabulary_in
+
+LEAST_HELD_OUT = 2000  # sequences that a verdict needs
+SCORED = 2048  # held-out sequences at most, the same ones in all runs
+_BUILD_SEED = 5
+_SCORED_ROWS = 32  # at once
+_SLOTS = ("input_ids", "input_mask", "segment_ids", "positions")
+_MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+_OF_DATA = ("amount", "held_out", "max_sequence_length", "short_sequence_probability", "depth", "vocabulary_size")
+
+
+class Size(NamedTuple):
+    """How large an experiment is."""
+
+    corpus: str  # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus
+    amount: int  # documents of topics, or characters of text
+    held_out: float  # share of the documents
+    max_sequence_length: int
+    short_sequence_probability: float
+    depth: int
+    packing_factor: float  # about, for estimates before the data is there
+    vocabulary_size: int  # at most; trained on the training documents
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    micro_batch: int  # rows
+    accumulation: int  # micro-batches in an unpacked update, about
+    sequences: int  # of a run, about
+    points: int  # measurements along a run
+    learning_rate: float
+    resumable: bool  # a cell keeps checkpoints, for runs of more than a few minutes
+
+
+SIZES = {
+    "quick": Size("topics", 150, 0.1, 64, 0.9, 4, 2.9, 512, 32, 1, 2, 4, 4, 200, 2, 2.0e-3, False),
+    "minutes": Size("topics", 12_000, 0.08, 64, 0.9, 4, 2.9, 512, 64, 2, 2, 4, 8, 32_000, 8, 2.0e-3, False),
+    "hours": Size("text", 10**9, 0.03, 192, 0.9, 3, 1.8, 4096, 128, 4, 4, 6, 8, 96_000, 10, 1.0e-3, True),
+    "full": Size("text", 10**12, 0.001, 512, 0.1, 3, 2.0, 30_522, 768, 12, 12, 8, 32, 256 * 100_000, 20, 1.0e-4, True),
+}
+
+
+def describe(size: Size) -> str:
+    """One line for tables and help."""
+    text = "made-up topics" if size.corpus == "topics" else "Wikipedia (--data-dir; else Python's documentation)"
+    return (
+        f"{text}, {size.max_sequence_length} slots, depth {size.depth}, hidden {size.hidden_size}, {size.num_layers} "
+        f"layer{'' if size.num_layers == 1 else 's'}, {size.sequences:,} sequences a run, updates of about "
+        f"{size.micro_batch * size.accumulation} unpacked"
+    )
+
+
+class PretrainingSetup:
+    """The data sets of one size, in a folder that all experiments of that size use.
+
+    corpus: the folder of JSONL files `wikipedia` in --data-dir, "embedded", or "topics".
+    checkpoint: a folder of trained weights, whose vocabulary the data has and whose sizes the network has.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        size: Size,
+        data_dir: Optional[Path],
+        *,
+        progress: Optional[bool] = None,
+        checkpoint: Optional[Path] = None,
+    ) -> None:
+        self.folder, self.size, self._progress = Path(folder), size, progress
+        self._checkpoint = checkpoint
+        self.pretrained = None if checkpoint is None else read_folder(checkpoint)
+        self.corpus = corpus_of(size, data_dir)
+        source = str(data_dir / "wikipedia") if self.corpus == "wikipedia" and data_dir else self.corpus
+        with alone(self.folder, "data"):
+            text = self.folder / "documents.jsonl"
+            self._settle()
+            if not text.exists():
+                write_documents(source, text, amount=size.amount)
+            self._build("unpacked", corpus=text, held_out=size.held_out)
+        # As many micro-batches as make the packed update, a whole number of them too, hold nearly as many sequences.
+        factor = self.packing_factor("packed")
+        around = range(max(2, size.accumulation - 4), size.accumulation + 5)
+        self.accumulation = min(
+            around, key=lambda number: (-(-number // factor) * factor / number, abs(number - size.accumulation))
+        )
+
+    # ---- data --------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Notes what the data is made from. ValueError where the folder holds data made otherwise."""
+        path = self.folder / "settings.json"
+        wanted = {"corpus": self.corpus, **{name: getattr(self.size, name) for name in _OF_DATA}}
+        if self.pretrained is not None:
+            wanted.update(Identity.of(self.pretrained.vocabulary).recorded)
+        if path.exists():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found != wanted:
+                raise ValueError(
+                    f"{self.folder}: holds data made with {found}, now {wanted}; remove it or give another --out"
+                )
+        else:
+            write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
+
+    def store(self, name: str) -> PackStore:
+        """`unpacked`; `packed` (optimal, the size's depth) and `depth_D` of the same sequences; `held_out`."""
+        unpacked = self.folder / "unpacked"
+        if name == "held_out":
+            return PackStore.open(held_out_folder(unpacked))
+        if name != "unpacked":
+            depth = self.size.depth if name == "packed" else int(name.split("_")[1])
+            with alone(self.folder, "data"):
+                self._build(name, source=unpacked, packer="optimal", max_sequences_per_pack=depth)
+        store = PackStore.open(self.folder / name)
+        if name != "unpacked":
+            with PackStore.open(unpacked) as plain:
+                if store.manifest.digest != plain.manifest.digest:
+                    raise ValueError(
+                        f"{self.folder / name}: holds other sequences than {unpacked}; remove {self.folder}"
+                    )
+        return store
+
+    @property
+    def vocabulary(self) -> Path:
+        """Its file, with the data."""
+        return vocabulary_in(self.folder / "unpacked")
+
+    def packing_factor(self, name: str) -> float:
+        with self.store(name) as store:
+            return store.manifest.packing_factor
+
+    def _build(self, name: str, **options: Any) -> None:
+        if (self.folder / name / MANIFEST).exists():
+            return
+        print(f"building the {name.replace('_', ' ')} sequences in {self.folder / name}", flush=True)
+        chosen = {
+            "packer": "none",
+            "max_sequences_per_pack": 1,
+            "duplication_factor": 1,
+            "vocabulary_size": self.size.vocabulary_size,
+            "short_sequence_probability": self.size.short_sequence_probability,
+            "max_sequence_length": self.size.max_sequence_length,
+            "seed": _BUILD_SEED,
+            "workers": 1,
+            **options,
+        }
+        if "source" in chosen:
+            chosen.update(_given(self.vocabulary))
+        elif self.pretrained is not None and self._checkpoint is not None:
+            chosen.update(_given(vocabulary_in(self._checkpoint)))
+            if "vocabulary" in chosen:  # a tokenizer.json says so itself
+                chosen["lower_case"] = bool(self.pretrained.vocabulary.lower_case)
+        build(BuildOptions(out=self.folder / name, **chosen), self._progress).close()
+
+    def facts(self) -> Dict[str, Any]:
+        """Of the data: masked tokens of each scored sequence; what constant predictions score on all held out."""
+        with self.store("unpacked") as training, self.store("held_out") as held_out:
+            found = unigram_baseline(training, held_out, vocabulary=training.manifest.vocabulary_size)
+            scored = held_out.batch(scored_rows(held_out))
+            sequences = {"training": training.manifest.sequences, "held_out": len(scored["input_ids"])}
+        right = found["most_frequent_next_sentence_accuracy"]
+        return {
+            "baseline": {
+                "mlm_loss": round(found["unigram_loss"], 6),
+                "mlm_accuracy": round(found["most_frequent_token_accuracy"], 6),
+                "nsp_accuracy": round(right, 6),
+                "nsp_loss": round(-sum(share * math.log(share) for share in (right, 1 - right) if share > 0), 6),
+            },
+            "sequences": sequences,
+            "packing_factor": round(self.packing_factor("packed"), 4),
+            "masked": (scored["masked_lm_weights"] > 0).sum(axis=1).tolist(),
+        }
+
+    # ---- runs --------------------------------------------------------------------------------------------------------
+
+    def config(
+        self,
+        store: str,
+        *,
+        seed: int,
+        adjustment: str = "accumulation",
+        rate: float = 1.0,
+        next_sentence: bool = True,
+        times: int = 1,
+    ) -> Config:
+        """A run over the sequences of the size.
+
+        `rate` multiplies the learning rate of the size, `times` the packs of an update. No dropout, so that seeds
+        differ in the first weights and in the order of the data.
+        """
+        size, packed = self.size, store != "unpacked"
+        with self.store(store) as data:
+            depth = data.schema.max_sequences_per_pack if packed else 1
+            factor, vocabulary = data.manifest.packing_factor, data.manifest.vocabulary_size
+        config = Config(
+            data=DataConfig(
+                directory=str(self.folder / store),
+                max_sequence_length=size.max_sequence_length,
+                max_predictions_per_sequence=None,
+                max_sequences_per_pack=depth,
+                packer="optimal" if packed else "none",
+                evaluation_directory=str(held_out_folder(self.folder / "unpacked")),
+            ),
+            model=self._model(vocabulary),
+            loss=LossConfig(next_sentence=next_sentence),
+            optimizer=OptimizerConfig(
+                name="adamw",
+                learning_rate=rate * size.learning_rate,
+                warmup_fraction=0.1,
+                packing_adjustment=adjustment,
+            ),
+            batch=BatchConfig(micro_batch=size.micro_batch, gradient_accumulation=times * self.accumulation),
+            engine=EngineConfig(kind="host", device="auto", threads=1),
+            placement=PlacementConfig(layers_per_ipu=(size.num_layers,)),
+            run=RunConfig(seed=seed),
+        )
+        steps = max(1, round(size.sequences / config.expected_sequences_per_update(factor)))
+        every = max(1, steps // size.points)
+        return replace(config, run=replace(config.run, steps=steps, evaluate_every=every))
+
+    def _model(self, vocabulary: int) -> ModelConfig:
+        if self.pretrained is not None:
+            return replace(self.pretrained.model, hidden_dropout=0.0, attention_dropout=0.0)
+        size = self.size
+        return ModelConfig(
+            vocabulary_size=vocabulary,
+            hidden_size=size.hidden_size,
+            num_layers=size.num_layers,
+            num_heads=size.num_heads,
+            intermediate_size=4 * size.hidden_size,
+            max_position_embeddings=size.max_sequence_length,
+            hidden_dropout=0.0,
+        )
+
+    def run(
+        self,
+        config: Config,
+        change: Callable[[Batch], Batch] = lambda batch: batch,
+        unfinished: Optional[Path] = None,
+        *,
+        times: int = 1,
+        weights: Optional[Weights] = None,
+        along: Optional[int] = None,
+        keep: Optional[Path] = None,
+    ) -> List[Row]:
+        """A row for each measurement of the held-out sequences; the last one has what each of them scored.
+
+        unfinished: where a run that was killed goes on from. times: as in `config`.
+        weights: that it begins with; parameters which they lack are drawn from the seed.
+        along: only so many of the scored sequences are scored along the run. All of them are scored at its end; what
+        they have together stands in the last row under `all_` and the name.
+        keep: a Hugging Face folder for the weights at the end, beside their vocabulary.
+        """
+        with self.store(Path(config.data.directory).name) as store, self.store("held_out") as held_out:
+            factor = store.manifest.packing_factor
+            task = ScoredPretraining(config, store.schema)
+            # An update has `times` times the sequences that packing alone gives it; betas follow both.
+            engine = HostEngine(config, task, packing_factor=times * factor)
+            folder = unfinished if self.size.resumable else None
+            with closing(all_batches(store, config, factor)) as batches:
+                log = HeldOutLosses(folder)
+                step = _go_on(engine, batches, log, folder)
+                if not step and weights is not None:
+                    load_into(engine.model, weights)
+                changed = Changed(batches, list(trimmed(held_out, along)), change, log)
+                engine.compile(change(batches.first()))
+                every = config.run.evaluate_every if folder is not None else 0
+                config = replace(config, run=replace(config.run, checkpoint_every=every))
+                # Interrupted, it ends the experiment, whose unfinished cell goes on from its last checkpoint.
+                if train(config, engine, changed, log, folder, steps=config.run.steps, first_step=step).stopped_by:  # type: ignore[arg-type]
+                    raise KeyboardInterrupt
+                rows = log.rows
+                if along is not None:
+                    rows[-1].update(prefixed("all_", task.scored(engine, trimmed(held_out))))
+                elif not task.by_sequence:  # killed between the last checkpoint and the end
+                    task.evaluate(engine, changed.held_out())
+                if keep is not None:
+                    self._keep(engine, task, keep)
+            rows[-1].update(
+                packing_factor=round(factor, 4),
+                updates=config.run.steps,
+                held_out_data=f"{held_out.manifest.digest:016x}",
+                **task.by_sequence,
+            )
+        return rows
+
+    def _keep(self, engine: HostEngine, task: Pretraining, folder: Path) -> None:
+        """The weights as a Hugging Face folder, which is there whole or not at all."""
+        vocabulary = load_either(self.vocabulary) if self.pretrained is None else self.pretrained.vocabulary
+        partial = folder.with_name(folder.name + ".partial")
+        for path in (partial, folder):
+            shutil.rmtree(path, ignore_errors=True)
+        write_folder(partial, task.model, engine.weights(), vocabulary, architecture=task.architecture)
+        partial.rename(folder)
+
+    def in_packs(self, change: Callable[[Batch], Batch], weights: Weights) -> Row:
+        """What a network with these weights scores on the scored sequences in packs, each batch changed.
+
+        Packs are those of the optimal packer at the depth of the size; nothing is trained.
+        """
+        with self.store("packed") as store, self.store("held_out") as held_out:
+            config = self.config("packed", seed=0)
+            task = ScoredPretraining(config, store.schema)
+            engine = HostEngine(config, task, packing_factor=store.manifest.packing_factor)
+            with closing(engine):
+                load_into(engine.model, weights)
+                metrics = task.scored(engine, map(change, packs_of_scored(held_out, self.size.depth)))
+            return {**metrics, "held_out_data": f"{held_out.manifest.digest:016x}", **task.by_sequence}
+
+
+def _given(vocabulary: Path) -> Dict[str, Path]:
+    """As an option of a build."""
+    return {"tokenizer" if vocabulary.suffix == ".json" else "vocabulary": vocabulary}
+
+
+def corpus_of(size: Size, data_dir: Optional[Path]) -> str:
+    """Its name."""
+    if size.corpus == "topics":
+        return "topics"
+    return EMBEDDED if data_dir is None else "wikipedia"
+
+
+def setup(options: Any) -> PretrainingSetup:
+    """The one that the experiments of this size and corpus beside `options.out` share."""
+    size = SIZES[options.size]
+    folder = options.out.parent / f"data_{options.size}_{corpus_of(size, options.data_dir)}"
+    return PretrainingSetup(folder, size, options.data_dir, progress=options.progress)
+
+
+def settings(options: Any) -> Dict[str, Any]:
+    """What decides the cells of an experiment with this setup."""
+    size = SIZES[options.size]
+    return {"size": options.size, **size._asdict(), "corpus": corpus_of(size, options.data_dir)}
+
+
+def write_documents(source: str, path: Path, *, amount: int) -> None:
+    """A JSONL file of so many made-up documents, or of documents drawn at random until they have so many characters."""
+    if source == "topics":
+        lines = [json.dumps({"text": text}) + "\n" for text in topic_documents(amount, seed=_BUILD_SEED)]
+        return write_atomically(path, "".join(lines).encode())
+    if source != EMBEDDED and not Path(source).is_dir():
+        raise ValueError(
+            f"{source}: no such folder; --data-dir names one that has the folder wikipedia, without it the embedded "
+            f"corpus is used"
+        )
+    drawn = list(documents(source))
+    random.Random(_BUILD_SEED).shuffle(drawn)
+    lines, total = [], 0
+    for document in drawn:
+        if total >= amount:
+            break
+        total += sum(map(len, document.lines))
+        lines.append(json.dumps({"text": "\n".join(document.lines)}) + "\n")
+    write_atomically(path, "".join(lines).encode())
+
+
+def slots_per_second(size: Size, seconds: float = 2.0) -> float:
+    """How fast this machine trains a model of this size on one thread, in slots of rows."""
+    from ipu_packed_bert.model.packed import PackedBertForPreTraining
+    from pack_data.store.packs import default_predictions
+
+    torch.set_num_threads(1)
+    rows, slots = size.micro_batch, size.max_sequence_length
+    model = ModelConfig(
+        vocabulary_size=size.vocabulary_size,
+        hidden_size=size.hidden_size,
+        num_layers=size.num_layers,
+        num_heads=size.num_heads,
+        intermediate_size=4 * size.hidden_size,
+        max_position_embeddings=slots,
+        hidden_dropout=0.0,
+    )
+    network = PackedBertForPreTraining(model, LossConfig(), attention="sdpa")
+    row, few = torch.ones(rows, slots, dtype=torch.int32), torch.ones(rows, 1, dtype=torch.int32)
+    masked = torch.ones(rows, default_predictions(slots), dtype=torch.int32)
+    fields = (row, row, row, row * 0, masked, masked, masked, few, few, few, few[:, 0], few[:, 0])
+    start, done = time.perf_counter(), 0
+    while not done or time.perf_counter() - start < seconds:
+        network(*fields).loss.backward()
+        done += 1
+    return done * rows * slots / (time.perf_counter() - start)
+
+
+# ---- scoring ---------------------------------------------------------------------------------------------------------
+
+
+def scored_rows(store: PackStore) -> np.ndarray:
+    """The numbers of the rows of an unpacked data set that are scored, rising."""
+    return np.sort(np.random.default_rng(_BUILD_SEED).permutation(len(store))[:SCORED])
+
+
+def trimmed(store: PackStore, number: Optional[int] = None) -> Iterator[Batch]:
+    """The scored rows in batches of rows nearly as long, each cut to the longest of its rows and to the most masked
+    tokens; or only `number` of them, as many of each length as in all.
+
+    A batch has the field `number`: which of the scored rows a sequence is, [rows, 1].
+    """
+    rows = scored_rows(store)
+    lengths = store.lengths(rows)["lengths"].reshape(len(rows), -1)[:, 0]
+    order = np.argsort(lengths, kind="stable")
+    if number is not None and number < len(order):
+        order = order[np.linspace(0, len(order) - 1, number).round().astype(np.int64)]
+    for first in range(0, len(order), _SCORED_ROWS):
+        numbers = order[first : first + _SCORED_ROWS]
+        batch, longest = store.batch(rows[numbers]), int(lengths[numbers].max())
+        masked = max(1, int((batch["masked_lm_weights"] > 0).sum(axis=1).max()))
+        cut = {name: batch[name][:, :longest] for name in _SLOTS}
+        yield {**batch, **cut, **{name: batch[name][:, :masked] for name in _MASKED}, "number": numbers[:, None]}
+
+
+def packs_of_scored(store: PackStore, depth: int) -> Iterator[Batch]:
+    """The scored rows of an unpacked data set in packs, in batches.
+
+    A batch has the field `number`: which of the scored rows a pack's sequences are, [packs, depth]; -1 for none.
+    """
+    sequences = disassemble(store.schema, store.records(scored_rows(store)))
+    slots = store.schema.max_sequence_length
+    packed = pack(sequences.lengths, max_sequence_length=slots, max_sequences_per_pack=depth, seed=_BUILD_SEED)
+    packs = len(packed.bins)
+    masked = np.bincount(packed.pack, weights=sequences.prediction_counts, minlength=packs)
+    schema = replace(store.schema, max_sequences_per_pack=depth, max_predictions_per_pack=max(1, int(masked.max())))
+    batch = decode(schema, assemble(schema, sequences, packed.pack, packed.slot, packs))
+    batch["number"] = np.full((packs, depth), -1)
+    batch["number"][packed.pack, packed.slot] = np.arange(len(sequences))
+    for first in range(0, packs, _SCORED_ROWS):
+        yield {name: values[first : first + _SCORED_ROWS] for name, values in batch.items()}
+
+
+class ScoredPretraining(Pretraining):
+    """Pre-training whose evaluation keeps what each held-out sequence scores.
+
+    Its batches say in the field `number` which sequences they hold: those of `trimmed` and `packs_of_scored`.
+    """
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.by_sequence: Dict[str, Any] = {}
+
+    def evaluate(self, engine: Any, batches: Iterable[Batch]) -> Optional[Evaluation]:
+        start, parts = time.perf_counter(), []
+        engine.model.eval()
+        device = next(engine.model.parameters()).device
+        for batch in batches:
+            with torch.no_grad():
+                fields = {name: torch.from_numpy(np.ascontiguousarray(batch[name])).to(device) for name in FIELDS}
+                present = batch["number"] >= 0
+                parts.append([each[present] for each in (batch["number"], *_sequence_scores(engine.model, fields))])
+        if not parts:
+            return None
+        order = np.argsort(np.concatenate([part[0] for part in parts]))
+        masked, mlm, right, nsp, nsp_right = (
+            np.concatenate([part[place] for part in parts])[order] for place in range(1, 6)
+        )
+        counts = {"sequences": len(order), "masked_tokens": int(masked.sum())}
+        metrics = {"mlm_loss": float(mlm.sum() / masked.sum()), "mlm_accuracy": float(right.sum() / masked.sum())}
+        # Whole numbers keep the files small: hundredths of a nat for a sequence, thousandths for its next sentence.
+        self.by_sequence = {"mlm_centinats": np.rint(100 * mlm).astype(int).tolist()}
+        if engine.model.cls.seq_relationship is not None:
+            metrics.update(nsp_loss=float(nsp.mean()), nsp_accuracy=float(nsp_right.mean()))
+            self.by_sequence["nsp_millinats"] = np.rint(1000 * nsp).astype(int).tolist()
+        loss = metrics["mlm_loss"] + metrics.get("nsp_loss", 0.0)
+        return Evaluation(counts, {"loss": loss, **metrics}, time.perf_counter() - start, loss)
+
+    def scored(self, engine: Any, batches: Iterable[Batch]) -> Row:
+        """The metrics of these batches, rounded as they are kept."""
+        found = self.evaluate(engine, batches)
+        assert found is not None  # there are held-out sequences
+        return rounded(found.metrics)
+
+
+def rounded(metrics: Mapping[str, float]) -> Row:
+    return {name: round(float(value), 6) for name, value in metrics.items()}
+
+
+def prefixed(prefix: str, row: Row) -> Row:
+    return {prefix + name: value for name, value in row.items()}
+
+
+def _sequence_scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[np.ndarray]:
+    """Of each sequence of each row, [rows, depth]: masked tokens, their losses, how many are right; the next
+    sentence's."""
+    logits = model.logits(
+        *(fields[name] for name in ("input_ids", "input_mask", "segment_ids", "positions")),
+        fields["masked_lm_positions"],
+        fields["next_sentence_positions"],
+    )
+    labels, depth = fields["masked_lm_ids"], fields["next_sentence_labels"].shape[1]
+    used = membership(fields["masked_lm_weights"], depth, torch.float64)
+    of_tokens = (cross_entropy(logits.mlm_BPV, labels), correct(logits.mlm_BPV, labels))
+    sums = [used.sum(2), *((used * each.double().unsqueeze(1)).sum(2) for each in of_tokens)]
+    found = [each.cpu().numpy() for each in sums]
+    found[0] = found[0].astype(np.int64)
+    if logits.nsp_BD2 is None:
+        return [*found, np.zeros(found[0].shape), np.zeros(found[0].shape)]
+    labels = fields["next_sentence_labels"]
+    nsp, right = cross_entropy(logits.nsp_BD2, labels), correct(logits.nsp_BD2, labels)
+    return [*found, nsp.double().cpu().numpy(), right.double().cpu().numpy()]
+
+
+class HeldOutLosses(Log):
+    """The held-out losses of a run over what it has processed.
+
+    folder: where they are kept beside the checkpoints, so that the run can go on; None: nowhere.
+    """
+
+    def __init__(self, folder: Optional[Path] = None) -> None:
+        self.rows: List[Row] = []
+        self._folder = folder
+        self._totals = {"sequences": 0, "tokens": 0, "seconds": 0.0, "processor_seconds": 0.0}
+        self._begun = 0.0
+        self._step = 0
+
+    def begin(self) -> None:
+        """An update begins."""
+        self._begun = time.process_time()
+
+    def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
+        self._step = step
+        self._totals["sequences"] += counts["sequences"]
+        self._totals["tokens"] += counts["tokens"]
+        self._totals["seconds"] += result.seconds
+        self._totals["processor_seconds"] += time.process_time() - self._begun
+
+    def evaluation(self, step: int, found: Evaluation) -> None:
+        totals = {name: round(value, 3) for name, value in self._totals.items()}
+        self.rows.append({"step": step, **totals, **rounded(found.metrics)})
+
+    def lacks_evaluation(self, step: int) -> bool:
+        return not any(row["step"] == step for row in self.rows)
+
+    def sync(self) -> None:
+        if self._folder is not None:
+            kept = {"step": self._step, "totals": self._totals, "rows": self.rows}
+            write_atomically(self._folder / f"curve-{self._step}.json", json.dumps(kept).encode())
+
+    def go_on(self, step: int) -> None:
+        """From what was kept with the checkpoint of this step."""
+        assert self._folder is not None
+        kept = json.loads((self._folder / f"curve-{step}.json").read_text(encoding="utf-8"))
+        self.rows, self._totals, self._step = kept["rows"], kept["totals"], step
+
+
+class Changed:
+    """Batches for `train`: those of training, changed on their way, and held-out ones of another data set."""
+
+    def __init__(
+        self, training: GlobalBatches, held_out: Sequence[Batch], change: Callable[[Batch], Batch], log: HeldOutLosses
+    ) -> None:
+        self._training, self._held_out, self._change, self._log = training, held_out, change, log
+
+    def __next__(self) -> Batch:
+        self._log.begin()
+        return self._change(next(self._training))
+
+    def held_out(self) -> Iterator[Batch]:
+        return iter(self._held_out)
+
+    def state(self) -> Dict[str, Any]:
+        return self._training.state()
+
+
+def all_batches(store: PackStore, config: Config, packing_factor: float) -> GlobalBatches:
+    """Batches of all packs of a data set; the held-out sequences are another data set."""
+    return GlobalBatches(
+        StoredPacks(store, seed=config.run.seed), Pretraining(config, store.schema).layout(config, packing_factor)
+    )
+
+
+def _go_on(engine: HostEngine, batches: GlobalBatches, log: HeldOutLosses, folder: Optional[Path]) -> int:
+    """The update after which the run goes on; 0 for one that begins."""
+    if folder is None:
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    if not saved(folder):
+        return 0
+    found = load_newest(folder)
+    engine.load_state(found.engine)
+    batches.load_state(found.batches)
+    log.go_on(found.step)
+    return found.step
+
+
+# ---- scales ----------------------------------------------------------------------------------------------------------
+
+
+def update_scales(batch: Batch, micro_batch: int) -> Batch:
+    """The batch with float64 scales that normalise over the whole update: what `GlobalBatches` gives, in double
+    precision."""
+    rows = len(batch["input_ids"])
+    masked, sequences = _counts(batch)
+    return {
+        **batch,
+        "mlm_scale": np.full(rows, rows / micro_batch / max(1, masked.sum())),
+        "nsp_scale": np.full(rows, rows / micro_batch / max(1, sequences.sum())),
+    }
+
+
+def micro_batch_means(batch: Batch, micro_batch: int) -> Batch:
+    """The batch with the scales of common implementations: every micro-batch is a mean over its own tokens and
+    sequences, so that a sequence weighs the less the more others are packed beside it. Types as they are."""
+
+    def scale(counts: np.ndarray, like: np.ndarray) -> np.ndarray:
+        sums = counts.reshape(-1, micro_batch).sum(axis=1)
+        return np.repeat(1.0 / np.maximum(1, sums), micro_batch).astype(like.dtype)
+
+    masked, sequences = _counts(batch)
+    return {**batch, "mlm_scale": scale(masked, batch["mlm_scale"]), "nsp_scale": scale(sequences, batch["nsp_scale"])}
+
+
+def _counts(batch: Batch):
+    """Masked tokens and sequences of every pack."""
+    return (batch["masked_lm_weights"] > 0).sum(axis=1), (batch["next_sentence_weights"] > 0).sum(axis=1)

@@ -1,0 +1,519 @@
+"""The nine ways to make batches, measured on a causal model: updates, seconds, memory and losses.
+
+These are Tables 2 to 6 of "Enhancing Training Efficiency Using Packing with Flash Attention".  Each way trains the same
+model for one epoch from the same weights.  A way that fills its rows trains twice: with the batch size of the
+others, which makes fewer and larger updates, and with the mean number of tokens of a padded update, which makes as
+many updates.  The loss of an update is the mean over its predicted tokens on all ranks.
+
+Padding-free rows take our attention, within each sequence only, unless --attention names another; padded ones take the
+library's. A fully filled batch is bs rows of msl tokens, joined to one for the model; a packing of whole rows can also
+take one row of bs x msl tokens.
+
+    torchrun --nproc-per-node 8 -m evidence position_ids --data-dir DIR --full --model FOLDER --fsdp
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+
+import numpy as np
+
+from evidence.runner import FACTS, Cell, Row, Runner
+from evidence.statistics import SHARE, Interval, Verdict, students
+from evidence.writer import Shown, Table, bars, spread
+from ipu_packed_bert.benchmarks.machine import machine
+from ipu_packed_bert.benchmarks.texts import TextSet, TokenSet, encode, text_sets
+from pack_data.batching.plans import WAYS, BatchOptions
+from pack_data.batching.properties import COLUMNS, report
+from pack_data.cli.command import counted, positive_int
+from pack_data.cli.memory import PeakMemory, keep_buffers
+from pack_data.display.picture import Picture
+
+T = TypeVar("T")
+
+PADDED = "RandomSampling+Padding"  # the baseline
+# Ways that fill their batches, so that they make fewer updates of bs x msl tokens.
+FILLED = (
+    "FixedLengthPacking",
+    "FixedLengthPacking+PosID",
+    "Multipack+PosID",
+    "SortedPacking+PosID",
+    "RandomPacking+PosID",
+    "OptimalPacking+PosID",
+)
+SAME_UPDATES = ", as many updates"
+ONE_ROW = ", one row"
+# Ways that fill rows of msl tokens each; the other filled ones fill bs x msl tokens in any case.
+BY_ROWS = ("FixedLengthPacking+PosID", "OptimalPacking+PosID")
+# Pairs of ways that make the same updates of the same tokens: without the padding, and without keeping examples apart.
+CLAIM = ("MiniBatchPacking+PosID", PADDED)
+CONTROL = (f"FixedLengthPacking{SAME_UPDATES}", f"FixedLengthPacking+PosID{SAME_UPDATES}")
+LEAST = 1.0e-3  # nats by which the control has to part at least
+VARIANTS = (*WAYS, *(way + ONE_ROW for way in BY_ROWS), *(way + SAME_UPDATES for way in FILLED))
+
+
+class CausalSize(NamedTuple):
+    """Data and model of one size of the experiment."""
+
+    training_examples: int  # of each data set, at most
+    held_out_examples: int
+    max_sequence_length: int  # tokens, msl; longer examples are cut
+    batch_size: int  # bs
+    hidden_size: int
+    num_layers: int
+    vocabulary_size: int  # trained on the training texts
+    learning_rate: float
+
+
+ATTENTIONS = ("padding_free", "sdpa", "eager", "flash_attention_2", "flex_attention")
+
+SIZES = {
+    "quick": CausalSize(48, 8, 128, 4, 32, 1, 1024, 3.0e-3),
+    "default": CausalSize(600, 100, 512, 4, 64, 2, 4096, 3.0e-3),
+    "full": CausalSize(20000, 500, 2048, 4, 1024, 16, 16384, 3.0e-4),
+}
+
+
+def describe(size: CausalSize) -> str:
+    layers = f"{size.num_layers} layer{'' if size.num_layers == 1 else 's'}"
+    return (
+        f"{size.training_examples:,} examples of each data set, one epoch, bs {size.batch_size}, "
+        f"msl {size.max_sequence_length}; Llama of hidden {size.hidden_size}, {layers}, "
+        f"vocabulary {size.vocabulary_size}"
+    )
+
+
+SUMMARY = (
+    "Nine ways to make batches for a causal model on GSM8K and GPTeacher (gsm8k/ and gpteacher/ of --data-dir, else\n"
+    "the embedded corpus): updates, seconds, tokens/s, peak memory, training and held-out loss, and five computed\n"
+    "properties. The same batches padded and padding-free must train the same; with attention across examples, the\n"
+    "control, they must not: exit status 1 otherwise. The first seed sets the limit. Without these four ways (--ways)\n"
+    "there is no verdict.\n\n"
+    + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
+    + "\nUnder torchrun each process trains a share of every update; --model FOLDER takes a Hugging Face model and\n"
+    "its tokenizer."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        metavar="FOLDER",
+        help="a causal Hugging Face model with its tokenizer, in place of the small new one",
+    )
+    parser.add_argument(
+        "--attention",
+        choices=ATTENTIONS,
+        default=ATTENTIONS[0],
+        help="attn_implementation of padding-free batches; padded ones take sdpa (default %(default)s, which is ours)",
+    )
+    number = partial(parser.add_argument, type=positive_int)
+    number("--accumulate", default=1, metavar="N", help="batches of a rank in an update (default 1)")
+    number("--max-sequence-length", metavar="MSL", help="tokens of a row, in place of the size's")
+    number("--examples", metavar="N", help="training examples of each data set, in place of the size's")
+    parser.add_argument("--fsdp", action="store_true", help="under torchrun: weights sharded by fully_shard")
+    parser.add_argument("--ways", nargs="+", choices=VARIANTS, default=VARIANTS, metavar="WAY", help="only these")
+
+
+def size_of(options: Any) -> CausalSize:
+    size = SIZES[options.size]
+    return size._replace(
+        max_sequence_length=options.max_sequence_length or size.max_sequence_length,
+        training_examples=options.examples or size.training_examples,
+    )
+
+
+def settings(options: Any) -> Dict[str, Any]:
+    return {
+        "size": list(size_of(options)),
+        "attention": options.attention,
+        "accumulate": options.accumulate,
+        "fsdp": options.fsdp,
+        "data": "embedded" if options.data_dir is None else "GSM8K, GPTeacher",
+        "model": None if options.model is None else Path(options.model).name,
+        "ranks": _ranks(),
+    }
+
+
+# ---- one run
+
+
+def way_of(variant: str) -> str:
+    """The name of the way of a variant."""
+    return variant.replace(SAME_UPDATES, "").replace(ONE_ROW, "")
+
+
+def options_of(variant: str, tokens: TokenSet, size: CausalSize, ranks: int, seed: int) -> BatchOptions:
+    """bs rows of msl tokens, or one of bs x msl; for as many updates, one row of as many tokens as bs examples have."""
+    if variant.endswith(ONE_ROW):
+        return BatchOptions(1, size.batch_size * size.max_sequence_length, ranks, seed)
+    if not variant.endswith(SAME_UPDATES):
+        return BatchOptions(size.batch_size, size.max_sequence_length, ranks, seed)
+    mean = int(round(size.batch_size * tokens.lengths.mean()))
+    return BatchOptions(1, max(mean, int(tokens.lengths.max())), ranks, seed)
+
+
+class Place(NamedTuple):
+    """Where this process computes."""
+
+    device: Any
+    rank: int
+    ranks: int
+
+
+def _ranks() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def place() -> Place:
+    """This process's device.  Under torchrun it joins the other processes."""
+    import torch
+
+    rank, ranks = int(os.environ.get("RANK", "0")), _ranks()
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
+        keep_buffers()
+    if ranks > 1 and not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("nccl" if cuda else "gloo")
+    return Place(device, rank, ranks)
+
+
+def new_model(tokens: TokenSet, size: CausalSize, folder: Optional[str], device: Any, seed: int) -> Any:
+    """A small new Llama, or the model of a Hugging Face folder."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from ipu_packed_bert.padding_free.models import new_llama
+
+    torch.manual_seed(seed)
+    if folder:
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=dtype, attn_implementation="sdpa")
+        return model.to(device)
+    model = new_llama(
+        hidden_size=size.hidden_size,
+        layers=size.num_layers,
+        vocabulary_size=tokens.vocabulary_size,
+        positions=size.max_sequence_length * size.batch_size,
+    )
+    return model.to(device)
+
+
+def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, where: Place, seed: int) -> Row:
+    """One epoch.  The row is the same on every rank, except for seconds and memory."""
+    import torch
+
+    from ipu_packed_bert.optim import warmup_linear
+    from ipu_packed_bert.padding_free.choice import use_padding_free
+    from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator
+    from ipu_packed_bert.padding_free.update import mean_loss, take_step, to_device
+
+    way = WAYS[way_of(variant)]
+    model = new_model(tokens, size, options.model, where.device, seed)
+    sizes = options_of(variant, tokens, size, where.ranks, seed)
+    if way.padding_free:
+        use_padding_free(model, longest=int(tokens.lengths.max()), attention=options.attention)
+    batches = Batches(way.name, tokens.training, sizes, model, rank=where.rank)
+    cuda = torch.cuda if where.device.type == "cuda" else None
+    network = distributed(model, options.fsdp, where)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=size.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    model.train()
+    memory = PeakMemory()
+    if cuda:
+        cuda.reset_peak_memory_stats(where.device)
+    steps = -(-len(batches) // options.accumulate)
+    results = []
+    seconds = 0.0
+    for step, inputs in enumerate(groups(batches, options.accumulate)):
+        start = time.perf_counter()
+        rate = size.learning_rate * warmup_linear(step, steps=steps, warmup_steps=max(1, steps // 10))
+        results.append(take_step(network, optimizer, [to_device(each, where.device) for each in inputs], rate))
+        if cuda:
+            cuda.synchronize()
+        seconds += time.perf_counter() - start
+    peak = cuda.max_memory_allocated() if cuda else memory.added()
+    held_out = sorted(tokens.held_out, key=lambda example: len(example["input_ids"]))
+    padded = (PaddingCollator()(held_out[at : at + 8]) for at in range(0, len(held_out), 8))
+    predicted = sum(result.supervised_tokens for result in results)
+    real = int(tokens.lengths.sum())
+    return {
+        "updates": steps,
+        "seconds": round(seconds, 4),
+        "tokens": real,
+        "tokens_per_second": real / seconds,
+        "peak_memory_mib": None if peak is None else peak / 2**20,
+        "training_loss": sum(result.loss * result.supervised_tokens for result in results) / predicted,
+        "held_out_loss": mean_loss(model, padded, where.device),
+    }
+
+
+def unigram_loss(tokens: TokenSet) -> float:
+    """Held-out loss of a predicted token by its frequency among those of training, one added to each; nats."""
+    training, held_out = (
+        np.concatenate([example["input_ids"][1:] for example in part]) for part in (tokens.training, tokens.held_out)
+    )
+    counts = 1 + np.bincount(training, minlength=tokens.vocabulary_size)
+    return float(-np.log(counts / counts.sum())[held_out].mean())
+
+
+def groups(batches: Iterable[T], size: int) -> Iterator[List[T]]:
+    """`size` batches at a time, fewer at the end."""
+    source = iter(batches)
+    return iter(lambda: list(islice(source, size)), [])
+
+
+def distributed(model: Any, sharded: bool, where: Place) -> Any:
+    """The model in DistributedDataParallel, or with its layers sharded; alone in a process as it is."""
+    import torch
+
+    if where.ranks == 1:
+        return model
+    if not sharded:
+        devices = [where.device] if where.device.type == "cuda" else None
+        return torch.nn.parallel.DistributedDataParallel(model, device_ids=devices)
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.get_decoder().layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+# ---- the experiment
+
+
+def cells_of(data: Sequence[TextSet], seeds: int, names: Sequence[str] = VARIANTS) -> List[Cell]:
+    return [Cell(f"{each.name}: {name}", seed) for seed in range(1, seeds + 1) for each in data for name in names]
+
+
+class NineWays:
+    """Cell -> its row.  Called on every rank."""
+
+    def __init__(self, options: Any) -> None:
+        if options.model is not None and not Path(options.model, "config.json").is_file():  # else asked of the hub
+            raise ValueError(f"--model {options.model}: no config.json there; give the folder of a Hugging Face model")
+        if options.fsdp and _ranks() < 2:
+            raise ValueError(
+                "--fsdp shards the weights over several processes; start them with torchrun --nproc-per-node N -m "
+                "evidence position_ids, or leave --fsdp out"
+            )
+        self.size, self._options = size_of(options), options
+        self.data = text_sets(options.data_dir, self.size.training_examples, self.size.held_out_examples)
+        self.where = place()
+        self._tokens: Dict[str, TokenSet] = {}
+
+    def tokens(self, name: str) -> TokenSet:
+        """A data set's tokens, encoded once."""
+        if name not in self._tokens:
+            data = next(each for each in self.data if each.name == name)
+            length, vocabulary = self.size.max_sequence_length, self.size.vocabulary_size
+            self._tokens[name] = encode(
+                data, max_sequence_length=length, vocabulary_size=vocabulary, model=self._options.model
+            )
+        return self._tokens[name]
+
+    def __call__(self, cell: Cell) -> List[Row]:
+        name, variant = cell.variant.split(": ", 1)
+        row = train(variant, self.tokens(name), self.size, self._options, self.where, cell.seed)
+        return [{"data": name, "way": variant, **row}]
+
+
+def follow(options: Any) -> None:
+    """What ranks other than 0 do: the cells that rank 0 sends, until it sends None."""
+    measure = NineWays(options)
+    while True:
+        cell = _broadcast(None)
+        if cell is None:
+            return
+        measure(cell)
+
+
+def _broadcast(cell: Optional[Cell]) -> Optional[Cell]:
+    """Rank 0's cell, on all ranks."""
+    import torch
+
+    box: List[Any] = [None if cell is None else tuple(cell)]
+    torch.distributed.broadcast_object_list(box, src=0)
+    return None if box[0] is None else Cell(*box[0])
+
+
+def facts_of(measure: NineWays) -> Dict[str, Any]:
+    """What the cells do not say: lengths, the five properties of each way, the machine."""
+    data = {}
+    for each in measure.data:
+        tokens = measure.tokens(each.name)
+        properties = {}
+        for variant in VARIANTS:
+            options = options_of(variant, tokens, measure.size, measure.where.ranks, seed=1)
+            found = report(WAYS[way_of(variant)], tokens.lengths, options).properties
+            properties[variant] = [bool(value) for value in found]
+        lengths = tokens.lengths
+        data[each.name] = {
+            "examples": len(lengths),
+            "mean_tokens": float(lengths.mean()),
+            "longest": int(lengths.max()),
+            "unigram_loss": unigram_loss(tokens),
+            "properties": properties,
+        }
+    return {"data": data, "machine": machine()}
+
+
+def run(options: Any, runner: Runner) -> int:
+    measure = NineWays(options)
+    ranks = measure.where.ranks
+
+    def on_all_ranks(cell: Cell) -> List[Row]:
+        if ranks > 1:
+            _broadcast(cell)
+        return measure(cell)
+
+    try:
+        runner.write(FACTS, json.dumps(facts_of(measure)) + "\n")
+        rows = runner.run(cells_of(measure.data, options.seeds, options.ways), on_all_ranks)
+    finally:
+        if ranks > 1:
+            _broadcast(None)
+    runner.write_csv("runs.csv", rows)
+    status = runner.show(shown(runner.folder), plot=options.plot)
+    return status if {*CLAIM, *CONTROL} <= set(options.ways) else 0  # a part has no verdict
+
+
+# ---- what the cells say
+
+
+class PositionIdsShown(Shown):
+    """What the finished cells of one folder say."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._data = [name for name in self.facts["data"] if any(self.seeds(_variant(name, way)) for way in VARIANTS)]
+        self._ways = [way for way in VARIANTS if any(self.seeds(_variant(name, way)) for name in self._data)]
+
+    def values(self, name: str, way: str, column: str) -> List[float]:
+        """Of every finished seed, those that were measured."""
+        return [float(each) for each in self.columns(_variant(name, way), column).flat if each is not None]
+
+    def differences(self, name: str, pair: Tuple[str, str]) -> List[float]:
+        """Held-out losses of the first way minus those of the second one, seed by seed."""
+        first, second = (_variant(name, way) for way in pair)
+        losses = (
+            [self.cells[Cell(each, s)][0]["held_out_loss"] for s in self.common(first, second)]
+            for each in (first, second)
+        )
+        return [one - other for one, other in zip(*losses)]
+
+    def verdict(self) -> Verdict:
+        """The first seed of the control sets the limit, and does not count."""
+        limits = [abs(found[0]) for name in self._data for found in [self.differences(name, CONTROL)] if found]
+        claim, control = (
+            [abs(each) for name in self._data for each in self.differences(name, pair)[1:]] for pair in (CLAIM, CONTROL)
+        )
+        if not claim or not control:
+            return Verdict(False, False, "shows nothing yet: the claim and its control need two finished seeds each")
+        limit, worst, least = SHARE * min(limits), max(claim), min(control)
+        if min(limits) <= LEAST or least <= limit:
+            return Verdict(False, False, f"shows nothing: the control parts by only {min(least, *limits):.1e} nats")
+        same = worst < limit
+        return Verdict(
+            True,
+            same,
+            f"{'the same' if same else 'NOT the same'}: at most {worst:.4f} nats apart, limit {limit:.4f}, a quarter "
+            f"of the least by which the control parts on the first seed, which does not count; the control fails as it "
+            f"must: at least {least:.4f} nats apart",
+        )
+
+    @property
+    def passes(self) -> bool:
+        return self.verdict()[:2] == (True, True)
+
+    def parts(self) -> List[Union[str, Table]]:
+        settings, ranks = self.settings, self.settings["ranks"]
+        seeds = max((len(self.seeds(cell.variant)) for cell in self.cells), default=0)
+        tables: List[Union[str, Table]] = []
+        for name in self._data:
+            facts = self.facts["data"][name]
+            tables += [
+                f"**{name}**: {facts['examples']:,} examples of {facts['mean_tokens']:.0f} tokens on the mean, "
+                f"{facts['longest']} at most",
+                "",
+                self._table(name),
+            ]
+        return [
+            *tables,
+            "Claim: padded and padding-free batches of the same examples train the same model. Control: rows of the "
+            "same tokens, with attention and positions across examples and without, as many updates. "
+            f"**{self.verdict().why}.**",
+            "What attention across examples costs, the same two ways, held-out loss (90 %, over seeds alone): "
+            f"{'; '.join(map(self._cost, self._data))}.",
+            f"±: one standard deviation of the seeds. {describe(CausalSize(*settings['size']))}; padding-free rows by "
+            f"{settings['attention']}; {counted(seeds, 'seed')}, "
+            f"{ranks} process{'' if ranks == 1 else 'es'}; {self.facts['machine']}.",
+        ]
+
+    def _cost(self, name: str) -> str:
+        found = self.differences(name, CONTROL)
+        if len(found) < 2:
+            return f"{name}: shows nothing yet, it needs two seeds"
+        interval = students(found)
+        words = "shows nothing" if interval.low <= 0 <= interval.high else "more" if interval.mean > 0 else "less"
+        return f"{name} {interval.words('+.3f')}, {words}"
+
+    def _table(self, name: str) -> Table:
+        """Of one data set: means and spread over the seeds."""
+        facts = self.facts["data"][name]
+
+        def of(column: str, words: Callable[[List[float]], str]) -> Callable[[str], Optional[str]]:
+            return lambda way: words(self.values(name, way, column)) if self.values(name, way, column) else None
+
+        def has(place: int) -> Callable[[str], str]:
+            return lambda way: "yes" if facts["properties"][way][place] else "no"
+
+        columns: List[Tuple[str, Callable[[Any], Optional[str]]]] = [
+            ("way", str),
+            *((title, has(place)) for place, title in enumerate(COLUMNS)),
+            ("updates", of("updates", lambda found: f"{found[0]:,.0f}")),
+            ("seconds", of("seconds", lambda found: spread(found, 1))),
+            ("tokens/s", of("tokens_per_second", lambda found: f"{np.mean(found):,.0f}")),
+            ("memory, MiB", of("peak_memory_mib", lambda found: f"{np.mean(found):,.0f}")),
+            ("training loss", of("training_loss", spread)),
+            ("held-out loss", of("held_out_loss", spread)),
+        ]
+        no_model = ["most frequent tokens (no model)", *[""] * (len(columns) - 2), f"{facts['unigram_loss']:.3f}"]
+        return Table(columns, [way for way in self._ways if self.seeds(_variant(name, way))], [no_model])
+
+    def pictures(self) -> Dict[str, Sequence[Picture]]:
+        """Speed and held-out loss of every way."""
+
+        def of(column: str) -> Dict[str, Dict[str, Interval]]:
+            values = {name: {way: self.values(name, way, column) for way in self._ways} for name in self._data}
+            return {
+                f"{name}: mean, lowest and highest seed": {
+                    way: Interval(float(np.mean(found)), min(found), max(found), len(found))
+                    for way, found in ways.items()
+                    if found
+                }
+                for name, ways in values.items()
+            }
+
+        unigram = [(f"{name}, most frequent tokens", self.facts["data"][name]["unigram_loss"]) for name in self._data]
+        drawn = [
+            bars("Speed", "tokens a second (more is better)", of("tokens_per_second")),
+            bars("Held-out loss", "nats a token (less is better)", of("held_out_loss"), unigram),
+        ]
+        return {"ways": drawn} if self._ways else {}
+
+
+def _variant(data: str, way: str) -> str:
+    return f"{data}: {way}"
+
+
+shown = PositionIdsShown

@@ -1,0 +1,177 @@
+"""Packed and unpacked pre-training beside each other, and each adjustment of packedBERT left out (paper, section 4.2,
+Figures 3 and 4).
+
+All runs process the same number of sequences. Nothing is switched off inside the model: a variant changes the batch
+that the model is given, the way the packs were made, or the configuration. The claim is that packed training ends where
+unpacked training ends. Its control is packed training without the mask, which has to fail the same test: the margin of
+the test is a quarter of what the missing mask costs, measured on seeds that do not count before those that do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from evidence import packed_runs
+from evidence.packed_runs import SIZES, PretrainingSetup, Size, describe
+from evidence.pretraining_shown import PretrainingShown
+from evidence.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, OF_SIZE, VARIANTS, Variant
+from evidence.runner import FACTS, Cell, Row, Runner
+from ipu_packed_bert.benchmarks.machine import machine
+from ipu_packed_bert.loader import Batch
+from ipu_packed_bert.report.network import operations
+from ipu_packed_bert.schema import ModelConfig
+from pack_data.cli.command import positive_seconds
+
+DEFAULT = "minutes"
+GPU_TERAFLOPS = 33.5  # half of what NVIDIA's data sheet gives for an H100 in float32, which these runs compute in
+SUMMARY = (
+    "Packed against unpacked pre-training, and each adjustment of packedBERT left out (packedBERT, 4.2, Figures 3 and\n"
+    "4): held-out loss of unpacked sequences of other documents, with intervals over sequences and seeds.\n"
+    "Exit status 1 where training without the mask passes the test of equivalence as well: it then shows nothing.\n\n"
+    + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
+    + "\nfull has never been run; docs/evidence.md has an estimate of its hours and its cost."
+    + "\nSeveral processes with the same --out share the work; a run that was killed goes on with the same command."
+)
+
+settings = packed_runs.settings
+shown = PretrainingShown
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--budget",
+        type=positive_seconds,
+        metavar="HOURS",
+        help="in place of --size and --seeds: what one thread of this machine finishes in so many hours",
+    )
+    parser.add_argument(
+        "--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="only these, beside those of the test"
+    )
+
+
+# ---- what a variant changes ------------------------------------------------------------------------------------------
+
+
+def without_mask(batch: Batch) -> Batch:
+    """All tokens of a pack see each other; padding stays hidden from them."""
+    return {**batch, "input_mask": (batch["input_mask"] > 0).astype(batch["input_mask"].dtype)}
+
+
+def without_position_reset(batch: Batch) -> Batch:
+    """Positions 0, 1, 2, ... through the pack, across its sequences; 0 in padding."""
+    through = np.arange(batch["positions"].shape[1], dtype=batch["positions"].dtype)
+    return {**batch, "positions": np.where(batch["input_mask"] > 0, through, np.zeros_like(through))}
+
+
+CHANGES: Dict[str, Callable[[Batch, int], Batch]] = {
+    "mask": lambda batch, _: without_mask(batch),
+    "positions": lambda batch, _: without_position_reset(batch),
+    "scales": packed_runs.micro_batch_means,
+}
+
+
+def changed(batch: Batch, variant: Variant, micro_batch: int) -> Batch:
+    for name in variant.change.split():
+        batch = CHANGES[name](batch, micro_batch)
+    return batch
+
+
+# ---- the runs --------------------------------------------------------------------------------------------------------
+
+
+def cells(size: Size, variants: Tuple[str, ...], seeds: int) -> Tuple[List[Cell], List[Cell]]:
+    """Those that set the margin, and those that are compared, seed by seed."""
+    first = CALIBRATION_SEEDS[:1] if size.resumable else CALIBRATION_SEEDS
+    margin = [Cell(name, seed) for seed in first for name in CALIBRATION]
+    return margin, [Cell(name, seed) for seed in range(1, seeds + 1) for name in variants]
+
+
+def run(options: Any, runner: Runner) -> int:
+    setup = packed_runs.setup(options)
+    chosen = OF_SIZE[options.size]
+    if options.variants:
+        chosen = tuple(name for name in VARIANTS if name in (*OF_SIZE["quick"], *options.variants))
+
+    def measure(cell: Cell) -> List[Row]:
+        return part(setup, VARIANTS[cell.variant], runner, cell)
+
+    facts = {**setup.facts(), "machine": machine()}
+    runner.write(FACTS, json.dumps(facts) + "\n")
+    if facts["sequences"]["held_out"] < packed_runs.LEAST_HELD_OUT:
+        print(f"note: {facts['sequences']['held_out']} held-out sequences, fewer than {packed_runs.LEAST_HELD_OUT:,}")
+    for part_of_cells in cells(setup.size, chosen, options.seeds):  # the margin is fixed before the seeds that count
+        runner.run(part_of_cells, measure)
+    return runner.show(shown(runner.folder), plot=options.plot)
+
+
+def part(setup: PretrainingSetup, variant: Variant, runner: Runner, cell: Cell) -> List[Row]:
+    """One run; as many sequences as in all of them."""
+    config = setup.config(
+        variant.store,
+        seed=cell.seed,
+        adjustment=variant.adjustment,
+        rate=variant.times * setup.packing_factor(variant.store) if variant.rate_times_p else 1.0,
+        next_sentence=variant.next_sentence,
+        times=variant.times,
+    )
+    micro_batch = setup.size.micro_batch
+    return setup.run(
+        config, lambda batch: changed(batch, variant, micro_batch), runner.unfinished(cell), times=variant.times
+    )
+
+
+# ---- what fits into so many hours ------------------------------------------------------------------------------------
+
+
+def gpu_slots_per_second(size: Size, teraflops: float = GPU_TERAFLOPS) -> float:
+    """How fast a GPU trains a model of this size, in slots of rows: computed from the encoder's products alone."""
+    model = ModelConfig(
+        hidden_size=size.hidden_size, num_layers=size.num_layers, intermediate_size=4 * size.hidden_size
+    )
+    slots = size.max_sequence_length
+    return 1e12 * teraflops * slots / operations(model, slots, packs=1)
+
+
+def hours(size: Size, name: str, seeds: int, slots_per_second: Optional[float] = None) -> float:
+    """About how long all cells of a size take, at this rate; without one, on one thread of this machine.
+
+    name: the size whose variants are run, which may be those of another size.
+    """
+    margin, compared = cells(size, OF_SIZE[name], seeds)
+    slots = sum(
+        size.sequences * size.max_sequence_length / (1.0 if cell.variant == "unpacked" else size.packing_factor)
+        for cell in (*margin, *compared)
+    )
+    rate = slots_per_second or packed_runs.slots_per_second(size)
+    return 1.15 * slots / rate / 3600  # scoring takes about a seventh
+
+
+def within(budget: float, measured: Callable[[Size, str, int], float] = hours) -> Tuple[str, int]:
+    """The largest size of which three seeds, or two, take no more than so many hours, and how many seeds.
+
+    ValueError where nothing fits.
+    """
+    tried = []
+    for name in ("hours", "minutes", "quick"):
+        for seeds in (3, 2):
+            needed = measured(SIZES[name], name, seeds)
+            if needed <= budget:
+                return name, seeds
+            tried.append(f"{name} with {seeds} seeds about {needed:.2g}")
+    raise ValueError(f"--budget {budget:g} hours is too little: {', '.join(tried)} hours; give more")
+
+
+def choose(options: Any) -> None:
+    """Settles the size and the seeds of --budget, and says which."""
+    if options.budget is None:
+        return
+    options.size, options.seeds = within(options.budget)
+    print(
+        f"--budget {options.budget:g}: size {options.size}, {options.seeds} seeds, about "
+        f"{hours(SIZES[options.size], options.size, options.seeds):.2g} hours on one thread of this machine",
+        flush=True,
+    )

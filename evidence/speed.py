@@ -1,0 +1,398 @@
+"""What packing brings, beside the packing factor: over row lengths, widths, types and attentions of the host engine.
+
+The comparison of `--compare-unpacked` on real lengths: forward and backward pass of the same sequences, packed and each
+alone in its row. All that is compared is timed in turn, round by round, in one process, each round on other packs. Only
+one layer is timed, and the embeddings and heads without any: what a whole model takes follows from both, since its
+layers do the same work. Packs of one sequence, for which packing can bring nothing, have to fail the claim's test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+import torch
+
+from evidence.packed_runs import corpus_of, write_documents
+from evidence.runner import FACTS, Cell, Row, Runner, alone
+from evidence.speed_shown import EMULATED, WHOLE, SpeedShown
+from ipu_packed_bert.benchmarks.machine import machine
+from ipu_packed_bert.compare_unpacked import gradient_difference, seconds_of
+from ipu_packed_bert.config import BatchConfig, Config, DataConfig, OptimizerConfig
+from ipu_packed_bert.engine.base import Gradients, StepResult
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.engine.host.attention import dense_attention
+from ipu_packed_bert.engine.host.devices import computes_in, find_device
+from ipu_packed_bert.loader import Batch, GlobalBatches, Layout, SameSequences, StoredPacks
+from ipu_packed_bert.schema import EngineConfig, ModelConfig, PlacementConfig
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.throughput import bfloat16_slowdown
+from pack_data.build import BuildOptions, build
+from pack_data.cli.memory import keep_buffers
+from pack_data.reading.files import write_atomically
+from pack_data.store.data_set import MANIFEST, PackStore
+
+shown = SpeedShown
+VOCABULARY = Path("vocab", "bert-base-uncased-vocab.txt.xz")  # of --data-dir, where it is there
+TYPES = ("float32", "bfloat16")
+_SEED, _DRAWS = 5, 1000
+
+
+class Width(NamedTuple):
+    hidden_size: int
+    num_heads: int
+    layers: int  # of the whole model
+
+
+WIDTHS = {"base": Width(768, 12, 12), "large": Width(1024, 16, 24), "tiny": Width(32, 2, 4)}
+
+
+class SpeedSize(NamedTuple):
+    """How large the experiment is."""
+
+    corpus: str  # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus
+    amount: int  # documents of topics, or characters of text
+    rows: Tuple[Tuple[int, int, int], ...]  # slots, packing depth, rounds that are timed
+    slots_at_once: int  # of a micro-batch, which has one row at least
+    within_from: int  # slots from which attention within each sequence is timed too
+    vocabulary_size: int  # rows of the table
+    widths: Tuple[str, ...]
+    layers: Optional[int]  # that are timed; None: all of the width, without an estimate
+    whole: Tuple[Tuple[int, str, str], ...]  # slots, width, type: here the estimate is compared with a whole model
+
+
+SIZES = {
+    "quick": SpeedSize("topics", 60, ((32, 3, 3), (64, 4, 3)), 64, 64, 512, ("tiny",), 1, ((64, "tiny", "float32"),)),
+    "default": SpeedSize(
+        "text",
+        3_000_000,
+        ((128, 3, 3), (256, 3, 3), (512, 3, 3), (1024, 8, 3), (2048, 8, 2)),
+        1024,
+        512,
+        30_522,
+        ("base", "large"),
+        1,
+        ((512, "base", "float32"),),
+    ),
+    "full": SpeedSize(
+        "text",
+        10_000_000,
+        tuple((slots, 3 if slots <= 512 else 8, 9) for slots in (128, 256, 512, 1024, 2048)),
+        8192,
+        128,
+        30_522,
+        ("base", "large"),
+        None,
+        (),
+    ),
+}
+
+
+def describe(size: SpeedSize) -> str:
+    layers = "whole models" if size.layers is None else f"{size.layers} layer{'' if size.layers == 1 else 's'}"
+    return f"rows of {', '.join(f'{slots:,}' for slots, *_ in size.rows)}; {' and '.join(size.widths)} width, {layers}"
+
+
+SUMMARY = (
+    "Realised speed-up beside the packing factor, for each row length, width and type: forward and backward pass,\n"
+    "packed and unpacked, with a mask over the row and with attention within each sequence. Exit status 1 where a row\n"
+    "shows nothing: the same packs timed twice differ, or packs of one sequence are as fast.\n\n"
+    + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
+    + "\ndefault takes 20 minutes of an idle core with AVX-512; --slots, --widths and --types choose cells, each seed\n"
+    "draws other packs and adds its rounds."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    lengths = sorted({slots for size in SIZES.values() for slots, *_ in size.rows})
+    parser.add_argument("--slots", nargs="+", type=int, choices=lengths, metavar="S", help="only these row lengths")
+    parser.add_argument("--widths", nargs="+", choices=WIDTHS, metavar="NAME", help="only these: base, large")
+    parser.add_argument("--types", nargs="+", choices=TYPES, metavar="NAME", help=f"only these: {', '.join(TYPES)}")
+    parser.set_defaults(seeds=1)
+
+
+def settings(options: Any) -> Dict[str, Any]:
+    size = SIZES[options.size]
+    return {"size": options.size, **size._asdict(), "corpus": corpus_of(size, options.data_dir)}  # type: ignore[arg-type]
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+class SpeedData:
+    """The same documents packed at each row length, beside the folder of the experiment."""
+
+    def __init__(self, options: Any) -> None:
+        self.size, self._progress = SIZES[options.size], options.progress
+        self.corpus = corpus_of(self.size, options.data_dir)  # type: ignore[arg-type]
+        self.folder = Path(options.out).parent / f"data_speed_{options.size}_{self.corpus}"
+        self._data_dir: Optional[Path] = options.data_dir
+
+    def store(self, slots: int) -> PackStore:
+        out = self.folder / f"slots_{slots}"
+        with alone(self.folder, "data"):
+            if not (out / MANIFEST).exists():
+                print(f"building rows of {slots} slots in {out}", flush=True)
+                vocabulary, text = self._vocabulary(), self._text()
+                build(
+                    BuildOptions(
+                        out=out,
+                        corpus=text,
+                        vocabulary=vocabulary,
+                        vocabulary_size=self.size.vocabulary_size,
+                        max_sequence_length=slots,
+                        max_sequences_per_pack=self._depth(slots),
+                        duplication_factor=1,
+                        seed=_SEED,
+                    ),
+                    self._progress,
+                ).close()
+        return PackStore.open(out)
+
+    def _depth(self, slots: int) -> int:
+        return next(depth for each, depth, _ in self.size.rows if each == slots)
+
+    def rounds(self, slots: int) -> int:
+        return next(rounds for each, _, rounds in self.size.rows if each == slots)
+
+    def _text(self) -> Path:
+        path = self.folder / "documents.jsonl"
+        if not path.exists():
+            source = self.corpus if self._data_dir is None or self.corpus == "topics" else self._data_dir / "wikipedia"
+            write_documents(str(source), path, amount=self.size.amount)
+        return path
+
+    def _vocabulary(self) -> Optional[Path]:
+        """BERT's own, where --data-dir has it; None: each row length trains one."""
+        if self._data_dir is None or self.corpus == "topics" or not (self._data_dir / VOCABULARY).exists():
+            return None
+        path = self.folder / "vocab.txt"
+        if not path.exists():
+            write_atomically(path, lzma.decompress((self._data_dir / VOCABULARY).read_bytes()))
+        return path
+
+    def facts(self) -> Dict[str, Any]:
+        found = {}
+        for slots, *_ in self.size.rows:
+            with self.store(slots) as store:
+                made = store.manifest
+                found[str(slots)] = {
+                    "packing_factor": round(made.packing_factor, 4),
+                    "depth": self._depth(slots),
+                    "mean_length": round(made.tokens / made.sequences, 2),
+                    "sequences": made.sequences,
+                }
+        vocabulary = "BERT's vocabulary" if self._vocabulary() else "a vocabulary trained on it"
+        clock = "processor seconds" if on_one_thread(find_device(EngineConfig(kind="host"))) else "seconds"
+        return {"rows": found, "corpus": self.corpus, "vocabulary": vocabulary, "clock": clock, "machine": machine()}
+
+
+class ChosenPacks(StoredPacks):
+    """Packs of a data set in a given order."""
+
+    def __init__(self, store: PackStore, numbers: np.ndarray):
+        super().__init__(store)
+        self._numbers = numbers
+
+    def order(self, epoch: int) -> np.ndarray:
+        return self._numbers
+
+
+def typical(store: PackStore, *, updates: int, packs: int, multiple: int, seed: int) -> np.ndarray:
+    """Packs for so many updates whose packing factor is nearest to that of all, of a thousand draws.
+
+    multiple: of the sequences of each update, where that can be had, so that micro-batches are full unpacked too.
+    """
+    lengths = store.lengths(np.arange(len(store)))["lengths"].reshape(len(store), -1)
+    sequences = np.count_nonzero(lengths, axis=1)
+    random = np.random.default_rng(seed)
+    few = len(store) < updates * packs
+    draws = [random.choice(len(store), updates * packs, replace=few) for _ in range(_DRAWS)]
+    full = [draw for draw in draws if not (sequences[draw].reshape(updates, packs).sum(axis=1) % multiple).any()]
+    return min(full or draws, key=lambda draw: abs(float(sequences[draw].mean()) - store.manifest.packing_factor))
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+class TimedEngine(HostEngine):
+    """Its seconds are the processor's where one thread computes: other work on the machine is not counted."""
+
+    def accumulate(self, batch: Batch, *, dropout: bool = True) -> StepResult:
+        clock = time.process_time if on_one_thread(self._device) else time.perf_counter
+        start = clock()
+        return super().accumulate(batch, dropout=dropout)._replace(seconds=clock() - start)
+
+
+def on_one_thread(device: torch.device) -> bool:
+    return device.type == "cpu" and torch.get_num_threads() == 1
+
+
+class Side(NamedTuple):
+    """One of the things that are timed in turn."""
+
+    engine: HostEngine
+    batch: Batch
+    unpacked: bool  # each sequence alone in its row, under BERT's own mask
+    times: float = 1.0  # its seconds count so many times: it holds a part of the sequences
+
+
+class Timed:
+    """One cell: engines of equal weights, and the batches of each round."""
+
+    def __init__(
+        self, size: SpeedSize, store: PackStore, slots: int, width: str, precision: str, *, whole: bool, seed: int
+    ) -> None:
+        self._size, self._store, self._slots = size, store, slots
+        self._width, self._precision = WIDTHS[width], precision
+        self._rows = max(1, size.slots_at_once // slots)
+        self._seed = seed
+        layers = self._width.layers if whole or size.layers is None else size.layers
+        device = find_device(EngineConfig(kind="host"))
+        dense = dense_attention(precision, device)
+        self._engines = {"dense": self._engine(layers, dense)}
+        self._extra = not whole
+        if not whole and slots >= size.within_from:
+            self._engines["within"] = self._engine(layers, "varlen")
+        if not whole and size.layers is not None:
+            self._engines["heads"] = self._engine(0, dense)
+
+    def _engine(self, layers: int, attention: str) -> HostEngine:
+        config = self._config(layers, attention)
+        return TimedEngine(config, Pretraining(config, self._store.schema), packing_factor=1.0)
+
+    def _config(self, layers: int, attention: str) -> Config:
+        hidden = self._width.hidden_size
+        return Config(
+            data=DataConfig(
+                max_sequence_length=self._slots, max_sequences_per_pack=self._store.schema.max_sequences_per_pack
+            ),
+            model=ModelConfig(
+                vocabulary_size=self._size.vocabulary_size,
+                hidden_size=hidden,
+                num_layers=layers,
+                num_heads=self._width.num_heads,
+                intermediate_size=4 * hidden,
+                max_position_embeddings=self._slots,
+                hidden_dropout=0.0,
+            ),
+            optimizer=OptimizerConfig(packing_adjustment="none"),
+            batch=BatchConfig(micro_batch=self._rows, gradient_accumulation=1),
+            engine=EngineConfig(kind="host", precision=self._precision, attention=attention),
+            placement=PlacementConfig(layers_per_ipu=(layers,)),
+        )
+
+    def rows(self, rounds: int) -> List[Row]:
+        config = self._config(0, "sdpa")
+        layout = Pretraining(config, self._store.schema).layout(config, 1.0)
+        numbers = typical(
+            self._store,
+            updates=rounds,
+            packs=self._rows,
+            multiple=self._rows if "within" in self._engines else 1,
+            seed=self._seed,
+        )
+        with closing(GlobalBatches(ChosenPacks(self._store, numbers), layout)) as batches:
+            pairs = list(batches.same_sequences(rounds))
+        for engine in self._engines.values():  # they warm up
+            time_one(Side(engine, pairs[0].packed, False))
+        return [self._round(number, pair, layout) for number, pair in enumerate(pairs)]
+
+    def _round(self, number: int, pair: SameSequences, layout: Layout) -> Row:
+        lengths = [np.bincount(row)[1:] for row in pair.packed["input_mask"]]
+        sequences, packs = sum(map(len, lengths)), len(lengths)
+        squares = sum(float((of_row.astype(np.float64) ** 2).sum()) for of_row in lengths)
+        sides = {}
+        for name, engine in self._engines.items():
+            sides[f"packed_{name}"] = Side(engine, pair.packed, False)
+            sides[f"unpacked_{name}"] = Side(engine, pair.unpacked, True)
+        if self._extra:
+            sides["again"] = Side(self._engines["dense"], pair.packed, False)
+            one = packs_of_one(pair, self._rows, layout)
+            sides["one"] = Side(self._engines["dense"], one, False, sequences / self._rows)
+        row: Row = {
+            "round": number,
+            "sequences": sequences,
+            "packs": packs,
+            "tokens": int(sum(of_row.sum() for of_row in lengths)),
+            "share_within": round(squares / (packs * self._slots**2), 5),
+        }
+        made: Dict[str, Gradients] = {}
+        for name in sorted(sides, reverse=bool(number % 2)):
+            found = time_one(sides[name])
+            row[f"{name}_s"] = round(sides[name].times * seconds_of(found, sides[name].batch), 6)
+            if not number and name.endswith(("dense", "within")):
+                made[name] = found
+        for kind in ("dense", "within"):  # the same in all rounds: once is enough
+            if f"packed_{kind}" in made:
+                row[f"{kind}_gradients"] = gradient_difference(made[f"packed_{kind}"], made[f"unpacked_{kind}"])
+        return row
+
+
+def time_one(side: Side) -> Gradients:
+    """Its gradients are added to zeros that are there: so it is in all micro-batches of an update but the first."""
+    for parameter in side.engine.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return side.engine.gradients(side.batch, alone=side.unpacked)
+
+
+def packs_of_one(pair: SameSequences, rows: int, layout: Layout) -> Batch:
+    """The first unpacked rows of an update as packs: a factor of 1, and the places of the other packs."""
+    scales = set(layout.scales)
+    few = {name: values[:rows] for name, values in pair.unpacked.items() if name not in scales}
+    return layout.filled(few, like=pair.packed)
+
+
+# ---- the experiment --------------------------------------------------------------------------------------------------
+
+
+def cells_of(options: Any) -> List[Cell]:
+    """Those that the options choose; whole models come last."""
+    size = SIZES[options.size]
+    every = [
+        (slots, width, precision)
+        for slots, *_ in size.rows
+        for width in size.widths
+        for precision in TYPES
+        if slots in (options.slots or [slots])
+        and width in (options.widths or [width])
+        and precision in (options.types or [precision])
+    ]
+    if not every:
+        raise ValueError(f"--slots, --widths and --types leave no cell of the size {options.size}: {describe(size)}")
+    names = [" ".join(map(str, each)) for each in every]
+    names += [f"{' '.join(map(str, each))}{WHOLE}" for each in size.whole if each in every]
+    return [Cell(name, seed) for seed in range(1, options.seeds + 1) for name in names]
+
+
+def measure(data: SpeedData, cell: Cell) -> List[Row]:
+    name, whole = cell.variant.replace(WHOLE, ""), cell.variant.endswith(WHOLE)
+    slots_text, width, precision = name.split()
+    slots = int(slots_text)
+    device = find_device(EngineConfig(kind="host"))
+    if not computes_in(precision, device):
+        return [{EMULATED: True}]
+    if precision == "bfloat16" and device.type == "cpu":
+        slowdown = bfloat16_slowdown()
+        if slowdown > 1.5:  # where it is native it is faster
+            return [{EMULATED: True, "slowdown": round(slowdown, 2)}]
+    with data.store(slots) as store:
+        timed = Timed(data.size, store, slots, width, precision, whole=whole, seed=cell.seed)
+        return timed.rows(2 if whole else data.rounds(slots))
+
+
+def run(options: Any, runner: Runner) -> int:
+    cells = cells_of(options)
+    if find_device(EngineConfig(kind="host")).type == "cpu":
+        keep_buffers()
+    data = SpeedData(options)
+    if not (runner.folder / FACTS).exists():
+        runner.write(FACTS, json.dumps(data.facts()) + "\n")
+    runner.run(cells, lambda cell: measure(data, cell))
+    return runner.show(shown(runner.folder), plot=options.plot)

@@ -1,0 +1,1 @@
+"""What is timed beside what, and on which machine."""

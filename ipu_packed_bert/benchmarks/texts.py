@@ -1,0 +1,111 @@
+"""Prompts and answers for causal models: GSM8K and GPTeacher, or lines of the embedded corpus."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from pack_data.text.corpus import Document, documents
+from pack_data.text.wordpiece import train_vocabulary
+
+Texts = List[Tuple[str, str]]  # prompt and answer
+
+
+class TextSet(NamedTuple):
+    """A data set as text, in the order in which it is used."""
+
+    name: str
+    training: Texts
+    held_out: Texts
+
+
+def text_sets(data_dir: Optional[Path], training: int, held_out: int) -> List[TextSet]:
+    """At most so many examples of each data set.  Raises ValueError where a file is missing."""
+    if data_dir is None:
+        lines = [("", line) for document in documents("embedded") for line in document.lines if len(line) > 40]
+        return [_split("embedded", _shuffled(lines), training, held_out)]
+    parts = []
+    for part, most in (("train", training), ("test", held_out)):
+        records = map(json.loads, _read(data_dir, f"gsm8k/{part}.jsonl.xz").splitlines())
+        parts.append(_shuffled([(record["question"], record["answer"]) for record in records])[:most])
+    texts = []
+    for part in ("roleplay", "codegen"):
+        for record in json.loads(_read(data_dir, f"gpteacher/{part}.json.xz")):
+            prompt = "\n".join(filter(None, (record["instruction"], record["input"])))
+            texts.append((prompt, record["response"]))
+    return [TextSet("GSM8K", *parts), _split("GPTeacher", _shuffled(texts), training, held_out)]
+
+
+def _read(data_dir: Path, name: str) -> str:
+    path = data_dir / name
+    if not path.exists():
+        raise ValueError(
+            f"{path}: no such file; --data-dir names the folder that has gsm8k/ and gpteacher/, "
+            "without it the embedded corpus is used"
+        )
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        return file.read()
+
+
+def _shuffled(texts: Texts) -> Texts:
+    return [texts[index] for index in np.random.default_rng(5).permutation(len(texts))]
+
+
+def _split(name: str, texts: Texts, training: int, held_out: int) -> TextSet:
+    return TextSet(name, texts[held_out:][:training], texts[:held_out])
+
+
+class TokenSet(NamedTuple):
+    """A data set as examples for collators, without labels: every token but an example's first is predicted."""
+
+    name: str
+    training: List[Dict[str, np.ndarray]]
+    held_out: List[Dict[str, np.ndarray]]
+    vocabulary_size: int
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each training example."""
+        return np.array([len(example["input_ids"]) for example in self.training])
+
+
+def encode(data: TextSet, *, max_sequence_length: int, vocabulary_size: int, model: Optional[str] = None) -> TokenSet:
+    """Tokens of each example, at most `max_sequence_length`; the rest is cut off.
+
+    model: a Hugging Face folder, whose tokenizer is used.  Without one, an example is [CLS] prompt [SEP] answer [SEP],
+    in a vocabulary of `vocabulary_size` that is trained on the training texts.
+    """
+    if model:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        size = len(tokenizer)
+        parts = [_by_tokenizer(tokenizer, texts) for texts in (data.training, data.held_out)]
+    else:
+        document = Document(data.name, [text for pair in data.training for text in pair])
+        vocabulary = train_vocabulary([document], vocabulary_size)
+        size = len(vocabulary)
+        parts = [_by_vocabulary(vocabulary, texts) for texts in (data.training, data.held_out)]
+    training, held_out = (
+        [{"input_ids": np.asarray(ids[:max_sequence_length], np.int64)} for ids in part] for part in parts
+    )
+    return TokenSet(data.name, training, held_out, size)
+
+
+def _by_tokenizer(tokenizer: Any, texts: Texts) -> List[List[int]]:
+    end = [tokenizer.eos_token_id]
+    return [tokenizer(f"{prompt}\n{answer}")["input_ids"] + end for prompt, answer in texts]
+
+
+def _by_vocabulary(vocabulary: Any, texts: Texts) -> List[List[int]]:
+    first, end = vocabulary.ids["[CLS]"], vocabulary.ids["[SEP]"]
+    ids, lengths = vocabulary.encode([text for pair in texts for text in pair])
+    pieces = iter(np.split(ids, np.cumsum(lengths)[:-1]))
+    return [
+        [first, *prompt, end, *answer, end] if len(prompt) else [first, *answer, end]
+        for prompt, answer in zip(pieces, pieces)
+    ]
