@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pack_data.stream.pack_stream import PackStream
     from pack_data.verify import Verified, verify
 
+__version__ = "0.2.0"
+
 # Public name -> its module in this package.
 _PLACES = {
     "BuildOptions": "building.options",

@@ -9,6 +9,7 @@ from typing import Any, List, Optional
 import numpy as np
 
 from pack_data.building.assignment import assign
+from pack_data.command import counted
 from pack_data.decoding import shown, whole_number
 from pack_data.histogram import LengthHistogram
 from pack_data.longer import Fitted, fit
@@ -29,6 +30,11 @@ class PackedLengths:
     slot: np.ndarray
     packing: Packing
     fitted: Fitted
+
+    def __repr__(self) -> str:
+        """Short: it may hold millions of numbers."""
+        pieces, packs = counted(len(self.pack), "sequence"), counted(self.packing.packs, "pack")
+        return f"<PackedLengths: {pieces} in {packs} of {self.packing.max_sequence_length:,} slots>"
 
     @cached_property
     def bins(self) -> List[np.ndarray]:

@@ -52,6 +52,8 @@ def build_and_report(
     given: names of the options that the user gave, of which none may contradict the data set that is appended to;
     None: those that are not at their defaults.
     """
+    if not isinstance(options, BuildOptions):
+        raise TypeError(f"build({options!r}): give BuildOptions, build(BuildOptions(out='DIR', corpus='FILE'))")
     try:
         import fcntl  # noqa: F401
     except ImportError:

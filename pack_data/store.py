@@ -428,13 +428,16 @@ def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
 
 
 class PackStore:
-    """A packed data set, open for reading. Its shards stay mapped, also while a new build replaces it.
+    """A packed data set, open for reading with `PackStore.open`. Its shards stay mapped, also while a new build
+    replaces it.
 
     A block of packs is checked when the first of them is read, by its checksum in the manifest. Threads may
     read together: two of them may check the same block.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, shards: Sequence[np.ndarray]) -> None:
+    def __init__(self, folder: Path, manifest: Optional[Manifest] = None, shards: Sequence[np.ndarray] = ()) -> None:
+        if not isinstance(manifest, Manifest):
+            raise TypeError(f"PackStore({str(folder)!r}): open a data set with PackStore.open({str(folder)!r})")
         self.folder, self.manifest, self.schema = Path(folder), manifest, manifest.schema
         self._shards = list(shards)
         self._lengths: Optional[np.ndarray] = None

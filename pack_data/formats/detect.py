@@ -159,6 +159,12 @@ def detect(path: str) -> str:
         return _tfrecord_format(first)
     if not head:
         raise ValueError(f"{first}: the file is empty")
+    if head.startswith(b"\x93NUMPY"):
+        raise ValueError(
+            f"{first}: a NumPy array is no source of sequences; for an array of lengths type python -m "
+            f"pack_data.histogram {first}, or call pack_data.pack(lengths, ...); write lists of tokens as JSONL, one "
+            "[5, 7, 9] a line"
+        )
     raise ValueError(f"{first}: begins like none of the known formats ({', '.join(FORMATS)})")
 
 

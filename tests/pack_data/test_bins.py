@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ipu_packed_bert
+import pack_data
 from pack_data import pack, prove
 
 
@@ -59,3 +61,25 @@ def test_what_cannot_be_packed_is_named(lengths, options, said):
 def test_lengths_of_any_integer_type(kind):
     found = pack(np.array([5, 3, 2, 7], kind), max_sequence_length=8)
     assert np.array_equal(found.pack, pack([5, 3, 2, 7], max_sequence_length=8).pack)
+
+
+def test_written_out_it_is_one_short_line():
+    packed = pack(np.arange(20_000) % 64 + 1, max_sequence_length=64)
+    assert len(repr(packed)) < 120 and "20,000 sequences" in repr(packed)
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: pack_data.PackStore("DIR"), "PackStore.open('DIR')"),
+        (lambda: pack_data.build("x"), "build(BuildOptions("),
+    ],
+)
+def test_a_call_that_is_nearly_right_says_the_right_one(call, words):
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_both_packages_have_the_version_that_is_installed():
+    assert pack_data.__version__ == ipu_packed_bert.__version__
