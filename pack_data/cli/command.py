@@ -128,7 +128,10 @@ def _status(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opti
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError) as error:
-        lines = map(written_out, str(error).splitlines())
+        text = str(error)
+        if isinstance(error, OSError) and error.filename and error.strerror:  # the system's alone names no way out
+            text = f"{error.filename}: {error.strerror}; choose another file or folder, or mend what is in the way"
+        lines = map(written_out, text.splitlines())
         print("error: " + ("\n" if isinstance(error, Problems) else " ").join(lines), file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:

@@ -40,7 +40,6 @@ FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
     "store": ("store", None),
 }
 WITH_COLUMNS = ("parquet", "arrow", "jsonl")
-_NUMPY = b"\x93NUMPY"
 MAGIC = ((b"\x89HDF\r\n\x1a\n", "hdf5"), (b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrow"))
 SUFFIXES = {
     "tfrecord": "TFRecord",
@@ -163,10 +162,11 @@ def detect(path: str) -> str:
         return _tfrecord_format(first)
     if not head:
         raise ValueError(f"{first}: the file is empty")
-    if head.startswith(_NUMPY):
+    if head.startswith(b"\x93NUMPY"):
         raise ValueError(
-            f"{first}: a .npy array. Lengths are packed by python -m pack_data.optimal --histogram FILE.npy; "
-            'sequences of tokens are read as JSONL, one {"tokens": [...]} a line, or as Parquet'
+            f"{first}: a NumPy array is no source of sequences; for an array of lengths type python -m "
+            f"pack_data.histogram {first}, or call pack_data.pack(lengths, ...); write lists of tokens as JSONL, one "
+            "[5, 7, 9] a line"
         )
     raise ValueError(f"{first}: begins like none of the known formats ({', '.join(FORMATS)})")
 

@@ -156,7 +156,7 @@ def test_mlperf_part_names_without_a_suffix_are_read(tmp_path):
         (
             "a.npy",
             b"\x93NUMPY and so on",
-            "a .npy array. Lengths are packed by python -m pack_data.optimal",
+            "a NumPy array is no source of sequences",
         ),
         ("a.tfrecord", b"something else", "record 0: the checksum of its length is wrong"),
         ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "gzip stream is damaged"),
