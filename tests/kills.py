@@ -263,7 +263,8 @@ def _convert(folder: Path) -> Optional[int]:
 
 
 def _converted(folder: Path) -> Dict[str, str]:
-    left = [path.name for path in folder.iterdir() if path.name not in ("corpus", "data", "out")]
+    # Killed when the target was whole, nothing runs again that could remove the lock.
+    left = [path.name for path in folder.iterdir() if path.name not in ("corpus", "data", "out", ".out.lock")]
     assert not left, f"left behind: {left}"
     return contents(folder / "out")
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.training.finetuning_run import Prepared
 
 
-def describe(prepared: Prepared) -> None:
+def _describe(prepared: Prepared) -> None:
     """What would run, printed."""
     config, task, batches = prepared.config, prepared.task, prepared.batches
     print(f"start     {prepared.start.description}")
@@ -123,7 +123,7 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
         processes.of_first(refuse_a_run_in, args.out)
     # With the files' full names, so that the run can be resumed without --data-dir.
     prepared = prepare(located(config, args.data_dir), former=former, processes=processes)
-    describe(prepared)
+    _describe(prepared)
     with contextlib.closing(prepared.engine), contextlib.closing(prepared.batches):
         if prepared.steps:
             prepared.engine.compile(prepared.batches.first())

@@ -41,7 +41,7 @@ from pack_data.reading.files import write_atomically
 _STANDARD_INPUT = {SQUAD: "json", TOKENS: "conll"}  # what is read there, unless --format says so; else jsonl
 
 
-def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = ArgumentParser(
         prog=typed("predict"),
         description=__doc__,
@@ -90,7 +90,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     return args
 
 
-def check_output(output: Optional[Path], file: str, *, overwrite: bool) -> None:
+def _check_output(output: Optional[Path], file: str, *, overwrite: bool) -> None:
     """ValueError where the answers could not be written in the end, or would replace what is there."""
     if output is None:
         return
@@ -106,8 +106,8 @@ def check_output(output: Optional[Path], file: str, *, overwrite: bool) -> None:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     refuse_several("the answers")
-    args = parse(argv)
-    check_output(args.output, args.file, overwrite=args.overwrite)
+    args = _parse(argv)
+    _check_output(args.output, args.file, overwrite=args.overwrite)
     if args.file != STANDARD_INPUT and not Path(args.file).is_file():
         problem = "a folder" if Path(args.file).is_dir() else "no such file"
         raise ValueError(f"{args.file}: {problem}; name the records to answer, or - for standard input")

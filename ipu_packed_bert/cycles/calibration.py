@@ -32,7 +32,7 @@ from ipu_packed_bert.settings import shipped as configurations
 STORED = Path(__file__).resolve().parent / "calibration.json"
 THROUGHPUT_SIGMA, OVERHEAD_SIGMA = 0.10, 0.25
 IPUS_ONLY = ("without_ipus=null",)  # the cycle model is of IPUs: what changes without them is left out
-PEAK_SHARE = 0.31  # the trivial model: 31 % of the AMP peak, whatever the workload
+_PEAK_SHARE = 0.31  # the trivial model: 31 % of the AMP peak, whatever the workload
 
 
 class Observation(NamedTuple):
@@ -60,7 +60,7 @@ class Observation(NamedTuple):
     def trivial(self) -> float:
         """Sequences per second at 31 % of peak."""
         point, placement = self.point, self.pipeline.placement
-        cycles = self.ideal_cycles / PEAK_SHARE * (point.accumulation + placement.stages - 1)
+        cycles = self.ideal_cycles / _PEAK_SHARE * (point.accumulation + placement.stages - 1)
         packs = point.accumulation * self.pipeline.micro_batch * placement.replicas
         return packs * point.sequences_per_pack / self.pipeline.target.seconds(cycles)
 

@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.cycles.matmul import write_cache
 
-LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)(\.|$)")
+_LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)(\.|$)")
 
 
 class Value(NamedTuple):
@@ -101,7 +101,7 @@ def _values_in(arguments):
 
 def layer_of(scope: str) -> Optional[int]:
     """Number of the encoder layer a scope lies in, or None."""
-    found = LAYER.match(scope)
+    found = _LAYER.match(scope)
     return int(found.group(1)) if found else None
 
 

@@ -64,7 +64,7 @@ _BIAS = "cls.predictions.bias"
 _DECODER = (("cls.predictions.decoder.weight", _TABLE), ("cls.predictions.decoder.bias", _BIAS))
 
 
-class Pretrained(NamedTuple):
+class _Pretrained(NamedTuple):
     """What a folder holds."""
 
     model: ModelConfig
@@ -79,11 +79,11 @@ class Loaded(NamedTuple):
     unused: Tuple[str, ...]  # weights that the network doesn't have
 
 
-def read_folder(folder: Union[str, Path]) -> Pretrained:
+def read_folder(folder: Union[str, Path]) -> _Pretrained:
     """Read a folder; ValueError in one line if a file is missing or damaged, or the network is not this BERT."""
     folder = Path(folder)
     model = _read_config(folder / "config.json")
-    return Pretrained(model, _read_weights(folder, model), load_either(vocabulary_in(folder), _lower_case(folder)))
+    return _Pretrained(model, _read_weights(folder, model), load_either(vocabulary_in(folder), _lower_case(folder)))
 
 
 def load_into(network: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Loaded:
@@ -189,12 +189,12 @@ def _read_weights(folder: Path, model: ModelConfig) -> Weights:
     if path is None:
         raise ValueError(f"{folder}: holds neither {SAFETENSORS} nor {TORCH}; weights in several files are not read")
     found = read_tensors(path) if path.name == SAFETENSORS else read_torch(path)
-    weights = canonical(found, str(path))
+    weights = _canonical(found, str(path))
     _check_encoder(weights, model, str(path))
     return weights
 
 
-def canonical(found: Mapping[str, torch.Tensor], where: str) -> Weights:
+def _canonical(found: Mapping[str, torch.Tensor], where: str) -> Weights:
     """Weights under any of the names in circulation -> the one form; ValueError for a decoder that isn't tied."""
     weights: Weights = {}
     headless = not any(name.startswith("bert.") for name in found)

@@ -214,7 +214,7 @@ def schedule_change(step: int, before: Any, after: Any, *, steps_before: int, st
     `before` and `after` are the optimizer sections, the others their schedules' lengths.
     """
     rates = scheduled_rate(step, before, steps=steps_before), scheduled_rate(step, after, steps=steps_after)
-    kinds = schedule_in_words(before), schedule_in_words(after)
+    kinds = _schedule_in_words(before), _schedule_in_words(after)
     if steps_before == steps_after and kinds[0] == kinds[1] and rates[0] == rates[1]:
         return ""
     kind = f"{kinds[1]}, it was {kinds[0]}; " if kinds[0] != kinds[1] else ""
@@ -224,7 +224,7 @@ def schedule_change(step: int, before: Any, after: Any, *, steps_before: int, st
     )
 
 
-def schedule_in_words(optimizer: Any) -> str:
+def _schedule_in_words(optimizer: Any) -> str:
     """`linear`, or `polynomial of power 2`."""
     power = f" of power {optimizer.schedule_power:g}" if optimizer.schedule == "polynomial" else ""
     return f"{optimizer.schedule}{power}"

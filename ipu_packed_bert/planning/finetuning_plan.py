@@ -38,7 +38,7 @@ from pack_data.lengths.factors import PackingFactor, checked_factor, planned_fac
 _GUESSED_DEPTH = 8  # sequences in a row, where neither files nor configuration say
 
 
-class FinetunePlan(NamedTuple):
+class _FinetunePlan(NamedTuple):
     """What a configuration amounts to."""
 
     config: FinetuneConfig  # with the micro-batch that runs, where the packing factor is known
@@ -51,7 +51,7 @@ class FinetunePlan(NamedTuple):
 
 def plan_fine_tuning(
     config: FinetuneConfig, *, data_dir: Optional[Path] = None, packing_factor: Optional[float] = None
-) -> FinetunePlan:
+) -> _FinetunePlan:
     """Raises ConfigError where the placement does not fit the network, or an update does not fill the pipeline."""
     task, start, missing = None, None, ""
     try:
@@ -82,7 +82,7 @@ def plan_fine_tuning(
         cycles = task_cycles(config, task, planner, packing_factor=factor.value)
         planner.save()
     sizes = "the configuration's" if start is None else start.description
-    return FinetunePlan(config, run, task, missing, sizes, cycles)
+    return _FinetunePlan(config, run, task, missing, sizes, cycles)
 
 
 def _sizes(config: FinetuneConfig) -> ModelConfig:
@@ -166,14 +166,14 @@ def print_plan(
     options: of the command that starts the run, see :func:`launch.start_lines`.
     """
     made = plan_fine_tuning(config, data_dir=data_dir, packing_factor=packing_factor)
-    text = lines(made) + ([] if made.config.engine.kind == "host" else verdict(made))
+    text = _lines(made) + ([] if made.config.engine.kind == "host" else verdict(made))
     if made.run.fits is not False:
         text += start_lines(config, options, command="finetune")
     print("\n".join(text))
     return 1 if made.run.fits is False else 0
 
 
-def lines(made: FinetunePlan) -> List[str]:
+def _lines(made: _FinetunePlan) -> List[str]:
     """The plan as text, without the verdict."""
     config, run = made.config, made.run
     model, data, update = run.config.model, config.data, run.update
@@ -206,14 +206,14 @@ def lines(made: FinetunePlan) -> List[str]:
     return text
 
 
-def _data(made: FinetunePlan) -> str:
+def _data(made: _FinetunePlan) -> str:
     if made.task is None:
         return f"{made.missing} is not there"
     packing = made.task.packs.packing
     return f"{packing.sequences:,} sequences in {packing.packs:,} rows of up to {packing.largest_depth}"
 
 
-def _cycles(made: FinetunePlan) -> List[str]:
+def _cycles(made: _FinetunePlan) -> List[str]:
     cycles, update = made.cycles, made.run.update
     if cycles is None or update is None:
         return ["  cycles    unknown: the files decide how many sequences and labels a row has"]
@@ -231,7 +231,7 @@ def _cycles(made: FinetunePlan) -> List[str]:
     return text
 
 
-def verdict(made: FinetunePlan) -> List[str]:
+def verdict(made: _FinetunePlan) -> List[str]:
     """Whether the counted memory fits; where it does not surely, the way out."""
     text = [f"  verdict   {fit_words(made.run)}"]
     if made.run.fits:

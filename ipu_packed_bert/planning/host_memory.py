@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ipu_packed_bert.settings.schema import Configuration, ModelConfig
 
-FULL = 4  # bytes of float32
+_FULL = 4  # bytes of float32
 
 
 class HostMemory(NamedTuple):
@@ -32,14 +32,14 @@ def host_memory(
     half = config.engine.precision == "bfloat16"
     rows, layers = config.batch.micro_batch, model.num_layers
     layer = layer_bytes(model, slots=slots, half=half, eager=config.engine.attention == "eager")
-    kept = FULL * model.hidden_size  # the input of a layer
+    kept = _FULL * model.hidden_size  # the input of a layer
     each_slot = layers * kept + layer if config.engine.recomputes(ipus=False) else layers * layer
     # The logits, the same in float32, their soft-max, its gradient and that of the logits.
-    each_logit = 3 * FULL + 2 * (2 if half else FULL)
+    each_logit = 3 * _FULL + 2 * (2 if half else _FULL)
     return HostMemory(
-        held=parameters * (4 * FULL + (2 if half else 0)),
+        held=parameters * (4 * _FULL + (2 if half else 0)),
         activations=rows * (slots * each_slot + predictions * model.vocabulary_size * each_logit),
-        update=2.0 * FULL * parameters,
+        update=2.0 * _FULL * parameters,
     )
 
 
@@ -49,17 +49,19 @@ def layer_bytes(model: ModelConfig, *, slots: int, half: bool, eager: bool = Fal
     half: products in bfloat16 under autocast; sums, and so the inputs of LayerNorm, stay float32.
     eager: attention that keeps its weights, a row of `slots` for each head.
     """
-    hidden, inner, narrow = model.hidden_size, model.intermediate_size, 2 if half else FULL
+    hidden, inner, narrow = model.hidden_size, model.intermediate_size, 2 if half else _FULL
     # Autocast makes a copy of the input for each of query, key and value; in float32 there is one.
     inputs = (3 if half else 1) * narrow * hidden
     heads = 3 * narrow * hidden
     context = 2 * narrow * hidden  # as attention made it, and in rows for the dense layer
-    norms = 2 * FULL * hidden
+    norms = 2 * _FULL * hidden
     inner_values = narrow * hidden + 2 * narrow * inner  # input of the first dense layer, and both sides of GELU
     dropout = 2 * hidden if model.hidden_dropout else 0  # one byte a value
     weights = 0.0
     if eager:
-        weights = model.num_heads * slots * (FULL + (2 if half else 0) + (1 + narrow if model.attention_dropout else 0))
+        weights = (
+            model.num_heads * slots * (_FULL + (2 if half else 0) + (1 + narrow if model.attention_dropout else 0))
+        )
     return inputs + heads + context + norms + inner_values + dropout + weights
 
 

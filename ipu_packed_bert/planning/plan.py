@@ -31,7 +31,7 @@ FULLEST_PUBLISHED, FULLEST_THAT_RAN = 0.7983, 1.55
 # What is not counted, code and exchange, as a share of a tile. No more than the published configurations leave: 20 % in
 # PyTorch, 8 % in PopART and TensorFlow (BERT-large at 384, proportion 0.4), whose products may not use all their room.
 CODE_LEAST, CODE_MOST = 0.08, 0.20
-WIDTH = {"float16": 2, "float32": 4}
+_WIDTH = {"float16": 2, "float32": 4}
 
 
 def parameters(block: Block, model: ModelConfig) -> int:
@@ -50,7 +50,7 @@ def parameters(block: Block, model: ModelConfig) -> int:
     return 2 * hidden + 2
 
 
-class Memory(NamedTuple):
+class _Memory(NamedTuple):
     """Bytes on one IPU."""
 
     ipu: int
@@ -98,7 +98,7 @@ class RunPlan(NamedTuple):
     config: Config
     update: Optional[Update]  # None while no packing factor is known
     placement: Placement
-    memory: Tuple[Memory, ...]
+    memory: Tuple[_Memory, ...]
     depth: int  # sequences that a pack has room for; a guess where neither configuration nor data set says it
     predictions: int  # masked tokens that a pack has room for
     bytes_per_pack: int  # host to device
@@ -178,20 +178,20 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
     )
 
 
-class HostNeeds(NamedTuple):
+class _HostNeeds(NamedTuple):
     """What a run takes on a CPU or a GPU, computed."""
 
     memory: HostMemory
     multiply_adds: Optional[float]  # of all updates; None while no packing factor is known
 
 
-def host_needs(made: RunPlan) -> HostNeeds:
+def host_needs(made: RunPlan) -> _HostNeeds:
     config, model = made.config, made.config.model
     slots = config.data.max_sequence_length
     pack = multiply_adds(
         model, slots=slots, predictions=made.predictions, recomputes=config.engine.recomputes(ipus=False)
     )
-    return HostNeeds(
+    return _HostNeeds(
         host_memory(
             config,
             model,
@@ -225,22 +225,22 @@ def largest_that_fits(below: int, fits: Callable[[int], bool]) -> Optional[int]:
     return low or None
 
 
-def ipu_memory(config: Config, placement: Placement, ipu: int, predictions: int, depth: int) -> Memory:
+def ipu_memory(config: Config, placement: Placement, ipu: int, predictions: int, depth: int) -> _Memory:
     engine, model = config.engine, config.model
     blocks = placement.on(ipu)
     number = sum(parameters(block, model) for block in blocks)
     optimizer = 0.0
     if not config.placement.optimizer_state_off_chip:
-        optimizer = number * (WIDTH[engine.first_moment_type] + WIDTH["float32"])
+        optimizer = number * (_WIDTH[engine.first_moment_type] + _WIDTH["float32"])
         if config.placement.replicated_tensor_sharding:
             optimizer /= config.placement.replicas
     kept, at_work = _activations(config, placement, ipu, predictions, depth)
-    return Memory(
+    return _Memory(
         ipu=ipu,
         blocks=blocks,
         parameters=number,
         weights=number * _width(config),
-        gradients=number * WIDTH[engine.gradient_accumulator_type],
+        gradients=number * _WIDTH[engine.gradient_accumulator_type],
         optimizer=optimizer,
         kept=kept,
         at_work=at_work,
@@ -249,7 +249,7 @@ def ipu_memory(config: Config, placement: Placement, ipu: int, predictions: int,
 
 
 def _width(config: Config) -> int:
-    return WIDTH["float16" if config.engine.half_weights else "float32"]
+    return _WIDTH["float16" if config.engine.half_weights else "float32"]
 
 
 def _activations(config: Config, placement: Placement, ipu: int, predictions: int, depth: int) -> Tuple[float, float]:
@@ -274,7 +274,7 @@ def _activations(config: Config, placement: Placement, ipu: int, predictions: in
                 at_work = max(at_work, _layer(config, depth))
             elif block.module == "cls.predictions":
                 # Logits, and their soft-max and gradient.
-                width = _width(config) + 2 * (_width(config) if config.engine.half_logits else WIDTH["float32"])
+                width = _width(config) + 2 * (_width(config) if config.engine.half_logits else _WIDTH["float32"])
                 at_work = max(at_work, width * config.batch.micro_batch * predictions * config.model.vocabulary_size)
     return kept, at_work
 
@@ -298,7 +298,7 @@ def _layer(config: Config, depth: int) -> float:
     if config.engine.mask == "product":
         # Query and key once more, joined with their codes.
         half += 2 * 2 * slots * (model.hidden_size + model.num_heads * config.mask_columns(depth))
-    return half * config.batch.micro_batch * _width(config) / WIDTH["float16"]
+    return half * config.batch.micro_batch * _width(config) / _WIDTH["float16"]
 
 
 # ------------------------------------------------------------------------------------------------------------ printing
@@ -321,14 +321,14 @@ def print_plan(
         smaller = None if made.fits else micro_batch_that_fits(config, manifest, packing_factor=packing_factor)
         text += verdict(made, smaller)
     if made.fits is not False:
-        text += speed_lines(made)
+        text += _speed_lines(made)
         micro_batches = None if made.update is None else made.update.packs // config.batch.micro_batch
         text += start_lines(config, options, micro_batches=micro_batches)
     print("\n".join(text))
     return 1 if made.fits is False else 0
 
 
-def speed_lines(made: RunPlan) -> List[str]:
+def _speed_lines(made: RunPlan) -> List[str]:
     """What the cycle model says of a run on IPUs that fits, as the report prints it; nothing where it cannot."""
     from ipu_packed_bert.cycles.matmul import cache_folder
     from ipu_packed_bert.cycles.speed import known_speed
@@ -353,7 +353,7 @@ CODE_WORDS = (
 )
 
 
-def memory_parts(memory: Memory) -> Dict[str, float]:
+def memory_parts(memory: _Memory) -> Dict[str, float]:
     """Bytes of what is counted, by the names of `MEMORY_PARTS`; they add up to ``memory.together``."""
     found = (memory.weights, memory.gradients, memory.optimizer, memory.kept, memory.at_work, memory.products)
     return dict(zip(MEMORY_PARTS, found))

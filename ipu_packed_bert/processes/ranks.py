@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 from ipu_packed_bert.processes.beats import Beats, leave_error
 from pack_data.cli.command import NotFinite
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # What other launchers say of how many processes they started.
 _OTHER_LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
@@ -52,11 +52,11 @@ class Processes:
         """Each value, summed over the processes, in float64."""
         return list(values)
 
-    def gathered(self, value: T) -> List[T]:
+    def gathered(self, value: _T) -> List[_T]:
         """The value of every process, by rank."""
         return [value]
 
-    def of_first(self, make: Callable[..., T], *arguments: Any) -> T:
+    def of_first(self, make: Callable[..., _T], *arguments: Any) -> _T:
         """What rank 0 makes, on all; the others make nothing."""
         return make(*arguments)
 
@@ -141,7 +141,7 @@ class Ranks(Processes):
                 self._agreed = int(number)
         return found[: len(values)]
 
-    def gathered(self, value: T) -> List[T]:
+    def gathered(self, value: _T) -> List[_T]:
         import torch
 
         data = _tensor_of(pickle.dumps(value))
@@ -154,7 +154,7 @@ class Ranks(Processes):
         parts = zip(self._all(own), lengths.tolist())
         return [pickle.loads(part[: int(length)].numpy().tobytes()) for part, length in parts]
 
-    def of_first(self, make: Callable[..., T], *arguments: Any) -> T:
+    def of_first(self, make: Callable[..., _T], *arguments: Any) -> _T:
         import torch
 
         if self.rank:

@@ -37,7 +37,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     machine_of = calibration.machines(None if args.no_cache else matmul.cache_folder())
     if args.measured:
-        print(refitted(args.measured, machine_of, None if args.config is None else config_of(args.config)).text())
+        print(refitted(args.measured, machine_of, None if args.config is None else _config_of(args.config)).text())
         return 0
     observations = calibration.observe(machine_of, load_config)
     fitted, draws = calibration.calibrate(observations), calibration.draw(observations)
@@ -57,7 +57,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def config_of(name: str) -> Config:
+def _config_of(name: str) -> Config:
     return load_config(config_file(name), calibration.IPUS_ONLY)
 
 

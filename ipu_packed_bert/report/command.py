@@ -50,7 +50,7 @@ from pack_data.lengths.options import add_histogram_arguments, histogram_from
 DEFAULT = FOLDER / "packed_phase2_pod16.yml"
 
 
-def parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     found = ArgumentParser(prog=typed("report"), description=__doc__)
     what = found.add_argument_group("what to print (several may be given; Table 1 where none is)")
     what.add_argument("--table", type=int, choices=(1, 2), action="append", default=[])
@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-class OverheadReport:
+class _OverheadReport:
     """One call of the command: its options, the modelled machine, and the tables made so far."""
 
     def __init__(self, args: argparse.Namespace):
@@ -461,14 +461,14 @@ class OverheadReport:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    args = parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     if args.json and args.csv:
         raise ValueError("--json and --csv exclude each other; choose one")
     if args.plot is not None:
         check_picture("--plot", args.plot, reads=[args.histogram])
     if args.html is not None:
         check_page("--html", args.html, reads=[args.histogram])
-    report = OverheadReport(args)
+    report = _OverheadReport(args)
     report.run()
 
     if args.json:

@@ -31,7 +31,7 @@ from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from pack_data.reading.fields import Fields, parse_json, shown
 from pack_data.reading.files import sync_folder
 
-FORMAT = "ipu_packed_bert checkpoint 2"
+_FORMAT = "ipu_packed_bert checkpoint 2"
 MANIFEST, STATE = "manifest.json", "state.json"
 _NAME = re.compile(r"step_(\d{8,})")
 _ASIDE = re.compile(r"step_(\d{8,})\.aside(-\d+)?")
@@ -162,7 +162,7 @@ def _write(path: Path, checkpoint: Checkpoint) -> None:
             for stem, found in tensors.items()
         }
         written[STATE] = _write_file(partial / STATE, state)
-        _write_file(partial / MANIFEST, _json({"format": FORMAT, "files": written}))
+        _write_file(partial / MANIFEST, _json({"format": _FORMAT, "files": written}))
         sync_folder(partial)
         if os.path.lexists(str(path)):  # passed over as damaged, or of the same step: this one takes its place
             os.rename(path, replaced)
@@ -281,7 +281,7 @@ def _looks_whole(path: Path) -> bool:
 def _read_manifest(path: Path) -> Dict[str, str]:
     """Name -> sha256 of each file; ValueError where a file has another size."""
     found = _read_json(path / MANIFEST)
-    found.one_of("format", (FORMAT,))
+    found.one_of("format", (_FORMAT,))
     files = found.object("files")
     files.object(STATE)
     listed = {}

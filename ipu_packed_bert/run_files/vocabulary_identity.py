@@ -39,14 +39,14 @@ class Identity(NamedTuple):
 UNKNOWN = Identity()
 
 
-class Agreement(NamedTuple):
+class _Agreement(NamedTuple):
     """What weights and data that may go together come to."""
 
     vocabulary: Identity  # of either side, as far as it knows
     note: Optional[str]  # what could not be compared, in one line
 
 
-def agree(weights: Identity, data: Identity, *, weights_of: object, data_of: object) -> Agreement:
+def agree(weights: Identity, data: Identity, *, weights_of: object, data_of: object) -> _Agreement:
     """Hold the vocabulary that weights were trained with against that of data.
 
     Raises ValueError where they differ: the same number is another token in each, or the same word other tokens.
@@ -73,4 +73,4 @@ def agree(weights: Identity, data: Identity, *, weights_of: object, data_of: obj
         else None
     )
     lower_case = data.lower_case if weights.lower_case is None else weights.lower_case
-    return Agreement(Identity(weights.sha256 or data.sha256, lower_case), note)
+    return _Agreement(Identity(weights.sha256 or data.sha256, lower_case), note)

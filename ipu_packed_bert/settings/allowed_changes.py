@@ -162,10 +162,10 @@ def compare(
     return Changes(tuple(noted), tuple(wanted))
 
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-def stored_config(run: str, stored: str, config: T) -> T:
+def stored_config(run: str, stored: str, config: _T) -> _T:
     """The configuration in the checkpoint of ``run``, of the same kind as ``config``.
 
     Settings of another task than ``config``'s are left out.  Raises ConfigError where it is no configuration.

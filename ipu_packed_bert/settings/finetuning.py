@@ -44,12 +44,12 @@ TASKS = {
 }
 
 # What each task with labels of texts may be scored by, and what it is scored by unless `task.metric` says so.
-METRICS = {
+_METRICS = {
     SINGLE_LABEL: ("accuracy", "f1", "macro_f1", "matthews"),
     MULTI_LABEL: ("micro_f1", "macro_f1", "all_right"),
     REGRESSION: ("pearson", "spearman", "mean_squared_error"),
 }
-METRICS_OF = {**METRICS, SINGLE_LABEL: ("accuracy",), MULTI_LABEL: ("micro_f1", "all_right")}
+METRICS_OF = {**_METRICS, SINGLE_LABEL: ("accuracy",), MULTI_LABEL: ("micro_f1", "all_right")}
 # The metrics of GLUE's tasks, by their names; of mnli for each of its two files.
 GLUE = {
     "cola": ("matthews",),
@@ -64,7 +64,7 @@ GLUE = {
     "ax": ("matthews",),
 }
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def _name(default: str) -> Any:
@@ -106,7 +106,7 @@ class ClassificationConfig(TaskConfig):
     metric: Optional[str] = setting(
         None,
         "what it is scored by, or a task of GLUE, whose metrics; null: accuracy, or all of the kind",
-        choices=tuple(dict.fromkeys([*(name for names in METRICS.values() for name in names), *GLUE])),
+        choices=tuple(dict.fromkeys([*(name for names in _METRICS.values() for name in names), *GLUE])),
     )
     positive_label: str = setting("1", "the label that f1 is of, single_label; a number in quotes")
 
@@ -136,7 +136,7 @@ SETTINGS_OF = {
 
 
 @dataclass(frozen=True)
-class FinetuneData:
+class _FinetuneData:
     """What is learnt from what, and how it is packed.  Paths are looked for in --data-dir first, where one is given."""
 
     training: Optional[str] = setting(None, "null: no training, only evaluation")
@@ -150,7 +150,7 @@ class FinetuneData:
 
 
 @dataclass(frozen=True)
-class StartConfig:
+class _StartConfig:
     """Where the weights come from; the sizes apply only when training from scratch."""
 
     checkpoint: Optional[str] = setting(
@@ -167,14 +167,14 @@ class StartConfig:
 
 
 @dataclass(frozen=True)
-class FinetuneBatch(BatchSettings):
+class _FinetuneBatch(BatchSettings):
     """An update in sequences, on which learning depends; a forward pass in rows, on which memory depends."""
 
     sequences_per_update: int = setting(32, "about: whole packs", minimum=1)
 
 
 @dataclass(frozen=True)
-class FinetuneRun(RunSettings):
+class _FinetuneRun(RunSettings):
     """How long, how often written down, and from which seed."""
 
     keep_checkpoints: int = setting(1, "the newest ones, and one known to be good", minimum=1)
@@ -183,13 +183,13 @@ class FinetuneRun(RunSettings):
 
 
 SECTIONS = {
-    "data": FinetuneData,
-    "model": StartConfig,
+    "data": _FinetuneData,
+    "model": _StartConfig,
     "optimizer": OptimizerSettings,
-    "batch": FinetuneBatch,
+    "batch": _FinetuneBatch,
     "engine": EngineConfig,
     "placement": PlacementConfig,
-    "run": FinetuneRun,
+    "run": _FinetuneRun,
 }
 
 
@@ -198,15 +198,15 @@ class FinetuneConfig(Configuration):
     """A whole, checked configuration; the class of `task` is that of its name."""
 
     task: TaskConfig = SquadConfig()
-    data: FinetuneData = FinetuneData()
-    model: StartConfig = StartConfig()
-    batch: FinetuneBatch = FinetuneBatch()
-    run: FinetuneRun = FinetuneRun()
+    data: _FinetuneData = _FinetuneData()
+    model: _StartConfig = _StartConfig()
+    batch: _FinetuneBatch = _FinetuneBatch()
+    run: _FinetuneRun = _FinetuneRun()
 
     section_names = ("task", *SECTIONS)
     heads_return = False
 
-    def of_task(self, kind: Type[T]) -> T:
+    def of_task(self, kind: Type[_T]) -> _T:
         """The settings of the task, which are of this class."""
         assert isinstance(self.task, kind)
         return self.task
@@ -305,16 +305,16 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, sto
     sections = reader.sections()
     sections["task"] = dataclasses.replace(sections["task"], name=full_name(sections["task"].name))
     config = FinetuneConfig(path=path, origins=dict(reader.origins), **sections)
-    reader.check(rules(config))
+    reader.check(_rules(config))
     reader.refuse_problems()
     return config
 
 
-def rules(config: FinetuneConfig) -> Rules:
+def _rules(config: FinetuneConfig) -> Rules:
     """What settings must fulfil together: (those it is about, whether it is broken, what is wrong)."""
     data, model = config.data, config.model
     squad = config.task if isinstance(config.task, SquadConfig) else None
-    scored = config.task if isinstance(config.task, ClassificationConfig) and config.task.name in METRICS else None
+    scored = config.task if isinstance(config.task, ClassificationConfig) and config.task.name in _METRICS else None
     return [
         (
             "data.training data.evaluation",
@@ -339,9 +339,9 @@ def rules(config: FinetuneConfig) -> Rules:
         ),
         (
             "task.name task.metric",
-            scored is not None and not set(scored.metrics) <= set(METRICS[scored.name]),
-            f"task.metric is {scored and scored.metric}; must be one of {', '.join(METRICS.get(config.task.name, ()))} "
-            f"for task.name {config.task.name}, or a task of GLUE that has only these",
+            scored is not None and not set(scored.metrics) <= set(_METRICS[scored.name]),
+            f"task.metric is {scored and scored.metric}; must be one of "
+            f"{', '.join(_METRICS.get(config.task.name, ()))} for task.name {config.task.name}, or a task of GLUE that has only these",
         ),
         (
             "data.evaluation task.drop_seen_paragraphs data.training",

@@ -15,7 +15,7 @@ from pack_data.cli.command import typed
 
 IPUS_OF_A_PROGRAM = 64  # and a process has one program
 # IPUs of one host at least: a POD16 has one host, a POD64 one, two or four.
-IPUS_OF_A_HOST = 16
+_IPUS_OF_A_HOST = 16
 
 
 def start_lines(
@@ -38,7 +38,7 @@ def start_lines(
     placement = config.placement
     found = _lines("start", [], program) if _ipus(config) <= IPUS_OF_A_PROGRAM else []
     of_all = ["--num-replicas", str(placement.replicas), "--ipus-per-replica", str(placement.ipus_per_replica)]
-    hosts = _divisor(placement.replicas, _ipus(config) // IPUS_OF_A_HOST)
+    hosts = _divisor(placement.replicas, _ipus(config) // _IPUS_OF_A_HOST)
     for label, where, least in (
         ("poprun", [], 2),
         (f"{hosts} hosts", ["--host", ",".join(f"HOST{host}" for host in range(hosts))], hosts),

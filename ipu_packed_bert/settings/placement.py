@@ -31,7 +31,7 @@ class Block(NamedTuple):
     ipu: int
 
 
-class Stage(NamedTuple):
+class _Stage(NamedTuple):
     """Blocks that follow one another on one IPU."""
 
     ipu: int
@@ -45,9 +45,9 @@ class Placement(NamedTuple):
     ipus: int
 
     @property
-    def stages(self) -> Tuple[Stage, ...]:
+    def stages(self) -> Tuple[_Stage, ...]:
         """Stages of the forward pass."""
-        return tuple(Stage(ipu, tuple(blocks)) for ipu, blocks in groupby(self.blocks, key=lambda block: block.ipu))
+        return tuple(_Stage(ipu, tuple(blocks)) for ipu, blocks in groupby(self.blocks, key=lambda block: block.ipu))
 
     def on(self, ipu: int) -> Tuple[Block, ...]:
         return tuple(block for block in self.blocks if block.ipu == ipu)

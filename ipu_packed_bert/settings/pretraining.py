@@ -57,7 +57,7 @@ from pack_data.store.packs import default_predictions
 
 
 @dataclass(frozen=True)
-class PretrainingConfig(TaskSettings):
+class _PretrainingConfig(TaskSettings):
     """What is learnt."""
 
     name: str = setting(PRETRAINING, "what is trained on packs", choices=(PRETRAINING,))
@@ -134,7 +134,7 @@ class RunConfig(RunSettings):
 class Config(Configuration):
     """A whole, checked configuration."""
 
-    task: PretrainingConfig = PretrainingConfig()
+    task: _PretrainingConfig = _PretrainingConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()

@@ -46,14 +46,14 @@ from pack_data.reading.files import read_regular
 # Where a value comes from. Origins that begin with DEFAULT belong to settings that nobody stated.
 DEFAULT, FILE, OVERRIDE = "default", "file", "--set"
 
-Sections = Mapping[str, type]
+_Sections = Mapping[str, type]
 
 
 class ConfigError(Problems):
     """What is wrong with a configuration: every problem found, each with its key, its value and the rule."""
 
 
-class Rule(NamedTuple):
+class _Rule(NamedTuple):
     """The range of one setting; None leaves a side open."""
 
     minimum: Optional[float] = None  # value >= minimum
@@ -86,11 +86,11 @@ class Rule(NamedTuple):
 
 
 def setting(default: Any, meaning: str = "", **rule: Any) -> Any:
-    """A dataclass field with a default, its meaning in a few words, and a :class:`Rule`."""
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "rule": Rule(**rule)})
+    """A dataclass field with a default, its meaning in a few words, and a :class:`_Rule`."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "rule": _Rule(**rule)})
 
 
-def keys_of(sections: Sections) -> List[str]:
+def keys_of(sections: _Sections) -> List[str]:
     """Every setting's full name, section.key."""
     return [f"{section}.{each.name}" for section, kind in sections.items() for each in dataclasses.fields(kind)]
 
@@ -115,7 +115,7 @@ class SettingsReader:
 
     def __init__(
         self,
-        sections: Sections,
+        sections: _Sections,
         path: str,
         *,
         prefix: str = "",
@@ -247,7 +247,7 @@ class SettingsReader:
             self.broken.update(keys_of({each: self._sections[each]}) if each in self._sections else [each])
 
 
-def suggestions(key: str, sections: Sections, blocks: Sequence[str] = ()) -> List[str]:
+def suggestions(key: str, sections: _Sections, blocks: Sequence[str] = ()) -> List[str]:
     """What an unknown section, block or setting may have meant, as full names: at most three, best first."""
     known = keys_of(sections)
     name = key.rpartition(".")[2]

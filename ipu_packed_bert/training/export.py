@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 # torch loads inside the functions, so that a machine without it gets one line.
 
 
-class Exported(NamedTuple):
+class _Exported(NamedTuple):
     """What was written."""
 
     step: int  # updates made
     note: Optional[str]  # what could not be compared, in one line
 
 
-def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) -> Exported:
+def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) -> _Exported:
     """Write the newest checkpoint of ``run`` as a Hugging Face folder.
 
     The vocabulary is the given file, else that of the run's configuration, else the one beside its data set.  Raises
@@ -51,10 +51,10 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     written = _vocabulary_of(config, path, of_weights.lowers_case)
     note = agree(of_weights, Identity.of(written), weights_of=run, data_of=path).note
     write_folder(folder, config.model, checkpoint.engine["model"], written, architecture=architecture)
-    return Exported(checkpoint.step, note)
+    return _Exported(checkpoint.step, note)
 
 
-def _export_fine_tuned(run: Path, folder: Path, checkpoint: Checkpoint, vocabulary: Optional[Path]) -> Exported:
+def _export_fine_tuned(run: Path, folder: Path, checkpoint: Checkpoint, vocabulary: Optional[Path]) -> _Exported:
     """A fine-tuned model; its vocabulary, sizes and labels lie in the run's folder."""
     from ipu_packed_bert.model.hugging_face import write_folder
     from ipu_packed_bert.tasks.starting_weights import fine_tuned
@@ -69,7 +69,7 @@ def _export_fine_tuned(run: Path, folder: Path, checkpoint: Checkpoint, vocabula
             architecture=found.architecture,
             **found.settings,
         )
-    return Exported(checkpoint.step, found.note)
+    return _Exported(checkpoint.step, found.note)
 
 
 def import_folder(folder: Path, run: Path) -> Loaded:

@@ -72,7 +72,7 @@ def prepare(config: FinetuneConfig, *, former: Optional[FinetuneConfig] = None, 
     if task.training_packs is not None:
         updates_per_epoch = -(-len(packs) // config.packs_per_update(factor))
         steps = config.run.epochs * updates_per_epoch
-        config = with_schedule(config, former, updates_per_epoch)
+        config = _with_schedule(config, former, updates_per_epoch)
     processes.refuse_differences(
         {
             **flat(config.as_dict()),
@@ -123,7 +123,7 @@ def print_other_ranks(checkpoint: Checkpoint, processes: Processes) -> None:
         )
 
 
-def with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], updates_per_epoch: int) -> FinetuneConfig:
+def _with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], updates_per_epoch: int) -> FinetuneConfig:
     """The length of the learning rate's schedule stated: `former`'s where a run is resumed, else all its updates."""
     steps = config.run.epochs * updates_per_epoch
     length = config.optimizer.schedule_steps or (former or config).run.epochs * updates_per_epoch
@@ -135,7 +135,7 @@ def with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], upda
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, schedule_steps=length))
 
 
-class Resumed(NamedTuple):
+class _Resumed(NamedTuple):
     """What a run goes on from."""
 
     checkpoint: Checkpoint
@@ -143,7 +143,7 @@ class Resumed(NamedTuple):
     changes: Changes  # of the configuration since then
 
 
-def resumed(run: str, config: FinetuneConfig, allowed: Sequence[str]) -> Resumed:
+def resumed(run: str, config: FinetuneConfig, allowed: Sequence[str]) -> _Resumed:
     """Of the newest checkpoint of `run`; its changes are printed. Raises ConfigError where one is refused."""
     saved = saved_in(run)
     checkpoint = load_newest(Path(run, CHECKPOINTS))
@@ -154,11 +154,11 @@ def resumed(run: str, config: FinetuneConfig, allowed: Sequence[str]) -> Resumed
     found = begun_with(run).get(SHA256)
     if found is not None and {SHA256: found} != recorded(config.task.name):
         print(f"task      {config.task.name}: the file was changed after this run began; it goes on with the new one")
-    return Resumed(checkpoint, saved, changes)
+    return _Resumed(checkpoint, saved, changes)
 
 
 def fine_tune(
-    prepared: Prepared, out: Optional[str], *, resumed: Optional[Resumed] = None, progress: Optional[bool] = None
+    prepared: Prepared, out: Optional[str], *, resumed: Optional[_Resumed] = None, progress: Optional[bool] = None
 ) -> int:
     """Train, evaluate, write down and export; the exit status.
 
@@ -250,7 +250,7 @@ def fine_tune(
         return outcome.status
 
 
-def _go_on(prepared: Prepared, run: str, resumed: Resumed) -> int:
+def _go_on(prepared: Prepared, run: str, resumed: _Resumed) -> int:
     """Engine and batches where the checkpoint left them; the updates made so far."""
     checkpoint = resumed.checkpoint
     processes = prepared.engine.processes

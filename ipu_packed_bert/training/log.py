@@ -111,7 +111,7 @@ class RunLog(Log):
         made = forget_after(self._folder / LOG, first_step, note=self._say, counted=True)
         evaluations = forget_after(self._folder / EVALUATIONS, first_step, note=self._say, counted=True)
         self._evaluated_before = {record["step"] for record in evaluations}
-        lost = missing_steps(made, first_step)
+        lost = _missing_steps(made, first_step)
         if lost:
             self._say(f"note      {LOG} lacks {lost} of the {first_step:,} updates that the checkpoint has")
         self._log = Lines(self._folder / LOG, self._say)
@@ -363,7 +363,7 @@ def forget_after(
     return kept
 
 
-def missing_steps(records: Sequence[Mapping[str, Any]], last: int) -> str:
+def _missing_steps(records: Sequence[Mapping[str, Any]], last: int) -> str:
     """Of the steps 1 to ``last`` those without a record: "3, 6 to 9", the first four spans; "" for none."""
     there = {record["step"] for record in records}
     spans: List[List[int]] = []

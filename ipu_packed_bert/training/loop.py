@@ -122,7 +122,7 @@ def train(
     """
     run, task, processes = config.run, engine.task, engine.processes
     evaluate_every = run.evaluate_every if evaluate_every is None else evaluate_every
-    kept = Kept(checkpoints, keep=run.keep_checkpoints, newest=first_step)
+    kept = _Kept(checkpoints, keep=run.keep_checkpoints, newest=first_step)
     step, skipped, stop, not_saved = first_step, 0, None, None
     with Interruption(processes) as interruption:
 
@@ -161,7 +161,7 @@ def train(
             if due and checkpoints is not None:
                 # The update may have broken the weights although its loss, taken before, is finite.
                 state = engine.state()
-                broken = first_not_finite(state)
+                broken = _first_not_finite(state)
                 if broken:
                     raise NotFinite(
                         f"update {step}: {broken} is no longer finite after it, so it is not saved; "
@@ -189,7 +189,7 @@ _LOWER = (
 )
 
 
-class Kept:
+class _Kept:
     """The checkpoints of a run under way: the newest ones, and the newest one that is known to be good.
 
     A checkpoint is known to be good once an update from its weights, or their held-out loss, was finite. Its weights
@@ -256,11 +256,11 @@ def not_finite(result: StepResult) -> str:
     return " and ".join(words)
 
 
-def first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
+def _first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
     """The name of a tensor in an engine's state that has a value that is infinite or no number; None if none has."""
     for name, value in state.items():
         if isinstance(value, dict):
-            found = first_not_finite(value, prefix + name + " ")
+            found = _first_not_finite(value, prefix + name + " ")
             if found:
                 return found
         elif isinstance(value, torch.Tensor) and value.is_floating_point() and not torch.isfinite(value).all():

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from pack_data.display.picture import Axis, Bars, Line, Lines, Series, write
 
-Points = Tuple[List[int], List[float]]  # sequences seen, loss
+_Points = Tuple[List[int], List[float]]  # sequences seen, loss
 
 
 def padding_avoided(packs: int, sequences: int, tokens: int, max_sequence_length: int) -> float:
@@ -17,12 +17,12 @@ def padding_avoided(packs: int, sequences: int, tokens: int, max_sequence_length
     return 1.0 - packed / unpacked if unpacked else 0.0
 
 
-class Curves(NamedTuple):
+class _Curves(NamedTuple):
     """What is drawn."""
 
     measure: str  # the metric whose curves these are
-    training: Points
-    held_out: Points
+    training: _Points
+    held_out: _Points
     unigram: Optional[float]  # loss of always predicting the token frequencies; None where it was not taken
     tokens: int
     packed_padding: int  # slots of the packs that hold no token
@@ -36,7 +36,7 @@ def curves(
     *,
     max_sequence_length: int,
     unigram: Optional[float] = None,
-) -> Curves:
+) -> _Curves:
     """records, evaluations: the lines of log.jsonl and evaluation.jsonl. Losses that are not finite are left out."""
     measure = "mlm_loss" if any("mlm_loss" in record for record in records) else "loss"
     seen: Dict[int, int] = {}
@@ -45,12 +45,12 @@ def curves(
         total += record["sequences"]
         seen[record["step"]] = total
 
-    def points(lines: Sequence[Mapping[str, Any]]) -> Points:
+    def points(lines: Sequence[Mapping[str, Any]]) -> _Points:
         found = [(seen[line["step"]], line[measure]) for line in lines if line.get(measure) is not None]
         return [sequences for sequences, _ in found], [loss for _, loss in found]
 
     tokens, packs = (sum(record[name] for record in records) for name in ("tokens", "packs"))
-    return Curves(
+    return _Curves(
         measure,
         points(records),
         points([line for line in evaluations if line["step"] in seen]),
@@ -62,7 +62,7 @@ def curves(
     )
 
 
-def loss_picture(drawn: Curves) -> Lines:
+def loss_picture(drawn: _Curves) -> Lines:
     found = [("training", drawn.training), ("held out", drawn.held_out)]
     lines = tuple(Line(name, tuple(map(float, seen)), tuple(losses)) for name, (seen, losses) in found if seen)
     losses = [loss for line in lines for loss in line.y if loss is not None]
@@ -79,7 +79,7 @@ def loss_picture(drawn: Curves) -> Lines:
     )
 
 
-def slots_picture(drawn: Curves) -> Bars:
+def slots_picture(drawn: _Curves) -> Bars:
     paddings = (drawn.unpacked_padding, drawn.packed_padding)
     return Bars(
         "Slots of the rows that these sequences need",
@@ -95,7 +95,7 @@ def slots_picture(drawn: Curves) -> Bars:
     )
 
 
-def draw(drawn: Curves, path: Path, *, title: str) -> None:
+def draw(drawn: _Curves, path: Path, *, title: str) -> None:
     """Both pictures as one file. Raises ValueError, one line, where matplotlib is not installed."""
     loss = loss_picture(drawn)
     write([loss._replace(title=f"{title}: {loss.title.lower()}"), slots_picture(drawn)], path)

@@ -60,7 +60,7 @@ _OTHER_SLOTS = 128
 _IPU_MICRO_BATCHES = 64
 
 
-class Trained(NamedTuple):
+class _Trained(NamedTuple):
     """A fine-tuned model."""
 
     name: str
@@ -73,7 +73,7 @@ class Trained(NamedTuple):
     stored: bool  # whether a run has written the settings
 
 
-def find_trained(folder: Path, task: Optional[str] = None) -> Trained:
+def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
     """The newest checkpoint of a fine-tuning run, or a Hugging Face folder.
 
     task: of a folder whose config.json does not say it. Raises ValueError, in one line, where there is no head that
@@ -108,12 +108,12 @@ def find_trained(folder: Path, task: Optional[str] = None) -> Trained:
         kept["engine"].pop(key, None)
     step = run.checkpoint.step
     description = f"{folder} after {step:,} updates, task {name}"
-    return Trained(
+    return _Trained(
         str(folder), kept, run.model, run.checkpoint.engine["model"], run.vocabulary, run.labels, description, True
     )
 
 
-def _of_folder(folder: Path, task: Optional[str]) -> Trained:
+def _of_folder(folder: Path, task: Optional[str]) -> _Trained:
     if not (folder / "config.json").exists():
         raise ValueError(
             f"{folder}: neither a fine-tuning run ({CONFIG}, {CHECKPOINTS}/) nor a Hugging Face folder (config.json); "
@@ -142,7 +142,7 @@ def _of_folder(folder: Path, task: Optional[str]) -> Trained:
         labels = [f"LABEL_{number}" for number in range(len(pretrained.weights["classifier.weight"]))]
     slots = min(_SLOTS.get(found, _OTHER_SLOTS), pretrained.model.max_position_embeddings)
     tree: Dict[str, Any] = {"task": {"name": found}, "data": {"max_sequence_length": slots}}
-    return Trained(
+    return _Trained(
         str(folder),
         tree,
         pretrained.model,
@@ -154,14 +154,14 @@ def _of_folder(folder: Path, task: Optional[str]) -> Trained:
     )
 
 
-class Prepared(NamedTuple):
+class _Prepared(NamedTuple):
     config: FinetuneConfig
     task: ExampleTask
     engine: Engine
     layout: Layout
 
 
-def configured(trained: Trained, asked: Asked, overrides: Sequence[str] = ()) -> FinetuneConfig:
+def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) -> FinetuneConfig:
     """The settings with which a model answers; ConfigError with every problem found."""
     name = full_name(str(peek("task.name", trained.tree, overrides)))
     if name != trained.tree["task"]["name"]:  # before its settings, which are those of another task
@@ -185,17 +185,17 @@ def configured(trained: Trained, asked: Asked, overrides: Sequence[str] = ()) ->
 
 
 def prepare(
-    trained: Trained, asked: Asked, overrides: Sequence[str] = (), *, read: Callable[[int], Any] = int
-) -> Prepared:
+    trained: _Trained, asked: Asked, overrides: Sequence[str] = (), *, read: Callable[[int], Any] = int
+) -> _Prepared:
     """The records packed, and the model where they are computed. read: told of texts, as many as were tokenised."""
-    config = configured(trained, asked, overrides)
+    config = _configured(trained, asked, overrides)
     choice = choose_engine(config, simulated=False)
     ipus = choice.kind != "host"
     config = on_engine(config, choice).for_model(trained.model, ipus=ipus)
     task = task_class(config.task.name)(
         config, Tokenizer(trained.vocabulary, read=read), trained.model, trained.labels, asked
     )
-    config = in_calls(config, len(task.packs), ipus=ipus)
+    config = _in_calls(config, len(task.packs), ipus=ipus)
     engine = build_engine(config, task, choice, packing_factor=1.0)
     with contextlib.ExitStack() as unwound:
         unwound.callback(engine.close)
@@ -213,10 +213,10 @@ def prepare(
             )
         engine.load_state({**state, "model": weights})
         unwound.pop_all()
-    return Prepared(config, task, engine, task.layout(config, 1.0))
+    return _Prepared(config, task, engine, task.layout(config, 1.0))
 
 
-def in_calls(config: FinetuneConfig, rows: int, *, ipus: bool) -> FinetuneConfig:
+def _in_calls(config: FinetuneConfig, rows: int, *, ipus: bool) -> FinetuneConfig:
     """The same with a batch that is one call: a micro-batch on the host; on IPUs enough to fill the pipeline."""
     replicas, size = config.placement.replicas, min(config.batch.micro_batch, rows)
     number = 1
@@ -229,20 +229,20 @@ def in_calls(config: FinetuneConfig, rows: int, *, ipus: bool) -> FinetuneConfig
     return dataclasses.replace(config, batch=batch)
 
 
-def compile_program(prepared: Prepared) -> None:
+def compile_program(prepared: _Prepared) -> None:
     """On IPUs, the program that predicts, so that no answer's time is that of compiling it; on the host nothing."""
     if prepared.config.engine.kind == "ipu":
         prepared.engine.predict(next(in_order(prepared.task.packs, prepared.layout)))
 
 
-class Found(NamedTuple):
+class _Found(NamedTuple):
     answers: List[Dict[str, Any]]  # one for each record, in the input's order
     metrics: Dict[str, Any]  # empty where no labels were read
     sequences: int
     seconds: float
 
 
-def predict(prepared: Prepared, *, seen: Callable[[int], Any] = int) -> Found:
+def predict(prepared: _Prepared, *, seen: Callable[[int], Any] = int) -> _Found:
     """Raises NotFinite where the network's outputs are infinite or no numbers. seen: told of rows, as they are done."""
     task, packs = prepared.task, prepared.task.packs
     batches = _counted(in_order(packs, prepared.layout), prepared.layout.packs_per_update, len(packs), seen)
@@ -251,7 +251,7 @@ def predict(prepared: Prepared, *, seen: Callable[[int], Any] = int) -> Found:
     if not all(np.isfinite(each).all() for each in outputs):
         raise NotFinite("the network's outputs are infinite or no numbers; the model's weights are damaged")
     scored = task.score(outputs)
-    return Found(scored.answers, dict(scored.metrics), counts["sequences"], seconds)
+    return _Found(scored.answers, dict(scored.metrics), counts["sequences"], seconds)
 
 
 def _counted(batches: Iterator[Batch], rows: int, all_rows: int, seen: Callable[[int], Any]) -> Iterator[Batch]:
@@ -263,7 +263,7 @@ def _counted(batches: Iterator[Batch], rows: int, all_rows: int, seen: Callable[
         left -= rows
 
 
-DIGITS = 6  # after the decimal point, of what is written; packing changes the last bits of a float
+_DIGITS = 6  # after the decimal point, of what is written; packing changes the last bits of a float
 
 
 def lines(answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -274,7 +274,7 @@ def lines(answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return round(value, DIGITS) + 0.0  # no -0.0
+        return round(value, _DIGITS) + 0.0  # no -0.0
     if isinstance(value, Mapping):
         return {name: _rounded(each) for name, each in value.items()}
     return value

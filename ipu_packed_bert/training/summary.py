@@ -24,7 +24,7 @@ from pack_data.cli.command import NotFinite, counted
 from pack_data.display.table import text_table
 from pack_data.reading.files import write_atomically
 
-NOT_FINITE = "not finite"
+_NOT_FINITE = "not finite"
 
 # Of a record of evaluation.jsonl: what is no metric.
 _NO_METRICS = ("packs", "tokens", "seconds")
@@ -152,7 +152,7 @@ class RunEnd:
             yield
         except NotFinite:
             with self._said_where_it_fails():
-                self._summary(NOT_FINITE).write(self.folder)
+                self._summary(_NOT_FINITE).write(self.folder)
             raise
 
     def finish(self, outcome: Outcome) -> RunSummary:

@@ -72,10 +72,10 @@ class _Program:
         return self._call(*fields)
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _memory_said(method: Method) -> Method:
+def _memory_said(method: _Method) -> _Method:
     """Where the device has not enough memory for it, the method raises ValueError, with the settings that decide it."""
 
     @functools.wraps(method)
@@ -90,7 +90,7 @@ def _memory_said(method: Method) -> Method:
             f"{self._config.batch.micro_batch}{recompute}"
         )
 
-    return cast(Method, said)
+    return cast(_Method, said)
 
 
 class HostEngine(Engine):

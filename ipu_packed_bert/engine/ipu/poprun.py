@@ -96,7 +96,7 @@ def instances() -> Optional[Ranks]:
     except ImportError:
         return GlooInstances(meeting_point(rank, size), rank, size, rank)
     horovod.init()
-    return HorovodInstances(horovod, rank, size)
+    return _HorovodInstances(horovod, rank, size)
 
 
 _AGAIN = "the same line with --resume-if-there does"
@@ -108,7 +108,7 @@ class GlooInstances(Ranks):
     launcher, means, restart = "poprun", "gloo, as Horovod is not installed", _AGAIN
 
 
-class HorovodInstances(Ranks):
+class _HorovodInstances(Ranks):
     """By Horovod.
 
     It has no store in which an error could be left for the others: an instance that fails says so and ends, and its

@@ -356,7 +356,7 @@ def test_reading_streams(tmp_path):
 KILLED = """
 import os, signal, sys
 from pack_data import convert
-from pack_data.store.data_set import data_set
+from pack_data.store import data_set
 from pack_data.formats import store as target
 from pack_data.formats.detect import Source
 data_set.StoreWriter.__init__.__defaults__, target.PACKS = (1,), 1
