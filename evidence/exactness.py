@@ -80,8 +80,7 @@ def run(options: Any, runner: Runner) -> int:
     facts = {"packing_factor": setup.packing_factor("packed"), "machine": machine()}
     runner.write(FACTS, json.dumps(facts) + "\n")
     cells = [Cell(name, seed) for seed in range(1, options.seeds + 1) for name in VARIANTS]
-    rows = runner.run(cells, lambda cell: part(setup, VARIANTS[cell.variant], seed=cell.seed, updates=updates))
-    runner.write_csv("distances.csv", rows)
+    runner.run(cells, lambda cell: part(setup, VARIANTS[cell.variant], seed=cell.seed, updates=updates))
     return runner.show(shown(runner.folder), plot=options.plot)
 
 

@@ -397,33 +397,6 @@ def write_documents(source: str, path: Path, *, amount: int) -> None:
     write_atomically(path, "".join(lines).encode())
 
 
-def slots_per_second(size: Size, seconds: float = 2.0) -> float:
-    """How fast this machine trains a model of this size on one thread, in slots of rows."""
-    from ipu_packed_bert.model.packed import PackedBertForPreTraining
-    from pack_data.packs import default_predictions
-
-    torch.set_num_threads(1)
-    rows, slots = size.micro_batch, size.max_sequence_length
-    model = ModelConfig(
-        vocabulary_size=size.vocabulary_size,
-        hidden_size=size.hidden_size,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        intermediate_size=4 * size.hidden_size,
-        max_position_embeddings=slots,
-        hidden_dropout=0.0,
-    )
-    network = PackedBertForPreTraining(model, LossConfig(), attention="sdpa")
-    row, few = torch.ones(rows, slots, dtype=torch.int32), torch.ones(rows, 1, dtype=torch.int32)
-    masked = torch.ones(rows, default_predictions(slots), dtype=torch.int32)
-    fields = (row, row, row, row * 0, masked, masked, masked, few, few, few, few[:, 0], few[:, 0])
-    start, done = time.perf_counter(), 0
-    while not done or time.perf_counter() - start < seconds:
-        network(*fields).loss.backward()
-        done += 1
-    return done * rows * slots / (time.perf_counter() - start)
-
-
 # ---- scoring ---------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ Padding-free rows take our attention, within each sequence only, unless --attent
 library's. A fully filled batch is bs rows of msl tokens, joined to one for the model; a packing of whole rows can also
 take one row of bs x msl tokens.
 
-    torchrun --nproc-per-node 8 -m evidence position_ids --data-dir DIR --full --model FOLDER --fsdp
+    torchrun --nproc-per-node 8 -m evidence position_ids --data-dir DIR --size full --model FOLDER --fsdp
 """
 
 from __future__ import annotations
@@ -378,11 +378,10 @@ def run(options: Any, runner: Runner) -> int:
 
     try:
         runner.write(FACTS, json.dumps(facts_of(measure)) + "\n")
-        rows = runner.run(cells_of(measure.data, options.seeds, options.ways), on_all_ranks)
+        runner.run(cells_of(measure.data, options.seeds, options.ways), on_all_ranks)
     finally:
         if ranks > 1:
             _broadcast(None)
-    runner.write_csv("runs.csv", rows)
     status = runner.show(shown(runner.folder), plot=options.plot)
     return status if {*CLAIM, *CONTROL} <= set(options.ways) else 0  # a part has no verdict
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.report.network import operations
 from ipu_packed_bert.schema import ModelConfig
-from pack_data.command import positive_seconds
 
 DEFAULT = "minutes"
 GPU_TERAFLOPS = 33.5  # half of what NVIDIA's data sheet gives for an H100 in float32, which these runs compute in
@@ -42,12 +41,6 @@ shown = PretrainingShown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--budget",
-        type=positive_seconds,
-        metavar="HOURS",
-        help="in place of --size and --seeds: what one thread of this machine finishes in so many hours",
-    )
     parser.add_argument(
         "--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="only these, beside those of the test"
     )
@@ -124,7 +117,7 @@ def part(setup: PretrainingSetup, variant: Variant, runner: Runner, cell: Cell) 
     )
 
 
-# ---- what fits into so many hours ------------------------------------------------------------------------------------
+# ---- how long all runs of a size take ------------------------------------------------------------------------------------
 
 
 def gpu_slots_per_second(size: Size, teraflops: float = GPU_TERAFLOPS) -> float:
@@ -136,8 +129,8 @@ def gpu_slots_per_second(size: Size, teraflops: float = GPU_TERAFLOPS) -> float:
     return 1e12 * teraflops * slots / operations(model, slots, packs=1)
 
 
-def hours(size: Size, name: str, seeds: int, slots_per_second: Optional[float] = None) -> float:
-    """About how long all cells of a size take, at this rate; without one, on one thread of this machine.
+def hours(size: Size, name: str, seeds: int, slots_per_second: float) -> float:
+    """About how long all cells of a size take, at this rate.
 
     name: the size whose variants are run, which may be those of another size.
     """
@@ -146,32 +139,4 @@ def hours(size: Size, name: str, seeds: int, slots_per_second: Optional[float] =
         size.sequences * size.max_sequence_length / (1.0 if cell.variant == "unpacked" else size.packing_factor)
         for cell in (*margin, *compared)
     )
-    rate = slots_per_second or packed_runs.slots_per_second(size)
-    return 1.15 * slots / rate / 3600  # scoring takes about a seventh
-
-
-def within(budget: float, measured: Callable[[Size, str, int], float] = hours) -> Tuple[str, int]:
-    """The largest size of which three seeds, or two, take no more than so many hours, and how many seeds.
-
-    ValueError where nothing fits.
-    """
-    tried = []
-    for name in ("hours", "minutes", "quick"):
-        for seeds in (3, 2):
-            needed = measured(SIZES[name], name, seeds)
-            if needed <= budget:
-                return name, seeds
-            tried.append(f"{name} with {seeds} seeds about {needed:.2g}")
-    raise ValueError(f"--budget {budget:g} hours is too little: {', '.join(tried)} hours; give more")
-
-
-def choose(options: Any) -> None:
-    """Settles the size and the seeds of --budget, and says which."""
-    if options.budget is None:
-        return
-    options.size, options.seeds = within(options.budget)
-    print(
-        f"--budget {options.budget:g}: size {options.size}, {options.seeds} seeds, about "
-        f"{hours(SIZES[options.size], options.size, options.seeds):.2g} hours on one thread of this machine",
-        flush=True,
-    )
+    return 1.15 * slots / slots_per_second / 3600  # scoring takes about a seventh

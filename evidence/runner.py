@@ -2,7 +2,6 @@
 
     runner = Runner(folder, settings)                                 # settings: all that decides what a cell measures
     rows = runner.run(cells, measure)                                 # measure(cell) -> rows, plain values by name
-    runner.write_csv("curves.csv", rows)
 
 Each finished cell is a file in `cells/`, written whole or not at all. Several processes may run one experiment in one
 folder: each takes the next cell that nobody has, and the lock of a cell ends with its process, however that ends. So a
@@ -11,8 +10,6 @@ run that was killed goes on with the same command.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 import sys
@@ -129,15 +126,6 @@ class Runner:
         for picture in shown.draw(self.folder) if plot else ():
             print(picture)
         return 0 if shown.passes else 1
-
-    def write_csv(self, name: str, rows: Sequence[Row]) -> Path:
-        """One line a row; the columns are those of all rows, in the order in which they first appear."""
-        columns = list({column: None for row in rows for column in row})
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return self.write(name, text.getvalue())
 
     def write(self, name: str, text: str) -> Path:
         """A file in the experiment's folder, whole or not at all."""
