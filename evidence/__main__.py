@@ -9,7 +9,6 @@ Options every experiment has: data_dir, out, size, seeds, plot, progress.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from pathlib import Path
 from typing import Optional, Sequence
@@ -71,11 +70,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
     experiment.add_arguments(parser)
     options = parser.parse_args(arguments[1:])
-    if not hasattr(experiment, "follow"):
-        refuse_several("an experiment")
-    elif int(os.environ.get("RANK", "0")):
-        experiment.follow(options)  # under torchrun only one process writes
-        return 0
+    refuse_several("an experiment")
     runner = Runner(options.out, experiment.settings(options), progress=options.progress)
     return experiment.run(options, runner) or 0
 

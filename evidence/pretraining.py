@@ -117,7 +117,7 @@ def part(setup: PretrainingSetup, variant: Variant, runner: Runner, cell: Cell) 
     )
 
 
-# ---- how long all runs of a size take ------------------------------------------------------------------------------------
+# ---- how long all runs of a size take --------------------------------------------------------------------------------
 
 
 def gpu_slots_per_second(size: Size, teraflops: float = GPU_TERAFLOPS) -> float:

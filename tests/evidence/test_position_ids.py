@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +102,7 @@ def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch):
 
 def test_as_many_updates_are_as_many_tokens_an_update():
     encoded = encode(TextSet("texts", texts(400, 3), texts(4, 4)), max_sequence_length=128, vocabulary_size=128)
-    chosen = options_of(PADDED + SAME_UPDATES, encoded, SIZES["quick"], 1, 0)
+    chosen = options_of(PADDED + SAME_UPDATES, encoded, SIZES["quick"], 0)
     padded = len(encoded.training) / SIZES["quick"].batch_size
     steps = WAYS["OptimalPacking+PosID"].plan(encoded.lengths, chosen).steps
     assert padded <= steps <= 1.1 * padded
@@ -126,45 +124,9 @@ def test_a_missing_file_is_one_line(tmp_path, capsys):
     assert run_main(main, given) == 2
     message = capsys.readouterr().err
     assert "nowhere: no config.json there" in message and message.count("\n") == 1
-    assert run_main(main, [*QUICK, "--fsdp", "--out", str(tmp_path / "out")]) == 2
-    message = capsys.readouterr().err
-    assert "torchrun --nproc-per-node N" in message and message.count("\n") == 1
 
 
 def test_one_row_holds_as_much_as_the_rows_of_a_batch():
     encoded = encode(TextSet("texts", texts(200, 3), texts(4, 4)), max_sequence_length=64, vocabulary_size=128)
-    sizes = [options_of(f"OptimalPacking+PosID{more}", encoded, SIZES["quick"], 1, 0) for more in ("", ONE_ROW)]
+    sizes = [options_of(f"OptimalPacking+PosID{more}", encoded, SIZES["quick"], 0) for more in ("", ONE_ROW)]
     assert [(each.batch_size, each.capacity) for each in sizes] == [(4, sizes[0].capacity), (1, sizes[0].capacity)]
-
-
-@pytest.mark.parametrize("sharded", [[], ["--fsdp"]])
-def test_two_processes_of_torchrun(data_dir, tmp_path, sharded):
-    """Two ranks with a batch each make the updates of one process with two batches an update; rank 0 alone writes."""
-    given = [
-        "position_ids",
-        "--size",
-        "quick",
-        "--examples",
-        "24",
-        "--seeds",
-        "1",
-        "--no-plot",
-        "--data-dir",
-        str(data_dir),
-    ]
-    given += ["--ways", PADDED, "MiniBatchPacking+PosID"]
-    assert run_main(main, [*given, "--accumulate", "2", "--out", str(tmp_path / "one")]) == 0
-    processes = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "evidence"]
-    done = subprocess.run(
-        [sys.executable, "-m", *processes, *given, *sharded, "--out", str(tmp_path / "two")],
-        capture_output=True,
-        text=True,
-        cwd=Path(position_ids.__file__).parents[1],
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr
-    one, two = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
-    assert "2 processes" in done.stdout and list(one) == list(two) and len(one) == 4
-    for key, row in one.items():
-        for value in ("updates", "training_loss", "held_out_loss"):
-            assert float(two[key][value]) == pytest.approx(float(row[value]), rel=1e-5)
