@@ -29,7 +29,7 @@ from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.hugging_face import Weights, load_into, read_folder, write_folder
 from ipu_packed_bert.identity import Identity
-from ipu_packed_bert.loader import Batch, GlobalBatches, StoredPacks
+from ipu_packed_bert.loader import Batch, GlobalBatches, Layout, StoredPacks
 from ipu_packed_bert.model.loss import correct, cross_entropy, membership
 from ipu_packed_bert.schema import EngineConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
@@ -52,6 +52,8 @@ _SCORED_ROWS = 32  # at once
 _SLOTS = ("input_ids", "input_mask", "segment_ids", "positions")
 _MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 _OF_DATA = ("amount", "held_out", "max_sequence_length", "short_sequence_probability", "depth", "vocabulary_size")
+
+Change = Callable[[Batch], Batch]  # what a variant does to a batch before the engine sees it
 
 
 class Size(NamedTuple):
@@ -94,10 +96,38 @@ def describe(size: Size) -> str:
     )
 
 
-class PretrainingSetup:
-    """The data sets of one size, in a folder that all experiments of that size use.
+class BuiltData:
+    """Documents, and data sets built from them, each once, in a folder that processes may share.
 
     corpus: the folder of JSONL files `wikipedia` in --data-dir, "embedded", or "topics".
+    """
+
+    def __init__(self, folder: Path, size: Any, data_dir: Optional[Path], progress: Optional[bool] = None) -> None:
+        self.folder, self.size = Path(folder), size
+        self.corpus = corpus_of(size, data_dir)
+        self._data_dir, self._progress = data_dir, progress
+
+    def documents(self) -> Path:
+        path = self.folder / "documents.jsonl"
+        if not path.exists():
+            of_files = self._data_dir is not None and self.corpus == "wikipedia"
+            source = str(self._data_dir / self.corpus) if of_files else self.corpus  # type: ignore[operator]
+            write_documents(source, path, amount=self.size.amount)
+        return path
+
+    def built(self, name: str, **options: Any) -> Path:
+        """The folder of a data set; the caller has the folder alone."""
+        out = self.folder / name
+        if not (out / MANIFEST).exists():
+            print(f"building the {name.replace('_', ' ')} sequences in {out}", flush=True)
+            fixed = {"duplication_factor": 1, "seed": _BUILD_SEED, "vocabulary_size": self.size.vocabulary_size}
+            build(BuildOptions(out=out, **{**fixed, **options}), self._progress).close()
+        return out
+
+
+class PretrainingSetup(BuiltData):
+    """The data sets of one size, in a folder that all experiments of that size use.
+
     checkpoint: a folder of trained weights, whose vocabulary the data has and whose sizes the network has.
     """
 
@@ -110,17 +140,15 @@ class PretrainingSetup:
         progress: Optional[bool] = None,
         checkpoint: Optional[Path] = None,
     ) -> None:
-        self.folder, self.size, self._progress = Path(folder), size, progress
+        super().__init__(folder, size, data_dir, progress)
         self._checkpoint = checkpoint
         self.pretrained = None if checkpoint is None else read_folder(checkpoint)
-        self.corpus = corpus_of(size, data_dir)
-        source = str(data_dir / "wikipedia") if self.corpus == "wikipedia" and data_dir else self.corpus
         with alone(self.folder, "data"):
-            text = self.folder / "documents.jsonl"
             self._settle()
-            if not text.exists():
-                write_documents(source, text, amount=size.amount)
-            self._build("unpacked", corpus=text, held_out=size.held_out)
+            own = {} if checkpoint is None else _given(vocabulary_in(checkpoint))
+            if self.pretrained is not None and "vocabulary" in own:  # a tokenizer.json says so itself
+                own["lower_case"] = bool(self.pretrained.vocabulary.lower_case)
+            self._build("unpacked", packer="none", depth=1, corpus=self.documents(), held_out=size.held_out, **own)
         # As many micro-batches as make the packed update, a whole number of them too, hold nearly as many sequences.
         factor = self.packing_factor("packed")
         around = range(max(2, size.accumulation - 4), size.accumulation + 5)
@@ -153,7 +181,7 @@ class PretrainingSetup:
         if name != "unpacked":
             depth = self.size.depth if name == "packed" else int(name.split("_")[1])
             with alone(self.folder, "data"):
-                self._build(name, source=unpacked, packer="optimal", max_sequences_per_pack=depth)
+                self._build(name, packer="optimal", depth=depth, source=unpacked, **_given(self.vocabulary))
         store = PackStore.open(self.folder / name)
         if name != "unpacked":
             with PackStore.open(unpacked) as plain:
@@ -172,28 +200,9 @@ class PretrainingSetup:
         with self.store(name) as store:
             return store.manifest.packing_factor
 
-    def _build(self, name: str, **options: Any) -> None:
-        if (self.folder / name / MANIFEST).exists():
-            return
-        print(f"building the {name.replace('_', ' ')} sequences in {self.folder / name}", flush=True)
-        chosen = {
-            "packer": "none",
-            "max_sequences_per_pack": 1,
-            "duplication_factor": 1,
-            "vocabulary_size": self.size.vocabulary_size,
-            "short_sequence_probability": self.size.short_sequence_probability,
-            "max_sequence_length": self.size.max_sequence_length,
-            "seed": _BUILD_SEED,
-            "workers": 1,
-            **options,
-        }
-        if "source" in chosen:
-            chosen.update(_given(self.vocabulary))
-        elif self.pretrained is not None and self._checkpoint is not None:
-            chosen.update(_given(vocabulary_in(self._checkpoint)))
-            if "vocabulary" in chosen:  # a tokenizer.json says so itself
-                chosen["lower_case"] = bool(self.pretrained.vocabulary.lower_case)
-        build(BuildOptions(out=self.folder / name, **chosen), self._progress).close()
+    def _build(self, name: str, *, packer: str, depth: int, **options: Any) -> None:
+        lengths = {each: getattr(self.size, each) for each in ("max_sequence_length", "short_sequence_probability")}
+        self.built(name, packer=packer, max_sequences_per_pack=depth, workers=1, **lengths, **options)
 
     def facts(self) -> Dict[str, Any]:
         """Of the data: masked tokens of each scored sequence; what constant predictions score on all held out."""
@@ -278,7 +287,7 @@ class PretrainingSetup:
     def run(
         self,
         config: Config,
-        change: Callable[[Batch], Batch] = lambda batch: batch,
+        change: Change = lambda batch: batch,
         unfinished: Optional[Path] = None,
         *,
         times: int = 1,
@@ -300,23 +309,23 @@ class PretrainingSetup:
             # An update has `times` times the sequences that packing alone gives it; betas follow both.
             engine = HostEngine(config, task, packing_factor=times * factor)
             folder = unfinished if self.size.resumable else None
-            with closing(all_batches(store, config, factor)) as batches:
-                log = HeldOutLosses(folder)
+            packs, log = StoredPacks(store, seed=config.run.seed), HeldOutLosses(folder)
+            scored = list(trimmed(held_out, along))
+            with closing(ChangedBatches(packs, task.layout(config, factor), scored, change, log)) as batches:
                 step = _go_on(engine, batches, log, folder)
                 if not step and weights is not None:
                     load_into(engine.model, weights)
-                changed = Changed(batches, list(trimmed(held_out, along)), change, log)
                 engine.compile(change(batches.first()))
                 every = config.run.evaluate_every if folder is not None else 0
                 config = replace(config, run=replace(config.run, checkpoint_every=every))
                 # Interrupted, it ends the experiment, whose unfinished cell goes on from its last checkpoint.
-                if train(config, engine, changed, log, folder, steps=config.run.steps, first_step=step).stopped_by:  # type: ignore[arg-type]
+                if train(config, engine, batches, log, folder, steps=config.run.steps, first_step=step).stopped_by:
                     raise KeyboardInterrupt
                 rows = log.rows
                 if along is not None:
                     rows[-1].update(prefixed("all_", task.scored(engine, trimmed(held_out))))
                 elif not task.by_sequence:  # killed between the last checkpoint and the end
-                    task.evaluate(engine, changed.held_out())
+                    task.evaluate(engine, scored)
                 if keep is not None:
                     self._keep(engine, task, keep)
             rows[-1].update(
@@ -336,7 +345,7 @@ class PretrainingSetup:
         write_folder(partial, task.model, engine.weights(), vocabulary, architecture=task.architecture)
         partial.rename(folder)
 
-    def in_packs(self, change: Callable[[Batch], Batch], weights: Weights) -> Row:
+    def in_packs(self, change: Change, weights: Weights) -> Row:
         """What a network with these weights scores on the scored sequences in packs, each batch changed.
 
         Packs are those of the optimal packer at the depth of the size; nothing is trained.
@@ -351,12 +360,12 @@ class PretrainingSetup:
             return {**metrics, "held_out_data": f"{held_out.manifest.digest:016x}", **task.by_sequence}
 
 
-def _given(vocabulary: Path) -> Dict[str, Path]:
+def _given(vocabulary: Path) -> Dict[str, Any]:
     """As an option of a build."""
     return {"tokenizer" if vocabulary.suffix == ".json" else "vocabulary": vocabulary}
 
 
-def corpus_of(size: Size, data_dir: Optional[Path]) -> str:
+def corpus_of(size: Any, data_dir: Optional[Path]) -> str:
     """Its name."""
     if size.corpus == "topics":
         return "topics"
@@ -556,30 +565,21 @@ class HeldOutLosses(Log):
         self.rows, self._totals, self._step = kept["rows"], kept["totals"], step
 
 
-class Changed:
-    """Batches for `train`: those of training, changed on their way, and held-out ones of another data set."""
+class ChangedBatches(GlobalBatches):
+    """All packs of a data set, each batch changed on its way; the held-out ones are of another data set."""
 
     def __init__(
-        self, training: GlobalBatches, held_out: Sequence[Batch], change: Callable[[Batch], Batch], log: HeldOutLosses
+        self, packs: StoredPacks, layout: Layout, held_out: Sequence[Batch], change: Change, log: HeldOutLosses
     ) -> None:
-        self._training, self._held_out, self._change, self._log = training, held_out, change, log
+        self._scored, self._change, self._log = held_out, change, log
+        super().__init__(packs, layout)
 
     def __next__(self) -> Batch:
         self._log.begin()
-        return self._change(next(self._training))
+        return self._change(super().__next__())
 
     def held_out(self) -> Iterator[Batch]:
-        return iter(self._held_out)
-
-    def state(self) -> Dict[str, Any]:
-        return self._training.state()
-
-
-def all_batches(store: PackStore, config: Config, packing_factor: float) -> GlobalBatches:
-    """Batches of all packs of a data set; the held-out sequences are another data set."""
-    return GlobalBatches(
-        StoredPacks(store, seed=config.run.seed), Pretraining(config, store.schema).layout(config, packing_factor)
-    )
+        return iter(self._scored)
 
 
 def _go_on(engine: HostEngine, batches: GlobalBatches, log: HeldOutLosses, folder: Optional[Path]) -> int:

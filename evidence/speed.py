@@ -19,7 +19,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 import torch
 
-from evidence.packed_runs import corpus_of, write_documents
+from evidence.packed_runs import BuiltData, corpus_of
 from evidence.runner import FACTS, Cell, Row, Runner, alone
 from evidence.speed_shown import EMULATED, WHOLE, SpeedShown
 from ipu_packed_bert.benchmarks.machine import machine
@@ -33,15 +33,14 @@ from ipu_packed_bert.loader import Batch, GlobalBatches, Layout, SameSequences, 
 from ipu_packed_bert.schema import EngineConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.throughput import bfloat16_slowdown
-from pack_data.build import BuildOptions, build
 from pack_data.files import write_atomically
 from pack_data.memory import keep_buffers
-from pack_data.store import MANIFEST, PackStore
+from pack_data.store import PackStore
 
 shown = SpeedShown
 VOCABULARY = Path("vocab", "bert-base-uncased-vocab.txt.xz")  # of --data-dir, where it is there
 TYPES = ("float32", "bfloat16")
-_SEED, _DRAWS = 5, 1000
+_DRAWS = 1000
 
 
 class Width(NamedTuple):
@@ -119,54 +118,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def settings(options: Any) -> Dict[str, Any]:
     size = SIZES[options.size]
-    return {"size": options.size, **size._asdict(), "corpus": corpus_of(size, options.data_dir)}  # type: ignore[arg-type]
+    return {"size": options.size, **size._asdict(), "corpus": corpus_of(size, options.data_dir)}
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-class SpeedData:
+class SpeedData(BuiltData):
     """The same documents packed at each row length, beside the folder of the experiment."""
 
     def __init__(self, options: Any) -> None:
-        self.size, self._progress = SIZES[options.size], options.progress
-        self.corpus = corpus_of(self.size, options.data_dir)  # type: ignore[arg-type]
-        self.folder = Path(options.out).parent / f"data_speed_{options.size}_{self.corpus}"
-        self._data_dir: Optional[Path] = options.data_dir
+        size: SpeedSize = SIZES[options.size]
+        folder = Path(options.out).parent / f"data_speed_{options.size}_{corpus_of(size, options.data_dir)}"
+        super().__init__(folder, size, options.data_dir, options.progress)
 
     def store(self, slots: int) -> PackStore:
-        out = self.folder / f"slots_{slots}"
         with alone(self.folder, "data"):
-            if not (out / MANIFEST).exists():
-                print(f"building rows of {slots} slots in {out}", flush=True)
-                vocabulary, text = self._vocabulary(), self._text()
-                build(
-                    BuildOptions(
-                        out=out,
-                        corpus=text,
-                        vocabulary=vocabulary,
-                        vocabulary_size=self.size.vocabulary_size,
-                        max_sequence_length=slots,
-                        max_sequences_per_pack=self._depth(slots),
-                        duplication_factor=1,
-                        seed=_SEED,
-                    ),
-                    self._progress,
-                ).close()
-        return PackStore.open(out)
+            depth, vocabulary = self._depth(slots), self._vocabulary()
+            sizes = {"max_sequence_length": slots, "max_sequences_per_pack": depth}
+            return PackStore.open(self.built(f"slots_{slots}", corpus=self.documents(), vocabulary=vocabulary, **sizes))
 
     def _depth(self, slots: int) -> int:
         return next(depth for each, depth, _ in self.size.rows if each == slots)
 
     def rounds(self, slots: int) -> int:
         return next(rounds for each, _, rounds in self.size.rows if each == slots)
-
-    def _text(self) -> Path:
-        path = self.folder / "documents.jsonl"
-        if not path.exists():
-            source = self.corpus if self._data_dir is None or self.corpus == "topics" else self._data_dir / "wikipedia"
-            write_documents(str(source), path, amount=self.size.amount)
-        return path
 
     def _vocabulary(self) -> Optional[Path]:
         """BERT's own, where --data-dir has it; None: each row length trains one."""
