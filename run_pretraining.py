@@ -1,7 +1,7 @@
 """Pre-train a packed BERT: python run_pretraining.py --config configs/packed_phase2_pod16.yml"""
 
 from ipu_packed_bert.commands.pretrain import main
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 
 if __name__ == "__main__":
     raise SystemExit(run_main(main))

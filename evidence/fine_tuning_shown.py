@@ -19,8 +19,8 @@ from evidence.statistics import (
 from evidence.ways import AGAIN, INFERENCE, LONGEST, MAXIMUM, NO_MASK, PACKED, SORTED, TRAINING, WAYS
 from evidence.ways import WORDS as WAY_WORDS
 from evidence.writer import Shown, Table, bars, small, spread
-from pack_data.command import counted
-from pack_data.picture import Picture
+from pack_data.cli.command import counted
+from pack_data.display.picture import Picture
 
 CALIBRATION_SEED = 101  # sets the margin and does not count
 WORDS = {"banking77": "BANKING77 at 64", "squad": "SQuAD at 384"}

@@ -36,12 +36,12 @@ from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, train
 from ipu_packed_bert.unigram import unigram_baseline
-from pack_data.bins import pack
 from pack_data.build import BuildOptions, build
 from pack_data.building.sides import held_out_folder
-from pack_data.files import write_atomically
-from pack_data.packs import FIELDS, assemble, decode, disassemble
-from pack_data.store import MANIFEST, PackStore
+from pack_data.pack_lengths import pack
+from pack_data.reading.files import write_atomically
+from pack_data.store.data_set import MANIFEST, PackStore
+from pack_data.store.packs import FIELDS, assemble, decode, disassemble
 from pack_data.text.corpus import EMBEDDED, documents
 from pack_data.text.tokenizer_file import load_either, vocabulary_in
 

@@ -30,9 +30,9 @@ from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.schema import EngineConfig
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
-from pack_data.command import counted, positive_int
-from pack_data.memory import PeakMemory, keep_buffers
-from pack_data.picture import Picture
+from pack_data.cli.command import counted, positive_int
+from pack_data.cli.memory import PeakMemory, keep_buffers
+from pack_data.display.picture import Picture
 
 PADDED = "RandomSampling+Padding"  # the baseline
 # Ways that fill their batches, so that they make fewer updates of bs x msl tokens.

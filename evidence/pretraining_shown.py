@@ -20,8 +20,8 @@ from evidence.pretraining_variants import (
 from evidence.runner import Cell, Row
 from evidence.statistics import CONFIDENCE, SHARE, Interval, Scores, Verdict
 from evidence.writer import Shown, Table, bars, curve, curves, limited, spread
-from pack_data.command import counted
-from pack_data.picture import Line, Lines, Picture
+from pack_data.cli.command import counted
+from pack_data.display.picture import Line, Lines, Picture
 
 WORDS = {name: variant.words for name, variant in VARIANTS.items()}
 ACCUMULATION = "accumulation / p"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 from urllib.parse import quote
 
-from pack_data.command import counted, progress_bar
-from pack_data.files import locked, write_atomically
+from pack_data.cli.command import counted, progress_bar
+from pack_data.reading.files import locked, write_atomically
 
 CELLS, SETTINGS = "cells", "settings.json"
 FACTS = "facts.json"  # what the cells do not say: of the data, the machine

@@ -33,9 +33,9 @@ from ipu_packed_bert.loader import Batch, GlobalBatches, Layout, SameSequences, 
 from ipu_packed_bert.schema import EngineConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.throughput import bfloat16_slowdown
-from pack_data.files import write_atomically
-from pack_data.memory import keep_buffers
-from pack_data.store import PackStore
+from pack_data.cli.memory import keep_buffers
+from pack_data.reading.files import write_atomically
+from pack_data.store.data_set import PackStore
 
 shown = SpeedShown
 VOCABULARY = Path("vocab", "bert-base-uncased-vocab.txt.xz")  # of --data-dir, where it is there

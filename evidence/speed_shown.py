@@ -9,7 +9,7 @@ from evidence.runner import Row
 from evidence.statistics import CONFIDENCE, TWICE, Interval, ratio
 from evidence.writer import Shown, Table
 from ipu_packed_bert.compare_unpacked import EXPECTED
-from pack_data.picture import Axis, Line, Lines, Picture
+from pack_data.display.picture import Axis, Line, Lines, Picture
 
 WHOLE, EMULATED = " whole", "emulated"
 MARGIN = 0.1  # of the packing factor: a speed-up within it is the factor's

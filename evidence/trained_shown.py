@@ -12,8 +12,8 @@ from evidence.pretraining_variants import CLAIM, CONTROL, REFERENCE
 from evidence.runner import Row
 from evidence.statistics import Interval, difference
 from evidence.writer import Table, curve, curves
-from pack_data.command import counted
-from pack_data.picture import Lines, Picture
+from pack_data.cli.command import counted
+from pack_data.display.picture import Lines, Picture
 
 START, AT_ONCE = "start", "at_once"  # cells
 TESTED = (CLAIM, CONTROL, REFERENCE)

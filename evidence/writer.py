@@ -13,8 +13,8 @@ import numpy as np
 
 from evidence.runner import Cell, Row, read_run
 from evidence.statistics import Interval, Scores, Verdict, difference, verdict
-from pack_data.picture import Axis, Bars, Line, Lines, Picture, Series, write
-from pack_data.table import markdown
+from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series, write
+from pack_data.display.table import markdown
 
 # ---- numbers in words ------------------------------------------------------------------------------------------------
 

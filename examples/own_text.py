@@ -14,7 +14,7 @@ from typing import Optional, Sequence
 from ipu_packed_bert import config_file, export_run
 from ipu_packed_bert.commands import pretrain
 from pack_data import BuildOptions, build
-from pack_data.command import ArgumentParser, positive_int, run_main
+from pack_data.cli.command import ArgumentParser, positive_int, run_main
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:

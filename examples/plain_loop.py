@@ -12,7 +12,7 @@ import time
 from typing import Optional, Sequence
 
 import tiny
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:

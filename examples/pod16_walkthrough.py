@@ -17,7 +17,7 @@ from ipu_packed_bert import config_file, load_config
 from ipu_packed_bert.commands import plan, pretrain
 from ipu_packed_bert.report import command as report
 from pack_data import BuildOptions, LengthHistogram, build, get_packer
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from pack_data.command import ArgumentParser, positive_int
+from pack_data.cli.command import ArgumentParser, positive_int
 
 WORDS, LONGEST = 200, 256
 

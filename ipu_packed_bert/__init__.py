@@ -12,6 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, List
 
+from pack_data import __version__ as __version__
+
 if TYPE_CHECKING:
     from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint
     from ipu_packed_bert.commands.export import export_run, import_folder
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from ipu_packed_bert.run_folder import read_log
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from ipu_packed_bert.train import Outcome
-
-__version__ = "0.2.0"
 
 _PLACES = {
     "Checkpoint": "checkpoint",

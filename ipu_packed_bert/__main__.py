@@ -10,7 +10,7 @@ from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
 from ipu_packed_bert import __version__
 from pack_data.__main__ import COMMANDS as PACKING
-from pack_data.command import run_main, typed
+from pack_data.cli.command import run_main, typed
 
 
 class Command(NamedTuple):

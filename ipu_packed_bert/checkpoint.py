@@ -28,8 +28,8 @@ import torch
 
 from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.tensor_files import file_bytes, read_tensors, tensor_bytes
-from pack_data.decoding import Fields, parse_json, shown
-from pack_data.files import sync_folder
+from pack_data.reading.fields import Fields, parse_json, shown
+from pack_data.reading.files import sync_folder
 
 FORMAT = "ipu_packed_bert checkpoint 2"
 MANIFEST, STATE = "manifest.json", "state.json"

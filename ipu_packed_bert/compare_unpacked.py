@@ -13,7 +13,7 @@ import numpy as np
 
 from ipu_packed_bert.engine.base import Engine, Gradients
 from ipu_packed_bert.loader import Batch, GlobalBatches, SameSequences
-from pack_data.command import progress_bar
+from pack_data.cli.command import progress_bar
 
 # Gradients of one update from two orders of summation: up to this relative difference they are equal, by precision.
 # Measured 1e-6 and 1e-2; a pack without its block mask differs by 0.1 and more.

@@ -51,9 +51,9 @@ from ipu_packed_bert.settings import (
     setting,
 )
 from pack_data.building.sides import held_out_folder
-from pack_data.decoding import named
 from pack_data.packers import PACKERS
-from pack_data.packs import default_predictions
+from pack_data.reading.fields import named
+from pack_data.store.packs import default_predictions
 
 
 @dataclass(frozen=True)

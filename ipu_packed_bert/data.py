@@ -13,8 +13,8 @@ from pack_data.building import sides
 from pack_data.building.options import stated
 from pack_data.lengths.factors import PackingFactor, checked_factor, planned_factor
 from pack_data.packers import PACKERS, packs_at_depth
-from pack_data.packs import BERT, PackSchema
-from pack_data.store import MANIFEST, Manifest, PackStore, read_manifest
+from pack_data.store.data_set import MANIFEST, Manifest, PackStore, read_manifest
+from pack_data.store.packs import BERT, PackSchema
 from pack_data.text.corpus import EMBEDDED, relative_name, source_files
 
 

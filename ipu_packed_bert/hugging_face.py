@@ -18,9 +18,9 @@ import torch
 from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.tensor_files import read_tensors, read_torch
-from pack_data.decoding import Fields, read_object, shown
-from pack_data.files import write_atomically
-from pack_data.packages import load_package
+from pack_data.reading.fields import Fields, read_object, shown
+from pack_data.reading.files import write_atomically
+from pack_data.reading.packages import load_package
 from pack_data.text.tokenizer_file import AnyVocabulary, TokenizerFile, load_either, vocabulary_in
 from pack_data.text.wordpiece import SPECIAL_TOKENS
 

@@ -11,7 +11,7 @@ from typing import List, Optional, Sequence
 
 from ipu_packed_bert.configurations import FOLDER
 from ipu_packed_bert.schema import Configuration
-from pack_data.command import typed
+from pack_data.cli.command import typed
 
 IPUS_OF_A_PROGRAM = 64  # and a process has one program
 # IPUs of one host at least: a POD16 has one host, a POD64 one, two or four.

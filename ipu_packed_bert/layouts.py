@@ -26,7 +26,7 @@ from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.model.packed import PaddingMask, hidden_score
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.throughput import Work
-from pack_data.table import text_table
+from pack_data.display.table import text_table
 
 PACKED, DENSE, UNPACKED = "packed", "packed, dense mask", "unpacked, padded"
 SORTED, FLASH = "Hugging Face, sorted by length", "Hugging Face, FlashAttention, no padding"

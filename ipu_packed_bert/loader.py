@@ -13,9 +13,9 @@ from typing import Any, Callable, Deque, Dict, Iterable, Iterator, Mapping, Name
 
 import numpy as np
 
-from pack_data.decoding import Fields
-from pack_data.packs import assemble, decode, disassemble, predictions_per_pack
-from pack_data.store import PackStore
+from pack_data.reading.fields import Fields
+from pack_data.store.data_set import PackStore
+from pack_data.store.packs import assemble, decode, disassemble, predictions_per_pack
 
 Batch = Dict[str, np.ndarray]  # int32 fields [packs, S | P | D], and scales, float32 [packs]
 

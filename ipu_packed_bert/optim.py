@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple
 import torch
 
 from ipu_packed_bert.schema import Configuration, OptimizerSettings
-from pack_data.decoding import named
+from pack_data.reading.fields import named
 
 
 class Lamb(torch.optim.Optimizer):

@@ -18,9 +18,9 @@ from ipu_packed_bert.launch import start_lines
 from ipu_packed_bert.placement import Block, Placement, place
 from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from pack_data.display.table import text_table
 from pack_data.lengths.factors import PackingFactor
-from pack_data.store import Manifest
-from pack_data.table import text_table
+from pack_data.store.data_set import Manifest
 
 IPU_BYTES = MK2.memory_per_tile * MK2.tiles
 MIB = 1024.0 * 1024.0
@@ -162,7 +162,7 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
     placement = place(config.placement, Pretraining(config).heads)
     schema = manifest.schema if manifest is not None else None
     depth = schema.max_sequences_per_pack if schema else config.data.max_sequences_per_pack or 8
-    # The published rule, until a data set says otherwise (see pack_data.packs.predictions_per_pack).
+    # The published rule, until a data set says otherwise (see pack_data.store.packs.predictions_per_pack).
     predictions = schema.max_predictions_per_pack if schema else config.predictions_per_sequence + depth
     slots = config.data.max_sequence_length
     return RunPlan(

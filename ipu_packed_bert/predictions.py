@@ -39,8 +39,8 @@ from ipu_packed_bert.tasks.settings import (
     config_from_tree,
 )
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
-from pack_data.command import NotFinite
-from pack_data.decoding import Fields, read_object
+from pack_data.cli.command import NotFinite
+from pack_data.reading.fields import Fields, read_object
 from pack_data.text.tokenizer_file import AnyVocabulary
 
 # Of a run's configuration, what predicting needs; the rest is of training.

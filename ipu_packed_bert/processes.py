@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, TypeVar
 
 from ipu_packed_bert.beats import Beats, leave_error
-from pack_data.command import NotFinite
+from pack_data.cli.command import NotFinite
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Union
 
-from pack_data.decoding import Fields, parse_json, read_json
-from pack_data.files import open_regular
+from pack_data.reading.fields import Fields, parse_json, read_json
+from pack_data.reading.files import open_regular
 
 LOG, EVALUATIONS = "log.jsonl", "evaluation.jsonl"
 CONFIG, ENVIRONMENT, LOCK = "config.yml", "environment.json", "lock"

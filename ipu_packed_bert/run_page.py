@@ -8,10 +8,10 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from ipu_packed_bert.run_folder import CONFIG, ENVIRONMENT, EVALUATIONS, LOG, SUMMARY, read_log
 from ipu_packed_bert.run_picture import curves, loss_picture, slots_picture
 from ipu_packed_bert.settings import load_yaml
-from pack_data.decoding import Fields, read_json
-from pack_data.page import Section
-from pack_data.picture import Axis, Line, Lines
-from pack_data.table import Column, Table
+from pack_data.display.page import Section
+from pack_data.display.picture import Axis, Line, Lines
+from pack_data.display.table import Column, Table
+from pack_data.reading.fields import Fields, read_json
 
 _WAY_OUT = "give the folder of a run as the program wrote it"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from pack_data.picture import Axis, Bars, Line, Lines, Series, write
+from pack_data.display.picture import Axis, Bars, Line, Lines, Series, write
 
 Points = Tuple[List[int], List[float]]  # sequences seen, loss
 

@@ -20,9 +20,9 @@ from ipu_packed_bert.run_picture import curves, draw, padding_avoided
 from ipu_packed_bert.runlog import RunLog, Totals, in_words, skipped_updates
 from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.train import Outcome
-from pack_data.command import NotFinite, counted
-from pack_data.files import write_atomically
-from pack_data.table import text_table
+from pack_data.cli.command import NotFinite, counted
+from pack_data.display.table import text_table
+from pack_data.reading.files import write_atomically
 
 NOT_FINITE = "not finite"
 

@@ -39,9 +39,9 @@ from ipu_packed_bert.run_picture import padding_avoided
 from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.train import Log, not_finite
-from pack_data.command import bare_stderr, check_folder
-from pack_data.files import locked, write_atomically
-from pack_data.store import Manifest
+from pack_data.cli.command import bare_stderr, check_folder
+from pack_data.reading.files import locked, write_atomically
+from pack_data.store.data_set import Manifest
 
 # Steps over which the watched line averages its rates.
 _RECENT = 20

@@ -36,9 +36,9 @@ from ipu_packed_bert.tasks.own import SHA256, recorded
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from ipu_packed_bert.train import Log, Outcome, SilentLog, train
-from pack_data.command import typed
-from pack_data.decoding import said_of
-from pack_data.files import write_atomically
+from pack_data.cli.command import typed
+from pack_data.reading.fields import said_of
+from pack_data.reading.files import write_atomically
 
 
 class Prepared(NamedTuple):

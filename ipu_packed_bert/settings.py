@@ -38,10 +38,10 @@ from typing import (
 import yaml
 
 from ipu_packed_bert.configurations import config_file, derived_tree, merged, shipped_names
-from pack_data import decoding
-from pack_data.command import Problems
-from pack_data.decoding import MOST_DIGITS, is_plain_name, named, one_line
-from pack_data.files import read_regular
+from pack_data.cli.command import Problems
+from pack_data.reading import fields as decoding
+from pack_data.reading.fields import MOST_DIGITS, is_plain_name, named, one_line
+from pack_data.reading.files import read_regular
 
 # Where a value comes from. Origins that begin with DEFAULT belong to settings that nobody stated.
 DEFAULT, FILE, OVERRIDE = "default", "file", "--set"

@@ -18,7 +18,7 @@ from ipu_packed_bert.schema import PRETRAINING, ModelConfig
 from ipu_packed_bert.settings import FILE, SettingsReader, parse_yaml, peek
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.settings import FinetuneConfig
-from pack_data.decoding import Fields, read_object
+from pack_data.reading.fields import Fields, read_object
 from pack_data.text.corpus import Document
 from pack_data.text.tokenizer_file import AnyVocabulary, load_either, vocabulary_in
 from pack_data.text.wordpiece import train_vocabulary

@@ -8,9 +8,9 @@ from typing import Dict, Mapping, Set
 
 import torch
 
-from pack_data.decoding import one_line
-from pack_data.files import check_regular
-from pack_data.packages import load_package
+from pack_data.reading.fields import one_line
+from pack_data.reading.files import check_regular
+from pack_data.reading.packages import load_package
 
 # Below 2.6 torch.load runs what is in a TorchScript archive, also with `weights_only` (CVE-2025-32434).
 READS_TORCH_FILES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)

@@ -18,10 +18,10 @@ from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.loader import Batch, SameSequences
 from ipu_packed_bert.processes import ONE, Processes
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from pack_data.display.table import text_table
 from pack_data.packing import Packing
-from pack_data.packs import PackSchema, assemble, decode
 from pack_data.sequences import Example, Sequences
-from pack_data.table import text_table
+from pack_data.store.packs import PackSchema, assemble, decode
 from pack_data.text.examples import masked_count
 
 

@@ -28,7 +28,7 @@ from ipu_packed_bert.optim import learning_rate
 from ipu_packed_bert.processes import Processes
 from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.tasks.task import Counts, Evaluation
-from pack_data.command import NotFinite
+from pack_data.cli.command import NotFinite
 
 
 class Log(abc.ABC):

@@ -15,20 +15,22 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
-    from pack_data.bins import PackedLengths, pack
     from pack_data.build import build
     from pack_data.building.options import BuildOptions
     from pack_data.certificate import Certificate, Proof
     from pack_data.formats.detect import open_source
     from pack_data.histogram import LengthHistogram
+    from pack_data.pack_lengths import PackedLengths, pack
     from pack_data.packers import PACKERS, get_packer
     from pack_data.packing import Packing
-    from pack_data.packs import PackSchema, StoredColumn
     from pack_data.proof import prove
     from pack_data.sequences import Example, Sequences
-    from pack_data.store import Manifest, PackStore
+    from pack_data.store.data_set import Manifest, PackStore
+    from pack_data.store.packs import PackSchema, StoredColumn
     from pack_data.stream.pack_stream import PackStream
     from pack_data.verify import Verified, verify
+
+__version__ = "1.0.0"
 
 # Public name -> its module in this package.
 _PLACES = {
@@ -36,21 +38,21 @@ _PLACES = {
     "Certificate": "certificate",
     "Example": "sequences",
     "LengthHistogram": "histogram",
-    "Manifest": "store",
+    "Manifest": "store.data_set",
     "PACKERS": "packers",
-    "PackSchema": "packs",
-    "PackStore": "store",
+    "PackSchema": "store.packs",
+    "PackStore": "store.data_set",
     "PackStream": "stream.pack_stream",
-    "PackedLengths": "bins",
+    "PackedLengths": "pack_lengths",
     "Packing": "packing",
     "Proof": "certificate",
     "Sequences": "sequences",
-    "StoredColumn": "packs",
+    "StoredColumn": "store.packs",
     "Verified": "verify",
     "build": "build",
     "get_packer": "packers",
     "open_source": "formats.detect",
-    "pack": "bins",
+    "pack": "pack_lengths",
     "prove": "proof",
     "verify": "verify",
 }

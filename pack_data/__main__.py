@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pack_data.command import list_commands, run_main
+from pack_data.cli.command import list_commands, run_main
 
 COMMANDS = {
     "build": "text, or sequences made elsewhere, to a packed data set",

@@ -19,13 +19,13 @@ import numpy as np
 from pack_data import row_benchmark
 from pack_data.build import BuildOptions, build_and_report
 from pack_data.building.assignment import assign
-from pack_data.command import ArgumentParser, parse_depth, positive_int, process_count, run_main
-from pack_data.cores import available_cores
+from pack_data.cli.command import ArgumentParser, parse_depth, positive_int, process_count, run_main
+from pack_data.cli.cores import available_cores
+from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
+from pack_data.display.table import text_table
 from pack_data.histogram import LengthHistogram
-from pack_data.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.packers import PACKERS, get_packer
-from pack_data.store import PackStore, check_blocks, map_table
-from pack_data.table import text_table
+from pack_data.store.data_set import PackStore, check_blocks, map_table
 
 HISTOGRAM = "wikipedia_512"
 Row = Tuple[str, str, str]

@@ -18,18 +18,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Collection, Optional, Sequence
 
-from pack_data.bad_records import add_reading_options
 from pack_data.building.existing_data_set import with_former_options
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import check_not_in_a_starting_worker, open_runner
 from pack_data.building.sides import TRAINING, held_out_folder
 from pack_data.building.stages import Built, Stages
 from pack_data.building.work_folder import check_out, work_folder
-from pack_data.command import ArgumentParser, counted, parse_depth, positive_int, process_count, run_main
+from pack_data.cli.bad_records import add_reading_options
+from pack_data.cli.command import ArgumentParser, counted, parse_depth, positive_int, process_count, run_main
 from pack_data.histogram import PUBLISHED
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
-from pack_data.store import PackStore, read_manifest
+from pack_data.reading.fields import shown
+from pack_data.store.data_set import PackStore, read_manifest
 
 __all__ = ["BuildOptions", "Built", "build", "build_and_report"]
 
@@ -52,6 +53,10 @@ def build_and_report(
     given: names of the options that the user gave, of which none may contradict the data set that is appended to;
     None: those that are not at their defaults.
     """
+    if not isinstance(options, BuildOptions):
+        raise TypeError(
+            f"build takes BuildOptions, not {shown(options)}: build(BuildOptions(out=FOLDER, corpus=TEXTS))"
+        )
     try:
         import fcntl  # noqa: F401
     except ImportError:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Optional, Sequence
 
-from pack_data.bad_records import add_reading_options
 from pack_data.building.work_folder import only_writer_of_packs
-from pack_data.command import ArgumentParser, positive_int, progress_bar, run_main
-from pack_data.files import only_writer
+from pack_data.cli.bad_records import add_reading_options
+from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, run_main
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
 from pack_data.formats.records import UNPACKED, Record, RowWidths
+from pack_data.reading.files import only_writer
 
 # Target format -> the kinds it can hold.
 TARGETS = {

@@ -8,9 +8,9 @@ import signal
 from dataclasses import dataclass, replace
 from typing import Iterator, Optional, Sequence, Tuple
 
-from pack_data.command import depth_text
+from pack_data.cli.command import depth_text
+from pack_data.cli.memory import PeakMemory
 from pack_data.histogram import LengthHistogram
-from pack_data.memory import PeakMemory
 from pack_data.packers import get_packer
 from pack_data.sort import batch
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Optional, Sequence
 
-from pack_data.command import run_main
-from pack_data.decoding import packing_depth
+from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
-from pack_data.packer_command import run_packer
+from pack_data.lengths.packer_command import run_packer
 from pack_data.packing import Packing
+from pack_data.reading.fields import packing_depth
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int] = 1) -> Packing:

@@ -16,18 +16,18 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from pack_data.certificate import Certificate, best_pack_value, plain_certificate, proven_bound
-from pack_data.command import positive_seconds, progress_bar, run_main
-from pack_data.decoding import packing_depth
-from pack_data.free_slots import longest_first
+from pack_data.cli.command import positive_seconds, progress_bar, run_main
 from pack_data.histogram import LengthHistogram
-from pack_data.packer_command import run_packer
+from pack_data.lengths.packer_command import run_packer
 from pack_data.packing import Packing
 from pack_data.proof import prove, statement
+from pack_data.reading.fields import packing_depth
 from pack_data.solver.column_generation import DEEP, FULL_ROWS, Programme, Relaxation, relax, with_dearest_long
 from pack_data.solver.filling import fill_evenly, fill_exactly
-from pack_data.solver.mending import mend
+from pack_data.solver.free_slots import longest_first
+from pack_data.solver.grid_programme import Shape
+from pack_data.solver.repair import mend
 from pack_data.solver.rounding import Packs, whole_packs
-from pack_data.solver.shaping import Shape
 
 _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this
 _SMALL = 256  # lengths; up to so many the full programme is solved wherever the coarse one leaves a gap
@@ -52,8 +52,8 @@ def pack(
     What holds always: no packing of this depth has fewer packs than `lower_bound`, an exact proof, and `packs -
     lower_bound` is the most that a better packing could save. What is measured: that gap is 0 or 1, seldom 2, on data
     sets of up to 2,048 slots. Beyond 2,048 slots the work ends where it is below 0.02 %, and more than a thousand
-    different lengths are packed by a programme on a grid of lengths (solver/shaping.py). The gap has no guaranteed
-    limit.
+    different lengths are packed by a programme on a grid of lengths (solver/grid_programme.py). The gap has no
+    guaranteed limit.
 
     max_sequences_per_pack None is unlimited.  budget: seconds, after which no further improvement is begun; then the
     result depends on how fast the machine is.  progress: whether to show it on stderr; None: where that is a terminal,

@@ -13,11 +13,11 @@ from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from pack_data.certificate import Certificate
-from pack_data.decoding import Fields, packing_depth, read_object, shown
-from pack_data.files import write_atomically
+from pack_data.display.table import account
 from pack_data.histogram import LengthHistogram, whole_slots
+from pack_data.reading.fields import Fields, packing_depth, read_object, shown
+from pack_data.reading.files import write_atomically
 from pack_data.sequences import LONGEST
-from pack_data.table import account
 
 _FORMAT = "pack_data recipe 1"
 

@@ -14,12 +14,12 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from pack_data.command import counted, depth_text
+from pack_data.cli.command import counted, depth_text
+from pack_data.cli.memory import PeakMemory
+from pack_data.display.table import padded
 from pack_data.histogram import LengthHistogram
-from pack_data.memory import PeakMemory
 from pack_data.packers import get_packer
 from pack_data.proof import prove
-from pack_data.table import padded
 
 SLOTS = (4096, 8192, 32768, 131072)
 DEPTHS: Tuple[Optional[int], ...] = (4, 8, 16, 64, None)

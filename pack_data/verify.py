@@ -14,13 +14,12 @@ from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
-from pack_data.command import ArgumentParser, counted, progress_bar, run_main
-from pack_data.files import file_in, open_regular
+from pack_data.cli.command import ArgumentParser, counted, progress_bar, run_main
 from pack_data.packing import Packing
-from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
 from pack_data.proof import prove
+from pack_data.reading.files import file_in, open_regular
 from pack_data.sequences import digest
-from pack_data.store import (
+from pack_data.store.data_set import (
     REBUILD,
     Manifest,
     PackStore,
@@ -30,6 +29,7 @@ from pack_data.store import (
     map_table,
     read_manifest,
 )
+from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
 from pack_data.text.tokenizer_file import TOKENIZER, load_either
 from pack_data.text.wordpiece import VOCABULARY
 

@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from ipu_packed_bert.report.command import main  # noqa: E402
-from pack_data.command import run_main  # noqa: E402
+from pack_data.cli.command import run_main  # noqa: E402
 
 if __name__ == "__main__":
     raise SystemExit(run_main(main))

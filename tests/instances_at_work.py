@@ -28,8 +28,8 @@ from ipu_packed_bert.loader import GlobalBatches, StoredPacks
 from ipu_packed_bert.processes import joined
 from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.command import run_main
-from pack_data.store import PackStore
+from pack_data.cli.command import run_main
+from pack_data.store.data_set import PackStore
 from tests.fakes.machine import machine
 from tests.fakes.popdist import PopRun
 from tests.fakes.sdk import installed

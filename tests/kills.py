@@ -28,9 +28,9 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, Counter, Dict, List, NamedTuple, Optional, Sequence
 
-from pack_data.command import ArgumentParser, positive_int, run_main
+from pack_data.cli.command import ArgumentParser, positive_int, run_main
 from pack_data.convert import main as convert_main
-from pack_data.store import MANIFEST, PackStore
+from pack_data.store.data_set import MANIFEST, PackStore
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 

@@ -3,7 +3,7 @@ and see.
 
     make mutants                                        # 60 changes in the core modules
     python tests/mutants.py --count 300 --seed 1        # others, and more of them
-    python tests/mutants.py --modules pack_data/packs.py --count 20
+    python tests/mutants.py --modules pack_data/store/packs.py --count 20
 
 Each change is made in a copy of the tree in a temporary folder, so that the tree itself is never touched.  The tests
 that belong to a module are those of its name, and then three that import it.  Results are kept in runs/mutants.jsonl:
@@ -34,14 +34,14 @@ CORE = (
     "pack_data/histogram/__init__.py",
     "pack_data/packing.py",
     "pack_data/certificate/__init__.py",
-    "pack_data/packs.py",
+    "pack_data/store/packs.py",
     "pack_data/sequences.py",
-    "pack_data/store.py",
+    "pack_data/store/data_set.py",
     "pack_data/verify.py",
-    "pack_data/bins.py",
+    "pack_data/pack_lengths.py",
     "pack_data/greedy.py",
     "pack_data/sort.py",
-    "pack_data/fit_decreasing.py",
+    "pack_data/solver/fit_decreasing.py",
     "pack_data/building/assignment.py",
     "pack_data/solver/rounding.py",
     "pack_data/text/examples.py",
@@ -83,7 +83,7 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {
     ("pack_data/text/wordpiece.py", "TRAINING_CHARACTERS ="): "32 million characters: no test trains on so many",
     ("pack_data/greedy.py", "_CHUNK ="): "sequences looked at together; the result does not depend on it",
     (
-        "pack_data/fit_decreasing.py",
+        "pack_data/solver/fit_decreasing.py",
         "one_free, one_seats, count, strategy = S, D,",
     ): "too many new packs stay empty, and are left out of the packing",
     (

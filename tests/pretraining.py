@@ -12,8 +12,8 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.loader import GlobalBatches, StoredPacks
 from ipu_packed_bert.placement import Placement, place
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.packs import PackSchema
-from pack_data.store import PackStore
+from pack_data.store.data_set import PackStore
+from pack_data.store.packs import PackSchema
 
 
 def initial_network(config: Config, *, attention: str = "eager") -> torch.nn.Module:

@@ -25,7 +25,7 @@ from ipu_packed_bert.loader import GlobalBatches, StoredPacks
 from ipu_packed_bert.processes import Processes, Ranks
 from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.store import PackStore
+from pack_data.store.data_set import PackStore
 from tests.tiny_runs import held_out_of, tiny_settings
 
 

@@ -15,32 +15,32 @@ ROOT = house.ROOT
 # Left to right: a file imports only from its own line and from lines above it.  A file belongs to the longest name here
 # that it begins with; every file belongs to one.
 ARROW = """
-pack_data.cores pack_data.files pack_data.decoding pack_data.npy pack_data.memory pack_data.packages pack_data.command pack_data.bad_records
-pack_data.picture
-pack_data.table
-pack_data.page
-pack_data.blocks
+pack_data.cli.cores pack_data.reading.files pack_data.reading.fields pack_data.reading.npy pack_data.cli.memory pack_data.reading.packages pack_data.cli.command pack_data.cli.bad_records
+pack_data.display.picture
+pack_data.display.table
+pack_data.display.page
+pack_data.store.blocks
 pack_data.sequences
 pack_data.text
 pack_data.histogram
-pack_data.longer
+pack_data.lengths.overlong
 pack_data.certificate
 pack_data.packing
 pack_data.proof
-pack_data.packs
-pack_data.store
+pack_data.store.packs
+pack_data.store.data_set
 pack_data.formats
 pack_data.lengths pack_data.histogram.__main__
 pack_data.certificate.__main__
-pack_data.packer_command pack_data.packers pack_data.free_slots pack_data.fit_decreasing
+pack_data.lengths.packer_command pack_data.packers pack_data.solver.free_slots pack_data.solver.fit_decreasing
 pack_data.solver
 pack_data.none pack_data.greedy pack_data.first_fit pack_data.best_fit pack_data.spfhp pack_data.lpfhp pack_data.nnlshp pack_data.sort
 pack_data.optimal
 pack_data.lengths.factors
 pack_data.building
-pack_data.bins pack_data.stream pack_data.batching pack_data.measuring
+pack_data.pack_lengths pack_data.stream pack_data.batching pack_data.measuring
 pack_data.build pack_data.verify pack_data.convert pack_data.compare pack_data.row_benchmark
-pack_data.look
+pack_data.page_sections
 pack_data.benchmark pack_data.__main__ pack_data
 
 ipu_packed_bert.settings ipu_packed_bert.run_folder ipu_packed_bert.configurations ipu_packed_bert.beats ipu_packed_bert.processes

@@ -30,8 +30,8 @@ import yaml
 pytest.importorskip("torch", reason="most of these commands need torch")
 
 from ipu_packed_bert.__main__ import COMMANDS
-from pack_data import command
-from pack_data.command import run_main
+from pack_data.cli import command
+from pack_data.cli.command import run_main
 from tests import fine_tuning_files, tiny_runs
 
 # What a refusal takes at most: processor time, time on the clock, bytes above what the process had.
@@ -121,7 +121,6 @@ READS = {
         *(f"export --import {file} out" for file in WEIGHTS),
     ],
     ("export", "--vocabulary"): ["export run out --vocabulary FILE.txt"],
-    ("convert-checkpoint", "path"): ["convert-checkpoint FILE.pt", "convert-checkpoint DIR/step_1.pt"],
     ("ipu-check", "--show"): ["ipu-check --show FILE.json"],
     ("report", "--measured"): [f"report --measured {file}" for file in ("FILE.csv", "FILE.json", "FILE.pop", *RUN)],
     ("report", "--packed"): [f"report --packed {file} --unpacked run" for file in ("FILE.json", *RUN)],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pack_data.packages import load_package, package_of, require
+from pack_data.reading.packages import load_package, package_of, require
 from tests.tiny_runs import tiny_config, tiny_data
 
 ROOT = Path(__file__).resolve().parents[1]

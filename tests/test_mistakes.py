@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("torch", reason="most commands need torch")
 
 from ipu_packed_bert.__main__ import main
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.text.wordpiece import SPECIAL_TOKENS
 from tests.fine_tuning_files import tiny_checkpoint, tiny_squad
 from tests.pack_data.text_corpus import write_corpus

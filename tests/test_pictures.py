@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs matplotlib")
 
 from pack_data import LengthHistogram, Packing
-from pack_data.picture import _svg
+from pack_data.display.picture import _svg
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 

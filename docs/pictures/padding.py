@@ -15,7 +15,7 @@ from typing import List, Tuple
 import numpy as np
 
 from pack_data import LengthHistogram, Packing, get_packer
-from pack_data.picture import Axis, Bars, Series, write
+from pack_data.display.picture import Axis, Bars, Series, write
 
 HERE = Path(__file__).resolve().parent
 DEPTH = 3

@@ -26,9 +26,9 @@ import yaml
 from ipu_packed_bert.config import Config, ConfigError, check_accumulation, config_from_tree, load_config
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.data import check_data, facts
-from pack_data.command import ArgumentParser, check_folder, typed
-from pack_data.files import write_atomically
-from pack_data.store import Manifest, read_manifest
+from pack_data.cli.command import ArgumentParser, check_folder, typed
+from pack_data.reading.files import write_atomically
+from pack_data.store.data_set import Manifest, read_manifest
 
 ADJUSTMENTS = ("accumulation", "betas")
 

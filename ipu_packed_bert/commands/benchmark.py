@@ -21,11 +21,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig
 from ipu_packed_bert.processes import Processes, joined
 from ipu_packed_bert.schema import EngineConfig, ModelConfig
-from pack_data.command import ArgumentParser, counted, parse_depth, positive_int, process_count, progress_bar, typed
+from pack_data.cli.command import ArgumentParser, counted, parse_depth, positive_int, process_count, progress_bar, typed
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
-from pack_data.packs import default_predictions
+from pack_data.store.packs import default_predictions
 
 # hidden size, layers, heads, intermediate size. `base3` is BERT-base with 3 layers, which takes a quarter of its time.
 SIZES = {

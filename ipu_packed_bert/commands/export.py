@@ -17,9 +17,9 @@ from ipu_packed_bert.config import Config, config_from_tree
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EXPORT
 from ipu_packed_bert.schema import PRETRAINING
 from ipu_packed_bert.settings import parse_yaml, peek
-from pack_data.command import ArgumentParser, typed
-from pack_data.decoding import said_of
-from pack_data.files import write_atomically
+from pack_data.cli.command import ArgumentParser, typed
+from pack_data.reading.fields import said_of
+from pack_data.reading.files import write_atomically
 from pack_data.text.tokenizer_file import AnyVocabulary, load_either, vocabulary_in
 
 if TYPE_CHECKING:

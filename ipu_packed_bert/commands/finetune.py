@@ -24,7 +24,7 @@ from ipu_packed_bert.resuming import check_allowed
 from ipu_packed_bert.run_folder import CONFIG
 from ipu_packed_bert.tasks.own import trust_what_was_named
 from ipu_packed_bert.tasks.settings import FinetuneConfig, load_config
-from pack_data.command import ArgumentParser, typed
+from pack_data.cli.command import ArgumentParser, typed
 from pack_data.lengths.factors import parse_factor
 
 if TYPE_CHECKING:

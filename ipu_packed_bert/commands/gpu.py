@@ -20,11 +20,11 @@ from typing import Any, Dict, List, Optional, Sequence
 from ipu_packed_bert.commands.benchmark import SIZES, model_of
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig
 from ipu_packed_bert.schema import EngineConfig
-from pack_data.command import ArgumentParser, positive_int, typed
-from pack_data.files import write_atomically
+from pack_data.cli.command import ArgumentParser, positive_int, typed
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.packs import default_predictions
+from pack_data.reading.files import write_atomically
 from pack_data.spfhp import pack
+from pack_data.store.packs import default_predictions
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMAT = 1  # of the JSON file

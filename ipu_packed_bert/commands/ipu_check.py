@@ -33,9 +33,9 @@ from ipu_packed_bert.data import described
 from ipu_packed_bert.plan import micro_batch_that_fits, plan
 from ipu_packed_bert.report import ipu_bundle, popvision
 from ipu_packed_bert.report.measured import model_work
-from pack_data.command import ArgumentParser, positive_int, typed
-from pack_data.files import write_atomically
+from pack_data.cli.command import ArgumentParser, positive_int, typed
 from pack_data.histogram import LengthHistogram
+from pack_data.reading.files import write_atomically
 from pack_data.spfhp import pack
 
 UPDATES = 10
@@ -600,6 +600,6 @@ def profiling(runs: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    from pack_data.command import run_main
+    from pack_data.cli.command import run_main
 
     sys.exit(run_main(main))

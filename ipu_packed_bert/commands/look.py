@@ -8,14 +8,22 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Sequence
 
 from ipu_packed_bert.run_page import is_run, sections_of_run
-from pack_data import look
-from pack_data.command import ArgumentParser, check_page, count_from_zero, parse_depth, positive_int, run_main, typed
+from pack_data import page_sections as look
+from pack_data.cli.command import (
+    ArgumentParser,
+    check_page,
+    count_from_zero,
+    parse_depth,
+    positive_int,
+    run_main,
+    typed,
+)
 from pack_data.compare import ALGORITHMS
+from pack_data.display.page import Page
 from pack_data.histogram import PUBLISHED
 from pack_data.lengths.counting import count
 from pack_data.packers import PACKERS, packs_at_depth
-from pack_data.page import Page
-from pack_data.store import MANIFEST, PackStore
+from pack_data.store.data_set import MANIFEST, PackStore
 
 # The options of the page of lengths alone, of that of a data set alone, and of both.
 _OF_LENGTHS, _OF_A_DATA_SET = ("max_sequence_length", "packer", "depth"), ("pack",)

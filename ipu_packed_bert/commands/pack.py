@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Optional, Sequence
 
-from pack_data.command import ArgumentParser
+from pack_data.cli.command import ArgumentParser
 from pack_data.packers import PACKERS
 
 DEFAULT = "optimal"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.commands import finetune, plan_search, pretrain
-from ipu_packed_bert.configurations import config_file
+from ipu_packed_bert.configurations import config_file, shipped_names
 from ipu_packed_bert.run_folder import CONFIG
 from ipu_packed_bert.schema import PRETRAINING
 from ipu_packed_bert.settings import load_yaml, peek
@@ -33,7 +33,7 @@ def of_fine_tuning(arguments: Sequence[str]) -> bool:
     parser.add_argument("--set", action="append", nargs="?", default=[])
     named, _ = parser.parse_known_args(arguments)
     path = Path(named.resume, CONFIG) if named.resume else config_file(named.config) if named.config else None
-    if path is None or not path.is_file():
+    if path is None or not (path.is_file() or path.stem in shipped_names()):
         return False
     tree, overrides = load_yaml(path), [each for each in named.set if each]
     task = peek("task.name", tree, overrides)

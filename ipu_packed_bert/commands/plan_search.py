@@ -27,12 +27,12 @@ from ipu_packed_bert.plan import CODE_WORDS, FULLEST_PUBLISHED, device_lines, me
 from ipu_packed_bert.report.packings import packed_factor
 from ipu_packed_bert.report.search import DEPTHS, Found, Outcome, Progress, Search, choice_of
 from ipu_packed_bert.settings import ConfigError, as_tree
-from pack_data.command import ArgumentParser, check_output, positive_int, typed
-from pack_data.files import write_atomically
+from pack_data.cli.command import ArgumentParser, check_output, positive_int, typed
+from pack_data.display.table import WIDTH, text_table
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.factors import PackingFactor, parse_factor, planned_factor, published_for
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.table import WIDTH, text_table
+from pack_data.reading.files import write_atomically
 
 
 def options() -> ArgumentParser:

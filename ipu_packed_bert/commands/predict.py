@@ -35,8 +35,8 @@ from ipu_packed_bert.settings import peek
 from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, Source
 from ipu_packed_bert.tasks.own import trust_what_was_named
 from ipu_packed_bert.tasks.settings import GLUE, SQUAD, TOKENS
-from pack_data.command import ArgumentParser, counted, positive_int, progress_bar, typed
-from pack_data.files import write_atomically
+from pack_data.cli.command import ArgumentParser, counted, positive_int, progress_bar, typed
+from pack_data.reading.files import write_atomically
 
 _STANDARD_INPUT = {SQUAD: "json", TOKENS: "conll"}  # what is read there, unless --format says so; else jsonl
 

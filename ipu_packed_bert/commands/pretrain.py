@@ -35,10 +35,10 @@ from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare, sto
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
 from ipu_packed_bert.schema import check_on_ipus
 from ipu_packed_bert.settings import DEFAULT, FILE, parse_yaml, peek, shown
-from pack_data.command import ArgumentParser, typed
-from pack_data.decoding import said_of
+from pack_data.cli.command import ArgumentParser, typed
 from pack_data.lengths.factors import PackingFactor
-from pack_data.store import Manifest, PackStore
+from pack_data.reading.fields import said_of
+from pack_data.store.data_set import Manifest, PackStore
 
 if TYPE_CHECKING:
     from ipu_packed_bert.checkpoint import Checkpoint

@@ -16,7 +16,7 @@ from ipu_packed_bert.config import LossConfig
 from ipu_packed_bert.model.bert import ATTENTIONS, BertModel, BertPreTrainingHeads, initialise
 from ipu_packed_bert.model.loss import PretrainingLoss, PretrainingOutput
 from ipu_packed_bert.schema import ModelConfig
-from pack_data.packs import FIELDS
+from pack_data.store.packs import FIELDS
 
 BATCH_FIELDS = (*FIELDS, "mlm_scale", "nsp_scale")
 

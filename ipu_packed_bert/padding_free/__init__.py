@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.padding_free.streams import PackedStream
     from ipu_packed_bert.padding_free.trainers import pack_into
     from ipu_packed_bert.padding_free.update import UpdateResult, accumulate, mean_loss, take_step
-    from pack_data.memory import keep_buffers
+    from pack_data.cli.memory import keep_buffers
 
 _PLACES = {
     "Batches": "collators",
@@ -32,7 +32,7 @@ _PLACES = {
     "accumulate": "update",
     "check_no_leak": "probe",
     "inputs_for": "collators",
-    "keep_buffers": "pack_data.memory",
+    "keep_buffers": "pack_data.cli.memory",
     "mean_loss": "update",
     "measure_cost": "cost",
     "pack_into": "trainers",

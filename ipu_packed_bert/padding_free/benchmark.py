@@ -28,9 +28,9 @@ from ipu_packed_bert.padding_free.collators import Batches, Inputs, PaddingColla
 from ipu_packed_bert.padding_free.models import heads_of, new_llama
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
 from pack_data.batching.plans import BatchOptions, get_way
-from pack_data.command import ArgumentParser, count_from_zero, counted, positive_int, run_main
-from pack_data.memory import PeakMemory, keep_buffers
-from pack_data.table import markdown
+from pack_data.cli.command import ArgumentParser, count_from_zero, counted, positive_int, run_main
+from pack_data.cli.memory import PeakMemory, keep_buffers
+from pack_data.display.table import markdown
 
 Example = Dict[str, np.ndarray]
 

@@ -23,7 +23,7 @@ from ipu_packed_bert.padding_free.models import new_llama
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
 from pack_data.batching.balanced import StepCost
 from pack_data.batching.plans import BatchOptions, get_way
-from pack_data.command import ArgumentParser, positive_int, process_count, run_main
+from pack_data.cli.command import ArgumentParser, positive_int, process_count, run_main
 
 WAY = "OptimalPacking+PosID"
 

@@ -24,8 +24,8 @@ from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
 from ipu_packed_bert.padding_free.families import FAMILIES, VOCABULARY, build
 from ipu_packed_bert.padding_free.models import Choice
 from ipu_packed_bert.padding_free.update import without_labels
-from pack_data.command import ArgumentParser, run_main
-from pack_data.table import Column, Table
+from pack_data.cli.command import ArgumentParser, run_main
+from pack_data.display.table import Column, Table
 
 ATTENTIONS = ("eager", "sdpa", NAME)
 LENGTHS = (3, 12, 2, 2, 2, 12, 5, 20)  # beyond every window of the tiny models, and within their positions in all

@@ -13,8 +13,8 @@ import numpy as np
 import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
-from pack_data.decoding import Fields, whole_number
-from pack_data.longer import Longer
+from pack_data.lengths.overlong import Longer
+from pack_data.reading.fields import Fields, whole_number
 from pack_data.stream.pack_stream import PackStream
 from pack_data.stream.rows import TOKENS, pieces_of
 
@@ -28,8 +28,8 @@ class PackedStream(IterableDataset):
     iteration.  Example i goes to one worker of one rank: i modulo (ranks * workers).  So none is packed twice, and no
     process needs to know of another.  Each packs its share with a buffer of its own; the numbers of packs may differ.
     rank, ranks: those of torch.distributed where it is initialised, unless given.
-    longer: what becomes of an example of more than max_sequence_length tokens, a rule of `pack_data.longer`; `longer`
-    counts it.  options: of `PackStream`, such as max_sequences_per_pack and buffer_sequences.
+    longer: what becomes of an example of more than max_sequence_length tokens, a rule of `pack_data.lengths.overlong`;
+    `longer` counts it.  options: of `PackStream`, such as max_sequences_per_pack and buffer_sequences.
 
     Give a DataLoader batch_size=None: a pack is a batch already.  `state_dict` and `load_state_dict` continue after any
     pack, with the same number of ranks and workers; torchdata's StatefulDataLoader calls them in each worker.

@@ -59,9 +59,10 @@ def pack_into(
     loss is the mean over the predicted tokens of a whole update, over accumulation and ranks.
     Evaluation stays as it was.
 
-    way: OptimalPacking+PosID, SortedPacking+PosID or MiniBatchPacking+PosID.  longer: a rule of `pack_data.longer` for
-    examples of more than max_sequence_length tokens.  check: try out that the model keeps examples apart, and switch it
-    to an attention that does (`use_padding_free`); without it the model must be switched already.
+    way: OptimalPacking+PosID, SortedPacking+PosID or MiniBatchPacking+PosID.  longer: a rule of
+    `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens.  check: try out that the model
+    keeps examples apart, and switch it to an attention that does (`use_padding_free`); without it the model must be
+    switched already.
     Returns the sampler of this rank; its `longer` counts the examples that were cut or left out.
     Raises ValueError, one line, for what cannot be packed.
     """

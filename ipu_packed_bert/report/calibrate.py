@@ -16,9 +16,9 @@ from ipu_packed_bert.cycles import calibration, matmul, uncertainty
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.data import packing_factor
 from ipu_packed_bert.report import measured
-from pack_data.command import ArgumentParser, typed
-from pack_data.files import write_atomically
-from pack_data.table import CONFIGURED, MODEL, Column, Table
+from pack_data.cli.command import ArgumentParser, typed
+from pack_data.display.table import CONFIGURED, MODEL, Column, Table
+from pack_data.reading.files import write_atomically
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -39,13 +39,13 @@ from ipu_packed_bert.report import headline, measured, operators, paper, picture
 from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.report.page import page_of
 from pack_data import sort
-from pack_data.command import ArgumentParser, check_page, check_picture, positive_int, typed
+from pack_data.cli.command import ArgumentParser, check_page, check_picture, positive_int, typed
+from pack_data.display.page import Page
+from pack_data.display.picture import write_each
+from pack_data.display.table import Table, as_csv, wrapped
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.factors import parse_factor, planned_factor
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.page import Page
-from pack_data.picture import write_each
-from pack_data.table import Table, as_csv, wrapped
 
 DEFAULT = FOLDER / "packed_phase2_pod16.yml"
 

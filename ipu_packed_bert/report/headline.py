@@ -13,7 +13,7 @@ from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline, Step
 from ipu_packed_bert.cycles.speed import speed
 from ipu_packed_bert.cycles.uncertainty import Interval
 from ipu_packed_bert.report.paper import INTERVALS, ModelledOverhead
-from pack_data.table import CONFIGURED, MODEL, Column, Table, percent
+from pack_data.display.table import CONFIGURED, MODEL, Column, Table, percent
 
 Work = Tuple[Pipeline, int, float]  # a pipeline, the accumulation and the sequences of a pack
 

@@ -20,9 +20,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.report.popvision import CLASSES
 from ipu_packed_bert.schema import Configuration
-from pack_data.decoding import read_object
-from pack_data.files import write_atomically
-from pack_data.table import text_table
+from pack_data.display.table import text_table
+from pack_data.reading.fields import read_object
+from pack_data.reading.files import write_atomically
 
 FORMAT = 1
 KIND = "packed-bert ipu-check"

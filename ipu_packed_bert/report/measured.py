@@ -24,9 +24,9 @@ from ipu_packed_bert.report import popvision, sources
 from ipu_packed_bert.report.ipu_bundle import KIND, read_bundle
 from ipu_packed_bert.run_folder import CONFIG, LOG
 from ipu_packed_bert.settings import parse_yaml
-from pack_data.decoding import Fields, read_object, shown
-from pack_data.files import read_regular
-from pack_data.table import COMPUTED, CONFIGURED, HARDWARE, HOST, MODEL, PROFILE, Column, Table, percent
+from pack_data.display.table import COMPUTED, CONFIGURED, HARDWARE, HOST, MODEL, PROFILE, Column, Table, percent
+from pack_data.reading.fields import Fields, read_object, shown
+from pack_data.reading.files import read_regular
 
 _MOST_BYTES = 1 << 22  # of a table of cycles, which has a row for each IPU and class
 WAY_OUT = "see docs/cycle_model.md for the format"

@@ -13,7 +13,7 @@ from ipu_packed_bert.config import load_config
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.plan import plan
 from ipu_packed_bert.schema import ModelConfig
-from pack_data.command import ArgumentParser, positive_int, run_main
+from pack_data.cli.command import ArgumentParser, positive_int, run_main
 
 RANKS = (2, 8, 32)
 GIGABITS = (10.0, 100.0)  # a second

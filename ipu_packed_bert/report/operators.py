@@ -17,7 +17,7 @@ from ipu_packed_bert.cycles.lowering import Entry, short_name
 from ipu_packed_bert.cycles.matmul import Product
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.report.paper import ADDED_UP
-from pack_data.table import CONFIGURED, COUNTED, MODEL, Column, Table, modelled, spread
+from pack_data.display.table import CONFIGURED, COUNTED, MODEL, Column, Table, modelled, spread
 
 WEIGHTS, ATTENTION, SOFTMAX, NORM = "products with weights", "products of attention", "softmax", "layer norm"
 ACTIVATION, GATHER, ELEMENTWISE, OTHER = "GELU and tanh", "gather and scatter", "elementwise", "reduction, copy, stash"

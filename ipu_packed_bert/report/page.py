@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import List, Sequence
 
 from ipu_packed_bert.report.pictures import pictures
-from pack_data.page import Page, Part, Section
-from pack_data.table import Table
+from pack_data.display.page import Page, Part, Section
+from pack_data.display.table import Table
 
 
 def page_of(title: str, lead: str, found: Sequence[Table], words: Sequence[str]) -> Page:

@@ -29,9 +29,7 @@ from ipu_packed_bert.plan import CODE_WORDS, IPU_BYTES, MEMORY_PARTS, MIB, RunPl
 from ipu_packed_bert.report.packings import PackingKey, Packings, PackingSummary
 from ipu_packed_bert.report.scaling import ScalingPoint
 from ipu_packed_bert.report.sources import MeasuredOverhead
-from pack_data.histogram import LengthHistogram
-from pack_data.sort import Batching
-from pack_data.table import (
+from pack_data.display.table import (
     COMPUTED,
     CONFIGURED,
     FITTED_MODEL,
@@ -47,6 +45,8 @@ from pack_data.table import (
     percent,
     with_interval,
 )
+from pack_data.histogram import LengthHistogram
+from pack_data.sort import Batching
 
 # The rows of Table 1: (packer, packing depth), and the paper's figures: EFF %, p, OH %, realised speed-up.
 ROWS: Tuple[PackingKey, ...] = (

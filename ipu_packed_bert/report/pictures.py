@@ -7,8 +7,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from ipu_packed_bert.cycles.uncertainty import INSIDE
 from ipu_packed_bert.plan import MEMORY_PARTS
 from ipu_packed_bert.report.operators import CLASSES
-from pack_data.picture import Axis, Bars, Line, Lines, Picture, Series, Tile, Tiles
-from pack_data.table import Table
+from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series, Tile, Tiles
+from pack_data.display.table import Table
 
 # Nobody has measured this project's graphs: the paper's measurements belong beside the model of the paper's graph only.
 THEIRS, OURS = "the paper's graph, modelled and measured", "this engine's graph, modelled"

@@ -12,8 +12,8 @@ from ipu_packed_bert.cycles.pipeline import Pipeline
 from ipu_packed_bert.cycles.schedule import BUBBLE, KINDS, WAITING, WORK, Schedule, Stretch, schedule
 from ipu_packed_bert.report.measured import Measured
 from ipu_packed_bert.report.paper import ADDED_UP
-from pack_data.picture import Axis, Skip, Tile, Tiles
-from pack_data.table import COMPUTED, CONFIGURED, MODEL, Column, Table, modelled, percent, spread
+from pack_data.display.picture import Axis, Skip, Tile, Tiles
+from pack_data.display.table import COMPUTED, CONFIGURED, MODEL, Column, Table, modelled, percent, spread
 
 WORKS = "works"
 # So that the palette's lightest colour is that of waiting.

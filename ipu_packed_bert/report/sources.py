@@ -14,8 +14,8 @@ from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 from ipu_packed_bert.report.popvision import open_report
 from ipu_packed_bert.run_folder import CONFIG, LOG, read_log
 from ipu_packed_bert.settings import load_yaml, plain
-from pack_data.decoding import Fields, named, shown
-from pack_data.table import HARDWARE, HOST, PROFILE
+from pack_data.display.table import HARDWARE, HOST, PROFILE
+from pack_data.reading.fields import Fields, named, shown
 
 
 @dataclass(frozen=True)

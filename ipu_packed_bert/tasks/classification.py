@@ -31,7 +31,7 @@ from ipu_packed_bert.tasks.settings import (
     FinetuneConfig,
 )
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
-from pack_data.decoding import named, shown
+from pack_data.reading.fields import named, shown
 
 
 class ClassificationOutput(NamedTuple):

@@ -24,8 +24,17 @@ from pack_data.building.assignment import assign
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
-from pack_data.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble, decode, disassemble, smallest_type
 from pack_data.sequences import Sequences, ragged_index
+from pack_data.store.packs import (
+    SEQUENCE,
+    SLOT,
+    PackSchema,
+    StoredColumn,
+    assemble,
+    decode,
+    disassemble,
+    smallest_type,
+)
 
 _EVALUATION_SEED = 0  # runs with other seeds are scored on the same examples
 

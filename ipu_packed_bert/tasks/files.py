@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional, Union
 
 from ipu_packed_bert.tasks.settings import FinetuneConfig
-from pack_data.command import Problems
-from pack_data.decoding import Fields, one_line, parse_json
-from pack_data.files import open_unpacked
+from pack_data.cli.command import Problems
+from pack_data.reading.fields import Fields, one_line, parse_json
+from pack_data.reading.files import open_unpacked
 
 WAY_OUT = "get the file again"
 _SUFFIXES = (".gz", ".xz")

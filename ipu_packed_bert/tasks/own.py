@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Dict, Sequence, Set, Union
 
 from ipu_packed_bert.settings import peek
-from pack_data.files import read_regular, write_atomically
+from pack_data.reading.files import read_regular, write_atomically
 
 PATTERN = r"(.+\.py):(\w+)"
 SHA256 = "task_sha256"  # of the file, among the data of a run's environment

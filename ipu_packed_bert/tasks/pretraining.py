@@ -8,7 +8,7 @@ from ipu_packed_bert.config import Config
 from ipu_packed_bert.data import check_schema
 from ipu_packed_bert.placement import Part
 from ipu_packed_bert.tasks.task import Metric, Task
-from pack_data.packs import FIELDS, PackSchema
+from pack_data.store.packs import FIELDS, PackSchema
 
 if TYPE_CHECKING:
     from ipu_packed_bert.model.packed import PackedBertForPreTraining

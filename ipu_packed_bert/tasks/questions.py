@@ -23,7 +23,7 @@ from ipu_packed_bert.tasks.files import Source
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
 from ipu_packed_bert.tasks.settings import FinetuneConfig, SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
-from pack_data.decoding import said_of
+from pack_data.reading.fields import said_of
 
 
 class QuestionsOutput(NamedTuple):

@@ -30,8 +30,8 @@ from ipu_packed_bert.schema import (
 )
 from ipu_packed_bert.settings import FILE, ConfigError, SettingsReader, load_yaml, peek, setting
 from ipu_packed_bert.tasks.own import PATTERN, full_name, is_own, own_class
-from pack_data.decoding import said_of
 from pack_data.packers import PACKERS
+from pack_data.reading.fields import said_of
 
 SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = "squad", "single_label", "multi_label", "regression", "tokens"
 # The module and class of each task; loaded when it is asked for, as they need torch.

@@ -15,7 +15,7 @@ from ipu_packed_bert.tasks.examples import Inputs
 from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, plain_text, table_rows
 from ipu_packed_bert.tasks.settings import SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer, Tokens
-from pack_data.decoding import Fields, named, shown
+from pack_data.reading.fields import Fields, named, shown
 
 
 class Answer(NamedTuple):

@@ -25,7 +25,7 @@ from ipu_packed_bert.tasks.scores import MARKS, span_scores
 from ipu_packed_bert.tasks.settings import FinetuneConfig, TokensConfig
 from ipu_packed_bert.tasks.task import Metric
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
-from pack_data.decoding import shown
+from pack_data.reading.fields import shown
 
 
 class TokensOutput(NamedTuple):

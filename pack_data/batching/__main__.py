@@ -10,9 +10,9 @@ import numpy as np
 
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
-from pack_data.command import ArgumentParser, count_from_zero, positive_int, progress_bar, run_main
+from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, progress_bar, run_main
+from pack_data.display.table import text_table
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.table import text_table
 
 JSON_VALUES = ("steps", "rows", "tokens", "slots", "efficiency", "fill", "attention_balance")
 LEGEND = """

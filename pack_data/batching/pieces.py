@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from pack_data.longer import Span
+from pack_data.lengths.overlong import Span
 
 
 class PieceNumbers:

@@ -10,9 +10,9 @@ import numpy as np
 
 from pack_data.batching.balanced import StepCost, karmarkar_karp, lower_bound
 from pack_data.batching.plans import BatchOptions, EpochPlan, get_way
-from pack_data.command import ArgumentParser, count_from_zero, positive_int, progress_bar, run_main
+from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, progress_bar, run_main
+from pack_data.display.table import text_table
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.table import text_table
 
 WAY = "OptimalPacking+PosID"
 NEAR = 1e-3  # of the lower bound

@@ -13,8 +13,8 @@ import numpy as np
 
 from pack_data.batching.pieces import PieceNumbers, PieceView
 from pack_data.batching.plans import Batch, BatchOptions, EpochPlan, get_way
-from pack_data.decoding import named, whole_number
-from pack_data.longer import Fitted, Longer, Span, fit
+from pack_data.lengths.overlong import Fitted, Longer, Span, fit
+from pack_data.reading.fields import named, whole_number
 
 
 class _Epochs:
@@ -114,8 +114,8 @@ class IndexBatchSampler(_Epochs):
 
     lengths: tokens of every example of a map-style data set, integers [examples], the same on every rank.
     rank: None gives the batches of all ranks in turn, step by step, for Accelerate, which deals them out itself.
-    longer: what becomes of an example of more than max_sequence_length tokens, a rule of `pack_data.longer`: raise,
-    truncate, split or drop; `sampler.longer` counts and says it.
+    longer: what becomes of an example of more than max_sequence_length tokens, a rule of `pack_data.lengths.overlong`:
+    raise, truncate, split or drop; `sampler.longer` counts and says it.
 
     A number below the number of examples is a whole example of the data set.  Where examples are cut, by `longer` or by
     a way that breaks them, only `sampler.view(dataset)` knows the numbers.

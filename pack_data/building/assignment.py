@@ -8,7 +8,7 @@ from typing import NamedTuple, Sequence, Union
 import numpy as np
 
 from pack_data.packing import Packing
-from pack_data.packs import smallest_type
+from pack_data.store.packs import smallest_type
 
 
 class Assignment(NamedTuple):

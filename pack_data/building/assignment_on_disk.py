@@ -33,11 +33,11 @@ from pack_data.building.tasks import (
     remove_and_build_again,
     save_array,
 )
-from pack_data.command import progress_bar
-from pack_data.files import replacing
-from pack_data.npy import read_array
+from pack_data.cli.command import progress_bar
 from pack_data.packing import Packing
-from pack_data.packs import PackSchema, smallest_type
+from pack_data.reading.files import replacing
+from pack_data.reading.npy import read_array
+from pack_data.store.packs import PackSchema, smallest_type
 
 # Numbers that a task handles; it needs some 30 bytes for each.
 NUMBERS = 1 << 21

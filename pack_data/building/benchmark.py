@@ -23,13 +23,13 @@ from pack_data.building.assignment_on_disk import assign_on_disk
 from pack_data.building.runner import open_runner
 from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import examples_name
-from pack_data.command import ArgumentParser, parse_depth, positive_int, process_count, run_main
-from pack_data.cores import available_cores
+from pack_data.cli.command import ArgumentParser, parse_depth, positive_int, process_count, run_main
+from pack_data.cli.cores import available_cores
+from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
+from pack_data.display.table import text_table
 from pack_data.histogram import LengthHistogram
-from pack_data.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.packers import get_packer
-from pack_data.packs import SLOT, PackSchema, StoredColumn
-from pack_data.table import text_table
+from pack_data.store.packs import SLOT, PackSchema, StoredColumn
 
 HISTOGRAM = "wikipedia_512"
 PART = 1 << 15  # sequences, as in a build

@@ -15,8 +15,8 @@ from pack_data.building.side import Side
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
-from pack_data.packs import PackSchema, default_predictions
-from pack_data.store import MANIFEST, PackStore, read_manifest
+from pack_data.store.data_set import MANIFEST, PackStore, read_manifest
+from pack_data.store.packs import PackSchema, default_predictions
 from pack_data.text.tokenizer_file import TOKENIZER, load_either
 
 

@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Union
 
-from pack_data.bad_records import BadRecords
 from pack_data.building import sides, source_parts
 from pack_data.building.options import BuildOptions
 from pack_data.building.side import Side
@@ -26,12 +25,13 @@ from pack_data.building.tasks import (
     text_name,
     write_json,
 )
-from pack_data.command import progress_bar
-from pack_data.decoding import read_object, said_of
-from pack_data.files import write_atomically
+from pack_data.cli.bad_records import BadRecords
+from pack_data.cli.command import progress_bar
 from pack_data.formats.detect import open_source
 from pack_data.histogram import LengthHistogram
-from pack_data.packs import PackSchema
+from pack_data.reading.fields import read_object, said_of
+from pack_data.reading.files import write_atomically
+from pack_data.store.packs import PackSchema
 from pack_data.text.corpus import (
     EMBEDDED,
     Document,

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
-from pack_data.bad_records import MOST_RECORD_BYTES
-from pack_data.cores import most_processes
-from pack_data.decoding import packing_depth, whole_number
-from pack_data.packs import default_predictions
+from pack_data.cli.bad_records import MOST_RECORD_BYTES
+from pack_data.cli.cores import most_processes
+from pack_data.reading.fields import packing_depth, whole_number
+from pack_data.store.packs import default_predictions
 from pack_data.text.corpus import EMBEDDED
 from pack_data.text.examples import ExampleOptions
 

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from typing import Any, Callable, Iterable, Iterator, Optional
 
-from pack_data.cores import available_cores, most_processes
-from pack_data.decoding import whole_number
-from pack_data.packages import load_package
+from pack_data.cli.cores import available_cores, most_processes
+from pack_data.reading.fields import whole_number
+from pack_data.reading.packages import load_package
 
 _GUARD = (
     'each of them imports the script that started it, so put what the script does under `if __name__ == "__main__":`'

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from pack_data.building.switch import READY
+from pack_data.building.atomic_replace import READY
 from pack_data.building.tasks import examples_name
-from pack_data.store import Manifest
+from pack_data.store.data_set import Manifest
 
 
 class Side:

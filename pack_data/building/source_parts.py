@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from pack_data.building.tasks import save_examples
-from pack_data.files import sha256_of
 from pack_data.formats.detect import Source, integer_columns
-from pack_data.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
+from pack_data.reading.files import sha256_of
 from pack_data.sequences import Sequences
-from pack_data.store import MANIFEST
+from pack_data.store.data_set import MANIFEST
+from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 
 PART = 1 << 15  # sequences
 _IDS = ("input_ids", "masked_lm_ids")

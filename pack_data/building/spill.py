@@ -14,9 +14,9 @@ from typing import Dict, Iterator, NamedTuple, Tuple
 
 import numpy as np
 
-from pack_data.files import replacing
-from pack_data.packs import PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
+from pack_data.reading.files import replacing
 from pack_data.sequences import Sequences
+from pack_data.store.packs import PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 
 
 class RunningTotals(NamedTuple):

@@ -19,13 +19,13 @@ import numpy as np
 from pack_data.building import sides
 from pack_data.building.assignment import assign
 from pack_data.building.assignment_on_disk import assign_on_disk, parts_groups, places_of_parts
+from pack_data.building.atomic_replace import Replacement, announce, complete
 from pack_data.building.existing_data_set import fitted_schema, is_built, merged, split_overfull
 from pack_data.building.inputs import Files, VocabularyFile, one_sided, open_input
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import TaskRunner
 from pack_data.building.side import Side
 from pack_data.building.spill import RunningTotals, SpillFormat
-from pack_data.building.switch import Replacement, announce, complete
 from pack_data.building.tasks import (
     ShardTask,
     SortTask,
@@ -41,16 +41,15 @@ from pack_data.building.tasks import (
     write_json,
 )
 from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, check_out, clear
-from pack_data.command import progress_bar
-from pack_data.decoding import Fields, read_object
-from pack_data.files import sha256_of, write_atomically
-from pack_data.free_slots import longest_first
+from pack_data.cli.command import progress_bar
 from pack_data.histogram import LengthHistogram
-from pack_data.npy import map_array, read_array
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
-from pack_data.packs import PREDICTION, PackSchema, predictions_per_pack
-from pack_data.store import (
+from pack_data.reading.fields import Fields, read_object
+from pack_data.reading.files import sha256_of, write_atomically
+from pack_data.reading.npy import map_array, read_array
+from pack_data.solver.free_slots import longest_first
+from pack_data.store.data_set import (
     Manifest,
     PackStore,
     StoredFile,
@@ -60,6 +59,7 @@ from pack_data.store import (
     write_manifest,
     write_table,
 )
+from pack_data.store.packs import PREDICTION, PackSchema, predictions_per_pack
 from pack_data.text.tokenizer_file import load_either, load_tokenizer
 from pack_data.text.wordpiece import load_vocabulary
 

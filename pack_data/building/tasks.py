@@ -18,12 +18,12 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 import numpy as np
 
 from pack_data.building.spill import RunningTotals, SpillFormat, totals_of
-from pack_data.decoding import Fields, parse_json, read_object
-from pack_data.files import replacing, write_atomically
-from pack_data.npy import map_array
-from pack_data.packs import SEQUENCE, PackSchema, StoredColumn, assemble, smallest_type
+from pack_data.reading.fields import Fields, parse_json, read_object
+from pack_data.reading.files import replacing, write_atomically
+from pack_data.reading.npy import map_array
 from pack_data.sequences import Sequences, digest
-from pack_data.store import StoredFile, lengths_of, write_shard
+from pack_data.store.data_set import StoredFile, lengths_of, write_shard
+from pack_data.store.packs import SEQUENCE, PackSchema, StoredColumn, assemble, smallest_type
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, make_examples, masked_count, tokenise
 from pack_data.text.tokenizer_file import AnyVocabulary, load_either

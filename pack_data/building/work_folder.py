@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, Sequence
 
-from pack_data.building.switch import COMMIT, READY, complete
-from pack_data.decoding import read_object
-from pack_data.files import locked
-from pack_data.store import MANIFEST, remove_leftovers
+from pack_data.building.atomic_replace import COMMIT, READY, complete
+from pack_data.reading.fields import read_object
+from pack_data.reading.files import locked
+from pack_data.store.data_set import MANIFEST, remove_leftovers
 
 PLAN, LOCK = "plan.json", "lock"
 HELD_OUT_WORK = "held-out"

@@ -17,8 +17,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from pack_data.decoding import Fields
 from pack_data.histogram import LengthHistogram
+from pack_data.reading.fields import Fields
 from pack_data.sequences import LONGEST
 
 # What one proof may cost: additions of the dynamic programme, some minutes.

@@ -10,13 +10,13 @@ from typing import Optional, Sequence
 
 import numpy as np
 
-from pack_data.command import ArgumentParser, run_main
-from pack_data.decoding import said_of
+from pack_data.cli.command import ArgumentParser, run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import named_histogram
 from pack_data.packing import Packing
 from pack_data.proof import prove, statement
-from pack_data.store import PackStore
+from pack_data.reading.fields import said_of
+from pack_data.store.data_set import PackStore
 
 
 def stored_histogram(folder: Path) -> LengthHistogram:

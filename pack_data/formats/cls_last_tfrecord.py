@@ -14,7 +14,7 @@ from typing import Dict, Iterator, Mapping
 
 import numpy as np
 
-from pack_data.bad_records import BadRecords
+from pack_data.cli.bad_records import BadRecords
 from pack_data.formats import tfrecord
 from pack_data.formats.records import (
     Pack,

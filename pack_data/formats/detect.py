@@ -20,13 +20,13 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 
 import numpy as np
 
-from pack_data.bad_records import MOST_RECORD_BYTES, BadRecords
-from pack_data.decoding import whole_number
-from pack_data.files import check_regular, open_regular
+from pack_data.cli.bad_records import MOST_RECORD_BYTES, BadRecords
 from pack_data.formats import tfrecord
 from pack_data.formats.records import UNPACKED, Record, RecordError, RowWidths, checked_pack, checked_token_pack
+from pack_data.reading.fields import said_of, whole_number
+from pack_data.reading.files import check_regular, open_regular
 from pack_data.sequences import Sequences
-from pack_data.store import MANIFEST
+from pack_data.store.data_set import MANIFEST
 
 # Format -> its module in this package, and what it holds where that is always the same.
 FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
@@ -40,6 +40,7 @@ FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
     "store": ("store", None),
 }
 WITH_COLUMNS = ("parquet", "arrow", "jsonl")
+_NUMPY = b"\x93NUMPY"
 MAGIC = ((b"\x89HDF\r\n\x1a\n", "hdf5"), (b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrow"))
 SUFFIXES = {
     "tfrecord": "TFRecord",
@@ -152,13 +153,21 @@ def detect(path: str) -> str:
     if _suffix(first) == "jsonl" or head.lstrip()[:1] in (b"{", b"[") and b"\0" not in head:
         return "jsonl"
     # A TFRecord begins with a length of eight bytes, the last of them 0; only then its checksum's package is needed.
-    is_frame = (
-        len(head) == 12 and head[5:8] == b"\0\0\0" and tfrecord.masked_crc(head[:8]) == tfrecord.HEADER.unpack(head)[1]
-    )
+    with said_of(first):
+        is_frame = (
+            len(head) == 12
+            and head[5:8] == b"\0\0\0"
+            and tfrecord.masked_crc(head[:8]) == tfrecord.HEADER.unpack(head)[1]
+        )
     if is_frame or head.startswith(tfrecord.GZIP_MAGIC) or _suffix(first) == "TFRecord":
         return _tfrecord_format(first)
     if not head:
         raise ValueError(f"{first}: the file is empty")
+    if head.startswith(_NUMPY):
+        raise ValueError(
+            f"{first}: a .npy array. Lengths are packed by python -m pack_data.optimal --histogram FILE.npy; "
+            'sequences of tokens are read as JSONL, one {"tokens": [...]} a line, or as Parquet'
+        )
     raise ValueError(f"{first}: begins like none of the known formats ({', '.join(FORMATS)})")
 
 

@@ -22,9 +22,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 
 import numpy as np
 
-from pack_data.bad_records import BadRecords, Origin
-from pack_data.decoding import one_line, shown
-from pack_data.files import check_regular, open_regular
+from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import (
     PACK_FIELDS,
     Record,
@@ -36,7 +34,9 @@ from pack_data.formats.records import (
     predictions_by_position,
     single,
 )
-from pack_data.packages import load_package
+from pack_data.reading.fields import one_line, shown
+from pack_data.reading.files import check_regular, open_regular
+from pack_data.reading.packages import load_package
 
 ROWS = 512  # read at a time
 EXAMPLE_FIELDS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")

@@ -14,8 +14,7 @@ from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.bad_records import BadRecords, Origin
-from pack_data.files import open_unpacked
+from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import (
     DERIVED,
     EXAMPLE_FIELDS,
@@ -26,6 +25,7 @@ from pack_data.formats.records import (
     refuse_incomplete,
     tokens_from_columns,
 )
+from pack_data.reading.files import open_unpacked
 
 _TRIED = 100_000  # lines, to find one that says what the file holds
 _CHUNK = 1 << 20  # bytes of a line that is left out

@@ -11,7 +11,7 @@ from typing import Iterable, Iterator
 
 import numpy as np
 
-from pack_data.bad_records import BadRecords
+from pack_data.cli.bad_records import BadRecords
 from pack_data.formats import tfrecord
 from pack_data.formats.records import PACK_FIELDS, Record, RecordError, RowWidths, checked_pack, shape_of_pack
 from pack_data.formats.whole_blocks import consecutive_packs, together

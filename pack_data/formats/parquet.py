@@ -19,9 +19,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Seque
 
 import numpy as np
 
-from pack_data.bad_records import BadRecords, Origin
-from pack_data.decoding import one_line, shown
-from pack_data.files import open_regular, replacing
+from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import (
     DERIVED,
     EXAMPLE_FIELDS,
@@ -35,7 +33,9 @@ from pack_data.formats.records import (
     refuse_incomplete,
     tokens_from_columns,
 )
-from pack_data.packages import load_package
+from pack_data.reading.fields import one_line, shown
+from pack_data.reading.files import open_regular, replacing
+from pack_data.reading.packages import load_package
 
 ROWS = 1024  # read and written at a time; a row group, so that damage costs few rows
 PARQUET_MAGIC, FILE_MAGIC = b"PAR1", b"ARROW1"

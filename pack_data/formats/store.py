@@ -8,11 +8,11 @@ from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.bad_records import BadRecords, Origin
+from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import Record, RecordError, RowWidths, checked_pack
-from pack_data.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 from pack_data.sequences import Example, Sequences, starts_of
-from pack_data.store import PackStore, StoreWriter
+from pack_data.store.data_set import PackStore, StoreWriter
+from pack_data.store.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 
 PACKS = 256  # decoded or assembled at a time
 

@@ -30,10 +30,10 @@ from typing import (
 
 import numpy as np
 
-from pack_data.bad_records import BadRecords, Origin
-from pack_data.files import open_regular, replacing
+from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import Record, RecordError, Value
-from pack_data.packages import load_package
+from pack_data.reading.files import open_regular, replacing
+from pack_data.reading.packages import load_package
 
 HEADER = struct.Struct("<QI")
 CHECKSUM = struct.Struct("<I")

@@ -16,8 +16,8 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
 
 import numpy as np
 
-from pack_data.decoding import Fields, said_of, shown, whole_number
-from pack_data.files import open_regular, short_lines, write_atomically
+from pack_data.reading.fields import Fields, said_of, shown, whole_number
+from pack_data.reading.files import open_regular, short_lines, write_atomically
 from pack_data.sequences import LONGEST
 
 PUBLISHED = ("wikipedia_512", "squad_1_1_384")  # shipped with this package; the number at the end is S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.lengths.counting import main
 
 if __name__ == "__main__":

@@ -17,15 +17,15 @@ from typing import IO, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from pack_data.bad_records import MOST_RECORD_BYTES, add_record_limit
-from pack_data.command import ArgumentParser, check_output, check_picture, positive_int, process_count, progress_bar
-from pack_data.files import COMPRESSED, LONGEST_LINE, open_regular, open_unpacked, short_lines
+from pack_data.cli.bad_records import MOST_RECORD_BYTES, add_record_limit
+from pack_data.cli.command import ArgumentParser, check_output, check_picture, positive_int, process_count, progress_bar
+from pack_data.display.picture import Axis, Bars, Series, write
+from pack_data.display.table import account
 from pack_data.histogram import PUBLISHED, LengthHistogram, merge
-from pack_data.npy import map_array
-from pack_data.picture import Axis, Bars, Series, write
+from pack_data.reading.files import COMPRESSED, LONGEST_LINE, open_regular, open_unpacked, short_lines
+from pack_data.reading.npy import map_array
 from pack_data.sequences import LONGEST
-from pack_data.store import MANIFEST, read_manifest
-from pack_data.table import account
+from pack_data.store.data_set import MANIFEST, read_manifest
 
 _TEXT = (".txt", ".lengths", ".csv")
 _BLOCK = 1 << 20  # lengths held in memory at a time

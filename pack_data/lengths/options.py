@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Optional
 
-from pack_data.command import positive_int
+from pack_data.cli.command import positive_int
 from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.lengths.synthetic import HELP, synthetic_histogram
-from pack_data.store import MANIFEST
+from pack_data.store.data_set import MANIFEST
 
 
 def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:

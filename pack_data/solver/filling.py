@@ -15,7 +15,7 @@ from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
-from pack_data.free_slots import Strategy
+from pack_data.solver.free_slots import Strategy
 
 Packs = List[Tuple[Strategy, int]]  # (lengths of a pack, packs like it)
 

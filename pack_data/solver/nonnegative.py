@@ -15,7 +15,7 @@ from typing import Any, Tuple
 
 import numpy as np
 
-from pack_data.command import progress_bar
+from pack_data.cli.command import progress_bar
 
 
 def solve_reference(strategies: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> np.ndarray:

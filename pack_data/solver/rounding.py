@@ -6,9 +6,9 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from pack_data.fit_decreasing import fit_decreasing
 from pack_data.histogram import LengthHistogram
 from pack_data.solver.column_generation import Relaxation, relax
+from pack_data.solver.fit_decreasing import fit_decreasing
 
 Packs = List[Tuple[Tuple[int, ...], int]]  # (lengths of a pack, packs like it)
 

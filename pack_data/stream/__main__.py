@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 
 from pack_data import optimal
-from pack_data.command import (
+from pack_data.cli.command import (
     ArgumentParser,
     check_picture,
     count_from_zero,
@@ -20,14 +20,14 @@ from pack_data.command import (
     progress_bar,
     run_main,
 )
+from pack_data.display.picture import Axis, Line, Lines, write
+from pack_data.display.table import text_table
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.lengths.synthetic import synthetic_histogram
-from pack_data.picture import Axis, Line, Lines, write
 from pack_data.proof import prove
-from pack_data.stream.others import WINDOW, open_rows, windows
+from pack_data.stream.baselines import WINDOW, open_rows, windows
 from pack_data.stream.pack_stream import PackStream
-from pack_data.table import text_table
 
 GRID_DEPTHS = (3, 4, 8, 16, None)
 

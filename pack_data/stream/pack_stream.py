@@ -9,10 +9,10 @@ from typing import Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optio
 import numpy as np
 
 from pack_data import optimal
-from pack_data.decoding import Fields, packing_depth, shown, whole_number
-from pack_data.free_slots import longest_first
 from pack_data.histogram import LengthHistogram, whole_slots
+from pack_data.reading.fields import Fields, packing_depth, shown, whole_number
 from pack_data.solver.filling import fill_exactly
+from pack_data.solver.free_slots import longest_first
 from pack_data.stream.buffer import Buffer, Round, Waiting
 from pack_data.stream.prices import Prices, on_grid, prices, scarce_seats, solve, steps_of
 

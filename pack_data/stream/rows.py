@@ -14,8 +14,8 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 
 import numpy as np
 
-from pack_data.bins import pack
-from pack_data.longer import Longer
+from pack_data.lengths.overlong import Longer
+from pack_data.pack_lengths import pack
 from pack_data.stream.pack_stream import PackStream
 
 Row = Dict[str, List[int]]
@@ -52,7 +52,7 @@ class PackRows:
     """A function for `datasets.Dataset.map(..., batched=True)`: the batch's examples as packed rows.
 
     Columns: those with one value for each token of `input_ids`, position_ids and seq_lengths; as `row_of`.
-    longer: what becomes of longer examples, a rule of `pack_data.longer`.
+    longer: what becomes of longer examples, a rule of `pack_data.lengths.overlong`.
     """
 
     max_sequence_length: int
@@ -83,7 +83,7 @@ def packed_rows(
 ) -> Iterator[Row]:
     """The rows of a stream of examples, as `row_of`.
 
-    longer: what becomes of longer examples, a rule of `pack_data.longer`.  options: of `PackStream`.
+    longer: what becomes of longer examples, a rule of `pack_data.lengths.overlong`.  options: of `PackStream`.
     """
     rule = Longer(longer, max_sequence_length)
     stream = PackStream(max_sequence_length, **options)

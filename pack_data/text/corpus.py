@@ -21,8 +21,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
-from pack_data.bad_records import BadRecords, Origin
-from pack_data.files import open_unpacked, sha256_of
+from pack_data.cli.bad_records import BadRecords, Origin
+from pack_data.reading.files import open_unpacked, sha256_of
 
 EMBEDDED = "embedded"
 # A document of more characters continues as another document, and a line of more as another line.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from pack_data.decoding import Fields, one_line, parse_json
-from pack_data.files import read_regular
+from pack_data.reading.fields import Fields, one_line, parse_json
+from pack_data.reading.files import read_regular
 from pack_data.text.wordpiece import VOCABULARY, Special, Vocabulary, encode, load_vocabulary
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Iterable, List, NamedTuple, Seq
 
 import numpy as np
 
-from pack_data.files import read_regular
+from pack_data.reading.files import read_regular
 from pack_data.text.corpus import Document
 
 if TYPE_CHECKING:

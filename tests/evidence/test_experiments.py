@@ -26,8 +26,8 @@ from evidence.writer import limited
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.loader import StoredPacks, in_order
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data import files
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
+from pack_data.reading import files
 
 CELLS_WANTED = [Cell("packed", 0), Cell("packed", 1), Cell("unpacked, all", 0)]
 

@@ -29,7 +29,7 @@ from evidence.ways import (
 from ipu_packed_bert.optim import build_optimizer
 from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.examples import Inputs, pack_inputs
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.fine_tuning_files import tiny_checkpoint, tiny_config, tiny_squad, tiny_table, training_file
 
 

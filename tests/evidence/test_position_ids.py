@@ -28,7 +28,7 @@ from evidence.position_ids import (  # noqa: E402
 from evidence.runner import finished_cells  # noqa: E402
 from ipu_packed_bert.benchmarks.texts import TextSet, TokenSet, encode  # noqa: E402
 from pack_data.batching.plans import WAYS  # noqa: E402
-from pack_data.command import run_main  # noqa: E402
+from pack_data.cli.command import run_main  # noqa: E402
 
 SENTENCE = "the quick brown fox jumps over a lazy dog and then it sleeps for some hours under the old tree"
 WORDS = SENTENCE.split()

@@ -29,7 +29,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 import numpy as np
 
-from pack_data.command import Problems, run_main
+from pack_data.cli.command import Problems, run_main
 from tests.fuzz.mutators import STRUCTURE, Mutator
 
 REFUSED, UNCHANGED, HARMLESS = "refused", "unchanged", "harmless change"

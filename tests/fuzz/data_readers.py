@@ -13,7 +13,6 @@ from typing import Any, Callable, List, Tuple
 import numpy as np
 
 from pack_data import optimal
-from pack_data.blocks import Blocks
 from pack_data.certificate import __main__ as certificate_command
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import RowWidths, pack_from_examples
@@ -21,9 +20,10 @@ from pack_data.histogram import LengthHistogram
 from pack_data.histogram import __main__ as histogram_command
 from pack_data.lengths.counting import count
 from pack_data.packing import Packing
-from pack_data.packs import FIELDS
 from pack_data.proof import prove
-from pack_data.store import CHECKSUM, MANIFEST, PackStore, checksum
+from pack_data.store.blocks import Blocks
+from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, checksum
+from pack_data.store.packs import FIELDS
 from pack_data.text.corpus import documents
 from pack_data.text.wordpiece import load_vocabulary
 from pack_data.verify import main as verify_main
@@ -522,7 +522,7 @@ def _structure_of_arrow(rng: Any, path: Path) -> None:
 
 def _arrow(name: str, kind: str) -> Reader:
     def make(folder: Path) -> None:
-        from pack_data.bad_records import Origin
+        from pack_data.cli.bad_records import Origin
         from pack_data.formats import parquet
         from pack_data.formats.records import Record
 

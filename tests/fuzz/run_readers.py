@@ -24,7 +24,7 @@ from ipu_packed_bert.tasks.settings import FinetuneConfig
 from ipu_packed_bert.tasks.settings import load_config as load_finetune_config
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from ipu_packed_bert.tensor_files import READS_TORCH_FILES
-from pack_data.decoding import said_of
+from pack_data.reading.fields import said_of
 from pack_data.text.wordpiece import load_vocabulary
 from tests import fine_tuning_files, tiny_runs
 from tests.fuzz.cases import Found, Reader, Target, typed
@@ -403,7 +403,7 @@ def _make_adjust(folder: Path) -> None:
 
 
 def _adjusted(folder: Path) -> Found:
-    from pack_data.store import read_manifest
+    from pack_data.store.data_set import read_manifest
 
     config, manifest = load_config(folder / "unpacked.yml"), read_manifest(folder / "data")
     found = adjust.adjust(config, manifest, str(folder / "data"))

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="readers of runs need torch")
 
-from pack_data.command import Problems
+from pack_data.cli.command import Problems
 from tests.fuzz.cases import (
     FAILURES,
     REFUSED,
@@ -148,7 +148,7 @@ def test_a_case_is_made_again_from_reader_seed_and_number(tmp_path):
 
 
 def test_a_field_of_another_type_is_noticed():
-    from pack_data.store import StoredFile
+    from pack_data.store.data_set import StoredFile
     from tests.fuzz.cases import Mistyped
 
     typed(StoredFile("a", 1, "b"))

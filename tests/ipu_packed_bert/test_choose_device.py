@@ -12,7 +12,7 @@ from ipu_packed_bert.config import load_config
 from ipu_packed_bert.engine import choose_engine
 from ipu_packed_bert.engine.host.estimate import duration, product_rate, whole_lines
 from ipu_packed_bert.plan import host_needs, plan
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.fakes.cuda import pretend
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

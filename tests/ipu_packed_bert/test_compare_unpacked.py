@@ -11,8 +11,8 @@ from ipu_packed_bert.config import config_from_tree
 from ipu_packed_bert.engine.base import Engine, Gradients, StepResult
 from ipu_packed_bert.loader import SameSequences
 from ipu_packed_bert.optim import build_optimizer
-from pack_data.command import progress_bar
-from pack_data.store import PackStore
+from pack_data.cli.command import progress_bar
+from pack_data.store.data_set import PackStore
 from tests.pretraining import global_batches, host_engine
 from tests.tiny_runs import tiny_data, tiny_settings
 from tests.tolerances import relative_tolerance

@@ -19,7 +19,7 @@ from ipu_packed_bert.plan import host_needs, memory_words, plan
 from ipu_packed_bert.report.ipu_bundle import way_out
 from ipu_packed_bert.settings import load_yaml
 from ipu_packed_bert.tasks import settings as finetuning
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 load_config = lru_cache(None)(pretraining.load_config)  # each file is read once, whatever is asked of it

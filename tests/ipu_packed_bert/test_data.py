@@ -14,8 +14,8 @@ from ipu_packed_bert.settings import DEFAULT, OVERRIDE
 from pack_data.build import main as build_main
 from pack_data.building import sides
 from pack_data.building.sides import held_out_folder
-from pack_data.command import run_main
-from pack_data.store import PackStore, read_manifest, write_manifest
+from pack_data.cli.command import run_main
+from pack_data.store.data_set import PackStore, read_manifest, write_manifest
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import DEPTH, PREDICTIONS, SLOTS, VOCABULARY, tiny_data
 

@@ -12,7 +12,7 @@ from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.finetune_plan import plan_fine_tuning
 from ipu_packed_bert.runs import prepare
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
 from tests.fine_tuning_files import KINDS, tiny_checkpoint, tiny_config, training_file

@@ -15,8 +15,8 @@ from ipu_packed_bert.checkpoint import (
 from ipu_packed_bert.commands import export, pretrain
 from ipu_packed_bert.identity import UNKNOWN, Identity, agree
 from ipu_packed_bert.start import find_start
-from pack_data.command import run_main
-from pack_data.store import read_manifest
+from pack_data.cli.command import run_main
+from pack_data.store.data_set import read_manifest
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
 from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.fine_tuning_files import tiny_table

@@ -22,8 +22,8 @@ from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.loader import GlobalBatches
 from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.packs import PackSchema
-from pack_data.store import PackStore
+from pack_data.store.data_set import PackStore
+from pack_data.store.packs import PackSchema
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
 from tests.ipu_runs import SLOTS, change, make_batch, make_config, schema, weights_of

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ipu_packed_bert.config import config_from_tree
 from ipu_packed_bert.loader import GlobalBatches, StoredPacks
 from pack_data.building.sides import held_out_folder
-from pack_data.packs import FIELDS
-from pack_data.store import PackStore
+from pack_data.store.data_set import PackStore
+from pack_data.store.packs import FIELDS
 from tests.packed_examples import with_scales
 from tests.pretraining import global_batches
 from tests.tiny_runs import tiny_data, tiny_settings

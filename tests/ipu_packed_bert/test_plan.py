@@ -31,7 +31,7 @@ from ipu_packed_bert.plan import (
 )
 from ipu_packed_bert.report import command as report
 from ipu_packed_bert.tasks.settings import load_config as load_finetune_config
-from pack_data.store import PackStore
+from pack_data.store.data_set import PackStore
 from tests.pretraining import global_batches, placed
 from tests.tiny_runs import tiny_config, tiny_data
 

@@ -17,8 +17,8 @@ from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.processes import Processes, joined, refuse_several
 from ipu_packed_bert.run_folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.command import run_main
-from pack_data.store import PackStore
+from pack_data.cli.command import run_main
+from pack_data.store.data_set import PackStore
 from tests.fakes.popdist import PopRun
 from tests.fakes.sdk import installed
 from tests.fine_tuning_files import tiny_checkpoint, training_file

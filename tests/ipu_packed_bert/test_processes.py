@@ -4,7 +4,7 @@ import pytest
 
 from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.processes import joined, refuse_launcher
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 
 TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 

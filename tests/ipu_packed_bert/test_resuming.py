@@ -15,7 +15,7 @@ from ipu_packed_bert.resuming import EXPERIMENT, HARMLESS, LENGTH, NEVER, check_
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, LOG, allowed_before, environment_of, read_log
 from ipu_packed_bert.settings import keys_of
 from ipu_packed_bert.tasks import settings as fine_tuning
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.tiny_runs import tiny_config, tiny_data, tiny_settings
 
 KEYS = sorted(

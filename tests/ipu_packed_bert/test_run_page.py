@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from ipu_packed_bert.run_page import is_run, sections_of_run
-from pack_data.page import Page
+from pack_data.display.page import Page
 from tests.pages import check_page
 
 RECORDS = [

@@ -14,7 +14,7 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
 from ipu_packed_bert.run_summary import RunSummary, summarise
 from ipu_packed_bert.runlog import Totals
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.tiny_runs import tiny_config, tiny_data
 
 BASELINE = {"most_frequent_token_accuracy": 0.05, "unigram_loss": 6.0, "most_frequent_next_sentence_accuracy": 0.5}

@@ -35,7 +35,7 @@ from ipu_packed_bert.runlog import (
     tag,
 )
 from ipu_packed_bert.tasks.task import Evaluation
-from pack_data.store import read_manifest
+from pack_data.store.data_set import read_manifest
 from tests.tiny_runs import tiny_data
 
 KEYS = [

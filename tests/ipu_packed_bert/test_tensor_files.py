@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ipu_packed_bert import tensor_files
 from ipu_packed_bert.commands import export
 from ipu_packed_bert.tensor_files import READS_TORCH_FILES, file_bytes, read_tensors, read_torch, tensor_bytes
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 NAMES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool float8_e4m3fn float8_e5m2"

@@ -17,8 +17,8 @@ from ipu_packed_bert.processes import ONE, Processes
 from ipu_packed_bert.runlog import EVALUATIONS, LOG, RunLog, read_log
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.train import Interruption, train
-from pack_data.command import NotFinite
-from pack_data.store import PackStore
+from pack_data.cli.command import NotFinite
+from pack_data.store.data_set import PackStore
 from tests.pretraining import count, global_batches, host_engine
 from tests.tiny_runs import SLOTS, held_out_of, tiny_data, tiny_settings
 

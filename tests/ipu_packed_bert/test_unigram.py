@@ -9,9 +9,9 @@ import pytest
 
 from ipu_packed_bert import unigram
 from ipu_packed_bert.unigram import unigram_baseline
-from pack_data.packs import PackSchema, assemble
 from pack_data.sequences import Example, Sequences
-from pack_data.store import StoreWriter
+from pack_data.store.data_set import StoreWriter
+from pack_data.store.packs import PackSchema, assemble
 
 SCHEMA = PackSchema.bert(8, 2, 6, vocabulary_size=10)
 

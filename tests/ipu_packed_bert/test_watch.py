@@ -23,8 +23,8 @@ from ipu_packed_bert.runlog import RunLog, skipped_updates
 from ipu_packed_bert.schema import check_on_ipus
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.train import train
-from pack_data.command import NotFinite, run_main
-from pack_data.store import PackStore
+from pack_data.cli.command import NotFinite, run_main
+from pack_data.store.data_set import PackStore
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import global_batches, host_engine
 from tests.tiny_runs import SLOTS, held_out_of, tiny_config, tiny_data, tiny_settings

@@ -6,11 +6,11 @@ import pytest
 from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
 from pack_data.building import inputs, stages
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.packing import Packing
-from pack_data.packs import disassemble
 from pack_data.sequences import digest
-from pack_data.store import PackStore
+from pack_data.store.data_set import PackStore
+from pack_data.store.packs import disassemble
 from pack_data.text.wordpiece import load_vocabulary
 from pack_data.verify import main as verify_main
 from pack_data.verify import verify

@@ -24,7 +24,7 @@ from pack_data.certificate import (
     proven_bound,
 )
 from pack_data.certificate.__main__ import main
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.optimal import pack
 from pack_data.packing import Packing

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pack_data import compare as command
-from pack_data.command import depth_text, parse_depth, run_main
+from pack_data.cli.command import depth_text, parse_depth, run_main
 from pack_data.compare import ALGORITHMS, Case, compare, gap_map, padding_map, plan, table, write_csv
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer

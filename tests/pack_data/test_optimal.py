@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pack_data import optimal
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing import Packing

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pack_data import benchmark, row_benchmark
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 
 
 def test_each_case_has_ours_and_the_peers(monkeypatch):

@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from pack_data.blocks import Blocks
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
-from pack_data.store import CHECKSUM, MANIFEST, PackStore, checksum
+from pack_data.store.blocks import Blocks
+from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, checksum
 from pack_data.verify import check_records, main, verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 

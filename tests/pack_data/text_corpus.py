@@ -6,7 +6,7 @@ from typing import Any, List, Sequence
 
 from pack_data.build import BuildOptions, build
 from pack_data.sequences import Example
-from pack_data.store import PackStore
+from pack_data.store.data_set import PackStore
 
 WORDS = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "

@@ -13,8 +13,8 @@ from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.schema import Configuration
 from ipu_packed_bert.settings import plain, shown
 from ipu_packed_bert.tasks.task import Task
-from pack_data.decoding import Fields, read_object
-from pack_data.files import write_atomically
+from pack_data.reading.fields import Fields, read_object
+from pack_data.reading.files import write_atomically
 
 FORMAT = 1
 # Settings of the program's sections that are not in it: of the host, of where it runs and where its parts lie, or

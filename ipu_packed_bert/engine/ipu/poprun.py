@@ -14,7 +14,7 @@ from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
 from ipu_packed_bert.processes import Ranks, is_lost_connection, of_poprun
 from ipu_packed_bert.schema import Configuration
-from pack_data.command import NotFinite
+from pack_data.cli.command import NotFinite
 
 _begun: List[Any] = []  # popdist, once it is ready
 

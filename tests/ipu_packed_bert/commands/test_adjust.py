@@ -7,8 +7,8 @@ import yaml
 
 from ipu_packed_bert.commands import adjust
 from ipu_packed_bert.config import load_config
-from pack_data.command import run_main
-from pack_data.store import PackStore
+from pack_data.cli.command import run_main
+from pack_data.store.data_set import PackStore
 from tests.tiny_runs import tiny_data, tiny_settings
 
 

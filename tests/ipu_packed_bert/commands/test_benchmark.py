@@ -16,7 +16,7 @@ from ipu_packed_bert.engine.host import VARLEN_FROM
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
 from ipu_packed_bert.schema import ModelConfig
 from ipu_packed_bert.throughput import Measurement, draw_work, table
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from tests.tolerances import assert_same

@@ -19,7 +19,7 @@ from ipu_packed_bert.hugging_face import load_into, read_folder, write_folder
 from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.tensor_files import file_bytes
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.text.tokenizer_file import TokenizerFile
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
 from tests.fine_tuning_files import tiny_config, tiny_table

@@ -24,7 +24,7 @@ from ipu_packed_bert.tasks.examples import ExamplePacks, pack_inputs
 from ipu_packed_bert.tasks.scores import score_answers
 from ipu_packed_bert.tasks.settings import load_config
 from ipu_packed_bert.tensor_files import READS_TORCH_FILES
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.fine_tuning_files import (
     KINDS,
     VOCABULARY,

@@ -31,7 +31,7 @@ from ipu_packed_bert.layouts import (
 )
 from ipu_packed_bert.schema import EngineConfig
 from ipu_packed_bert.throughput import draw_work
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ipu_packed_bert import __main__ as packed_bert
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.pages import Browser, check_page
 from tests.tiny_runs import tiny_data
 

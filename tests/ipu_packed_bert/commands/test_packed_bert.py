@@ -13,7 +13,7 @@ import pytest
 from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.configurations import FOLDER, config_file
 from pack_data.__main__ import COMMANDS as PACKING
-from pack_data.command import run_main, typed
+from pack_data.cli.command import run_main, typed
 from pack_data.packers import PACKERS
 from tests.tiny_runs import tiny_config, tiny_data
 
@@ -84,7 +84,7 @@ each(sys.argv[1], sys.argv[2:])
 
 def test_no_module_that_is_run_is_silent(tmp_path):
     """Of those that have a main or take options: one says its mistakes, or which command to type, with status 2."""
-    names, commands = ["pack_data.look"], 0
+    names, commands = ["pack_data.page_sections"], 0
     for path in (path for package in ("pack_data", "ipu_packed_bert") for path in (ROOT / package).rglob("*.py")):
         source = path.read_text()
         if path.stem == "__init__" or not re.search(r"^def main\(|ArgumentParser\(", source, re.M):
@@ -102,7 +102,7 @@ def test_no_module_that_is_run_is_silent(tmp_path):
     said = {name: (tmp_path / f"{name}.err").read_text() for name in names}
     for name in names:
         assert said[name].startswith(f"error: {name} is no command; ") and said[name].count("\n") == 1, said[name]
-    for name, command in [*packed_bert.COMMANDS.items(), ("look", packed_bert.Command("pack_data.look", ""))]:
+    for name, command in [*packed_bert.COMMANDS.items(), ("look", packed_bert.Command("pack_data.page_sections", ""))]:
         if command.module in names:
             assert said[command.module].endswith(f"; type python -m ipu_packed_bert {name}\n")
 

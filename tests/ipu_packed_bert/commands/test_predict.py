@@ -16,7 +16,7 @@ from ipu_packed_bert.commands.export import import_folder
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.tasks.examples import Asked
 from ipu_packed_bert.tasks.files import Source
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
 from tests.fine_tuning_files import KINDS, SLOTS, WORDS, tiny_checkpoint, tiny_config, tiny_fine_tuned, training_file

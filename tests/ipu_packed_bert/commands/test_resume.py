@@ -20,9 +20,9 @@ from ipu_packed_bert.optim import learning_rate
 from ipu_packed_bert.processes import Processes
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG
 from ipu_packed_bert.runlog import EVALUATIONS, LOG, read_log
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.packers import PACKERS
-from pack_data.store import PackStore, StoreWriter
+from pack_data.store.data_set import PackStore, StoreWriter
 from tests.pretraining import global_batches, host_engine
 from tests.tiny_runs import PREDICTIONS, VOCABULARY, tiny_config, tiny_data
 

@@ -23,8 +23,8 @@ from ipu_packed_bert.checkpoint import newest_checkpoint
 from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.processes import joined
 from ipu_packed_bert.run_folder import CHECKPOINTS, LOG, read_log
-from pack_data.command import NotFinite, run_main
-from pack_data.store import PackStore, StoreWriter
+from pack_data.cli.command import NotFinite, run_main
+from pack_data.store.data_set import PackStore, StoreWriter
 from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.fine_tuning_files import tiny_table
 from tests.kill_ranks import differences, disturbed

@@ -102,7 +102,7 @@ def test_arrays_of_draws_say_what_each_draw_says(pipeline):
 def test_the_picture_leaves_out_only_what_it_says(pipeline, accumulation):
     table = report.table("x", pipeline, accumulation, CALIBRATION)
     found = schedule(pipeline, accumulation, CALIBRATION.parameters)
-    (picture,) = table.drawn
+    (picture,) = table.pictures
     left_out = [skip for skip in picture.x.skips if "more pipeline cycles" in skip.about]
     assert len(left_out) == (accumulation == 1000)
     for ipu in range(found.ipus):
@@ -133,4 +133,4 @@ def test_measured_cycles_stand_in_the_ipus_rows(pipeline):
     assert [(row["ipu"], row["what"]) for row in beside] == [(f"IPU {each.ipu}", report.WORKS) for each in cycles]
     assert [row["difference"] for row in beside] == pytest.approx([10.0] * len(cycles))
     assert all(np.isclose(row["measured"], each.cycles) for row, each in zip(beside, cycles))
-    assert sum("measured" in name for name in table.drawn[0].rows) == len(cycles)
+    assert sum("measured" in name for name in table.pictures[0].rows) == len(cycles)

@@ -9,7 +9,7 @@ from tests.padding_free_models import transformers  # noqa: F401, without it the
 
 from ipu_packed_bert.padding_free import benchmark  # isort: skip
 from pack_data.batching.plans import BatchOptions
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 
 
 @pytest.fixture(autouse=True)

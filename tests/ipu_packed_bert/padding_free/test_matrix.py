@@ -6,7 +6,7 @@ import pytest
 
 from ipu_packed_bert.padding_free import choice, matrix
 from ipu_packed_bert.padding_free.families import FAMILIES
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.padding_free_models import transformers
 
 RIGHT = ["Mistral, window", "Llama 4, chunks", "GPT-2", "DeepSeek-V3", "gpt-oss, window and sinks"]

@@ -9,7 +9,7 @@ import yaml
 
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.report import calibrate, command, ipu_bundle, measured, pictures, popvision
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.lengths.factors import PAPER_FACTORS
 from tests.fakes import pva
 from tests.ipu_packed_bert.report.test_search import SMALL

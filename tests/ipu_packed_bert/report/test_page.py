@@ -12,9 +12,9 @@ from ipu_packed_bert.cycles.layout import stacked
 from ipu_packed_bert.report import command, operators
 from ipu_packed_bert.report.page import page_of
 from ipu_packed_bert.report.pictures import pictures
-from pack_data.command import run_main
-from pack_data.picture import Bars
-from pack_data.table import COUNTED, MODEL, Column, Part, Table
+from pack_data.cli.command import run_main
+from pack_data.display.picture import Bars
+from pack_data.display.table import COUNTED, MODEL, Column, Part, Table
 from tests.pages import Browser, check_page
 
 SMALL = (
@@ -46,7 +46,7 @@ def test_the_page_holds_the_tables_as_json_has_them(cycle_cache, monkeypatch, ca
     assert run_main(command.main, [*options, "--html", str(tmp_path / "page.html")]) == 0
     printed = json.loads(capsys.readouterr().out)["tables"]
     page = check_page((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert len(printed) == len(page.tables) == 10 and len(page.pictures) == 9
+    assert len(printed) == len(page.tables) == 7 and len(page.pictures) == 6
     for (name, rows), table in zip(page.tables.items(), printed):
         assert name.startswith(table["name"]) and len(rows) == len(table["rows"]) > 0
         for row, other in zip(rows, table["rows"]):

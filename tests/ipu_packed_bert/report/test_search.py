@@ -14,9 +14,9 @@ from ipu_packed_bert.configurations import FOLDER
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.plan import FULLEST_PUBLISHED, plan
 from ipu_packed_bert.report import command, search
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
+from pack_data.display.table import WIDTH
 from pack_data.lengths.factors import PackingFactor
-from pack_data.table import WIDTH
 
 FACTORS = {2: 1.6, 3: 1.996, 4: 2.001, 6: 2.001, 8: 2.001}
 

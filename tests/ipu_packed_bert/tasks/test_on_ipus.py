@@ -21,7 +21,7 @@ from ipu_packed_bert.optim import build_optimizer
 from ipu_packed_bert.runlog import read_log
 from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.settings import load_config
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
 from tests.fine_tuning_files import KINDS, tiny_checkpoint, tiny_config, training_file

@@ -10,7 +10,7 @@ import pytest
 from pack_data.batching.pieces import PieceNumbers, PieceView
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import BatchSampler, IndexBatchSampler
-from pack_data.longer import Span
+from pack_data.lengths.overlong import Span
 from tests.batching_ways import MSL, drawn, every_way
 
 

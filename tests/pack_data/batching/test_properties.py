@@ -10,7 +10,7 @@ import pytest
 from pack_data.batching.__main__ import main
 from pack_data.batching.plans import WAYS, BatchOptions, get_way
 from pack_data.batching.properties import Properties, _sorted, report
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from tests.batching_ways import MSL, drawn, every_way
 
 # kernel, positions, isolated, unbroken, unsorted: by the definition of each way in sections 3 and 4.3 of the paper.

@@ -9,13 +9,13 @@ from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
 from pack_data.building import inputs, stages
 from pack_data.building.existing_data_set import split_overfull
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
-from pack_data.packs import disassemble
 from pack_data.proof import prove
 from pack_data.sequences import digest
-from pack_data.store import PackStore
+from pack_data.store.data_set import PackStore
+from pack_data.store.packs import disassemble
 from pack_data.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 

@@ -16,7 +16,7 @@ from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import examples_name, places_names
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
-from pack_data.packs import SLOT, PackSchema, StoredColumn
+from pack_data.store.packs import SLOT, PackSchema, StoredColumn
 from pack_data.verify import verify
 
 

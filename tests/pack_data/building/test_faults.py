@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pack_data import files
 from pack_data.building import inputs, stages, tasks
-from pack_data.building.switch import COMMIT, complete
-from pack_data.store import PackStore
+from pack_data.building.atomic_replace import COMMIT, complete
+from pack_data.reading import files
+from pack_data.store.data_set import PackStore
 from pack_data.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from pack_data.build import main as build_main
 from pack_data.building import inputs, sides, stages
+from pack_data.building.atomic_replace import COMMIT
 from pack_data.building.sides import held_out_folder
-from pack_data.building.switch import COMMIT
-from pack_data.command import run_main
-from pack_data.packs import disassemble
-from pack_data.store import PackStore, read_manifest
+from pack_data.cli.command import run_main
+from pack_data.store.data_set import PackStore, read_manifest
+from pack_data.store.packs import disassemble
 from pack_data.text.corpus import Document, documents, file_documents
 from pack_data.text.wordpiece import load_vocabulary
 from pack_data.verify import verify

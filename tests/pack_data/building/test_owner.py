@@ -10,9 +10,9 @@ import pytest
 from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
 from pack_data.building import inputs, stages
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 from pack_data.packing import Packing
-from pack_data.store import StoreWriter, read_manifest
+from pack_data.store.data_set import StoreWriter, read_manifest
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 
@@ -235,7 +235,7 @@ def test_without_the_calls_of_posix_everything_imports_and_a_build_says_so(corpu
         "for module in pkgutil.walk_packages(pack_data.__path__, 'pack_data.'):\n"
         "    if not module.name.endswith('__main__'):\n"
         "        __import__(module.name)\n"
-        "from pack_data.command import run_main\n"
+        "from pack_data.cli.command import run_main\n"
         "from pack_data.build import main\n"
         "raise SystemExit(run_main(main, sys.argv[1:]))\n"
     )

@@ -43,7 +43,7 @@ import signal, sys, time
 from pathlib import Path
 
 from pack_data.build import main
-from pack_data.command import run_main
+from pack_data.cli.command import run_main
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it, and what they start

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pack_data.formats import mlperf_tfrecord
 from pack_data.formats.records import RecordError, RowWidths, checked_pack, pack_from_examples
 from pack_data.formats.whole_blocks import consecutive_packs, together, unpacked_examples
-from pack_data.packs import FIELDS
+from pack_data.store.packs import FIELDS
 from tests.format_samples import mlperf_row, random_examples
 
 S, P, D = 24, 4, 3

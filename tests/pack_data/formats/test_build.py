@@ -10,13 +10,13 @@ pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
 import pyarrow.parquet as pq
 
 from pack_data import BuildOptions, build
-from pack_data.bad_records import Origin
 from pack_data.build import main as build_main
-from pack_data.command import run_main
+from pack_data.cli.bad_records import Origin
+from pack_data.cli.command import run_main
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import Record, RowWidths, pack_from_examples
-from pack_data.store import PackStore
+from pack_data.store.data_set import PackStore
 from pack_data.verify import verify
 from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example
 

@@ -13,7 +13,7 @@ h5py = pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
 from pack_data.formats import hdf5
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import RowWidths, pack_from_examples
-from pack_data.packs import FIELDS
+from pack_data.store.packs import FIELDS
 from tests.format_samples import example, mlperf_row, random_examples
 
 S, P, D = 24, 4, 3

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
 pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
 
-from pack_data.bad_records import BadRecords, Origin
+from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord, tfrecord
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import Record, RowWidths, pack_from_examples
-from pack_data.packs import FIELDS
+from pack_data.store.packs import FIELDS
 from tests.format_samples import example, feature_kinds, frame, mlperf_row, random_examples, tf_example, unframe
 
 S, P, D = 24, 4, 3

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from pack_data.command import ArgumentParser
+from pack_data.cli.command import ArgumentParser
 from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.lengths.counting import count
 from pack_data.lengths.options import add_histogram_arguments, histogram_from, named_histogram

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pack_data import LengthHistogram, optimal
 from pack_data.stream import PackStream
 from pack_data.stream.__main__ import in_random_order, main
-from pack_data.stream.others import open_rows, windows
+from pack_data.stream.baselines import open_rows, windows
 from pack_data.stream.prices import on_grid, prices, scarce_seats, solve
 
 

@@ -5,9 +5,9 @@ import tracemalloc
 
 import pytest
 
-from pack_data.bad_records import BadRecords
 from pack_data.build import main
-from pack_data.command import run_main
+from pack_data.cli.bad_records import BadRecords
+from pack_data.cli.command import run_main
 from pack_data.text import corpus
 from pack_data.text.corpus import Document, content_digest, documents, split_sentences
 from tests.pack_data.text_corpus import build_small

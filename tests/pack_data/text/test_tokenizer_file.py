@@ -7,7 +7,7 @@ import pytest
 
 from pack_data.build import BuildOptions, build
 from pack_data.building import inputs, stages
-from pack_data.store import PackStore
+from pack_data.store.data_set import PackStore
 from pack_data.text.tokenizer_file import TOKENIZER, TokenizerFile, load_either, load_tokenizer
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
 from pack_data.verify import verify

@@ -1,0 +1,1 @@
+"""What every command has: options, progress, errors, memory and cores."""

@@ -1,0 +1,658 @@
+"""Pictures: values that say what is drawn, and their drawing by matplotlib, which is imported only then.
+
+A picture is `Bars`, `Lines`, a `HeatMap` or `Tiles`. `write` makes a file of it, `drawings` the SVG of a page. Fonts
+are paths, and nothing depends on the date or the user's settings: the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from pack_data.reading.files import write_atomically
+from pack_data.reading.packages import load_package
+
+Values = Tuple[Optional[float], ...]  # None: there is no value
+
+
+# ---- what is drawn ---------------------------------------------------------------------------------------------------
+
+
+class Skip(NamedTuple):
+    """Numbers of an axis that are not drawn, but for a gap."""
+
+    start: float
+    end: float
+    about: str  # what is left out
+
+
+class Axis(NamedTuple):
+    """What an axis is of, with its unit.
+
+    log: base of a logarithmic axis, 0 for a linear one. least, most: where it begins and ends; None: as the values
+    need, with 0. The axis of bars begins at 0 or below. skips: what a linear axis of `Tiles` leaves out,
+    ascending.
+    """
+
+    label: str
+    log: int = 0
+    least: Optional[float] = None
+    most: Optional[float] = None
+    skips: Tuple[Skip, ...] = ()
+
+
+class Series(NamedTuple):
+    """One value for each category.
+
+    lower, upper: the interval of each value. hints: the words of each value under the pointer; none: its name and
+    number. padding: the values are of empty slots or idle time, drawn without a colour.
+    """
+
+    name: str
+    values: Values
+    lower: Values = ()
+    upper: Values = ()
+    hints: Tuple[str, ...] = ()
+    padding: bool = False
+
+
+class Bars(NamedTuple):
+    """Bars of one or more series, from 0: beside each other, or stacked.
+
+    across: the bars go to the right, each category on a line. edges: numbers that begin and end each bar, ascending,
+    for bars without gaps over an axis of numbers. ends: a text at the end of each bar of a stack or a single series.
+    levels: (name, place) of lines across bars with edges.
+    """
+
+    title: str
+    categories: Tuple[str, ...]
+    values: Axis
+    series: Tuple[Series, ...]
+    along: str = ""  # what the categories are
+    stacked: bool = False
+    across: bool = False
+    edges: Tuple[float, ...] = ()
+    ends: Tuple[str, ...] = ()
+    notes: Tuple[str, ...] = ()
+    levels: Tuple[Tuple[str, float], ...] = ()
+
+    def limits(self) -> Tuple[float, float]:
+        """The least and the largest value that the axis must hold, 0 among them."""
+        found = [0.0]
+        if self.stacked:
+            for stack in zip(*(series.values for series in self.series)):
+                found += [sum(value for value in stack if value and value * sign > 0) for sign in (1, -1)]
+        else:
+            for series in self.series:
+                found += [value for value in (*series.values, *series.lower, *series.upper) if value is not None]
+        return min(found), max(found) if self.values.most is None else self.values.most
+
+
+class Line(NamedTuple):
+    """points: marks alone, without a line between them. lower, upper: the ends of a band around the line."""
+
+    name: str
+    x: Tuple[float, ...]
+    y: Values
+    points: bool = False
+    hints: Tuple[str, ...] = ()
+    lower: Values = ()
+    upper: Values = ()
+
+
+class Lines(NamedTuple):
+    """levels: (name, y) of lines across the whole picture."""
+
+    title: str
+    x: Axis
+    y: Axis
+    lines: Tuple[Line, ...]
+    levels: Tuple[Tuple[str, float], ...] = ()
+    notes: Tuple[str, ...] = ()
+
+
+class HeatMap(NamedTuple):
+    """values: [rows][columns]; the larger a value, the darker its cell. form: format specification of the cells."""
+
+    title: str
+    rows: Tuple[str, ...]
+    columns: Tuple[str, ...]
+    values: Tuple[Values, ...]
+    form: str
+    along: str  # what the columns are
+    down: str  # what the rows are
+    notes: Tuple[str, ...] = ()
+
+    def shades(self) -> List[Values]:
+        """How dark each cell is, from 0 to 1: the square root shows small differences between small values."""
+        most = max([value for row in self.values for value in row if value is not None and value > 0], default=1.0)
+        return [tuple(None if each is None else (max(0.0, each) / most) ** 0.5 for each in row) for row in self.values]
+
+
+class Tile(NamedTuple):
+    """A rectangle from (left, top) to (right, bottom), of the series with this number."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    series: int
+    hint: str
+
+
+class Tiles(NamedTuple):
+    """Rectangles on two axes, y from the top down.
+
+    rows: names of the rows [0, 1), [1, 2), ... instead of numbers. padding: numbers of series drawn without a colour.
+    square: as high as wide.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    series: Tuple[str, ...]
+    tiles: Tuple[Tile, ...]
+    rows: Tuple[str, ...] = ()
+    padding: Tuple[int, ...] = ()
+    square: bool = False
+    notes: Tuple[str, ...] = ()
+
+
+Picture = Union[Bars, Lines, HeatMap, Tiles]
+
+
+# ---- files and drawings ----------------------------------------------------------------------------------------------
+
+# Neighbours differ in lightness by at least 12 of 100, so that a picture printed in grey can be read.
+FILLS = ("#1d4e89", "#f2a541", "#4f9d69", "#7b2d43", "#b8d8e8", "#c65f3f", "#e8dcc0", "#5c5c8a", "#c9a0dc")
+DASHES = ("-", "--", ":", "-.", (0, (7, 2)), (0, (3, 3)), (0, (1, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (9, 2, 2, 2)))
+_MARKERS = "osDv^P*Xp"
+WIDTH = 6.5  # inches: the text of a page of a paper
+_MARKS = 60  # a line of more points is drawn without marks; they still answer to the pointer
+_LONGEST = 48  # characters of a category's name
+_SETTINGS = {
+    "font.size": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#d5d9de",
+    "grid.linewidth": 0.5,
+    "hatch.linewidth": 0.4,
+    "legend.frameon": False,
+    "svg.hashsalt": "pack_data",
+    "svg.fonttype": "path",
+}
+_UNDATED = {
+    "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+    "pdf": {"CreationDate": None},
+    "png": {"Software": None},
+}
+_SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+
+
+def new_figure(width: float = 8.0, height: float = 4.5, *, rows: int = 1, columns: int = 1) -> Tuple[Any, List[Any]]:
+    """A figure of so many inches, drawn without a display, and its axes, row by row."""
+    figure = load_package("matplotlib.figure", "drawing").Figure(figsize=(width, height), layout="constrained")
+    every = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in every:
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    return figure, every
+
+
+def save(figure: Any, path: Union[str, Path], *, dots_per_inch: int = 150) -> None:
+    """Writes the figure, whole or not at all; the suffix of the name says how, .png where there is none."""
+    write_atomically(Path(path), _encoded(figure, Path(path).suffix[1:].lower() or "png", dots_per_inch))
+
+
+def _encoded(figure: Any, form: str, dots_per_inch: int = 150) -> bytes:
+    image = io.BytesIO()
+    figure.savefig(image, dpi=dots_per_inch, format=form, metadata=_UNDATED.get(form))
+    return image.getvalue()
+
+
+def write(pictures: Sequence[Picture], path: Union[str, Path]) -> None:
+    """Writes the pictures below each other as one file, whole or not at all: .png, .pdf or .svg."""
+    path = Path(path)
+    if path.suffix.lower() == ".svg":
+        write_atomically(path, ElementTree.tostring(_svg(pictures)) + b"\n")
+        return
+    with _settings():
+        save(_figure(pictures, []), path, dots_per_inch=200)
+
+
+def write_each(pictures: Sequence[Picture], path: Union[str, Path]) -> List[Path]:
+    """A file for each picture: `path` itself for a single one, else its name with that of the picture."""
+    path = Path(path)
+    paths = [path.with_name(f"{path.stem}_{name}{path.suffix}") for name in names_of(pictures)]
+    paths = [path] if len(pictures) == 1 else paths
+    for picture, each in zip(pictures, paths):
+        write([picture], each)
+    return paths
+
+
+def names_of(pictures: Sequence[Picture]) -> List[str]:
+    """The titles as parts of files' names, no two alike."""
+    found: List[str] = []
+    for picture in pictures:
+        name = re.sub("[^a-z0-9]+", "_", picture.title.lower()).strip("_")[:60]
+        number, free = len(found), name
+        while free in found:
+            number += 1
+            free = f"{name}_{number}"
+        found.append(free)
+    return found
+
+
+class Drawings(NamedTuple):
+    """The SVG elements of a page's pictures, and the one that holds what they share: letters, hatches, marks."""
+
+    shared: str
+    pictures: Tuple[str, ...]
+
+
+def drawings(pictures: Sequence[Picture]) -> Drawings:
+    shared: Dict[str, ElementTree.Element] = {}
+    found = []
+    for picture in pictures:
+        drawn = _svg([picture])
+        for definitions in list(drawn.iter(f"{{{_SVG}}}defs")):
+            for each in list(definitions):
+                definitions.remove(each)
+                if each.get("id"):  # what has one id is alike: it is a letter, or a hash of the element
+                    shared.setdefault(each.get("id", ""), each)
+        found.append(ElementTree.tostring(drawn, encoding="unicode"))
+    holder = ElementTree.Element(f"{{{_SVG}}}svg", {"width": "0", "height": "0", "class": "shared"})
+    ElementTree.SubElement(holder, f"{{{_SVG}}}defs").extend(shared.values())
+    return Drawings(ElementTree.tostring(holder, encoding="unicode"), tuple(found))
+
+
+def _settings() -> Any:
+    return load_package("matplotlib.style", "drawing").context(["default", _SETTINGS])
+
+
+def _svg(pictures: Sequence[Picture]) -> ElementTree.Element:
+    """The drawing with a <title> in each part that has a hint, and without names that nothing refers to."""
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _LINK)
+    hints: List[Sequence[str]] = []
+    with _settings():
+        root = ElementTree.fromstring(_encoded(_figure(pictures, hints), "svg"))
+    root.set("role", "img")
+    root.set("aria-label", "; ".join(picture.title for picture in pictures))
+    defined = {id(each) for definitions in root.iter(f"{{{_SVG}}}defs") for each in definitions.iter()}
+    used = " ".join(value for each in root.iter() for name, value in each.attrib.items() if "#" in value)
+    named = set(re.findall(r"#([\w.-]+)", used))
+    for group in list(root.iter()):
+        group.text, group.tail = ((words or "").strip() or None for words in (group.text, group.tail))
+        name = group.get("id", "")
+        if name.startswith("hints"):
+            shapes = [each for each in group.iter() if each.tag[-4:] in ("path", "}use") and id(each) not in defined]
+            for shape, words in zip(shapes, hints[int(name[5:])]):
+                ElementTree.SubElement(shape, f"{{{_SVG}}}title").text = words
+        if name and name not in named:
+            del group.attrib["id"]
+    return root
+
+
+def _figure(pictures: Sequence[Picture], hints: List[Sequence[str]]) -> Any:
+    """hints: filled with the words of each group that is drawn; its id is "hints" and its place in the list."""
+    from matplotlib.transforms import blended_transform_factory
+
+    heads = [0.08 + 0.15 * _legend_lines(picture)[1] for picture in pictures]
+    heights = [_height(picture) + head for picture, head in zip(pictures, heads)]
+    figure, every = new_figure(WIDTH, sum(heights), rows=len(pictures))
+    every[0].get_gridspec().set_height_ratios(heights)
+    for axes, picture, head in zip(every, pictures, heads):
+        handles = _DRAWERS[type(picture)](_Axes(axes, hints), picture)
+        # Title and legend begin at the figure's edge, not at that of the axes, which long names move to the right. The
+        # layout knows nothing of them: a title that cannot be seen keeps their place.
+        at_edge = blended_transform_factory(figure.transFigure, axes.transAxes)
+        axes.set_title("|", loc="center", pad=72 * head, alpha=0.0)
+        title = axes.annotate(
+            picture.title, (0.005, 1.0), (0, 72 * head), xycoords=at_edge, textcoords="offset points",
+            fontsize="x-large", fontweight="bold", annotation_clip=False,
+        )  # fmt: skip
+        title.set_in_layout(False)
+        columns, lines = _legend_lines(picture)
+        if lines:
+            axes.legend(
+                *zip(*handles), loc="lower left", bbox_to_anchor=(0.0, 1.0), bbox_transform=at_edge, ncols=columns,
+                borderpad=0.3, borderaxespad=0.0, handlelength=2.4, columnspacing=1.4, labelspacing=0.3,
+            ).set_in_layout(False)  # fmt: skip
+    return figure
+
+
+def _legend_lines(picture: Picture) -> Tuple[int, int]:
+    """Columns and lines of the legend; no line for a single name."""
+    names: Sequence[str] = ()
+    if isinstance(picture, Tiles):
+        names = picture.series
+    elif isinstance(picture, (Bars, Lines)):
+        drawn = picture.series if isinstance(picture, Bars) else picture.lines
+        names = [each.name for each in drawn] + [name for name, _ in picture.levels]
+    if len(names) < 2:
+        return 0, 0
+    widths = [len(name) + 7 for name in names]
+    columns = len(names) if sum(widths) <= 115 else max(1, 115 // max(widths))
+    return columns, -(-len(names) // columns)
+
+
+def _height(picture: Picture) -> float:
+    """Inches, without title and legend."""
+    if isinstance(picture, Bars) and picture.across:
+        thick = 0.2 if picture.stacked else 0.1 + 0.09 * len(picture.series)
+        return 0.8 + thick * len(picture.categories)
+    if isinstance(picture, HeatMap):
+        return 0.8 + 0.22 * len(picture.rows)
+    if isinstance(picture, Tiles):
+        return 4.4 if picture.square else 0.8 + 0.25 * len(picture.rows)
+    return 2.4
+
+
+# ---- how it is drawn -------------------------------------------------------------------------------------------------
+
+Handles = List[Tuple[Any, str]]  # of a legend
+_Corners = Tuple[float, float, float, float]  # left, right, bottom, top
+
+
+class _Axes(NamedTuple):
+    """matplotlib's axes, and the hints of what is drawn on them."""
+
+    axes: Any
+    hints: List[Sequence[str]]
+
+    def said(self, artist: Any, words: Sequence[str]) -> None:
+        artist.set_gid(f"hints{len(self.hints)}")
+        self.hints.append(words)
+
+    def boxes(self, corners: Sequence[_Corners], words: Sequence[str], **style: Any) -> None:
+        """Filled rectangles that say these words."""
+        from matplotlib.collections import PolyCollection
+
+        shapes = [[(a, c), (b, c), (b, d), (a, d)] for a, b, c, d in corners]
+        self.said(self.axes.add_collection(PolyCollection(shapes, **style), autolim=False), words)
+
+    def axis(self, which: str, axis: Axis, low: float, high: float, integers: bool = False) -> None:
+        """Name, scale, limits and numbers of the x or y axis."""
+        line = getattr(self.axes, f"{which}axis")
+        getattr(self.axes, f"set_{which}label")(axis.label)
+        if axis.log:
+            getattr(self.axes, f"set_{which}scale")("log", base=axis.log)
+        else:
+            line.set_major_locator(_ticks(integers))
+            getattr(self.axes, f"set_{which}lim")(low, high if high > low else low + 1.0)
+        line.set_major_formatter(lambda value, _: short(value))
+        self.axes.grid(True, axis=which)
+
+    def names(self, which: str, places: Sequence[float], names: Sequence[str]) -> None:
+        """Names instead of numbers; below the picture only as many as have room."""
+        room = 1 if which == "y" else max(1, -(-sum(len(name) + 2 for name in names) // 110))
+        getattr(self.axes, f"set_{which}ticks")(places[::room])
+        kept = [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in names[::room]]
+        getattr(self.axes, f"set_{which}ticklabels")(kept)
+        getattr(self.axes, f"{which}axis").set_tick_params(length=0)
+
+
+def _ticks(integers: bool = False) -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(6, integer=integers, steps=[1, 2, 5, 10])
+
+
+def short(value: float) -> str:
+    """`0.02`, `1,500`, `20 k`, `1.5 M`: a number of few characters."""
+    size = abs(value)
+    if size >= 10_000:
+        for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if size >= unit:
+                return f"{value / unit:.4g} {letter}"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
+
+
+def _fills(padding: Sequence[bool]) -> List[Dict[str, Any]]:
+    """What each series is filled with: those of padding with a hatch alone."""
+    found: List[Dict[str, Any]] = []
+    coloured = 0
+    for each in padding:
+        if each:
+            found.append({"facecolor": "white", "edgecolor": "#8b949e", "hatch": "/////", "linewidth": 0.3})
+        else:
+            found.append({"facecolor": FILLS[coloured % len(FILLS)], "edgecolor": "white", "linewidth": 0.3})
+            coloured += 1
+    return found
+
+
+def _patches(names: Sequence[str], fills: Sequence[Dict[str, Any]]) -> Handles:
+    from matplotlib.patches import Patch
+
+    return [(Patch(**fill), name) for name, fill in zip(names, fills)]
+
+
+def _bars(on: _Axes, bars: Bars) -> Handles:
+    places = list(zip(bars.edges, bars.edges[1:])) or [(n + 0.1, n + 0.9) for n in range(len(bars.categories))]
+    fills = _fills([series.padding for series in bars.series])
+    reached = [[0.0, 0.0] for _ in places]  # the ends of each stack, below and above 0
+    furthest = [0.0] * len(places)
+    for number, (series, fill) in enumerate(zip(bars.series, fills)):
+        corners, words = [], []
+        share = (0, 1) if bars.stacked else (number / len(bars.series), (number + 1) / len(bars.series))
+        for place, value in enumerate(series.values):
+            if value is None:
+                continue
+            left, right = places[place]
+            near, far = (left + (right - left) * part for part in share)
+            start = reached[place][value >= 0] if bars.stacked else 0.0
+            reached[place][value >= 0] = start + value
+            furthest[place] = max(furthest[place], start + value)
+            ends = (start, start + value)
+            corners.append((*ends, near, far) if bars.across else (near, far, *ends))
+            words.append(_hint(series, place, bars.categories[place], bars.values.label))
+        if len(bars.edges) > 80:  # lines between the bars would hide them
+            fill = {**fill, "linewidth": 0.0} if series.padding else {**fill, "edgecolor": fill["facecolor"]}
+        on.boxes(corners, words, **fill)
+        for place, low, high in zip(range(len(places)), series.lower, series.upper):
+            if low is not None and high is not None and high > low:
+                left, right = places[place]
+                middle = left + (right - left) * sum(share) / 2
+                line = ([low, high], [middle] * 2) if bars.across else ([middle] * 2, [low, high])
+                on.axes.plot(*line, color="black", linewidth=0.9, marker="|" if bars.across else "_", markersize=4)
+    values, others = ("x", "y") if bars.across else ("y", "x")
+    low, high = bars.limits()
+    room = 1.0 if high == bars.values.most else 1.1 if bars.ends and not bars.across else 1.04
+    on.axis(values, bars.values, low * 1.04, high * room)
+    if bars.edges:
+        on.axis(others, Axis(bars.along), bars.edges[0], bars.edges[-1])
+    else:
+        middles = [(left + right) / 2 for left, right in places]
+        on.names(others, middles, bars.categories)
+        getattr(on.axes, f"set_{others}label")(bars.along)
+        getattr(on.axes, f"set_{others}lim")(0, max(1, len(places)))
+        if bars.across and bars.ends:
+            beside = on.axes.secondary_yaxis("right")
+            beside.set_yticks(middles)
+            beside.set_yticklabels(bars.ends)
+            beside.tick_params(length=0)
+            beside.spines["right"].set_visible(False)
+        else:
+            for middle, end, text in zip(middles, furthest, bars.ends):
+                on.axes.text(middle, end, text, ha="center", va="bottom")
+    if bars.across:
+        on.axes.invert_yaxis()
+    if low < 0:
+        (on.axes.axvline if bars.across else on.axes.axhline)(0.0, color="black", linewidth=0.6)
+    handles = _patches([series.name for series in bars.series], fills)
+    return handles + [(on.axes.axvline(x, **_level(n)), name) for n, (name, x) in enumerate(bars.levels)]
+
+
+def _hint(series: Series, place: int, category: str, unit: str) -> str:
+    if series.hints:
+        return series.hints[place]
+    interval = ""
+    if series.lower and series.lower[place] is not None and series.upper[place] is not None:
+        interval = f" ({series.lower[place]:,.6g} to {series.upper[place]:,.6g})"
+    return f"{category}, {series.name}: {series.values[place]:,.6g}{interval}; {unit}"
+
+
+def _level(number: int) -> Dict[str, Any]:
+    return {"color": "#c65f3f", "linestyle": ("--", ":", "-.")[number % 3], "linewidth": 1.0}
+
+
+def thinned(x: Sequence[float], y: Sequence[Any], most: int = 400) -> List[int]:
+    """Places of at most about `most` points that look like all of them: of each range the lowest and the highest."""
+    count = len(x)
+    if count <= most:
+        return list(range(count))
+    kept = {0, count - 1}
+    ranges = max(1, most // 2)
+    for number in range(ranges):
+        places = [
+            place for place in range(number * count // ranges, (number + 1) * count // ranges) if y[place] is not None
+        ]
+        if places:
+            kept |= {min(places, key=lambda place: y[place]), max(places, key=lambda place: y[place])}
+    return sorted(kept)
+
+
+def _lines(on: _Axes, lines: Lines) -> Handles:
+    handles: Handles = []
+    for number, line in enumerate(lines.lines):
+        kept = thinned(line.x, line.y)
+        few = line.points or len(line.x) <= _MARKS
+        style = {
+            "color": FILLS[number % len(FILLS)],
+            "linestyle": "none" if line.points else DASHES[number % len(DASHES)],
+            "marker": _MARKERS[number % len(_MARKERS)] if few else None,
+        }
+        values = [math.nan if line.y[place] is None else line.y[place] for place in kept]
+        (drawn,) = on.axes.plot(
+            [line.x[place] for place in kept], values, markersize=4, linewidth=1.2, clip_on=False, **style
+        )
+        handles.append((drawn, line.name))
+        if line.lower:
+            band = [[math.nan if ends[place] is None else ends[place] for place in kept] for ends in line[-2:]]
+            on.axes.fill_between(
+                [line.x[place] for place in kept], *band, color=style["color"], alpha=0.15, linewidth=0
+            )
+        marked = [place for place in kept if line.y[place] is not None]
+        # Over the marks circles that can be pointed at, and are hardly seen.
+        points = on.axes.scatter(
+            [line.x[place] for place in marked],
+            [line.y[place] for place in marked],
+            s=30,
+            alpha=0.004,
+            linewidth=0,
+            clip_on=False,
+        )
+        on.said(points, [_point(lines, line, place) for place in marked])
+    for number, (name, level) in enumerate(lines.levels):
+        handles.append((on.axes.axhline(level, **_level(number)), name))
+    xs = [x for line in lines.lines for x in line.x]
+    ys = [y for line in lines.lines for y in (*line.y, *line.lower, *line.upper) if y is not None]
+    ys += [level for _, level in lines.levels]
+    on.axis("x", lines.x, *_ends(lines.x, xs), all(float(x).is_integer() for x in xs))
+    low, high = _ends(lines.y, ys)
+    on.axis("y", lines.y, low, high if lines.y.most is not None else high + 0.04 * (high - low))
+    return handles
+
+
+def _ends(axis: Axis, values: Sequence[float]) -> Tuple[float, float]:
+    found = [value for value in values if math.isfinite(value)]
+    low = axis.least if axis.least is not None else min([0.0, *found])
+    return low, axis.most if axis.most is not None else max([0.0, *found])
+
+
+def _point(lines: Lines, line: Line, place: int) -> str:
+    if line.hints:
+        return line.hints[place]
+    return f"{line.name}: {line.y[place]:,.6g} at {line.x[place]:,.6g} ({lines.y.label}; {lines.x.label})"
+
+
+def _heat_map(on: _Axes, heat: HeatMap) -> Handles:
+    corners, words, colours = [], [], []
+    blue = [int(FILLS[0][at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    for down, (name, row, shades) in enumerate(zip(heat.rows, heat.values, heat.shades())):
+        for along, (value, shade) in enumerate(zip(row, shades)):
+            if value is None or shade is None:
+                continue
+            share = 0.04 + 0.96 * shade
+            corners.append((float(along), along + 1.0, float(down), down + 1.0))
+            words.append(f"{name}, {heat.columns[along]}: {format(value, heat.form)}")
+            colours.append(tuple(1.0 - share * (1.0 - part) for part in blue))
+            colour = "white" if share > 0.5 else "black"
+            on.axes.text(along + 0.5, down + 0.5, format(value, heat.form), ha="center", va="center", color=colour)
+    on.boxes(corners, words, facecolor=colours, edgecolor="white", linewidth=0.8)
+    for which, names, label in (("x", heat.columns, heat.along), ("y", heat.rows, heat.down)):
+        on.names(which, [number + 0.5 for number in range(len(names))], names)
+        getattr(on.axes, f"set_{which}label")(label)
+        getattr(on.axes, f"set_{which}lim")(0, max(1, len(names)))
+    on.axes.invert_yaxis()
+    return []
+
+
+_GAP = 0.03  # of what is drawn, for each skip
+
+
+def _without(skips: Sequence[Skip], least: float, most: float) -> Callable[[float], float]:
+    """Where a number stands on an axis from least to most on which each skip is a gap."""
+    drawn = most - least - sum(skip.end - skip.start for skip in skips)
+
+    def place(value: float) -> float:
+        for skip in reversed(skips):
+            inside = min(max((value - skip.start) / (skip.end - skip.start), 0.0), 1.0)
+            value += inside * (_GAP * drawn - (skip.end - skip.start))
+        return value
+
+    return place
+
+
+def _tiles(on: _Axes, tiles: Tiles) -> Handles:
+    most = tiles.x.most if tiles.x.most is not None else max((tile.right for tile in tiles.tiles), default=1.0)
+    place = _without(tiles.x.skips, 0.0, most)
+    fills = _fills([number in tiles.padding for number in range(len(tiles.series))])
+    for number, fill in enumerate(fills):
+        own = [tile for tile in tiles.tiles if tile.series == number]
+        on.boxes(
+            [(place(tile.left), place(tile.right), tile.top, tile.bottom) for tile in own],
+            [tile.hint for tile in own],
+            **fill,
+        )
+    on.axis("x", tiles.x, 0.0, place(most))
+    if tiles.x.skips:
+        edges = [0.0, *(edge for skip in tiles.x.skips for edge in skip[:2]), most]
+        located = _ticks().tick_values(0.0, place(most))
+        step = located[1] - located[0]
+        marks = [
+            number * step
+            for first, last in zip(edges[::2], edges[1::2])
+            for number in range(math.ceil(first / step - 1e-9), math.floor(last / step + 1e-9) + 1)
+        ]
+        on.axes.set_xticks([place(mark) for mark in marks])
+        on.axes.set_xticklabels([short(mark) for mark in marks])
+        for skip in tiles.x.skips:
+            line = on.axes.vlines([place(skip.start), place(skip.end)], 0, 1, transform=on.axes.get_xaxis_transform(),
+                                  color="#59636e", linestyle="--", linewidth=0.7)  # fmt: skip
+            on.said(line, [skip.about] * 2)
+    if tiles.rows:
+        on.names("y", [number + 0.5 for number in range(len(tiles.rows))], tiles.rows)
+        on.axes.set_ylim(0, len(tiles.rows))
+        on.axes.set_ylabel(tiles.y.label)
+    else:
+        lowest = max((tile.bottom for tile in tiles.tiles), default=1.0)
+        on.axis("y", tiles.y, 0.0, tiles.y.most if tiles.y.most is not None else lowest)
+    if tiles.square:
+        on.axes.set_aspect("equal")
+    on.axes.invert_yaxis()
+    return _patches(tiles.series, fills)
+
+
+_DRAWERS: Dict[type, Callable[[_Axes, Any], Handles]] = {
+    Bars: _bars,
+    Lines: _lines,
+    HeatMap: _heat_map,
+    Tiles: _tiles,
+}

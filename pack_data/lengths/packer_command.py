@@ -1,0 +1,54 @@
+"""The command line of the packers: `python -m pack_data.PACKER`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any, Callable, Dict, Optional, Sequence
+
+from pack_data.cli.command import ArgumentParser, check_output, depth_text, parse_depth
+from pack_data.lengths.options import add_histogram_arguments, histogram_from
+
+
+def run_packer(
+    argv: Optional[Sequence[str]],
+    pack: Callable,
+    *,
+    name: str,
+    description: str,
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+    options: Callable[[argparse.Namespace], Dict[str, Any]] = lambda args: {},
+    default_depth: Optional[int] = 3,
+) -> int:
+    """The main of a packer's module: parse, pack, save the recipe, print the table or the JSON object.
+
+    add_options adds the packer's own options to the parser; options turns them into keywords of `pack`.
+    """
+    parser = ArgumentParser(prog=f"python -m pack_data.{name}", description=description)
+    add_histogram_arguments(parser)
+    parser.add_argument(
+        "--max-sequences-per-pack",
+        type=parse_depth,
+        default=default_depth,
+        metavar="D",
+        help=f"packing depth, a number or 'unlimited'; default {depth_text(default_depth)}",
+    )
+    add_options(parser)
+    parser.add_argument("--out", metavar="FILE", help="write the recipe (strategies and repeats) as JSON")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    args = parser.parse_args(argv)
+    if args.out:
+        check_output("--out", args.out, reads=[args.histogram])
+
+    histogram = histogram_from(args)
+    packing = pack(histogram, max_sequences_per_pack=args.max_sequences_per_pack, **options(args))
+    packing.check(histogram)
+    if args.out:
+        packing.save(args.out)
+    if args.json:
+        print(json.dumps(packing.to_json()))
+    else:
+        print(packing.table(histogram.name))
+        if args.out:
+            print(f"\nrecipe written to {args.out}")
+    return 0

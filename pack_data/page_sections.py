@@ -1,0 +1,552 @@
+"""What a histogram of lengths, a packing of it and a packed data set look like: the sections of a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from pack_data.cli.command import depth_text
+from pack_data.compare import ALGORITHMS, Case, compare, gap_map, padding_map
+from pack_data.display.page import Section
+from pack_data.display.picture import Axis, Bars, Line, Lines, Series, Tile, Tiles
+from pack_data.display.table import Cell, Column, Table
+from pack_data.histogram import LengthHistogram
+from pack_data.lengths.counting import picture, statistics
+from pack_data.measuring import Row
+from pack_data.packers import get_packer
+from pack_data.packing import Packing
+from pack_data.proof import prove, statement
+from pack_data.store.data_set import PackStore
+
+RECIPE = "recipe.json"  # of a data set
+DEPTHS: Tuple[Optional[int], ...] = (2, 3, 4, 8, None)
+# NNLSHP lists the strategies of packs this long in seconds; those of longer ones need far more time and memory.
+_LONGEST_NNLSHP = 1024
+_SHOWN = 20  # strategies in the picture
+_LISTED = 60  # strategies in the table
+_COLUMNS = 160  # of the picture of all packs
+_PLACES = 6  # sequences of a pack with a colour of their own
+
+
+class Drawn(NamedTuple):
+    """One pack. numbers: int [S], the sequence that each slot belongs to, from 1; 0 in padding."""
+
+    title: str
+    numbers: np.ndarray
+    rows: List[Dict[str, Any]]  # about each sequence, for the table
+    columns: Tuple[Column, ...]
+
+
+def packers_for(histogram: LengthHistogram) -> List[str]:
+    """The packers that are compared unless told otherwise."""
+    return [name for name in ALGORITHMS if name != "nnlshp" or histogram.max_sequence_length <= _LONGEST_NNLSHP]
+
+
+def histogram_of(store: PackStore) -> LengthHistogram:
+    """The lengths of a data set's sequences, for its packs."""
+    counts = np.array(store.manifest.histogram, np.int64)
+    histogram = LengthHistogram(counts, store.folder.resolve().name)
+    return histogram.with_max_sequence_length(store.schema.max_sequence_length)
+
+
+def _facts_table(name: str, title: str, facts: Mapping[str, Any], rows: Sequence[Tuple[str, str, str, str]]) -> Table:
+    """rows: key of the fact, its words, format of its value, note."""
+    return Table(
+        name,
+        title,
+        (Column("what", "what"), Column("value", "value"), Column("about", "note")),
+        [
+            {"what": Cell(key, words), "value": Cell(facts[key], format(facts[key], form)), "about": about}
+            for key, words, form, about in rows
+        ],
+    )
+
+
+# ---- lengths ---------------------------------------------------------------------------------------------------------
+
+
+def lengths_section(histogram: LengthHistogram) -> Section:
+    S = histogram.max_sequence_length
+    facts = statistics(histogram)
+    rows = [
+        ("sequences", "sequences", ",", ""),
+        ("tokens", "tokens", ",", ""),
+        ("max_sequence_length", "slots of a row", ",", "the longest sequence that is allowed"),
+        ("shortest", "shortest", ",", "tokens"),
+        ("median_length", "median", ",", "tokens"),
+        ("mean_length", "mean", ",.1f", "tokens"),
+        ("longest", "longest", ",", "tokens"),
+        ("padding_share", "padding", ".2%", "of all slots, where each sequence has a row of its own"),
+        ("theoretical_speedup", "speed-up", ".3f", "at most, by packing without any padding"),
+    ]
+    table = _facts_table("lengths", f"Lengths of {histogram.name or 'these sequences'}", facts, rows)
+    places = np.arange(S + 1)
+    upto = np.cumsum(histogram.counts) / max(1, histogram.sequences)
+    tokens = np.cumsum(histogram.counts * places) / max(1, histogram.tokens)
+    kept = sorted({*range(0, S + 1, max(1, S // 128)), S})
+    shares = Lines(
+        "Share of the sequences, and of their tokens, up to each length",
+        Axis("tokens of a sequence"),
+        Axis("% of all", most=100.0),
+        tuple(
+            Line(name, tuple(float(place) for place in kept), tuple(100.0 * float(share[place]) for place in kept))
+            for name, share in (("sequences", upto), ("tokens", tokens))
+        ),
+    )
+    return Section("Lengths", (table, picture(histogram), shares))
+
+
+# ---- how packs are filled --------------------------------------------------------------------------------------------
+
+
+def _sequence_names(depth: int) -> List[str]:
+    ordinals = ["longest sequence", "second", "third", "fourth", "fifth", "sixth"]
+    names = ordinals[: min(depth, _PLACES)]
+    return names + ["all further ones"] if depth > _PLACES else names
+
+
+def _parts(strategy: Sequence[int], depth: int, slots: int) -> List[float]:
+    """Tokens of the first sequences, of all further ones together where there may be some, and the padding."""
+    parts = [float(length) for length in strategy[:_PLACES]]
+    parts += [0.0] * (min(depth, _PLACES) - len(parts))
+    if depth > _PLACES:
+        parts.append(float(sum(strategy[_PLACES:])))
+    return [*parts, float(slots - sum(strategy))]
+
+
+def _stack(columns: Sequence[Sequence[float]], hints: Sequence[str], depth: int) -> Tuple[Series, ...]:
+    names = _sequence_names(depth) + ["padding"]
+    return tuple(
+        Series(
+            name,
+            tuple(column[number] or None for column in columns),
+            hints=tuple(f"{words}; {name}: {column[number]:,.0f}" for words, column in zip(hints, columns)),
+            padding=name == "padding",
+        )
+        for number, name in enumerate(names)
+    )
+
+
+def _lengths_text(strategy: Sequence[int]) -> str:
+    """`256 + 128 + 2 x 64`."""
+    return " + ".join(
+        f"{length}" if count == 1 else f"{count} x {length}" for length, count in Counter(strategy).items()
+    )
+
+
+def filling_section(packing: Packing, made: str) -> Section:
+    """made: how the packing was made, in words.  ValueError where there is no pack."""
+    if not packing.packs:
+        raise ValueError("the packing holds no pack; there is nothing to look at")
+    S, depth, packs = packing.max_sequence_length, packing.largest_depth, packing.packs
+    most_used = sorted(range(len(packing.strategies)), key=lambda n: (-packing.repeats[n], n))
+    shown, listed = most_used[:_SHOWN], most_used[:_LISTED]
+    names = [_lengths_text(packing.strategies[n]) for n in shown]
+    top = Bars(
+        "The strategies that are used most, and how they fill a pack"
+        if len(shown) < len(packing.strategies)
+        else "The strategies, and how they fill a pack",
+        tuple(names),
+        Axis("slots", most=float(S)),
+        _stack(
+            [_parts(packing.strategies[n], depth, S) for n in shown],
+            [f"{name}: {packing.repeats[n]:,} packs" for n, name in zip(shown, names)],
+            depth,
+        ),
+        stacked=True,
+        across=True,
+        ends=tuple(f"{packing.repeats[n]:,} packs" for n in shown),
+    )
+    ends = np.cumsum(packing.repeats)
+    count = min(_COLUMNS, packs)
+    at = [int(np.searchsorted(ends, (2 * n + 1) * packs // (2 * count), side="right")) for n in range(count)]
+    every = Bars(
+        "All packs side by side, from the longest first sequence to the shortest",
+        tuple(_lengths_text(packing.strategies[n]) for n in at),
+        Axis("slots", most=float(S)),
+        _stack(
+            [_parts(packing.strategies[n], depth, S) for n in at],
+            [f"{_lengths_text(packing.strategies[n])}: {packing.repeats[n]:,} packs" for n in at],
+            depth,
+        ),
+        along="packs",
+        stacked=True,
+        edges=tuple(packs * n / count for n in range(count + 1)),
+        notes=(f"{count} packs at equal distances stand for all {packs:,}.",) if count < packs else (),
+    )
+    depths = packing.depths
+    by_depth = np.bincount(depths, weights=np.array(packing.repeats, float), minlength=depth + 1)[1:]
+    free = np.array([S - sum(strategy) for strategy in packing.strategies])
+    limits = [0, 1]
+    while limits[-1] <= int(free.max(initial=0)):
+        limits.append(2 * limits[-1])
+    ranges = list(zip(limits, limits[1:]))
+    repeats = np.array(packing.repeats, float)
+    by_room = [float(repeats[(free >= low) & (free < high)].sum()) for low, high in ranges]
+    table = Table(
+        "strategies",
+        f"Strategies, the {len(listed)} most used of {len(packing.strategies):,}"
+        if len(listed) < len(packing.strategies)
+        else "Strategies",
+        (
+            Column("strategy", "lengths of a pack"),
+            Column("sequences", "sequences"),
+            Column("packs", "packs"),
+            Column("share", "of all packs", form=".2%"),
+            Column("tokens", "tokens"),
+            Column("padding", "empty slots"),
+        ),
+        [
+            {
+                "strategy": Cell(list(packing.strategies[n]), names_of),
+                "sequences": len(packing.strategies[n]),
+                "packs": packing.repeats[n],
+                "share": packing.repeats[n] / packs,
+                "tokens": sum(packing.strategies[n]),
+                "padding": S - sum(packing.strategies[n]),
+            }
+            for n, names_of in ((n, _lengths_text(packing.strategies[n])) for n in listed)
+        ],
+    )
+    facts = packing.to_json()
+    rows = [
+        (
+            "packs",
+            "packs",
+            ",",
+            f"of {S} slots; different strategies: {len(packing.strategies):,}",
+        ),
+        ("packing_factor", "packing factor", ".3f", f"sequences in a pack; at most {packing.theoretical_speedup:.3f}"),
+        ("efficiency", "efficiency", ".3%", "of all slots hold a token"),
+        ("padding_tokens", "padding", ",", "empty slots"),
+        ("largest_depth", "deepest pack", ",", "sequences"),
+    ]
+    accounting = _facts_table("packing", f"The packing: {made}", facts, rows)
+    pictures = (
+        top,
+        every,
+        Bars(
+            "Packs by the number of their sequences",
+            tuple(str(number + 1) for number in range(len(by_depth))),
+            Axis("packs"),
+            (Series("packs", tuple(map(float, by_depth))),),
+            along="sequences in a pack",
+            ends=tuple(f"{value / packs:.1%}" for value in by_depth) if depth <= 12 else (),
+        ),
+        Bars(
+            "Packs by their empty slots",
+            tuple(f"{low}" if high == low + 1 else f"{low} to {high - 1}" for low, high in ranges),
+            Axis("packs"),
+            (Series("packs", tuple(by_room)),),
+            along="empty slots in a pack",
+            ends=tuple(f"{value / packs:.2%}" for value in by_room),
+        ),
+    )
+    return Section("How the packs are filled", (accounting, *pictures, table))
+
+
+# ---- waste by depth and packer ---------------------------------------------------------------------------------------
+
+
+def waste_section(histogram: LengthHistogram, rows: Sequence[Row]) -> Section:
+    """rows: `compare`'s."""
+    packers = [row for row in rows if row.algorithm not in ("none", "sort")]
+    depths = list(dict.fromkeys(row.max_sequences_per_pack for row in packers))
+    plain_rows = [row for row in rows if row.algorithm == "none"]
+    best = [
+        min((row for row in packers if row.max_sequences_per_pack == depth), key=lambda row: row.packs)
+        for depth in depths
+    ]
+    chosen = plain_rows + best
+    rows_of = Bars(
+        "Tokens and padding of the same sequences, by depth",
+        tuple(
+            "one a row" if row.algorithm == "none" else f"depth {depth_text(row.max_sequences_per_pack)}"
+            for row in chosen
+        ),
+        Axis("slots"),
+        (
+            Series("tokens", tuple(float(histogram.tokens) for _ in chosen)),
+            Series("padding", tuple(float(row.padding_tokens) for row in chosen), padding=True),
+        ),
+        stacked=True,
+        across=True,
+        ends=tuple(f"{1 - row.efficiency:.2%} padding" for row in chosen),
+        notes=("Each depth by the packer that needs the fewest packs there.",) if best else (),
+    )
+    table = Table(
+        "packers",
+        "Every packer at every depth",
+        (
+            Column("algorithm", "packer"),
+            Column("max_sequences_per_pack", "depth"),
+            Column("packs", "packs"),
+            Column("padding_tokens", "padding"),
+            Column("efficiency", "efficiency", form=".3%"),
+            Column("packing_factor", "factor", form=".3f"),
+            Column("speedup", "speed-up", form=".3f"),
+            Column("strategies", "strategies"),
+            Column("lower_bound", "proven least"),
+            Column("gap", "above it"),
+            Column("solve_seconds", "solved in s", form=",.3f"),
+        ),
+        [
+            {
+                **{key: getattr(row, key) for key in _ROW},
+                "algorithm": Cell(row.algorithm, row.algorithm.upper()),
+                "max_sequences_per_pack": Cell(row.max_sequences_per_pack, depth_text(row.max_sequences_per_pack)),
+            }
+            for row in rows
+        ],
+        ("Padding in slots; factor: sequences in a pack; speed-up: slots without packing over slots with it.",)
+        + (
+            ("SORT makes batches of similar length, each padded to its longest: no packing, and many engines.",)
+            if any(row.algorithm == "sort" for row in rows)
+            else ()
+        ),
+    )
+    return Section(
+        "Waste by depth and packer", (rows_of, padding_map(rows), gap_map(rows), table) if packers else (table,)
+    )
+
+
+_ROW = (
+    "packs",
+    "padding_tokens",
+    "efficiency",
+    "packing_factor",
+    "speedup",
+    "strategies",
+    "lower_bound",
+    "gap",
+    "solve_seconds",
+)
+
+
+# ---- the proof -------------------------------------------------------------------------------------------------------
+
+
+def proof_section(packing: Packing, made: str) -> Section:
+    """The certificate in words, and what it says each length is worth."""
+    title = "The proof"
+    if packing.certificate is None:
+        bound = (
+            ""
+            if packing.lower_bound is None
+            else f" Its maker states that no packing has fewer than {packing.lower_bound:,} packs."
+        )
+        words = f"{made} comes without a certificate; the optimal packer writes one.{bound}"
+        return Section(title, (words[0].upper() + words[1:],))
+    proof = prove(packing)
+    certificate = packing.certificate
+    said = statement(packing, proof)
+    how = (
+        "Every length has a price, in packs. No pack that obeys the limits is worth more than 1, so a packing needs at "
+        "least as many packs as all sequences are worth together. Whoever doubts it only has to check the prices."
+    )
+    rows = [
+        ("packs", "packs of this packing", packing.packs, f"{packing.packs:,}"),
+        ("lower_bound", "packs that any packing needs", proof.lower_bound, f"{proof.lower_bound:,}"),
+        ("gap", "difference", packing.packs - proof.lower_bound, f"{packing.packs - proof.lower_bound:,}"),
+        ("worth", "all sequences are worth, packs", float(proof.worth), f"{float(proof.worth):,.3f}"),
+        (
+            "best_pack_value",
+            "the most that a pack is worth",
+            proof.best_pack_value / certificate.denominator,
+            f"{proof.best_pack_value / certificate.denominator:.9g}",
+        ),
+        ("prices", "prices", len(certificate.prices), f"{len(certificate.prices):,}"),
+    ]
+    table = Table(
+        "proof",
+        "What the certificate proves",
+        (Column("what", "what"), Column("value", "value")),
+        [{"what": Cell(key, words), "value": Cell(value, text)} for key, words, value, text in rows],
+    )
+    lengths = tuple(float(length) for length in certificate.lengths)
+    prices = Lines(
+        "What a sequence of each length is worth",
+        Axis("tokens of a sequence", most=float(packing.max_sequence_length)),
+        Axis("packs"),
+        (
+            Line("price", lengths, tuple(price / certificate.denominator for price in certificate.prices)),
+            Line("its share of the slots", lengths, tuple(n / packing.max_sequence_length for n in lengths)),
+        ),
+        notes=(
+            "Where the price is flat, a longer sequence is worth no more: the depth is scarce there, not the slots.",
+        ),
+    )
+    return Section(title, (said[0].upper() + said[1:] + ".", how, table, prices))
+
+
+# ---- one pack --------------------------------------------------------------------------------------------------------
+
+
+def drawn_strategy(packing: Packing) -> Optional[Drawn]:
+    """The strategy used most among those of two sequences at least, else the one used most; None for no packs."""
+    if not packing.strategies:
+        return None
+    several = [n for n in range(len(packing.strategies)) if len(packing.strategies[n]) > 1]
+    chosen = max(several or range(len(packing.strategies)), key=lambda n: packing.repeats[n])
+    strategy = packing.strategies[chosen]
+    numbers = np.zeros(packing.max_sequence_length, np.int64)
+    numbers[: sum(strategy)] = np.repeat(np.arange(1, len(strategy) + 1), strategy)
+    title = f"The pack {_lengths_text(strategy)}, of which there are {packing.repeats[chosen]:,}"
+    return Drawn(title, numbers, *_sequences_of(numbers))
+
+
+def drawn_pack(store: PackStore, pack: int) -> Drawn:
+    """A pack of a data set as its batches have it."""
+    if not 0 <= pack < len(store):
+        raise ValueError(f"--pack {pack}: {store.folder} has packs 0 to {len(store) - 1}")
+    batch = {name: values[0] for name, values in store.batch(np.array([pack])).items()}
+    rows, columns = _sequences_of(batch["input_mask"])
+    if "masked_lm_weights" in batch:
+        for row in rows:
+            row["masked"] = int((batch["masked_lm_weights"] == row["sequence"]).sum())
+        columns += (Column("masked", "masked tokens"),)
+    if "segment_ids" in batch:
+        for row in rows:
+            own = batch["input_mask"] == row["sequence"]
+            row["second"] = int(batch["segment_ids"][own].sum())
+        columns += (Column("second", "tokens of its second segment"),)
+    return Drawn(f"Pack {pack:,} of {store.folder.resolve().name}", batch["input_mask"], rows, columns)
+
+
+def _sequences_of(numbers: np.ndarray) -> Tuple[List[Dict[str, Any]], Tuple[Column, ...]]:
+    rows = []
+    for number in range(1, int(numbers.max(initial=0)) + 1):
+        slots = np.flatnonzero(numbers == number)
+        if len(slots):
+            first, last = int(slots[0]), int(slots[-1])
+            rows.append({"sequence": number, "first": first, "last": last, "tokens": len(slots)})
+    titles = (("sequence", "sequence"), ("first", "first slot"), ("last", "last slot"), ("tokens", "tokens"))
+    return rows, tuple(Column(key, title) for key, title in titles)
+
+
+def _runs(numbers: np.ndarray) -> List[Tuple[int, int, int]]:
+    """(first slot, slot after the last, number) of each run of one number."""
+    starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
+    return [(start, end, int(numbers[start])) for start, end in zip(starts, [*starts[1:], len(numbers)]) if end > start]
+
+
+def pack_section(drawn: Drawn) -> Section:
+    S = len(drawn.numbers)
+    runs = _runs(drawn.numbers)
+    count = max((number for _, _, number in runs), default=0)
+    names = tuple(f"sequence {number}" for number in range(1, count + 1))
+    padded = any(number == 0 for _, _, number in runs)
+    names += ("padding",) if padded else ()
+    padding = (len(names) - 1,) if padded else ()
+
+    def colour(number: int) -> int:
+        return number - 1 if number else len(names) - 1
+
+    strip = Tiles(
+        "The slots of this pack",
+        Axis("slot", most=float(S)),
+        Axis(""),
+        names,
+        tuple(
+            Tile(start, end, 0.1, 0.9, colour(number), f"{names[colour(number)]}: slots {start} to {end - 1}")
+            for start, end, number in runs
+        ),
+        rows=("pack",),
+        padding=padding,
+    )
+    mask = Tiles(
+        "Its attention mask: which slot sees which",
+        Axis("slot that is seen (key)", most=float(S)),
+        Axis("slot that sees (query)", most=float(S)),
+        names,
+        tuple(
+            Tile(left, right, top, bottom, colour(number), _seen(names[colour(number)], (top, bottom), (left, right)))
+            for top, bottom, number in runs
+            for left, right, other in runs
+            if other == number
+        ),
+        padding=padding,
+        square=True,
+    )
+    within = sum(int((drawn.numbers == number).sum()) ** 2 for number in range(1, count + 1))
+    words = (
+        f"{drawn.title}: tokens see those of their own sequence only, whatever else shares the row. "
+        f"{within:,} of the {S * S:,} pairs of slots are within a sequence, {within / (S * S):.1%}. "
+        "Padding sees padding, so that no row of the softmax is empty."
+    )
+    table = Table("pack", "The sequences of this pack", drawn.columns, drawn.rows, ("Slots count from 0.",))
+    return Section("One pack and its attention mask", (words, strip, mask, table))
+
+
+def _seen(name: str, rows: Tuple[int, int], columns: Tuple[int, int]) -> str:
+    return f"{name}: slots {rows[0]} to {rows[1] - 1} see slots {columns[0]} to {columns[1] - 1}"
+
+
+# ---- together --------------------------------------------------------------------------------------------------------
+
+
+def packing_of(store: PackStore) -> Packing:
+    """The packing of a data set: its recipe with the proof where it has one, else what its packs hold."""
+    manifest = store.manifest
+    recipe = Path(store.folder) / RECIPE
+    if any(entry.file == RECIPE for entry in manifest.files) and recipe.is_file():
+        packing = Packing.load(recipe)
+        if packing.packs == manifest.packs and packing.sequences == manifest.sequences:
+            return packing
+    lengths = np.sort(store.lengths()["lengths"].astype(np.int64), axis=1)[:, ::-1]
+    found, counts = np.unique(lengths, axis=0, return_counts=True)
+    packs = (([int(n) for n in row if n], int(count)) for row, count in zip(found, counts))
+    depth = manifest.schema.max_sequences_per_pack
+    return Packing.of(manifest.algorithm, histogram_of(store), depth, packs, lower_bound=manifest.lower_bound)
+
+
+def sections_of_histogram(
+    histogram: LengthHistogram,
+    *,
+    packer: str,
+    depth: Optional[int],
+    depths: Sequence[Optional[int]],
+    packers: Optional[Sequence[str]] = None,
+    progress: Optional[bool] = False,
+) -> Tuple[Section, ...]:
+    """packer, depth: of the packing that is drawn. packers, depths: of those that are compared; None: `packers_for`."""
+    packing = get_packer(packer)(histogram, max_sequences_per_pack=depth)
+    made = f"{packer.upper()}, {'any depth' if depth is None else f'depth {depth}'}"
+    return _sections(histogram, packing, made, drawn_strategy(packing), depths, packers, progress)
+
+
+def sections_of_data_set(
+    store: PackStore,
+    *,
+    pack: int,
+    depths: Sequence[Optional[int]],
+    packers: Optional[Sequence[str]] = None,
+    progress: Optional[bool] = False,
+) -> Tuple[Section, ...]:
+    """pack: the number of the one that is drawn."""
+    packing = packing_of(store)
+    depth = packing.max_sequences_per_pack
+    made = f"{packing.algorithm.upper()}, {'any depth' if depth is None else f'depth {depth}'}, as the data set has it"
+    return _sections(histogram_of(store), packing, made, drawn_pack(store, pack), depths, packers, progress)
+
+
+def _sections(
+    histogram: LengthHistogram,
+    packing: Packing,
+    made: str,
+    drawn: Optional[Drawn],
+    depths: Sequence[Optional[int]],
+    packers: Optional[Sequence[str]],
+    progress: Optional[bool],
+) -> Tuple[Section, ...]:
+    rows = compare(Case(histogram, tuple(depths)), packers or packers_for(histogram), progress=progress)
+    found = [
+        lengths_section(histogram),
+        filling_section(packing, made),
+        waste_section(histogram, rows),
+        proof_section(packing, made),
+    ]
+    return tuple(found) + ((pack_section(drawn),) if drawn is not None else ())

@@ -1,0 +1,1 @@
+"""Files and packages: opening, checking, and what a message says of them."""

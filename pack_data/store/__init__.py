@@ -1,0 +1,1 @@
+"""A packed data set on disk."""

@@ -1,0 +1,211 @@
+"""What every command shares: how mistakes are printed, and the list of commands."""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pack_data import compare, optimal, spfhp
+from pack_data.batching import ranks
+from pack_data.building import benchmark as building_benchmark
+from pack_data.cli.command import (
+    ArgumentParser,
+    NotFinite,
+    Problems,
+    count_from_zero,
+    list_commands,
+    positive_int,
+    progress_bar,
+    run_main,
+)
+from pack_data.lengths import counting
+from pack_data.stream import __main__ as stream
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def raising(error):
+    def main(argv):
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    "error, printed",
+    [
+        (ValueError("a\n  b"), "error: a   b\n"),
+        (FileNotFoundError(2, "No such file", "x"), "error: [Errno 2] No such file: 'x'\n"),
+        (Problems("config.yml: 2 problems\n  one\n  two"), "error: config.yml: 2 problems\n  one\n  two\n"),
+    ],
+)
+def test_one_line_unless_it_is_several_problems(error, printed, capsys):
+    assert run_main(raising(error), []) == 2
+    assert capsys.readouterr().err == printed
+
+
+EVIL = "a\x1b]0;title\x07\x1b[31m\rerror: all is well\x9b2K\u202egnp.csv"
+
+
+def test_a_name_moves_no_cursor_and_changes_no_colour(capsys):
+    assert run_main(raising(ValueError(f"{EVIL}: no such file")), []) == 2
+    assert capsys.readouterr().err.rstrip("\n").isprintable()
+
+
+def test_no_control_character_comes_to_a_terminal_but_those_of_bars():
+    def says(argv):
+        print(EVIL)
+        print(f"note: {EVIL}", file=sys.stderr)
+        with progress_bar(2, EVIL, shown=True) as bar:
+            bar.update()
+
+    reads, writes = os.openpty()
+    streams = sys.stdout, sys.stderr
+    try:
+        sys.stdout = sys.stderr = os.fdopen(writes, "w")
+        assert run_main(says, []) == 0
+        sys.stdout.close()
+    finally:
+        sys.stdout, sys.stderr = streams
+    said = os.read(reads, 1 << 16).decode()
+    os.close(reads)
+    assert said.count("gnp.csv") >= 3 and "0/2" in said
+    assert set(re.findall(r"[^ -~]", said)) <= {"\r", "\n", *"█▏▎▍▌▋▊▉"}
+    assert sys.stdout is streams[0] and sys.stderr is streams[1]
+
+
+def test_other_errors_are_our_own():
+    with pytest.raises(ZeroDivisionError):
+        run_main(raising(ZeroDivisionError()), [])
+
+
+def test_interruption_and_status(capsys):
+    assert run_main(raising(NotFinite("update 3: the loss is nan")), []) == 3
+    assert capsys.readouterr().err == "error: update 3: the loss is nan\n"
+    assert run_main(raising(KeyboardInterrupt()), []) == 130
+    assert run_main(lambda argv: None, []) == 0 and run_main(lambda argv: 3, []) == 3
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (["--colum", "a"], "required: --corpus (try"),  # what begins an option is that option
+        (["--corpsu", "a"], "; --corpsu is no option, did you mean --corpus?"),
+        (["--corpus", "a", "--colums=b"], "; --colums is no option, did you mean --columns?"),
+        (["--corpus", "a", "--elsewhere"], "unrecognized arguments: --elsewhere (try"),
+        (["--", "--corpsu"], "required: --corpus (try"),
+    ],
+)
+def test_an_option_that_is_nearly_one(given, words):
+    parser = ArgumentParser(prog="program")
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--columns")
+    parser.add_argument("rest", nargs="?")
+    with pytest.raises(ValueError) as caught:
+        parser.parse_args(given)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (
+            ["--histogram", "nosuch.csv", "--max-sequence-length", "64"],
+            "--histogram nosuch.csv: neither a file, nor a folder, nor a shipped name",
+        ),
+        (["--out", "nosuch/recipe.json"], "--out nosuch/recipe.json: there is no folder nosuch; make it first"),
+    ],
+)
+def test_a_packer_names_the_option_whose_path_is_missing(options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_main(spfhp.main, options) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: " + words) and printed.err.count("\n") == 1 and not printed.out
+
+
+def commands_of(package):
+    """The modules of a package's top that run as programs, read from the source."""
+    folder = ROOT / package
+    files = [
+        path.stem
+        for path in folder.glob("*.py")
+        if path.stem != "__main__" and '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    ]
+    return files + [path.parent.name for path in folder.glob("*/__main__.py")]
+
+
+def test_the_package_lists_its_commands():
+    done = subprocess.run([sys.executable, "-m", "pack_data"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    listed = re.findall(r"^  (\w+) +\S", done.stdout, re.M)
+    assert sorted(listed) == sorted(commands_of("pack_data")) and len(set(listed)) == len(listed) > 4
+
+
+def test_the_list_runs_no_command(capsys):
+    assert (
+        run_main(lambda argv: list_commands("p", {"one": "does it", "other": "does more"}, argv), ["one", "--fast"])
+        == 2
+    )
+    assert run_main(lambda argv: list_commands("p", {"one": "does it", "other": "does more"}, argv), ["three"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("type python -m p.one --fast") and lines[1].endswith("the commands are one, other")
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), MemoryError((10, 3)), RuntimeError("DefaultCPUAllocator: can't allocate memory:\n8 bytes")]
+)
+def test_memory_that_is_not_there_is_one_line(capsys, error):
+    def main(argv):
+        raise error
+
+    assert run_main(main, []) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: not enough memory") and text.count("\n") == 1
+    error = RuntimeError("a mistake of ours")
+    with pytest.raises(RuntimeError, match="of ours"):
+        run_main(main, [])
+
+
+@pytest.mark.parametrize("typed", ["7", "1,000", "12,345,678", "1_000"])
+def test_thousands_may_be_set_apart(typed):
+    assert positive_int(typed) == count_from_zero(typed) == int(typed.replace(",", "").replace("_", ""))
+
+
+@pytest.mark.parametrize("typed", ["2,4", "1,5", "8,64", "1024,2048", ",", "1,", "1e3", "-1", "", "9" * 5000])
+def test_several_numbers_are_not_read_as_one(typed):
+    for number in (positive_int, count_from_zero):
+        with pytest.raises(argparse.ArgumentTypeError):
+            number(typed)
+
+
+@pytest.mark.parametrize(
+    "main, options, words",
+    [
+        (optimal.main, "--out .", "--out .: is a folder; name a file in it"),
+        (stream.main, "--plot .", "--plot .: is a folder; name a file in it"),
+        (stream.main, "--plot nowhere/x.png", "--plot nowhere/x.png: there is no folder nowhere; make it first"),
+        (compare.main, "--csv nowhere/x.csv", "--csv nowhere/x.csv: there is no folder nowhere; make it first"),
+        (compare.main, "--plot x.docx", "--plot x.docx: must end in .png, .pdf or .svg"),
+        (compare.main, "--histogram l.csv --csv ./l.csv", "--csv ./l.csv: is what is to be read; name another file"),
+        (optimal.main, "--histogram l.csv --out ./l.csv", "--out ./l.csv: is what is to be read; name another file"),
+        (counting.main, "wikipedia_512 l.csv --out l.csv", "--out l.csv: is what is to be read; name another file"),
+        (counting.main, "l.csv --plot x.csv", "--plot x.csv: must end in .png, .pdf or .svg"),
+        (stream.main, "--grid --synthetic uniform:max=9,n=9", "--grid has its own streams"),
+        (stream.main, "--seed -1", "'-1' is not a whole number of at least 0"),
+        (ranks.main, "--seed -1", "'-1' is not a whole number of at least 0"),
+        (ranks.main, "--ranks 8,64", "'8,64' is not a whole number of at least 1"),
+        (building_benchmark.main, "--folder nowhere", "--folder nowhere: no such folder; make it first"),
+        (building_benchmark.main, "--one --sequences 10 20", "--one measures one number"),
+    ],
+)
+def test_mistakes_are_told_before_the_work(main, options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "l.csv").write_text("length,count\n5,3\n")
+    assert run_main(main, options.split()) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and not printed.out
+    assert (tmp_path / "l.csv").read_text() == "length,count\n5,3\n"

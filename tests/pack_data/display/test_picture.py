@@ -1,0 +1,222 @@
+"""Pictures have the sizes of their numbers, say them under the pointer, and are the same bytes each time."""
+
+import random
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("matplotlib", reason="needs matplotlib")
+
+from pack_data.display import picture
+from pack_data.display.picture import (
+    Axis,
+    Bars,
+    HeatMap,
+    Line,
+    Lines,
+    Series,
+    Skip,
+    Tile,
+    Tiles,
+    drawings,
+    names_of,
+    short,
+    thinned,
+    write,
+    write_each,
+)
+
+SVG = "{http://www.w3.org/2000/svg}"
+ODD = "a <b> & 'c' \"d\" </script> é"
+PICTURES = (
+    Bars("Upward", ("one", "two"), Axis("slots"),
+         (Series("a", (1.0, None)), Series("b", (2.0, 3.0), (1.5, 2.0), (4.0, 3.5)))),
+    Bars("Across", (ODD, "two"), Axis("slots"), (Series("a", (1.0, 4.0)), Series("rest", (2.0, 0.0), padding=True)),
+         stacked=True, across=True, ends=("x", "y")),
+    Bars("Edges", ("0 to 2", "2 to 8"), Axis("slots"), (Series("a", (1.0, 2.0)),),
+         edges=(0.0, 2.0, 8.0), along="tokens", levels=(("mean", 3.0), ("median", 4.0))),
+    Lines("Lines", Axis("x"), Axis("y"),
+          (Line("a", (0.0, 1.0), (1.0, None)), Line("b", (0.0, 2.0), (3.0, 1.0), points=True)),
+          levels=(("level", 2.0),)),
+    Lines("Powers", Axis("devices", log=2), Axis("cycles", log=10), (Line("a", (1.0, 64.0), (0.02, 300.0)),)),
+    HeatMap("Heat", ("r", ODD), ("2", "3"), ((0.0, 1.0), (None, 4.0)), ".1f", "depth", "packer"),
+    Tiles("Tiles", Axis("slot"), Axis("slot"), ("a", "padding"), (Tile(0, 2, 0, 2, 0, ODD), Tile(2, 3, 2, 3, 1, "p")),
+          padding=(1,), square=True),
+    Tiles("Rows", Axis("cycle", skips=(Skip(1.0, 9.0, "alike"),)), Axis("IPU"), ("a",),
+          (Tile(0, 10, 0.1, 0.9, 0, "x"),), rows=("IPU 0", "IPU 1")),
+)  # fmt: skip
+
+
+def drawn(each):
+    """The SVG of one picture."""
+    return ElementTree.fromstring(drawings([each]).pictures[0])
+
+
+def shapes(root):
+    """What answers to the pointer: its words, and the rectangle that it fills, as (left, right, top, bottom)."""
+    found = []
+    for each in root.iter():
+        words = each.find(f"{SVG}title")
+        if words is not None:
+            ends = [float(number) for number in re.findall(r"[-\d.]+(?:e-?\d+)?", each.get("d") or "0 0")]
+            found.append((words.text, (min(ends[::2]), max(ends[::2]), min(ends[1::2]), max(ends[1::2]))))
+    return found
+
+
+@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
+def test_the_same_picture_is_the_same_bytes(tmp_path, ending):
+    """In another process, whatever its hashes are seeded with, and whatever the user has set."""
+    (tmp_path / "matplotlibrc").write_text("font.size: 20\nsvg.fonttype: none\n")
+    code = "import sys; from tests.pack_data.display.test_picture import PICTURES, write; write(PICTURES, sys.argv[1])"
+    environment = {"PYTHONHASHSEED": "7", "MATPLOTLIBRC": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    other = tmp_path / f"other.{ending}"
+    subprocess.run([sys.executable, "-c", code, str(other)], env=environment, check=True)
+    write(PICTURES, tmp_path / f"one.{ending}")
+    assert (tmp_path / f"one.{ending}").read_bytes() == other.read_bytes()
+
+
+def test_each_has_a_file_and_a_size_for_a_paper(tmp_path):
+    written = write_each(PICTURES, tmp_path / "all.svg")
+    assert [path.name for path in written] == [f"all_{name}.svg" for name in names_of(PICTURES)]
+    for path, each in zip(written, PICTURES):
+        root = ElementTree.fromstring(path.read_bytes())
+        assert root.get("aria-label") == each.title and root.get("width") == f"{72 * picture.WIDTH:g}pt"
+        assert root.find(f".//{SVG}text") is None  # fonts are paths
+    (one,) = write_each(PICTURES[:1], tmp_path / "one.png")
+    assert one.name == "one.png" and one.read_bytes().startswith(b"\x89PNG") and one.stat().st_size > 3000
+
+
+@settings(max_examples=10, deadline=None, phases=(Phase.generate,))  # half a second each
+@given(st.lists(st.floats(0.01, 1e7), min_size=2, max_size=8), st.booleans())
+def test_bars_are_as_long_as_their_numbers(values, across):
+    names = tuple(map(str, range(len(values))))
+    bars = Bars("bars", names, Axis("slots"), (Series("a", tuple(values), hints=names),), across=across)
+    found = shapes(drawn(bars))
+    assert [words for words, _ in found] == list(names)
+    long = [right - left if across else bottom - top for _, (left, right, top, bottom) in found]
+    assert max(long) > 50
+    for points, value in zip(long, values):  # from 0
+        assert points == pytest.approx(max(long) * value / max(values), abs=0.01)
+
+
+@settings(max_examples=10, deadline=None, phases=(Phase.generate,))  # half a second each
+@given(st.lists(st.tuples(*[st.floats(1, 1000)] * 3), min_size=2, max_size=5), st.booleans())
+def test_stacks_stand_on_each_other(stacks, across):
+    series = tuple(
+        Series(str(number), tuple(stack[number] for stack in stacks), hints=tuple(f"{number}" for _ in stacks))
+        for number in range(3)
+    )
+    bars = Bars("s", tuple(map(str, stacks)), Axis("slots", most=3000.0), series, stacked=True, across=across)
+    found = shapes(drawn(bars))
+    start, end = (0, 1) if across else (3, 2)
+    for place, stack in enumerate(stacks):
+        boxes = [found[number * len(stacks) + place][1] for number in range(3)]
+        for lower, upper in zip(boxes, boxes[1:]):
+            assert upper[start] == pytest.approx(lower[end], abs=0.01)
+        long = [abs(box[end] - box[start]) for box in boxes]
+        for points, value in zip(long, stack):
+            assert points / sum(long) == pytest.approx(value / sum(stack), abs=1e-3)
+
+
+@pytest.mark.parametrize("values, least", [((3.0, 5.0), 0.0), ((1.9, 2.0), 0.0), ((-1.0, 4.0), -1.0)])
+def test_the_axis_of_bars_holds_0(values, least):
+    bars = Bars("b", ("one", "two"), Axis("slots"), (Series("a", values),))
+    assert bars.limits() == (least, max(values))
+    assert bars._replace(values=Axis("slots", most=2.0)).limits() == (least, 2.0)
+
+
+def test_what_is_pointed_at_says_its_number():
+    assert [words for words, _ in shapes(drawn(PICTURES[0]))] == [
+        "one, a: 1; slots",
+        "one, b: 2 (1.5 to 4); slots",
+        "two, b: 3 (2 to 3.5); slots",
+    ]
+    said = [words for each in PICTURES[3:] for words, _ in shapes(drawn(each))]
+    assert said[:3] == ["a: 1 at 0 (y; x)", "b: 3 at 0 (y; x)", "b: 1 at 2 (y; x)"]
+    assert said[-3:] == ["x", "alike", "alike"] and {ODD, "p", "r, 3: 1.0", f"{ODD}, 3: 4.0"} <= set(said)
+
+
+def test_a_band_is_drawn_and_has_room():
+    axis, band = Axis("x"), Line("a", (0.0, 1.0, 2.0), (1.0, 2.0, 1.0), lower=(0.5, 1.0, None), upper=(4.0, 3.0, 2.0))
+    alone, with_band = (
+        picture._figure([Lines("Lines", axis, axis, (line,))], []).axes[0]
+        for line in (band._replace(lower=(), upper=()), band)
+    )
+    assert alone.get_ylim()[1] < 3.0 < 4.0 < with_band.get_ylim()[1]
+    assert len(with_band.collections) == len(alone.collections) + 1
+
+
+def test_what_is_empty_is_drawn_too():
+    axis = Axis("nothing")
+    empty = (
+        Bars("Up", (), axis, (Series("a", ()),)),
+        Bars("Right", (), axis, (Series("a", ()), Series("b", ())), across=True, stacked=True),
+        Lines("No line", axis, axis, ()),
+        Lines("No point", axis, axis, (Line("a", (), ()), Line("b", (0.0,), (None,)))),
+        HeatMap("No row", (), (), (), ".1f", "", ""),
+        Tiles("No tile", axis, axis, ("a",), ()),
+    )
+    assert [shapes(ElementTree.fromstring(each)) for each in drawings(empty).pictures] == [[]] * len(empty)
+
+
+def test_a_skip_is_a_gap_of_the_axis():
+    place = picture._without((Skip(30.0, 900.0, "alike"), Skip(950.0, 970.0, "long")), 0.0, 1000.0)
+    gap = 0.03 * (30 + 50 + 30)
+    expected = [0.0, 30.0, 30.0 + gap, 80.0 + gap, 80.0 + 2 * gap, 110.0 + 2 * gap]
+    assert [place(value) for value in (0.0, 30.0, 900.0, 950.0, 970.0, 1000.0)] == pytest.approx(expected)
+
+
+def test_pictures_of_a_page_share_their_letters():
+    found = drawings(PICTURES)
+    assert found.shared.count('id="DejaVuSans-') > 20 and not any("<path id=" in each for each in found.pictures)
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(0, "0"), (0.02, "0.02"), (1500, "1,500"), (9999.4, "9,999"), (20_000, "20 k"), (1.5e6, "1.5 M"), (-3e9, "-3 G")],
+)
+def test_short_numbers(value, text):
+    assert short(value) == text
+
+
+def test_thinning_keeps_the_extremes():
+    numbers = random.Random(0)
+    y = [numbers.random() for _ in range(10_000)]
+    y[1234], y[5678], y[77] = 9.0, -9.0, None
+    kept = thinned(range(len(y)), y)
+    assert kept == sorted(set(kept)) and len(kept) <= 402
+    assert {0, 1234, 5678, 9999} <= set(kept) and 77 not in kept
+    assert thinned(range(400), y) == list(range(400))
+
+
+def test_long_titles_have_names_of_their_own():
+    long = [PICTURES[0]._replace(title="x" * 70 + end) for end in "abc"]
+    assert len(set(names_of(long))) == 3
+    alike = [PICTURES[0]._replace(title=title) for title in ("x", "x 3", "X", "X 3")]
+    assert len(set(names_of(alike))) == 4
+
+
+def test_a_heat_map_takes_values_below_0():
+    heat = HeatMap("h", ("r",), ("2", "3", "4"), ((-1.0, None, 4.0),), ".1f", "depth", "packer")
+    assert [words for words, _ in shapes(drawn(heat))] == ["r, 2: -1.0", "r, 4: 4.0"]
+    assert heat.shades() == [(0.0, None, 1.0)]
+    assert heat._replace(values=((-1.0, -2.0),)).shades() == [(0.0, 0.0)]
+
+
+def lightness(colour):
+    """L* of a colour, 0 to 100 (CIE 1976)."""
+    linear = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in linear]
+    light = sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear))
+    return 116 * light ** (1 / 3) - 16 if light > 0.008856 else 903.3 * light
+
+
+def test_neighbouring_colours_differ_in_grey():
+    light = [lightness(fill) for fill in picture.FILLS]
+    assert all(abs(one - other) >= 12 for one, other in zip(light, light[1:])), light
+    assert len(set(picture.DASHES)) == len(picture.FILLS)

@@ -1,0 +1,163 @@
+"""One table: no line too wide, nothing lost, an interval in one cell, the source of every number; columns of text."""
+
+import math
+import random
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pack_data.display.table import (
+    COMPUTED,
+    CONFIGURED,
+    MODEL,
+    PAPER,
+    WIDTH,
+    Cell,
+    Column,
+    Part,
+    Table,
+    account,
+    as_csv,
+    padded,
+    text_table,
+    wrapped,
+)
+
+COLUMNS = (
+    Column("name", "name", CONFIGURED),
+    Column("p", "p", COMPUTED, ".2f"),
+    Column("overhead", "OH %", MODEL, ".1f", ("overhead_lower", "overhead_upper")),
+    Column("paper", "paper", PAPER, ".1f"),
+    Column("cycles", "M cycles", MODEL, ".2f", scale=1e6),
+)
+ROWS = [
+    dict(name="a", p=1.5, overhead=1.14, overhead_lower=0.97, overhead_upper=2.8, paper=4.3, cycles=12_345_678.0),
+    dict(name="b", p=2.0, overhead=-1.0, overhead_lower=-0.9, overhead_upper=-1.1),
+    dict(name="c", p=1.0, paper=">>100", overhead="508 engines"),
+]
+TABLE = Table("one", "A table", COLUMNS, ROWS, ("A note. " + "word " * 60,))
+
+
+def test_an_interval_is_one_cell_and_low_comes_first():
+    lines = TABLE.text().splitlines()
+    assert lines[2].split("  ")[0] == "name" and "OH %[b]" in lines[2] and "paper[c]" in lines[2]
+    assert lines[3].split() == ["a", "1.50", "1.1,", "1.0", "to", "2.8", "4.3", "12.35"]
+    assert lines[4].split() == ["b", "2.00", "-1.0,", "-1.1", "to", "-0.9", "-", "-"]
+    assert lines[5].split() == ["c", "1.00", "508", "engines", ">>100", "-"]
+    assert lines[6] == "  Source: [a] computed; [b] predicted by the cycle model; [c] the paper."
+
+
+def test_json_and_csv_keep_every_number():
+    made = TABLE.to_json()
+    assert [column["key"] for column in made["columns"]] == as_csv([TABLE]).splitlines()[1].split(",")
+    assert {key: value for key, value in made["rows"][0].items() if value is not None} == ROWS[0]
+
+
+def test_parts_stand_below_each_other_with_the_rows_that_they_have():
+    parts = (Part("theirs", ("name", "p", "paper")), Part("ours", ("name", "overhead")))
+    theirs, ours = TABLE._replace(parts=parts).printed()
+    assert [row["name"] for row in theirs.rows] == ["a", "c"] and [row["name"] for row in ours.rows] == ["a", "b", "c"]
+    assert theirs.name != ours.name and (theirs.notes, ours.notes) == ((), TABLE.notes)
+    assert TABLE._replace(parts=parts).to_json() == TABLE.to_json()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_line_is_too_wide_and_nothing_is_lost(seed):
+    numbers = random.Random(seed)
+    columns = [Column("name", "the name", CONFIGURED), Column("other", "other", CONFIGURED)]
+    columns += [
+        Column(f"k{n}", "x" * numbers.randint(1, 20), numbers.choice([MODEL, PAPER]), ",.3f") for n in range(12)
+    ]
+    columns.append(Column("use", "use", CONFIGURED))
+    rows = []
+    for place in range(4):
+        row = {f"k{n}": numbers.random() * 10 ** numbers.randint(0, 9) for n in range(12)}
+        words = " ".join("w" * numbers.randint(1, 12) for _ in range(numbers.randint(1, 15)))
+        rows.append({"name": f"{place} {words}", "other": "o", "use": "used", **row})
+    found = Table("wide", "Wide", tuple(columns), rows).text()
+    assert max(map(len, found.splitlines())) <= WIDTH
+    for row in rows:
+        for n in range(12):
+            assert f"{row[f'k{n}']:,.3f}" in found
+        assert all(word in found for word in row["name"].split())
+    assert len(re.findall(r"\bused\b", found)) == 4  # no label is printed twice as a value
+
+
+def test_a_note_that_is_set_in_stays_set_in_on_all_its_lines():
+    lines = wrapped("    " + "word " * 60, "  ")
+    assert len(lines) > 1 and all(line.startswith(" " * 6 + "word") for line in lines)
+
+
+def test_a_note_is_said_once():
+    said = set()
+    first, second = TABLE.text(said), TABLE._replace(name="two").text(said)
+    assert "A note." in first and "A note." not in second and "Source:" in second
+
+
+def test_every_form_of_a_table_shows_the_same_words():
+    parts = (Part("theirs", ("name", "p", "paper")), Part("ours", ("name", "overhead")))
+    for table in (TABLE, TABLE._replace(parts=parts)):
+        rows = [[column.shown(row) for column in part.columns] for part in table.printed() for row in part.rows]
+        markdown = [line for line in table.markdown().splitlines() if line.startswith("| ") and ":" not in line]
+        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown]
+        assert [line for line in lines if line[0] != "name"] == rows
+        assert all(cell in table.text() for row in rows for cell in row)
+        assert all(note in table.markdown() for note in table.notes)
+
+
+@pytest.mark.parametrize(
+    "value, form, words, stored",
+    [
+        (None, ".1f", "-", None),
+        (True, "", "yes", True),
+        (12345, "", "12,345", 12345),
+        (0.12345, "", "0.1235", 0.12345),
+        (12345.678, "", "12,346", 12345.678),
+        (math.nan, ".1f", "not finite", None),
+        ([1, 2], "", "[1, 2]", [1, 2]),
+        (Cell((1, 2), "1 + 2"), ".1f", "1 + 2", [1, 2]),
+        (">>100", ".1f", ">>100", ">>100"),
+    ],
+)
+def test_a_cell_of_any_value(value, form, words, stored):
+    table = Table("t", "T", (Column("a", "a", form=form),), [{"a": value}])
+    assert table.columns[0].shown(table.rows[0]) == words and table.to_json()["rows"] == [{"a": stored}]
+
+
+CELL = st.text("ab1 ", max_size=6)
+
+
+@given(
+    st.integers(1, 4).flatmap(
+        lambda columns: st.lists(st.lists(CELL, min_size=columns, max_size=columns), min_size=1, max_size=5)
+    ),
+    st.sets(st.integers(0, 3)),
+)
+def test_a_column_has_one_width_and_keeps_its_cells(rows, left):
+    made = padded(rows, left=left)
+    for column in range(len(rows[0])):
+        widths = {len(row[column]) for row in made}
+        assert widths == {max(len(row[column]) for row in rows)}
+        for cell, wide in zip((row[column] for row in rows), (row[column] for row in made)):
+            assert wide == (cell.ljust(len(wide)) if column in left else cell.rjust(len(wide)))
+    assert text_table(rows, left=left, between="|", indent="> ") == [("> " + "|".join(row)).rstrip() for row in made]
+
+
+def test_least_widths_let_lines_be_printed_one_by_one():
+    assert text_table([("a", "1")], widths=(3, 4)) + text_table([("long name", "2")], widths=(3, 4)) == [
+        "a       1",
+        "long name     2",
+    ]
+    assert text_table([]) == []
+
+
+def test_the_first_column_stands_flush_left_unless_told_otherwise():
+    assert text_table([("a", "b"), ("long", "name")]) == ["a        b", "long  name"]
+
+
+def test_an_account():
+    assert (
+        account("Packs", [("made", "12", "of 3"), ("empty", "0", "")]) == "Packs\n-----\n  made   12  of 3\n  empty   0"
+    )

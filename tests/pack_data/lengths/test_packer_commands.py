@@ -1,0 +1,150 @@
+"""`python -m pack_data.<packer>`: what a user types and sees."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pack_data.cli.command import run_main
+from pack_data.histogram import LengthHistogram
+from pack_data.packers import PACKERS
+from pack_data.packing import Packing
+
+
+def run(name, *arguments):
+    return run_main(importlib.import_module(f"pack_data.{name}").main, list(arguments))
+
+
+@pytest.fixture
+def lengths_csv(tmp_path):
+    path = tmp_path / "mine.csv"
+    LengthHistogram.from_lengths([3, 12, 7, 7, 1, 11, 2] * 3, 12).to_csv(path)
+    return ["--histogram", str(path), "--max-sequence-length", "12"]
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_table_json_and_recipe(name, capsys, tmp_path, lengths_csv):
+    recipe = tmp_path / "recipe.json"
+    assert run(name, *lengths_csv, "--max-sequences-per-pack", "2", "--out", str(recipe)) == 0
+    out = capsys.readouterr().out
+    assert name.upper() in out and "mine" in out and "efficiency" in out and str(recipe) in out
+    assert run(name, *lengths_csv, "--max-sequences-per-pack", "2", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    packing = Packing.load(recipe)
+    packing.check(LengthHistogram.from_csv(lengths_csv[1], 12))
+    assert {**report, "solve_seconds": 0} == {**packing.to_json(), "solve_seconds": 0}
+
+
+def test_bare_spfhp_packs_wikipedia_at_depth_3(capsys):
+    assert run("spfhp") == 0
+    out = capsys.readouterr().out
+    assert "wikipedia_512" in out and "9,094,695" in out and "89.441%" in out
+
+
+def test_options_of_their_own(capsys, lengths_csv):
+    assert run("nnlshp", *lengths_csv, "--rounds", "20", "--solver", "reference", "--json") == 0
+    seeds = []
+    for seed in ("0", "0", "1"):
+        assert run("greedy", *lengths_csv, "--seed", seed, "--json") == 0
+    reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    seeds = [{**report, "solve_seconds": 0} for report in reports[1:]]
+    assert seeds[0] == seeds[1]
+    assert run("sort", *lengths_csv, "--batch-size", "4") == 0
+    assert "different lengths" in capsys.readouterr().out
+    assert (
+        run(
+            "spfhp",
+            "--histogram",
+            "squad_1_1_384",
+            "--max-sequence-length",
+            "512",
+            "--max-sequences-per-pack",
+            "unlimited",
+        )
+        == 0
+    )
+    assert "pack of 512 slots" in capsys.readouterr().out
+    assert run("spfhp", "--synthetic", "uniform:max=9,n=100") == 0
+    assert "uniform:max=9,n=100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name, arguments, words",
+    [
+        ("spfhp", ["--max-sequences-per-pack", "0"], "'0' is no packing depth"),
+        ("spfhp", ["--max-sequence-length", "-3"], "'-3' is not a whole number of at least 1"),
+        ("spfhp", ["--histogram", "wikipedia_1"], "neither a file, nor a folder, nor a shipped name"),
+        ("spfhp", ["--histogram", __file__], "add --max-sequence-length"),
+        (
+            "spfhp",
+            ["--histogram", __file__, "--max-sequence-length", "4"],
+            "begins like none of the known formats",
+        ),
+        ("spfhp", ["--max-sequence-length", "100"], "the longest sequence has 512 tokens"),
+        ("spfhp", ["--histogram", "squad_1_1_384", "--synthetic", "uniform:max=9,n=100"], "not allowed with"),
+        ("spfhp", ["--synthetic", "uniform:max=9"], "n is missing"),
+        (
+            "spfhp",
+            ["--histogram", "squad_1_1_384", "--out", "/nowhere/at/all/recipe.json"],
+            "there is no folder /nowhere/at/all; make it first",
+        ),
+        ("spfhp", ["--depth", "3"], "unrecognized arguments: --depth 3 (try python -m pack_data.spfhp --help)"),
+        ("nnlshp", ["--max-sequences-per-pack", "4"], "for deeper packs use optimal or spfhp"),
+        ("nnlshp", ["--max-sequences-per-pack", "unlimited"], "for deeper packs use optimal or spfhp"),
+        ("nnlshp", ["--rounds", "x"], "'x' is not a whole number"),
+        ("sort", ["--batch-size", "0"], "'0' is not a whole number of at least 1"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(name, arguments, words, capsys):
+    assert run(name, *arguments) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_interrupting_is_status_130(capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    assert run_main(interrupted) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_histogram_command(capsys, tmp_path, lengths_csv):
+    counting = importlib.import_module("pack_data.lengths.counting")
+    assert run_main(counting.main, [lengths_csv[1], "squad_1_1_384", "--out", str(tmp_path / "both.csv")]) == 0
+    assert "88,662" in capsys.readouterr().out
+    assert LengthHistogram.from_csv(tmp_path / "both.csv", 384).sequences == 88_662
+    assert run_main(counting.main, ["--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["median_length"] == 204
+    assert run_main(counting.main, ["nowhere"]) == 2
+    assert "neither a file, nor a folder" in capsys.readouterr().err
+
+
+def test_run_as_modules_without_warnings(tmp_path):
+    """As a user runs them, with warnings as errors: no module is imported twice, nothing is deprecated."""
+    for arguments in (
+        ["pack_data.spfhp", "--json"],
+        ["pack_data.histogram", "squad_1_1_384"],
+        ["pack_data.compare", "--synthetic", "uniform:max=9,n=100", "--depths", "2", "--packers", "spfhp"],
+    ):
+        finished = subprocess.run([sys.executable, "-W", "error", "-m", *arguments], capture_output=True, text=True)
+        assert finished.returncode == 0, finished.stderr
+        assert finished.stderr == ""
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    finished = subprocess.run(
+        f"{sys.executable} -m pack_data.histogram | head -n 1", shell=True, capture_output=True, text=True
+    )
+    assert finished.stdout.startswith("wikipedia_512")
+    assert finished.stderr == ""
+
+
+def test_a_table_without_sequences_is_refused(tmp_path, capsys):
+    (tmp_path / "empty.csv").write_text("length,count\n")
+    assert run("spfhp", "--histogram", str(tmp_path / "empty.csv"), "--max-sequence-length", "8") == 2
+    message = capsys.readouterr().err
+    assert "empty.csv: holds no sequence" in message and message.count("\n") == 1

@@ -1,0 +1,189 @@
+"""Checksums of blocks of packs: a reader meets damage as an error that names file, pack and block, never as packs."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from pack_data.build import BuildOptions, build
+from pack_data.convert import convert
+from pack_data.formats.detect import open_source
+from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, blocks, checksum
+from pack_data.store.packs import PackSchema
+from pack_data.verify import verify
+from tests.pack_data.store.test_data_set import SCHEMA, records
+from tests.pack_data.text_corpus import build_small, write_corpus
+
+PACKS = 3  # in a block: shards of 7, 7, 6 packs have 3, 3, 2 blocks
+BLOCKS = [(0, 2), (3, 5), (6, 6), (7, 9), (10, 12), (13, 13), (14, 16), (17, 19)]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", PACKS * SCHEMA.record_dtype.itemsize)
+
+
+def written(tmp_path):
+    writer = StoreWriter(tmp_path / "data", SCHEMA, packs_per_shard=7)
+    writer.add(records(20))
+    writer.finish(algorithm="none", vocabulary_size=50).close()
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return written(tmp_path)
+
+
+def test_no_changed_byte_of_a_shard_is_read(folder):
+    """A byte of a shard changed, every third in turn: its block is refused, whichever pack is asked for; others are
+    read."""
+    whole = records(20)
+    shard = sorted(folder.glob("packs-00001-*.npy"))[0]
+    content = shard.read_bytes()
+    first = len(content) - 7 * SCHEMA.record_dtype.itemsize
+    rng = np.random.default_rng(0)
+    for place in range(0, len(content), 3):
+        shard.write_bytes(
+            content[:place] + bytes([content[place] ^ (1 << int(rng.integers(8)))]) + content[place + 1 :]
+        )
+        if place < first:  # in the header: the file does not open, its blocks are not right, or it says the same
+            try:
+                with PackStore.open(folder) as store:
+                    assert np.array_equal(store.records(np.arange(20)), whole)
+            except ValueError as error:
+                assert shard.name in str(error) and "\n" not in str(error)
+            continue
+        begin, end = BLOCKS[3 + (place - first) // SCHEMA.record_dtype.itemsize // PACKS]
+        block = BLOCKS.index((begin, end)) - 3
+        with PackStore.open(folder) as store:
+            others = np.setdiff1d(np.arange(20), np.arange(begin, end + 1))
+            assert np.array_equal(store.records(others), whole[others])
+            wanted = int(rng.integers(begin, end + 1))
+            for _ in range(2):  # the second time as well
+                with pytest.raises(ValueError) as caught:
+                    store.batch(np.append(others, wanted))
+                said = f"{shard}: pack {wanted}: the checksum of its block {block} (packs {begin} to {end})"
+                assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+        if place % 7 == 0:
+            with pytest.raises(ValueError, match=f"{shard.name}: pack {begin}: .* block {block} "):
+                verify(folder)
+
+
+def test_no_changed_byte_of_the_lengths_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", PACKS * SCHEMA.lengths_dtype.itemsize)
+    folder = written(tmp_path)
+    lengths = next(folder.glob("lengths-*.npy"))
+    with PackStore.open(folder) as store:
+        table, packs = np.array(store.lengths()), store.manifest.lengths.blocks.packs
+        assert packs == PACKS and np.array_equal(store.lengths(np.array([19, 0, 0])), table[[19, 0, 0]])
+    content, size = lengths.read_bytes(), table.dtype.itemsize
+    for place in range(len(content) - 20 * size, len(content)):
+        lengths.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        block = (place - len(content) + 20 * size) // size // packs
+        others = np.flatnonzero(np.arange(20) // packs != block)
+        with PackStore.open(folder) as store:
+            assert np.array_equal(store.lengths(others), table[others])
+            for wanted in (np.arange(20)[::-1], None):
+                with pytest.raises(ValueError, match=f"{lengths.name}: pack .* block {block} "):
+                    store.lengths(wanted)
+
+
+def test_a_block_is_checked_once_and_only_when_it_is_touched(folder, monkeypatch):
+    checked = []
+    crc32 = blocks.crc32
+    monkeypatch.setattr(blocks, "crc32", lambda part: checked.append(part.tobytes()) or crc32(part))
+    whole, rng = records(20), np.random.default_rng(0)
+    parts = [whole[begin : end + 1].tobytes() for begin, end in BLOCKS]
+    with PackStore.open(folder) as store:
+        touched = set()
+        for _ in range(8):
+            chosen = rng.integers(0, 20, 2)
+            store.records(chosen)
+            touched |= {block for block, (begin, end) in enumerate(BLOCKS) for pack in chosen if begin <= pack <= end}
+            assert sorted(checked) == sorted(parts[block] for block in touched)
+        assert len(touched) > 1
+        store.records(np.arange(20))
+        for shard in store.shards():
+            assert len(shard)
+        assert sorted(checked) == sorted(parts)
+
+
+def test_threads_read_together(folder):
+    whole = records(20)
+    with PackStore.open(folder) as store, ThreadPoolExecutor(4) as threads:
+        orders = [np.random.default_rng(seed).permutation(20) for seed in range(40)]
+        for order, read in zip(orders, threads.map(store.records, orders)):
+            assert np.array_equal(read, whole[order])
+
+
+def test_a_pack_larger_than_a_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    writer = StoreWriter(tmp_path, SCHEMA)
+    writer.add(records(4))
+    with writer.finish(algorithm="none") as store:
+        assert store.manifest.shards[0].blocks.packs == 1 and len(store.records(np.arange(4))) == 4
+
+
+def test_every_build_writes_them(tmp_path, monkeypatch):
+    """Also for any number of workers, held-out sides, and what is appended."""
+    monkeypatch.undo()  # workers have blocks of their full size
+    corpus = write_corpus(tmp_path / "corpus", 30)
+    build_small(corpus, tmp_path / "one", held_out=0.2).close()
+    build_small(corpus, tmp_path / "two", held_out=0.2, workers=2).close()
+    for name in ("one", "one-held-out"):
+        shards = verify(tmp_path / name).manifest.shards
+        assert shards == verify(tmp_path / name.replace("one", "two")).manifest.shards
+        assert all(len(entry.blocks.crc32) >= 8 for entry in shards)
+    write_corpus(tmp_path / "more", 10, seed=1)
+    build(BuildOptions(corpus=tmp_path / "more", out=tmp_path / "one", append=True, workers=1)).close()
+    manifest = verify(tmp_path / "one").manifest
+    assert len(manifest.shards) == 2 and all(entry.blocks for entry in (*manifest.shards, manifest.lengths))
+
+
+@pytest.mark.parametrize("lacks", ["blocks", CHECKSUM])
+def test_a_manifest_without_them_is_refused(folder, lacks):
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["shards"][0].pop(lacks, None)
+    manifest[CHECKSUM] = checksum(manifest)
+    if lacks == CHECKSUM:
+        del manifest[CHECKSUM]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=f"{MANIFEST}: .*{lacks}.* build the data set again"):
+        PackStore.open(folder)
+
+
+def test_packs_are_not_converted_either(folder, tmp_path):
+    shard = sorted(folder.glob("packs-*.npy"))[1]
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match=f"{shard.name}: pack 13: the checksum of its block 2 "):
+        convert(open_source(str(folder)), str(tmp_path / "copy"), "store")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"crc32": "0" * 16},
+        {"crc32": "0" * 23 + "x"},
+        {"crc32": None},
+        {"packs": 0},
+        {"packs": "3"},
+        {"packs": True},
+        {"more": 1},
+    ],
+)
+def test_checksums_of_another_shape_are_refused(folder, change):
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["shards"][0]["blocks"].update(change)
+    (folder / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
+    with pytest.raises(ValueError, match=MANIFEST) as caught:
+        PackStore.open(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_data_set_has_none(tmp_path):
+    with StoreWriter(tmp_path, PackSchema.bert(8, 2, 4, vocabulary_size=50)).finish(algorithm="none") as store:
+        assert len(store.records(np.zeros(0, int))) == 0 and list(store.shards()) == []
+    assert verify(tmp_path).manifest.packs == 0

@@ -1,0 +1,80 @@
+"""`pack`: plain lengths in, bins of indices out."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ipu_packed_bert
+import pack_data
+from pack_data import pack, prove
+
+
+@given(st.data(), st.integers(1, 40), st.sampled_from([None, 1, 2, 3, 7]), st.integers(0, 3))
+def test_each_index_stands_once_in_a_pack_that_is_not_overfull(data, slots, depth, seed):
+    lengths = data.draw(st.lists(st.integers(1, slots), max_size=60))
+    packed = pack(lengths, max_sequence_length=slots, max_sequences_per_pack=depth, seed=seed)
+    assert sorted(index for members in packed.bins for index in members) == list(range(len(lengths)))
+    assert all(sum(lengths[index] for index in members) <= slots for members in packed.bins)
+    assert all(1 <= len(members) <= (depth or slots) for members in packed.bins)
+    for number, members in enumerate(packed.bins):
+        assert packed.pack[members].tolist() == [number] * len(members) and packed.slot[members].tolist() == list(
+            range(len(members))
+        )
+    assert len(packed.bins) == packed.packing.packs >= prove(packed.packing).lower_bound == packed.packing.lower_bound
+    assert packed.packing.sequences == len(lengths) and packed.packing.max_sequences_per_pack == depth
+
+
+def test_the_seed_decides_who_meets_whom_and_nothing_else():
+    lengths = np.random.default_rng(0).integers(1, 60, 500)
+    one, again, other = (pack(lengths, max_sequence_length=64, seed=seed) for seed in (0, 0, 1))
+    assert np.array_equal(one.pack, again.pack) and np.array_equal(one.slot, again.slot)
+    assert not np.array_equal(one.pack, other.pack) and one.packing == other.packing
+    assert np.array_equal(pack(lengths, max_sequence_length=64).pack, one.pack)
+
+
+def test_the_example_of_the_documentation():
+    packed = pack([5, 3, 2, 7], max_sequence_length=8)
+    assert sorted(sorted(members.tolist()) for members in packed.bins) == [[0, 1], [2], [3]]
+    assert packed.packing.lower_bound == 3 and packed.packing.efficiency == 17 / 24
+
+
+@pytest.mark.parametrize(
+    "lengths, options, said",
+    [
+        ([3, 9], {}, "sequence 1 has length 9; lengths go from 1 to max_sequence_length = 8"),
+        ([0], {}, "sequence 0 has length 0"),
+        ([1.5], {}, "whole numbers"),
+        ([[1, 2]], {}, "2 dimensions"),
+        ([1], {"max_sequences_per_pack": 0}, "at least 1"),
+        ([1], {"max_sequence_length": 0}, "a whole number from 1"),
+        ([1], {"seed": -1}, "a whole number of at least 0"),
+    ],
+)
+def test_what_cannot_be_packed_is_named(lengths, options, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        pack(lengths, **{"max_sequence_length": 8, **options})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint32, np.uint64])
+def test_lengths_of_any_integer_type(kind):
+    found = pack(np.array([5, 3, 2, 7], kind), max_sequence_length=8)
+    assert np.array_equal(found.pack, pack([5, 3, 2, 7], max_sequence_length=8).pack)
+
+
+def test_what_prints_is_short():
+    packed = pack(np.arange(1, 500).repeat(100), max_sequence_length=512)
+    packs = packed.packing.packs
+    assert repr(packed) == f"PackedLengths(49,900 sequences in {packs:,} packs: .bins, .packing, .fitted)"
+
+
+def test_a_call_that_is_no_way_in_says_the_way_in(tmp_path):
+    with pytest.raises(TypeError, match=r"PackStore\.open\("):
+        pack_data.PackStore(tmp_path)
+    with pytest.raises(TypeError, match=r"build\(BuildOptions\("):
+        pack_data.build("x")
+
+
+def test_the_version_is_one_for_both_packages():
+    assert pack_data.__version__ == ipu_packed_bert.__version__
