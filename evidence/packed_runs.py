@@ -309,10 +309,10 @@ class PretrainingSetup(BuiltData):
             # An update has `times` times the sequences that packing alone gives it; betas follow both.
             engine = HostEngine(config, task, packing_factor=times * factor)
             folder = unfinished if self.size.resumable else None
-            packs, log = StoredPacks(store, seed=config.run.seed), HeldOutLosses(folder)
+            packs, log = StoredPacks(store, seed=config.run.seed), HeldOutLosses()
             scored = list(trimmed(held_out, along))
             with closing(ChangedBatches(packs, task.layout(config, factor), scored, change, log)) as batches:
-                step = _go_on(engine, batches, log, folder)
+                step = _go_on(engine, batches, folder)
                 if not step and weights is not None:
                     load_into(engine.model, weights)
                 engine.compile(change(batches.first()))
@@ -523,46 +523,32 @@ def _sequence_scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[np.nda
 
 
 class HeldOutLosses(Log):
-    """The held-out losses of a run over what it has processed.
+    """The held-out losses of a run over what it has processed; checkpoints keep them with the state of the batches."""
 
-    folder: where they are kept beside the checkpoints, so that the run can go on; None: nowhere.
-    """
-
-    def __init__(self, folder: Optional[Path] = None) -> None:
+    def __init__(self) -> None:
         self.rows: List[Row] = []
-        self._folder = folder
-        self._totals = {"sequences": 0, "tokens": 0, "seconds": 0.0, "processor_seconds": 0.0}
+        self.totals = {"sequences": 0, "tokens": 0, "seconds": 0.0, "processor_seconds": 0.0}
         self._begun = 0.0
-        self._step = 0
 
     def begin(self) -> None:
         """An update begins."""
         self._begun = time.process_time()
 
     def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
-        self._step = step
-        self._totals["sequences"] += counts["sequences"]
-        self._totals["tokens"] += counts["tokens"]
-        self._totals["seconds"] += result.seconds
-        self._totals["processor_seconds"] += time.process_time() - self._begun
+        self.totals["sequences"] += counts["sequences"]
+        self.totals["tokens"] += counts["tokens"]
+        self.totals["seconds"] += result.seconds
+        self.totals["processor_seconds"] += time.process_time() - self._begun
 
     def evaluation(self, step: int, found: Evaluation) -> None:
-        totals = {name: round(value, 3) for name, value in self._totals.items()}
+        totals = {name: round(value, 3) for name, value in self.totals.items()}
         self.rows.append({"step": step, **totals, **rounded(found.metrics)})
 
     def lacks_evaluation(self, step: int) -> bool:
         return not any(row["step"] == step for row in self.rows)
 
     def sync(self) -> None:
-        if self._folder is not None:
-            kept = {"step": self._step, "totals": self._totals, "rows": self.rows}
-            write_atomically(self._folder / f"curve-{self._step}.json", json.dumps(kept).encode())
-
-    def go_on(self, step: int) -> None:
-        """From what was kept with the checkpoint of this step."""
-        assert self._folder is not None
-        kept = json.loads((self._folder / f"curve-{step}.json").read_text(encoding="utf-8"))
-        self.rows, self._totals, self._step = kept["rows"], kept["totals"], step
+        """Nothing is written but checkpoints."""
 
 
 class ChangedBatches(GlobalBatches):
@@ -581,18 +567,21 @@ class ChangedBatches(GlobalBatches):
     def held_out(self) -> Iterator[Batch]:
         return iter(self._scored)
 
+    def state(self) -> Dict[str, Any]:
+        return {**super().state(), "rows": self._log.rows, "totals": self._log.totals}
 
-def _go_on(engine: HostEngine, batches: GlobalBatches, log: HeldOutLosses, folder: Optional[Path]) -> int:
+    def load_state(self, state: Mapping[str, Any], *, same_batch: bool = True) -> None:
+        super().load_state(state, same_batch=same_batch)
+        self._log.rows, self._log.totals = state["rows"], state["totals"]
+
+
+def _go_on(engine: HostEngine, batches: GlobalBatches, folder: Optional[Path]) -> int:
     """The update after which the run goes on; 0 for one that begins."""
-    if folder is None:
-        return 0
-    folder.mkdir(parents=True, exist_ok=True)
-    if not saved(folder):
+    if folder is None or not folder.is_dir() or not saved(folder):
         return 0
     found = load_newest(folder)
     engine.load_state(found.engine)
     batches.load_state(found.batches)
-    log.go_on(found.step)
     return found.step
 
 

@@ -93,17 +93,12 @@ SIZES = {
 }
 
 
-def describe(size: SpeedSize) -> str:
-    layers = "whole models" if size.layers is None else f"{size.layers} layer{'' if size.layers == 1 else 's'}"
-    return f"rows of {', '.join(f'{slots:,}' for slots, *_ in size.rows)}; {' and '.join(size.widths)} width, {layers}"
-
-
 SUMMARY = (
     "Realised speed-up beside the packing factor, for each row length, width and type: forward and backward pass,\n"
     "packed and unpacked, with a mask over the row and with attention within each sequence. Exit status 1 where a row\n"
     "shows nothing: the same packs timed twice differ, or packs of one sequence are as fast.\n\n"
-    + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
-    + "\ndefault takes 20 minutes of an idle core with AVX-512; --slots, --widths and --types choose cells, each seed\n"
+    "default: rows of 128 to 2,048 slots, base and large, one layer of each; full: whole models, which was never run.\n"
+    "default takes 20 minutes of an idle core with AVX-512; --slots, --widths and --types choose cells, each seed\n"
     "draws other packs and adds its rounds."
 )
 
@@ -341,7 +336,7 @@ def cells_of(options: Any) -> List[Cell]:
         and precision in (options.types or [precision])
     ]
     if not every:
-        raise ValueError(f"--slots, --widths and --types leave no cell of the size {options.size}: {describe(size)}")
+        raise ValueError(f"--slots, --widths and --types leave no cell of the size {options.size}")
     names = [" ".join(map(str, each)) for each in every]
     names += [f"{' '.join(map(str, each))}{WHOLE}" for each in size.whole if each in every]
     return [Cell(name, seed) for seed in range(1, options.seeds + 1) for name in names]

@@ -379,7 +379,6 @@ def test_a_run_of_any_experiment_is_taken_into_the_page(two_experiments, tmp_pat
         ("speedy", [1], "no results of an experiment"),
         ("speed_rows_quick", [], "has no finished cell"),
         ("speed_rows_full", [1], "each needs one block"),
-        ("speed_full", [1], "has no `shown`"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line_and_changes_nothing(two_experiments, tmp_path, capsys, name, seeds, message):
