@@ -68,7 +68,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("--no-plot", action="store_false", dest="plot", help="no picture, which needs matplotlib")
     parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
-    experiment.add_arguments(parser)
+    if hasattr(experiment, "add_arguments"):
+        experiment.add_arguments(parser)
     options = parser.parse_args(arguments[1:])
     refuse_several("an experiment")
     runner = Runner(options.out, experiment.settings(options), progress=options.progress)

@@ -17,7 +17,6 @@ from evidence.fine_tuning_runs import Learner, Timing, facts, same_updates, time
 from evidence.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
 from evidence.runner import FACTS, Cell, Row, Runner
 from evidence.ways import NO_MASK, PACKED, SORTED
-from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.runs import Prepared, export, prepare
 from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.settings import FinetuneConfig, config_from_tree
@@ -184,7 +183,7 @@ def run(options: Any, runner: Runner) -> int:
             return times(learner, timing)
         return train(learner, what, steps=made.steps)
 
-    known: Dict[str, Any] = {"machine": machine()}
+    known: Dict[str, Any] = {}
     for task in options.tasks:
         if task == "squad":
             runner.run([Cell(START, START_SEED)], measure)
@@ -194,7 +193,7 @@ def run(options: Any, runner: Runner) -> int:
         before = (
             json.loads((runner.folder / FACTS).read_text(encoding="utf-8")) if (runner.folder / FACTS).exists() else {}
         )
-        runner.write(FACTS, json.dumps({**before, **known}) + "\n")
+        runner.keep_facts({**before, **known})
         for some in cells(task, options.seeds, options.only):
             runner.run(some, measure)
     return runner.show(shown(runner.folder), plot=options.plot)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Counter, Dict, List, NamedTuple, Optional, Sequence
+from collections import Counter
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -139,7 +140,8 @@ def train(learner: Learner, way: str, *, steps: int) -> List[Row]:
 
     The packed run also has what changes where the same model answers in packs, and in packs without the mask.
     """
-    ways, counts, seconds = learner.ways(TRAINING), Counter[str](), 0.0
+    ways, seconds = learner.ways(TRAINING), 0.0
+    counts: Counter[str] = Counter()
     updates: List[Passes] = []
     for step in range(steps):
         epoch, number = divmod(step, ways.updates_per_epoch)

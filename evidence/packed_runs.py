@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 import numpy as np
 import torch
 
-from evidence.runner import Row, alone
+from evidence.runner import SETTINGS, Row, alone, settle
 from evidence.topics import topic_documents
 from ipu_packed_bert.checkpoint import checkpoints as saved
 from ipu_packed_bert.checkpoint import load_newest
@@ -144,7 +144,10 @@ class PretrainingSetup(BuiltData):
         self._checkpoint = checkpoint
         self.pretrained = None if checkpoint is None else read_folder(checkpoint)
         with alone(self.folder, "data"):
-            self._settle()
+            made_from = {"corpus": self.corpus, **{name: getattr(size, name) for name in _OF_DATA}}
+            if self.pretrained is not None:
+                made_from.update(Identity.of(self.pretrained.vocabulary).recorded)
+            settle(self.folder / SETTINGS, made_from, "data made")
             own = {} if checkpoint is None else _given(vocabulary_in(checkpoint))
             if self.pretrained is not None and "vocabulary" in own:  # a tokenizer.json says so itself
                 own["lower_case"] = bool(self.pretrained.vocabulary.lower_case)
@@ -157,21 +160,6 @@ class PretrainingSetup(BuiltData):
         )
 
     # ---- data --------------------------------------------------------------------------------------------------------
-
-    def _settle(self) -> None:
-        """Notes what the data is made from. ValueError where the folder holds data made otherwise."""
-        path = self.folder / "settings.json"
-        wanted = {"corpus": self.corpus, **{name: getattr(self.size, name) for name in _OF_DATA}}
-        if self.pretrained is not None:
-            wanted.update(Identity.of(self.pretrained.vocabulary).recorded)
-        if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found != wanted:
-                raise ValueError(
-                    f"{self.folder}: holds data made with {found}, now {wanted}; remove it or give another --out"
-                )
-        else:
-            write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
 
     def store(self, name: str) -> PackStore:
         """`unpacked`; `packed` (optimal, the size's depth) and `depth_D` of the same sequences; `held_out`."""
@@ -379,9 +367,9 @@ def setup(options: Any) -> PretrainingSetup:
     return PretrainingSetup(folder, size, options.data_dir, progress=options.progress)
 
 
-def settings(options: Any) -> Dict[str, Any]:
-    """What decides the cells of an experiment with this setup."""
-    size = SIZES[options.size]
+def settings(options: Any, sizes: Mapping[str, Any] = SIZES) -> Dict[str, Any]:
+    """What decides the cells of an experiment of one of these sizes."""
+    size = sizes[options.size]
     return {"size": options.size, **size._asdict(), "corpus": corpus_of(size, options.data_dir)}
 
 

@@ -13,7 +13,6 @@ take one row of bs x msl tokens.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from functools import partial
 from pathlib import Path
@@ -21,10 +20,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from evidence.runner import FACTS, Cell, Row, Runner
+from evidence.runner import Cell, Row, Runner
 from evidence.statistics import SHARE, Interval, Verdict, students
 from evidence.writer import Shown, Table, bars, spread
-from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.benchmarks.texts import TextSet, TokenSet, encode, text_sets
 from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.schema import EngineConfig
@@ -281,12 +279,12 @@ def facts_of(measure: NineWays) -> Dict[str, Any]:
             "unigram_loss": unigram_loss(tokens),
             "properties": properties,
         }
-    return {"data": data, "machine": machine()}
+    return {"data": data}
 
 
 def run(options: Any, runner: Runner) -> int:
     measure = NineWays(options)
-    runner.write(FACTS, json.dumps(facts_of(measure)) + "\n")
+    runner.keep_facts(facts_of(measure))
     runner.run(cells_of(measure.data, options.seeds, options.ways), measure)
     status = runner.show(shown(runner.folder), plot=options.plot)
     return status if {*CLAIM, *CONTROL} <= set(options.ways) else 0  # a part has no verdict

@@ -10,7 +10,6 @@ the test is a quarter of what the missing mask costs, measured on seeds that do 
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
@@ -19,8 +18,7 @@ from evidence import packed_runs
 from evidence.packed_runs import SIZES, PretrainingSetup, Size, describe
 from evidence.pretraining_shown import PretrainingShown
 from evidence.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, OF_SIZE, VARIANTS, Variant
-from evidence.runner import FACTS, Cell, Row, Runner
-from ipu_packed_bert.benchmarks.machine import machine
+from evidence.runner import Cell, Row, Runner
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.report.network import operations
 from ipu_packed_bert.schema import ModelConfig
@@ -92,8 +90,8 @@ def run(options: Any, runner: Runner) -> int:
     def measure(cell: Cell) -> List[Row]:
         return part(setup, VARIANTS[cell.variant], runner, cell)
 
-    facts = {**setup.facts(), "machine": machine()}
-    runner.write(FACTS, json.dumps(facts) + "\n")
+    facts = setup.facts()
+    runner.keep_facts(facts)
     if facts["sequences"]["held_out"] < packed_runs.LEAST_HELD_OUT:
         print(f"note: {facts['sequences']['held_out']} held-out sequences, fewer than {packed_runs.LEAST_HELD_OUT:,}")
     for part_of_cells in cells(setup.size, chosen, options.seeds):  # the margin is fixed before the seeds that count

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 from urllib.parse import quote
 
+from ipu_packed_bert.benchmarks.machine import machine
 from pack_data.cli.command import counted, progress_bar
 from pack_data.reading.files import locked, write_atomically
 
@@ -54,22 +55,11 @@ class Runner:
         for name in (CELLS, _LOCKS):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         with alone(self.folder, "settings"):
-            self._settle(settings)
+            settle(self.folder / SETTINGS, settings, "cells measured" if finished_cells(self.folder) else "")
 
-    def _settle(self, settings: Mapping[str, Any]) -> None:
-        path = self.folder / SETTINGS
-        wanted = json.loads(json.dumps(settings))
-        if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            different = sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
-            if different and finished_cells(self.folder):
-                changes = ", ".join(f"{name} {found.get(name)} (now {wanted.get(name)})" for name in different)
-                raise ValueError(
-                    f"{self.folder}: holds cells measured with {changes}; give another --out or remove the folder"
-                )
-            if not different:
-                return
-        write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
+    def keep_facts(self, facts: Mapping[str, Any]) -> None:
+        """What the cells do not say; the machine is added."""
+        self.write(FACTS, json.dumps({**facts, "machine": machine()}) + "\n")
 
     def run(self, cells: Sequence[Cell], measure: Callable[[Cell], Iterable[Row]]) -> List[Row]:
         """The rows of these cells, in their order; those that are not finished yet are measured, one after another.
@@ -132,6 +122,18 @@ class Runner:
         path = self.folder / name
         write_atomically(path, text.encode())
         return path
+
+
+def settle(path: Path, settings: Mapping[str, Any], holds: str) -> None:
+    """Notes what decides the contents of a folder. ValueError where it `holds` what was made with other settings."""
+    wanted = json.loads(json.dumps(settings))
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    different = sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
+    if found and different and holds:
+        changes = ", ".join(f"{name} {found.get(name)} (now {wanted.get(name)})" for name in different)
+        raise ValueError(f"{path.parent}: holds {holds} with {changes}; give another --out or remove the folder")
+    if found != wanted or not path.exists():
+        write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
 
 
 def finished_cells(folder: Path) -> Dict[Cell, List[Row]]:

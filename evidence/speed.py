@@ -9,7 +9,6 @@ layers do the same work. Packs of one sequence, for which packing can bring noth
 from __future__ import annotations
 
 import argparse
-import json
 import lzma
 import time
 from contextlib import closing
@@ -19,10 +18,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 import torch
 
+from evidence import packed_runs
 from evidence.packed_runs import BuiltData, corpus_of
 from evidence.runner import FACTS, Cell, Row, Runner, alone
 from evidence.speed_shown import EMULATED, WHOLE, SpeedShown
-from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.compare_unpacked import gradient_difference, seconds_of
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, OptimizerConfig
 from ipu_packed_bert.engine.base import Gradients, StepResult
@@ -112,8 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(options: Any) -> Dict[str, Any]:
-    size = SIZES[options.size]
-    return {"size": options.size, **size._asdict(), "corpus": corpus_of(size, options.data_dir)}
+    return packed_runs.settings(options, SIZES)
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -161,7 +159,7 @@ class SpeedData(BuiltData):
                 }
         vocabulary = "BERT's vocabulary" if self._vocabulary() else "a vocabulary trained on it"
         clock = "processor seconds" if on_one_thread(find_device(EngineConfig(kind="host"))) else "seconds"
-        return {"rows": found, "corpus": self.corpus, "vocabulary": vocabulary, "clock": clock, "machine": machine()}
+        return {"rows": found, "corpus": self.corpus, "vocabulary": vocabulary, "clock": clock}
 
 
 class ChosenPacks(StoredPacks):
@@ -364,6 +362,6 @@ def run(options: Any, runner: Runner) -> int:
         keep_buffers()
     data = SpeedData(options)
     if not (runner.folder / FACTS).exists():
-        runner.write(FACTS, json.dumps(data.facts()) + "\n")
+        runner.keep_facts(data.facts())
     runner.run(cells, lambda cell: measure(data, cell))
     return runner.show(shown(runner.folder), plot=options.plot)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,8 @@ from evidence import packed_runs
 from evidence.packed_runs import PretrainingSetup, Size
 from evidence.pretraining import changed
 from evidence.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, VARIANTS, Variant
-from evidence.runner import FACTS, Cell, Row, Runner, finished_cells
+from evidence.runner import Cell, Row, Runner, finished_cells
 from evidence.trained_shown import AT_ONCE, IN_TABLE, START, TESTED, TrainedShown
-from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.hugging_face import SAFETENSORS, Weights, read_folder
 from ipu_packed_bert.start import PACKAGE, folder_of
@@ -105,8 +103,7 @@ def run(options: Any, runner: Runner) -> int:
     trained = Trained(chosen(options), options, runner)
     model = trained.setup.config("packed", seed=0).model
     sizes = {"hidden_size": model.hidden_size, "num_layers": model.num_layers}
-    facts = {**trained.setup.facts(), "model": sizes, "machine": machine()}
-    runner.write(FACTS, json.dumps(facts) + "\n")
+    runner.keep_facts({**trained.setup.facts(), "model": sizes})
     runner.run([Cell(START, START_SEED)], trained.start)
     runner.run([Cell(AT_ONCE, START_SEED)], trained.at_once)
     for part in cells(options.seeds):  # the margin is fixed before the seeds that count
