@@ -9,13 +9,12 @@ times.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from evidence.fine_tuning_runs import Learner, Timing, facts, same_updates, times, train
 from evidence.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
-from evidence.runner import FACTS, Cell, Row, Runner
+from evidence.runner import Cell, Row, Runner
 from evidence.ways import NO_MASK, PACKED, SORTED
 from ipu_packed_bert.runs import Prepared, export, prepare
 from ipu_packed_bert.tasks.files import located
@@ -161,11 +160,9 @@ def run(options: Any, runner: Runner) -> int:
     start = runner.folder / "start"
 
     def prepared(task: str, seed: int) -> Prepared:
-        if seed == START_SEED and task == "start":
-            config = configuration("squad", size.start, checkpoint=options.checkpoint, seed=seed)
-        else:
-            checkpoint = str(start) if task == "squad" else options.checkpoint
-            config = configuration(task, getattr(size, task), checkpoint=checkpoint, seed=seed)
+        checkpoint = str(start) if task == "squad" else options.checkpoint
+        name = "squad" if task == "start" else task
+        config = configuration(name, getattr(size, task), checkpoint=checkpoint, seed=seed)
         return prepare(located(config, options.data_dir))
 
     def measure(cell: Cell) -> List[Row]:
@@ -183,17 +180,12 @@ def run(options: Any, runner: Runner) -> int:
             return times(learner, timing)
         return train(learner, what, steps=made.steps)
 
-    known: Dict[str, Any] = {}
     for task in options.tasks:
         if task == "squad":
             runner.run([Cell(START, START_SEED)], measure)
         made = prepared(task, 1)
-        known[task] = facts(Learner(made), made.steps)
+        runner.keep_facts({task: facts(Learner(made), made.steps)})
         del made
-        before = (
-            json.loads((runner.folder / FACTS).read_text(encoding="utf-8")) if (runner.folder / FACTS).exists() else {}
-        )
-        runner.keep_facts({**before, **known})
         for some in cells(task, options.seeds, options.only):
             runner.run(some, measure)
     return runner.show(shown(runner.folder), plot=options.plot)

@@ -86,16 +86,6 @@ SIZES = {
 }
 
 
-def describe(size: Size) -> str:
-    """One line for tables and help."""
-    text = "made-up topics" if size.corpus == "topics" else "Wikipedia (--data-dir; else Python's documentation)"
-    return (
-        f"{text}, {size.max_sequence_length} slots, depth {size.depth}, hidden {size.hidden_size}, {size.num_layers} "
-        f"layer{'' if size.num_layers == 1 else 's'}, {size.sequences:,} sequences a run, updates of about "
-        f"{size.micro_batch * size.accumulation} unpacked"
-    )
-
-
 class BuiltData:
     """Documents, and data sets built from them, each once, in a folder that processes may share.
 

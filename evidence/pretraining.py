@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import numpy as np
 
 from evidence import packed_runs
-from evidence.packed_runs import SIZES, PretrainingSetup, Size, describe
+from evidence.packed_runs import PretrainingSetup, Size
 from evidence.pretraining_shown import PretrainingShown
 from evidence.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, OF_SIZE, VARIANTS, Variant
 from evidence.runner import Cell, Row, Runner
@@ -23,15 +23,15 @@ from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.report.network import operations
 from ipu_packed_bert.schema import ModelConfig
 
-DEFAULT = "minutes"
+SIZES, DEFAULT = packed_runs.SIZES, "minutes"
 GPU_TERAFLOPS = 33.5  # half of what NVIDIA's data sheet gives for an H100 in float32, which these runs compute in
 SUMMARY = (
     "Packed against unpacked pre-training, and each adjustment of packedBERT left out (packedBERT, 4.2, Figures 3 and\n"
     "4): held-out loss of unpacked sequences of other documents, with intervals over sequences and seeds.\n"
     "Exit status 1 where training without the mask passes the test of equivalence as well: it then shows nothing.\n\n"
-    + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
-    + "\nfull has never been run; docs/evidence.md has an estimate of its hours and its cost."
-    + "\nSeveral processes with the same --out share the work; a run that was killed goes on with the same command."
+    "minutes: made-up topics, rows of 64. hours: Wikipedia (--data-dir; else Python's documentation), rows of 192.\n"
+    "full: BERT base at 512, never run; docs/evidence.md has an estimate of its hours and its cost.\n"
+    "Several processes with the same --out share the work; a run that was killed goes on with the same command."
 )
 
 settings = packed_runs.settings

@@ -58,8 +58,10 @@ class Runner:
             settle(self.folder / SETTINGS, settings, "cells measured" if finished_cells(self.folder) else "")
 
     def keep_facts(self, facts: Mapping[str, Any]) -> None:
-        """What the cells do not say; the machine is added."""
-        self.write(FACTS, json.dumps({**facts, "machine": machine()}) + "\n")
+        """What the cells do not say, beside what is kept already; the machine is added."""
+        path = self.folder / FACTS
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self.write(FACTS, json.dumps({**before, **facts, "machine": machine()}) + "\n")
 
     def run(self, cells: Sequence[Cell], measure: Callable[[Cell], Iterable[Row]]) -> List[Row]:
         """The rows of these cells, in their order; those that are not finished yet are measured, one after another.

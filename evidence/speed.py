@@ -21,7 +21,7 @@ import torch
 from evidence import packed_runs
 from evidence.packed_runs import BuiltData, corpus_of
 from evidence.runner import FACTS, Cell, Row, Runner, alone
-from evidence.speed_shown import EMULATED, WHOLE, SpeedShown
+from evidence.speed_shown import EMULATED, LAYERS, PRECISIONS, WHOLE, SpeedShown
 from ipu_packed_bert.compare_unpacked import gradient_difference, seconds_of
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, OptimizerConfig
 from ipu_packed_bert.engine.base import Gradients, StepResult
@@ -38,17 +38,15 @@ from pack_data.store.data_set import PackStore
 
 shown = SpeedShown
 VOCABULARY = Path("vocab", "bert-base-uncased-vocab.txt.xz")  # of --data-dir, where it is there
-TYPES = ("float32", "bfloat16")
 _DRAWS = 1000
 
 
 class Width(NamedTuple):
     hidden_size: int
     num_heads: int
-    layers: int  # of the whole model
 
 
-WIDTHS = {"base": Width(768, 12, 12), "large": Width(1024, 16, 24), "tiny": Width(32, 2, 4)}
+WIDTHS = {"base": Width(768, 12), "large": Width(1024, 16), "tiny": Width(32, 2)}
 
 
 class SpeedSize(NamedTuple):
@@ -106,7 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lengths = sorted({slots for size in SIZES.values() for slots, *_ in size.rows})
     parser.add_argument("--slots", nargs="+", type=int, choices=lengths, metavar="S", help="only these row lengths")
     parser.add_argument("--widths", nargs="+", choices=WIDTHS, metavar="NAME", help="only these: base, large")
-    parser.add_argument("--types", nargs="+", choices=TYPES, metavar="NAME", help=f"only these: {', '.join(TYPES)}")
+    parser.add_argument(
+        "--types", nargs="+", choices=PRECISIONS, metavar="NAME", help=f"only these: {', '.join(PRECISIONS)}"
+    )
     parser.set_defaults(seeds=1)
 
 
@@ -222,7 +222,7 @@ class Timed:
         self._width, self._precision = WIDTHS[width], precision
         self._rows = max(1, size.slots_at_once // slots)
         self._seed = seed
-        layers = self._width.layers if whole or size.layers is None else size.layers
+        layers = LAYERS[width] if whole or size.layers is None else size.layers
         device = find_device(EngineConfig(kind="host"))
         dense = dense_attention(precision, device)
         self._engines = {"dense": self._engine(layers, dense)}
@@ -276,7 +276,6 @@ class Timed:
     def _round(self, number: int, pair: SameSequences, layout: Layout) -> Row:
         lengths = [np.bincount(row)[1:] for row in pair.packed["input_mask"]]
         sequences, packs = sum(map(len, lengths)), len(lengths)
-        squares = sum(float((of_row.astype(np.float64) ** 2).sum()) for of_row in lengths)
         sides = {}
         for name, engine in self._engines.items():
             sides[f"packed_{name}"] = Side(engine, pair.packed, False)
@@ -290,7 +289,6 @@ class Timed:
             "sequences": sequences,
             "packs": packs,
             "tokens": int(sum(of_row.sum() for of_row in lengths)),
-            "share_within": round(squares / (packs * self._slots**2), 5),
         }
         made: Dict[str, Gradients] = {}
         for name in sorted(sides, reverse=bool(number % 2)):
@@ -328,7 +326,7 @@ def cells_of(options: Any) -> List[Cell]:
         (slots, width, precision)
         for slots, *_ in size.rows
         for width in size.widths
-        for precision in TYPES
+        for precision in PRECISIONS
         if slots in (options.slots or [slots])
         and width in (options.widths or [width])
         and precision in (options.types or [precision])
