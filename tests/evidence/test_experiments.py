@@ -22,7 +22,7 @@ from evidence.pretraining_shown import PretrainingShown
 from evidence.pretraining_variants import VARIANTS, Variant
 from evidence.runner import CELLS, SETTINGS, Cell, Runner, finished_cells
 from evidence.statistics import Interval, Scores, difference, verdict
-from evidence.writer import limited
+from evidence.writer import Table, bars, curve, limited
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.loader import StoredPacks, in_order
 from ipu_packed_bert.tasks.pretraining import Pretraining
@@ -288,6 +288,17 @@ def test_rules_without_all_their_runs_keep_their_columns(tmp_path):
     assert [cell.split(" ")[0] for cell in betas[1:]] == ["+2.00", "+1.00", "+3.00"]
     assert [cell.split(" ")[0] for cell in none[1:]] == ["", "+4.00", "+5.00"]
     assert [cell.split(" ")[0] for cell in accumulation[1:]] == ["+6.00", "+7.00", ""]
+
+
+def test_declared_values_are_drawn_and_written_as_they_are():
+    table = Table([("n", str), ("half", lambda n: None if n % 2 else str(n // 2))], [1, 4], [["last"]])
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.markdown().splitlines()]
+    assert [cells[0], *cells[2:]] == [["n", "half"], ["1", ""], ["4", "2"], ["last", ""]]
+    line = curve("seeds", np.array([[1, 2], [1, 2]]), np.array([[3.0, 5.0], [5.0, 4.0]]))
+    assert line[1:3] == ((1.0, 2.0), (4.0, 4.5)) and (line.lower, line.upper) == ((3.0, 4.0), (5.0, 5.0))
+    drawn = bars("", "s", {"a": {"x": Interval(1.0, 0.5, 2.0, 3)}, "b": {"y": None}})
+    assert drawn.categories == ("x", "y") and [each.values for each in drawn.series] == [(1.0, None), (None, None)]
+    assert (drawn.series[0].lower, drawn.series[0].upper) == ((0.5, None), (2.0, None))
 
 
 def test_a_wide_interval_is_cut_and_leaves_room_for_the_others():
