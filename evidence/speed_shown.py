@@ -13,7 +13,7 @@ from pack_data.display.picture import Axis, Line, Lines, Picture
 
 WHOLE, EMULATED = " whole", "emulated"
 MARGIN = 0.1  # of the packing factor: a speed-up within it is the factor's
-LAYERS = {"base": 12, "large": 24, "tiny": 4}
+LAYERS = {"base": 12, "large": 24, "tiny": 4}  # of the whole model of each width
 ATTENTIONS = {"dense": "mask over the row", "within": "within each sequence"}
 PRECISIONS = ("float32", "bfloat16")
 

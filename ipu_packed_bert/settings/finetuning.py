@@ -341,7 +341,8 @@ def _rules(config: FinetuneConfig) -> Rules:
             "task.name task.metric",
             scored is not None and not set(scored.metrics) <= set(_METRICS[scored.name]),
             f"task.metric is {scored and scored.metric}; must be one of "
-            f"{', '.join(_METRICS.get(config.task.name, ()))} for task.name {config.task.name}, or a task of GLUE that has only these",
+            f"{', '.join(_METRICS.get(config.task.name, ()))} for task.name "
+            f"{config.task.name}, or a task of GLUE that has only these",
         ),
         (
             "data.evaluation task.drop_seen_paragraphs data.training",

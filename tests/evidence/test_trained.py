@@ -125,7 +125,8 @@ def test_what_its_cells_say(begun, monkeypatch, capsys):
     monkeypatch.setitem(trained.SIZES, "quick", TINY)
     monkeypatch.setattr(trained, "IN_TABLE", trained.TESTED)
     out = runner.folder.parent / "again"
-    assert command.main(["trained", "--quick", "--seeds", "2", "--no-plot", "--out", str(out)]) == 1
+    arguments = ["trained", "--size", "quick", "--seeds", "2", "--no-plot", "--out", str(out)]
+    assert command.main(arguments) == 1
     text = capsys.readouterr().out
     assert "shows nothing" in text and "At once" in text and "building" not in text
     assert set(finished_cells(out)) == {
