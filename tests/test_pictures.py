@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib", reason="needs matplotlib")
+matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
 
 from pack_data import LengthHistogram, Packing
 from pack_data.display.picture import _svg
@@ -52,3 +52,18 @@ def test_the_areas_are_as_large_as_the_numbers_say(script):
 def test_bars_are_the_rows_at_even_distances(script):
     packing = Packing("by hand", 8, 3, ((8,), (4, 4), (3, 3, 2)), (20, 10, 10))
     assert script.rows_of(packing, 4) == [(8,), (8,), (4, 4), (3, 3, 2)]
+
+
+def test_the_page_of_the_house_shows_the_rooms_of_today(tmp_path):
+    """Its tables are those of the imports; the same bytes of the picture where matplotlib is the one that drew it."""
+    spec = importlib.util.spec_from_file_location("rooms_of_the_house", PICTURES / "house.py")
+    rooms = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rooms)
+    text = rooms.PAGE.read_text(encoding="utf-8")
+    assert rooms.page(text) == text, f"run {rooms.COMMAND}"
+    rooms.draw(tmp_path / "house.svg")
+    drawn, kept = (ElementTree.parse(path).getroot() for path in (tmp_path / "house.svg", rooms.PICTURE))
+    shapes = "{http://www.w3.org/2000/svg}path"
+    assert [each.get("d") for each in drawn.iter(shapes)] == [each.get("d") for each in kept.iter(shapes)] or (
+        matplotlib.__version__ not in (rooms.PICTURE).read_text(encoding="utf-8")
+    )
