@@ -18,7 +18,7 @@ ARROW = """
 pack_data.cli.cores pack_data.reading.files pack_data.reading.fields pack_data.reading.npy pack_data.cli.memory pack_data.reading.packages pack_data.cli.command pack_data.cli.bad_records
 pack_data.display.picture
 pack_data.display.table
-pack_data.display.page
+pack_data.display.page pack_data.cli.timing
 pack_data.store.blocks
 pack_data.sequences
 pack_data.text
@@ -39,7 +39,7 @@ pack_data.optimal
 pack_data.lengths.factors
 pack_data.building
 pack_data.pack_lengths pack_data.stream pack_data.batching pack_data.measuring
-pack_data.build pack_data.verify pack_data.convert pack_data.compare pack_data.row_benchmark
+pack_data.build pack_data.verify pack_data.convert pack_data.compare
 pack_data.page_sections
 pack_data.benchmark pack_data.__main__ pack_data
 

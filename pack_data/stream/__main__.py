@@ -20,6 +20,7 @@ from pack_data.cli.command import (
     progress_bar,
     run_main,
 )
+from pack_data.cli.timing import timed
 from pack_data.display.picture import Axis, Line, Lines, write
 from pack_data.display.table import text_table
 from pack_data.histogram import LengthHistogram
@@ -94,17 +95,15 @@ def lower_bound(case: Case, depth: Optional[int]) -> int:
 def measure(case: Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]) -> Measured:
     """Packs the stream; the packs at its end count as well."""
     lengths = case.lengths.tolist()
-    start = time.process_time()
     stream = PackStream(
         case.max_sequence_length,
         max_sequences_per_pack=depth,
         buffer_sequences=buffer,
         longest_wait=longest_wait,
     )
-    order: List[int] = []
-    for pack in stream.packs(enumerate(lengths)):
-        order += pack.examples
-    seconds = time.process_time() - start
+    seconds, order = timed(
+        lambda: [example for pack in stream.packs(enumerate(lengths)) for example in pack.examples], time.process_time
+    )
     moved = np.empty(len(order), np.int64)
     moved[order] = np.arange(len(order))
     moved -= np.arange(len(order))
@@ -126,11 +125,12 @@ def measure(case: Case, depth: Optional[int], bound: int, buffer: int, longest_w
     )
 
 
-def timed(case: Case, depth: Optional[int], bound: int, way: str, buffer: int, packs: Callable[..., int]) -> Measured:
+def measure_other(
+    case: Case, depth: Optional[int], bound: int, way: str, buffer: int, packs: Callable[..., int]
+) -> Measured:
     lengths, S = case.lengths.tolist(), case.max_sequence_length
-    start = time.process_time()
-    made = packs(lengths, S, depth, buffer)
-    return Measured(case.name, depth, way, buffer, made, bound, time.process_time() - start)
+    seconds, made = timed(lambda: packs(lengths, S, depth, buffer), time.process_time)
+    return Measured(case.name, depth, way, buffer, made, bound, seconds)
 
 
 def line(made: Measured, sequences: int) -> List[str]:
@@ -217,7 +217,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--longest-wait", type=positive_int, metavar="W", help="packs a sequence may wait (default 4 B; at least B)"
     )
-    parser.add_argument("--alone", action="store_true", help="leave out windows and open rows")
     parser.add_argument("--seed", type=count_from_zero, default=0, help="of the order (default 0)")
     parser.add_argument("--plot", metavar="FILE", help="a picture of gap against buffer")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
@@ -262,10 +261,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _ways(case: Case, depth: Optional[int], bound: int, args: Any) -> Iterator[Callable[[], Measured]]:
     for buffer in args.buffer:
         yield partial(measure, case, depth, bound, buffer, args.longest_wait)
-    if not args.alone:
-        yield partial(timed, case, depth, bound, "windows", WINDOW, windows)
-        for buffer in args.buffer:
-            yield partial(timed, case, depth, bound, "open rows", buffer, open_rows)
+    yield partial(measure_other, case, depth, bound, "windows", WINDOW, windows)
+    for buffer in args.buffer:
+        yield partial(measure_other, case, depth, bound, "open rows", buffer, open_rows)
 
 
 def _as_json(made: Measured, sequences: int) -> Dict[str, Any]:
