@@ -23,6 +23,7 @@ from evidence.packed_runs import corpus_of, write_documents
 from evidence.runner import FACTS, Cell, Row, Runner, alone
 from evidence.speed_shown import EMULATED, WHOLE, SpeedShown
 from ipu_packed_bert.benchmarks.machine import machine
+from ipu_packed_bert.benchmarks.packed import bfloat16_slowdown
 from ipu_packed_bert.compare_unpacked import gradient_difference, seconds_of
 from ipu_packed_bert.config import BatchConfig, Config, DataConfig, OptimizerConfig
 from ipu_packed_bert.engine.base import Gradients, StepResult
@@ -32,7 +33,6 @@ from ipu_packed_bert.engine.host.devices import computes_in, find_device
 from ipu_packed_bert.loader import Batch, GlobalBatches, Layout, SameSequences, StoredPacks
 from ipu_packed_bert.schema import EngineConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from ipu_packed_bert.throughput import bfloat16_slowdown
 from pack_data.build import BuildOptions, build
 from pack_data.cli.memory import keep_buffers
 from pack_data.reading.files import write_atomically

@@ -62,9 +62,10 @@ ipu_packed_bert.runlog ipu_packed_bert.run_picture ipu_packed_bert.run_page ipu_
 ipu_packed_bert.run_summary
 ipu_packed_bert.runs
 ipu_packed_bert.predictions
-ipu_packed_bert.throughput ipu_packed_bert.benchmarks ipu_packed_bert.padding_free ipu_packed_bert.layouts
+ipu_packed_bert.padding_free
+ipu_packed_bert.benchmarks
 ipu_packed_bert.report
-ipu_packed_bert.commands ipu_packed_bert.padding_free.benchmark
+ipu_packed_bert.commands
 ipu_packed_bert
 profiling run_pretraining examples
 evidence
