@@ -22,7 +22,7 @@ from pack_data.cli.command import (
 )
 from pack_data.cli.timing import timed
 from pack_data.display.picture import Axis, Line, Lines, write
-from pack_data.display.table import text_table
+from pack_data.display.table import Column, text_table
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.lengths.synthetic import synthetic_histogram
@@ -133,43 +133,38 @@ def measure_other(
     return Measured(case.name, depth, way, buffer, made, bound, seconds)
 
 
-def line(made: Measured, sequences: int) -> List[str]:
-    def number(value: Optional[float]) -> str:
-        return "" if value is None else f"{value:,.0f}"
-
-    return [
-        made.stream,
-        depth_text(made.depth),
-        made.way,
-        f"{made.buffer:,}",
-        f"{made.packs:,}",
-        f"{made.packs - made.bound:,}",
-        f"{made.gap:.3%}",
-        f"{sequences / max(made.cpu_seconds, 1e-9):,.0f}",
-        number(made.longest_wait),
-        number(made.mean_wait),
-        number(made.forced),
-        number(made.short_displacement),
-        number(made.long_displacement),
-    ]
+COLUMNS = (
+    (Column("stream", "stream"), 21),
+    (Column("depth", "depth"), 9),
+    (Column("way", "way"), 9),
+    (Column("buffer", "buffer", form=","), 6),
+    (Column("packs", "packs", form=","), 9),
+    (Column("above", "above bound", form=","), 11),
+    (Column("gap", "gap", form=".3%"), 8),
+    (Column("rate", "sequences/s", form=",.0f"), 11),
+    (Column("longest_wait", "longest wait", form=",.0f"), 12),
+    (Column("mean_wait", "mean wait", form=",.0f"), 9),
+    (Column("forced", "forced", form=",.0f"), 6),
+    (Column("short_displacement", "short moved", form=",.0f"), 11),
+    (Column("long_displacement", "long moved", form=",.0f"), 10),
+)
 
 
-HEADING = [
-    "stream",
-    "depth",
-    "way",
-    "buffer",
-    "packs",
-    "above bound",
-    "gap",
-    "sequences/s",
-    "longest wait",
-    "mean wait",
-    "forced",
-    "short moved",
-    "long moved",
-]
-WIDTHS = (21, 9, 9, 6, 9, 11, 8, 11, 12, 9, 6, 11, 10)
+def print_row(made: Optional[Measured], sequences: int = 0) -> None:
+    """A row of the table as soon as it is known; None: the heading."""
+    cells = [column.title for column, _ in COLUMNS]
+    if made is not None:
+        rate = sequences / max(made.cpu_seconds, 1e-9)
+        row = {
+            **_as_json(made, sequences),
+            "depth": depth_text(made.depth),
+            "above": made.packs - made.bound,
+            "rate": rate,
+        }
+        cells = [column.shown(row) for column, _ in COLUMNS]
+    print("\n".join(text_table([cells], left=(0, 2), widths=[width for _, width in COLUMNS])), flush=True)
+
+
 LEGEND = """
 gap: packs above the proven bound for all lengths at once, the packs at the end of the stream counted. sequences/s: of
 processor time, of one core. longest wait, mean wait: packs that were closed while a sequence waited. forced: packs
@@ -237,7 +232,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         depths = (args.max_sequences_per_pack,)
     measured: List[Measured] = []
     if not args.json:
-        print("\n".join(text_table([HEADING], left=(0, 2), widths=WIDTHS)), flush=True)
+        print_row(None)
     with progress_bar(len(cases) * len(depths), "streams") as bar:
         for case in cases:
             for depth in depths:
@@ -248,8 +243,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                     if args.json:
                         print(json.dumps(_as_json(made, len(case.lengths))), flush=True)
                     else:
-                        row = line(made, len(case.lengths))
-                        print("\n".join(text_table([row], left=(0, 2), widths=WIDTHS)), flush=True)
+                        print_row(made, len(case.lengths))
                 bar.update(1)
     if args.plot:
         write([picture(measured)], args.plot)
