@@ -28,7 +28,7 @@ from ipu_packed_bert.padding_free.collators import Batches, Inputs, PaddingColla
 from ipu_packed_bert.padding_free.models import new_llama
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
 from pack_data.batching.plans import BatchOptions, get_way
-from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, run_main
+from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, positive_ints, run_main
 from pack_data.cli.memory import PeakMemory, keep_buffers
 from pack_data.cli.timing import Clock, seconds_in_turn
 from pack_data.display.table import Column, Table, markdown
@@ -99,7 +99,7 @@ def lengths_of(name: str, count: int, draw: np.random.Generator) -> np.ndarray:
     return np.interp(draw.random(count), np.linspace(0, 1, len(quantiles)), quantiles).round().astype(int)
 
 
-def model_of(setup: Setup, positions: int) -> Any:
+def _model_of(setup: Setup, positions: int) -> Any:
     """A small new Llama."""
     torch.manual_seed(0)
     model = new_llama(
@@ -108,7 +108,7 @@ def model_of(setup: Setup, positions: int) -> Any:
     return model.to(setup.device)
 
 
-def train_on(model: Any, batches: Sequence[Inputs], device: str) -> float:
+def _train_on(model: Any, batches: Sequence[Inputs], device: str) -> float:
     """Forward and backward of each batch.  Returns the sum of the losses of all tokens."""
     total = 0.0
     for inputs in batches:
@@ -140,7 +140,7 @@ def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Li
     """Padded and padding-free, the same examples, in turns."""
     draw = np.random.default_rng(slots)
     examples = examples_of(fill(lengths, slots), setup.vocabulary, draw)
-    model = model_of(setup, slots)
+    model = _model_of(setup, slots)
     by_length = sorted(examples, key=lambda example: len(example["input_ids"]))
     size = setup.batch_size
 
@@ -155,7 +155,7 @@ def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Li
 
     def turn(side: str) -> float:
         switch(model, NAME if side == OURS else "sdpa")
-        return train_on(model, sides[side], setup.device)
+        return _train_on(model, sides[side], setup.device)
 
     memory, losses = {}, {}
     for side in sides:  # the first time is for warming up, and for the memory
@@ -187,15 +187,15 @@ def slots_a_token(lengths: np.ndarray, options: BatchOptions) -> float:
     return float((longest * np.diff(plan.batches)).sum() / lengths.sum())
 
 
-def measure_ways(data: str, lengths: np.ndarray, setup: Setup, examples: int) -> Dict[str, float]:
+def _measure_ways(data: str, lengths: np.ndarray, setup: Setup, examples: int) -> Dict[str, float]:
     """Speed of an epoch by each way, relative to RandomSampling+Padding."""
     chosen = np.minimum(lengths[:examples], setup.longest)
     dataset = examples_of(chosen, setup.vocabulary, np.random.default_rng(1))
-    model = model_of(setup, 4 * setup.batch_size * setup.longest)
+    model = _model_of(setup, 4 * setup.batch_size * setup.longest)
 
     def epoch(way: str, side: str) -> None:
         switch(model, NAME if side == ", ours" else "sdpa")
-        train_on(model, list(Batches(way, dataset, setup.epoch_batches, model)), setup.device)
+        _train_on(model, list(Batches(way, dataset, setup.epoch_batches, model)), setup.device)
 
     epochs = {way + side: partial(epoch, way, side) for way in WAYS for side in _sides(way)}
     times = seconds_in_turn(epochs, setup.rounds, setup.clock)
@@ -238,10 +238,6 @@ def rows_table(lines: Sequence[Line]) -> str:
     return Table("rows", "", ROWS, rows).markdown()
 
 
-def numbers(text: str) -> List[int]:
-    return [positive_int(each) for each in text.split(",")]
-
-
 def _refuse(rows: Sequence[int], device: str) -> None:
     """Raises ValueError for rows that predict nothing, and for a device that is not here."""
     if min(rows) < 2:
@@ -252,7 +248,7 @@ def _refuse(rows: Sequence[int], device: str) -> None:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(prog="python -m ipu_packed_bert.benchmarks.padding_free", description=__doc__)
-    parser.add_argument("--rows", type=numbers, default=[1024, 2048, 4096, 8192, 16384], metavar="N,N,...")
+    parser.add_argument("--rows", type=positive_ints, default=[1024, 2048, 4096, 8192, 16384], metavar="N,N,...")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="gsm8k/ and gpteacher/, in place of quantiles")
     parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="(default: 5)")
     parser.add_argument(
@@ -284,7 +280,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     if options.examples:
         sets = [name for name in lengths if name != LONG_TAILED]
-        speeds = {name: measure_ways(name, lengths[name], setup, options.examples) for name in sets}
+        speeds = {name: _measure_ways(name, lengths[name], setup, options.examples) for name in sets}
         batches = setup.epoch_batches
         slots = [slots_a_token(np.minimum(lengths[name][: options.examples], setup.longest), batches) for name in sets]
         print(

@@ -21,7 +21,15 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ipu_packed_bert.benchmarks.work import SIZES, add_arguments, check_arguments, config_of, draw_work, stretched
 from ipu_packed_bert.processes import Processes, joined
 from ipu_packed_bert.schema import EngineConfig
-from pack_data.cli.command import ArgumentParser, parse_depth, positive_int, process_count, progress_bar, typed
+from pack_data.cli.command import (
+    ArgumentParser,
+    parse_depth,
+    positive_int,
+    positive_ints,
+    process_count,
+    progress_bar,
+    typed,
+)
 from pack_data.lengths.options import histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.store.packs import default_predictions
@@ -31,11 +39,7 @@ BOTH = ("float32", "bfloat16")
 HERE = "here"  # in place of --ranks' numbers: this process measures for itself; the last --ranks of a line counts
 
 
-def parse_lengths(text: str) -> List[int]:
-    return [positive_int(part) for part in text.split(",")]
-
-
-def parse_ranks(text: str) -> List[int]:
+def _parse_ranks(text: str) -> List[int]:
     return [] if text == HERE else [process_count(part) for part in text.split(",")]
 
 
@@ -56,19 +60,19 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--slots",
-        type=parse_lengths,
+        type=positive_ints,
         metavar="S,S,...",
         help="row lengths, multiples of the histogram's, to whose length the sequences are stretched; default: its own",
     )
     parser.add_argument(
         "--lengths",
-        type=parse_lengths,
+        type=positive_ints,
         metavar="S,S,...",
         help="compare a dense mask with attention within sequences at these row lengths, multiples of the histogram's",
     )
     parser.add_argument(
         "--ranks",
-        type=parse_ranks,
+        type=_parse_ranks,
         metavar="N,N,...",
         help="processes that share each batch, as under torchrun; one number after the other; default: this process",
     )
@@ -91,14 +95,14 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parse(argv)
     if args.ranks and os.environ.get("WORLD_SIZE", "1") == "1":
-        return in_ranks(args, list(sys.argv[1:] if argv is None else argv))
+        return _in_ranks(args, list(sys.argv[1:] if argv is None else argv))
     with joined(command="a benchmark of the host") as processes:
-        found = measured(args, processes)
+        found = _measured(args, processes)
         report(found, as_json=args.json)
     return 0
 
 
-def in_ranks(args: argparse.Namespace, options: List[str]) -> int:
+def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
     """Each number of ranks after the other, by torchrun; one table, or one JSON object, of all."""
     found: List[Dict[str, Any]] = []
     for ranks in args.ranks:
@@ -117,7 +121,7 @@ def in_ranks(args: argparse.Namespace, options: List[str]) -> int:
     return 0
 
 
-def measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
+def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     """What `--json` prints."""
     # torch loads from here on: a wrong option is refused without it.
     from ipu_packed_bert.benchmarks.machine import machine
@@ -126,7 +130,7 @@ def measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     histogram = histogram_from(args)
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
     plans = [stretched(packing, slots) for slots in args.lengths or args.slots or [packing.max_sequence_length]]
-    precisions = pick_precisions(args.precision, processes)
+    precisions = _pick_precisions(args.precision, processes)
     works = [
         draw_work(
             plan,
@@ -179,7 +183,7 @@ def measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     }
 
 
-def pick_precisions(asked: str, processes: Processes) -> Tuple[str, ...]:
+def _pick_precisions(asked: str, processes: Processes) -> Tuple[str, ...]:
     import torch
 
     from ipu_packed_bert.benchmarks.packed import bfloat16_slowdown

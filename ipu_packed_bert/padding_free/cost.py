@@ -108,7 +108,7 @@ def measure_cost(model: Any, *, max_sequence_length: int, repeats: int = 3) -> M
 # ---- two processes, with the plans by rows and levelled
 
 
-def small_llama(max_sequence_length: int) -> Any:
+def _small_llama(max_sequence_length: int) -> Any:
     """A Llama of hidden size 128 with 2 layers and random weights, ready for padding-free rows."""
     from ipu_packed_bert.padding_free.choice import use_padding_free
 
@@ -123,7 +123,7 @@ def _steps(rank: int, ranks: int, meeting: str, given: Dict[str, Any], results: 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     slots, lengths = given["slots"], np.array(given["lengths"])
-    model = small_llama(slots)
+    model = _small_llama(slots)
     plans = []
     for cost in (None, StepCost(*given["cost"])):
         plans.append(get_way(WAY).plan(lengths, BatchOptions(1, slots, ranks, cost=cost)))
@@ -145,7 +145,7 @@ def _steps(rank: int, ranks: int, meeting: str, given: Dict[str, Any], results: 
     distributed.destroy_process_group()
 
 
-def measure_ranks(
+def _measure_ranks(
     lengths: np.ndarray, slots: int, cost: StepCost, *, ranks: int = 2, steps: int = 40
 ) -> Tuple[float, float]:
     """Mean seconds of a step with the plan by rows and with the levelled one, in as many processes as ranks (gloo).
@@ -171,13 +171,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     slots = args.max_sequence_length
-    found = measure_cost(small_llama(slots), max_sequence_length=slots)
+    found = measure_cost(_small_llama(slots), max_sequence_length=slots)
     print(
         f"a row costs {found.constant * 1e3:.2f} ms, {found.cost.linear * 1e6:.2f} us a token and "
         f"{found.cost.quadratic * 1e9:.3f} ns a token squared; every row measured is within {found.error:.0%} of it"
     )
     lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(np.log(slots / 20), 1.2, args.examples)), 1, slots)
-    by_rows, levelled = measure_ranks(lengths.astype(np.int64), slots, found.cost, ranks=args.ranks, steps=args.steps)
+    by_rows, levelled = _measure_ranks(lengths.astype(np.int64), slots, found.cost, ranks=args.ranks, steps=args.steps)
     print(
         f"{args.ranks} processes, {args.steps} steps of each plan in turn: {by_rows * 1e3:.1f} ms a step by rows, "
         f"{levelled * 1e3:.1f} ms levelled, {by_rows / levelled:.3f} times as fast"

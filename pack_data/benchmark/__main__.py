@@ -37,7 +37,7 @@ Row = Tuple[str, str, str]
 _READ = 1 << 15
 
 
-def time_assignment(histogram: LengthHistogram, packing: Packing) -> Row:
+def _time_assignment(histogram: LengthHistogram, packing: Packing) -> Row:
     """Seconds and memory from the list of lengths to the pack of each sequence."""
     lengths = np.repeat(np.arange(len(histogram.counts), dtype=np.uint16), histogram.counts)
     np.random.default_rng(0).shuffle(lengths)
@@ -54,7 +54,7 @@ def scaled(histogram: LengthHistogram, sequences: int) -> LengthHistogram:
     return LengthHistogram(counts, histogram.name)
 
 
-def time_reading(store: PackStore) -> List[Row]:
+def _time_reading(store: PackStore) -> List[Row]:
     """Packs read in random order and in their own, by a new reader each time, which checks every block, and by one that
     has read them all before, in turn.
 
@@ -106,7 +106,7 @@ def time_reading(store: PackStore) -> List[Row]:
     return [*rows, checksums]
 
 
-def time_build(args: argparse.Namespace) -> List[Row]:
+def _time_build(args: argparse.Namespace) -> List[Row]:
     """A whole build, and reading what it made."""
     before = cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +127,7 @@ def time_build(args: argparse.Namespace) -> List[Row]:
         with built.store as store:
             packs, seconds = len(store), built.seconds
             size = sum(entry.bytes for entry in store.manifest.shards)
-            reading = time_reading(store)
+            reading = _time_reading(store)
     way = seconds["assignment"] + seconds["sorting"] + seconds["writing"] + seconds["commit"]
     workers = args.workers if args.workers > 1 else 0
     return [
@@ -189,7 +189,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args.sequences = args.sequences or whole.sequences // 16
     histogram = scaled(whole, args.sequences)
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
-    rows = [time_assignment(histogram, packing), *time_build(args)]
+    rows = [_time_assignment(histogram, packing), *_time_build(args)]
     print(
         account(
             f"{args.sequences:,} sequences drawn from {HISTOGRAM}, packs of 512 at depth {args.max_sequences_per_pack}",

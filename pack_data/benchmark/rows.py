@@ -51,7 +51,7 @@ def _whole(drawn: np.ndarray, slots: int) -> np.ndarray:
     return np.clip(np.rint(drawn), 1, slots).astype(np.int64)
 
 
-def peers() -> Tuple[List[Peer], List[str]]:
+def _peers() -> Tuple[List[Peer], List[str]]:
     """The packers that are installed, and the names of the packages that are not."""
     found: List[Peer] = []
     missing: List[str] = []
@@ -157,7 +157,7 @@ COLUMNS = (
 
 def main(sequences: int) -> None:
     """Prints the table as Markdown."""
-    others, missing = peers()
+    others, missing = _peers()
     print(
         f"{counted(sequences, 'sequence')}; above: packs over the proven bound; seconds of one core, the proof included"
     )

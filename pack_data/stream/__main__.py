@@ -17,6 +17,7 @@ from pack_data.cli.command import (
     depth_text,
     parse_depth,
     positive_int,
+    positive_ints,
     progress_bar,
     run_main,
 )
@@ -33,7 +34,7 @@ from pack_data.stream.pack_stream import PackStream
 GRID_DEPTHS = (3, 4, 8, 16, None)
 
 
-class Case(NamedTuple):
+class _Case(NamedTuple):
     """A stream to be packed."""
 
     name: str
@@ -41,7 +42,7 @@ class Case(NamedTuple):
     max_sequence_length: int
 
 
-class Measured(NamedTuple):
+class _Measured(NamedTuple):
     """One way to pack a stream at one depth.  Displacement: sequences; place in the packs - place in the stream."""
 
     stream: str
@@ -68,7 +69,7 @@ def in_random_order(histogram: LengthHistogram, seed: int) -> np.ndarray:
     return lengths
 
 
-def grid_cases(sequences: int, seed: int) -> Iterator[Case]:
+def _grid_cases(sequences: int, seed: int) -> Iterator[_Case]:
     """Wikipedia at 512, lengths as in instruction data at 4,096 and 8,192, and a stream that changes half-way."""
     whole, first = f"n={sequences},seed={seed}", sequences // 2
     for name, specification in (
@@ -77,22 +78,22 @@ def grid_cases(sequences: int, seed: int) -> Iterator[Case]:
         ("instructions 8,192", f"lognormal:median=424.6,sigma=1.2,max=8192,{whole}"),
     ):
         histogram = synthetic_histogram(specification)
-        yield Case(name, in_random_order(histogram, seed), histogram.max_sequence_length)
+        yield _Case(name, in_random_order(histogram, seed), histogram.max_sequence_length)
     wikipedia = in_random_order(synthetic_histogram(f"sample:wikipedia_512,n={max(1, first)},seed={seed}"), seed)
     squad = LengthHistogram.published("squad_1_1_384")
     rest = np.random.default_rng(seed).choice(
         len(squad.counts), sequences - len(wikipedia), p=squad.counts / squad.sequences
     )
-    yield Case("Wikipedia, then SQuAD", np.concatenate([wikipedia, rest]), 512)
+    yield _Case("Wikipedia, then SQuAD", np.concatenate([wikipedia, rest]), 512)
 
 
-def lower_bound(case: Case, depth: Optional[int]) -> int:
+def lower_bound(case: _Case, depth: Optional[int]) -> int:
     """Packs that no packer of all these lengths can go below, proved."""
     histogram = LengthHistogram.from_lengths(case.lengths, case.max_sequence_length)
     return prove(optimal.pack(histogram, max_sequences_per_pack=depth, progress=False)).lower_bound
 
 
-def measure(case: Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]) -> Measured:
+def measure(case: _Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]) -> _Measured:
     """Packs the stream; the packs at its end count as well."""
     lengths = case.lengths.tolist()
     stream = PackStream(
@@ -109,7 +110,7 @@ def measure(case: Case, depth: Optional[int], bound: int, buffer: int, longest_w
     moved -= np.arange(len(order))
     short, long = np.quantile(case.lengths, [0.25, 0.75])
     waits = stream.waits
-    return Measured(
+    return _Measured(
         case.name,
         depth,
         "by price",
@@ -125,12 +126,12 @@ def measure(case: Case, depth: Optional[int], bound: int, buffer: int, longest_w
     )
 
 
-def measure_other(
-    case: Case, depth: Optional[int], bound: int, way: str, buffer: int, packs: Callable[..., int]
-) -> Measured:
+def _measure_other(
+    case: _Case, depth: Optional[int], bound: int, way: str, buffer: int, packs: Callable[..., int]
+) -> _Measured:
     lengths, S = case.lengths.tolist(), case.max_sequence_length
     seconds, made = timed(lambda: packs(lengths, S, depth, buffer), time.process_time)
-    return Measured(case.name, depth, way, buffer, made, bound, seconds)
+    return _Measured(case.name, depth, way, buffer, made, bound, seconds)
 
 
 COLUMNS = (
@@ -150,7 +151,7 @@ COLUMNS = (
 )
 
 
-def print_row(made: Optional[Measured], sequences: int = 0) -> None:
+def _print_row(made: Optional[_Measured], sequences: int = 0) -> None:
     """A row of the table as soon as it is known; None: the heading."""
     cells = [column.title for column, _ in COLUMNS]
     if made is not None:
@@ -172,7 +173,7 @@ begun with the oldest sequence because it had waited so long. short moved, long 
 place in the stream, in sequences, of the shortest and of the longest quarter."""
 
 
-def picture(measured: Sequence[Measured]) -> Lines:
+def picture(measured: Sequence[_Measured]) -> Lines:
     """The gap against the buffer, a line for each stream and depth."""
     by_price = [made for made in measured if made.way == "by price"]
     found = []
@@ -204,7 +205,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument(
         "--buffer",
-        type=lambda text: [positive_int(part) for part in text.split(",")],
+        type=positive_ints,
         default=[1024],
         metavar="B[,B...]",
         help="sequences that may wait (default 1024)",
@@ -222,17 +223,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise ValueError("--grid has its own streams; leave out --histogram and --synthetic, or --grid")
 
     if args.grid:
-        cases = list(grid_cases(args.sequences or 1_000_000, args.seed))
+        cases = list(_grid_cases(args.sequences or 1_000_000, args.seed))
         chosen = args.max_sequences_per_pack
         depths: Sequence[Optional[int]] = GRID_DEPTHS if chosen is None else (chosen,)
     else:
         histogram = histogram_from(args)
         lengths = in_random_order(histogram, args.seed)[: args.sequences]
-        cases = [Case(histogram.name, lengths, histogram.max_sequence_length)]
+        cases = [_Case(histogram.name, lengths, histogram.max_sequence_length)]
         depths = (args.max_sequences_per_pack,)
-    measured: List[Measured] = []
+    measured: List[_Measured] = []
     if not args.json:
-        print_row(None)
+        _print_row(None)
     with progress_bar(len(cases) * len(depths), "streams") as bar:
         for case in cases:
             for depth in depths:
@@ -243,7 +244,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                     if args.json:
                         print(json.dumps(_as_json(made, len(case.lengths))), flush=True)
                     else:
-                        print_row(made, len(case.lengths))
+                        _print_row(made, len(case.lengths))
                 bar.update(1)
     if args.plot:
         write([picture(measured)], args.plot)
@@ -252,15 +253,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def _ways(case: Case, depth: Optional[int], bound: int, args: Any) -> Iterator[Callable[[], Measured]]:
+def _ways(case: _Case, depth: Optional[int], bound: int, args: Any) -> Iterator[Callable[[], _Measured]]:
     for buffer in args.buffer:
         yield partial(measure, case, depth, bound, buffer, args.longest_wait)
-    yield partial(measure_other, case, depth, bound, "windows", WINDOW, windows)
+    yield partial(_measure_other, case, depth, bound, "windows", WINDOW, windows)
     for buffer in args.buffer:
-        yield partial(measure_other, case, depth, bound, "open rows", buffer, open_rows)
+        yield partial(_measure_other, case, depth, bound, "open rows", buffer, open_rows)
 
 
-def _as_json(made: Measured, sequences: int) -> Dict[str, Any]:
+def _as_json(made: _Measured, sequences: int) -> Dict[str, Any]:
     return {**made._asdict(), "sequences": sequences, "gap": made.gap}
 
 
