@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ipu_packed_bert.benchmarks.machine import clock_of
 from ipu_packed_bert.benchmarks.work import Work
 from ipu_packed_bert.config import Config
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.engine.host.devices import autocast, numerics_of
+from ipu_packed_bert.engine.host.devices import autocast, clock_of, numerics_of
 from ipu_packed_bert.host_memory import host_memory
 from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.model.packed import PaddingMask, hidden_score

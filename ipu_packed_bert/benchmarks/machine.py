@@ -1,9 +1,8 @@
-"""The machine that numbers come from, and its clock."""
+"""The machine that numbers come from, by name and in one line."""
 
 from __future__ import annotations
 
 import platform
-import time
 from typing import Any, Dict
 
 import torch
@@ -12,7 +11,7 @@ from ipu_packed_bert.engine.host.devices import capability, device_name
 from ipu_packed_bert.engine.host.estimate import memory_here
 from pack_data.cli.command import counted
 from pack_data.cli.cores import available_cores
-from pack_data.cli.timing import Clock, versions
+from pack_data.cli.timing import versions
 
 
 def machine() -> str:
@@ -36,18 +35,6 @@ def details(device: torch.device) -> Dict[str, Any]:
         "cuda": torch.version.cuda,
         **versions("transformers", "flash_attn"),
     }
-
-
-def clock_of(device: torch.device, *, of_process: bool = False) -> Clock:
-    """Seconds; on CUDA when the device has done its work. of_process: on a CPU, where other programs do not count."""
-    if device.type != "cuda":
-        return time.process_time if of_process else time.perf_counter
-
-    def clock() -> float:
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    return clock
 
 
 def _processor() -> str:

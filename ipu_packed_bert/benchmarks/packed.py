@@ -16,10 +16,12 @@ from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine, pick_attention
 from ipu_packed_bert.engine.host.attention import dense_attention
 from ipu_packed_bert.engine.host.devices import find_device
+from ipu_packed_bert.engine.host.estimate import product_rate
 from ipu_packed_bert.loader import SameSequences
 from ipu_packed_bert.processes import ONE, Processes
+from ipu_packed_bert.schema import EngineConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.cli.timing import quartiles, rounds_in_turn, seconds_in_turn
+from pack_data.cli.timing import quartiles, rounds_in_turn
 from pack_data.display.table import Column, Table, spread, with_interval
 
 
@@ -128,10 +130,11 @@ def _share_within(work: Work) -> float:
 
 def bfloat16_slowdown() -> float:
     """Seconds of a bfloat16 matrix product over those of a float32 one, on the CPU."""
-    factors = [torch.ones(384, 384, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)]
-    times = seconds_in_turn({factor.dtype: partial(torch.mm, factor, factor) for factor in factors}, 4)
-    # Some may be held up by other work: the best counts.
-    return float(times[torch.bfloat16].min() / times[torch.float32].min())
+    bfloat16, float32 = (
+        product_rate(torch.device("cpu"), EngineConfig(kind="host", precision=each), size=384)
+        for each in ("bfloat16", "float32")
+    )
+    return float32 / bfloat16
 
 
 _SPEED_UP = with_interval("speed_up", "speed-up", "", ".3f")

@@ -23,6 +23,7 @@ from ipu_packed_bert.processes import Processes, joined
 from ipu_packed_bert.schema import EngineConfig
 from pack_data.cli.command import (
     ArgumentParser,
+    counted,
     parse_depth,
     positive_int,
     positive_ints,
@@ -215,7 +216,7 @@ def report(found: Dict[str, Any], *, as_json: bool) -> None:
         *dict.fromkeys(each["engine"] for each in measurements),
         f"Hidden {found['hidden_size']}, {found['layers']} layers, vocabulary {found['vocabulary_size']}; forward and"
         f" backward pass; {found['sequences']} sequences of {found['histogram']} in {found['packs']} packs by"
-        f" {found['algorithm']}, micro-batches of {found['micro_batch']} rows; median of {found['rounds']} rounds.",
+        f" {found['algorithm']}, {counted(found['micro_batch'], 'row')} a micro-batch; medians and quartiles of {found['rounds']} rounds.",
         found["machine"],
     ]
     what = "packed and unpacked" if measurements else "a dense mask and attention within sequences"

@@ -24,7 +24,6 @@ from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import examples_name
 from pack_data.cli.command import (
     ArgumentParser,
-    counted,
     depth_text,
     parse_depth,
     positive_int,
@@ -171,7 +170,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.json:
         print("\n".join(json.dumps(plain(row)) for row in rows))
         return 0
-    title = f"lengths drawn from {HISTOGRAM}, depth {depth_text(depth)}, on disk in {counted(args.workers, 'process')}"
+    processes = f"{args.workers} process{'' if args.workers == 1 else 'es'}"
+    title = f"lengths drawn from {HISTOGRAM}, depth {depth_text(depth)}, on disk in {processes}"
     print(Table("assignment", title, COLUMNS, rows).text())
     return 0
 
