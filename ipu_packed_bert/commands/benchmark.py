@@ -99,7 +99,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return _in_ranks(args, list(sys.argv[1:] if argv is None else argv))
     with joined(command="a benchmark of the host") as processes:
         found = _measured(args, processes)
-        report(found, as_json=args.json)
+        _report(found, as_json=args.json)
     return 0
 
 
@@ -118,7 +118,7 @@ def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
             return finished.returncode
         found.append(json.loads(finished.stdout.splitlines()[-1]))
     whole = {**found[0], "measurements": [each for one in found for each in one["measurements"]]}
-    report(whole, as_json=args.json)
+    _report(whole, as_json=args.json)
     return 0
 
 
@@ -205,7 +205,7 @@ def _pick_precisions(asked: str, processes: Processes) -> Tuple[str, ...]:
     return BOTH[:1]
 
 
-def report(found: Dict[str, Any], *, as_json: bool) -> None:
+def _report(found: Dict[str, Any], *, as_json: bool) -> None:
     from ipu_packed_bert.benchmarks.packed import table
 
     if as_json:
@@ -216,7 +216,8 @@ def report(found: Dict[str, Any], *, as_json: bool) -> None:
         *dict.fromkeys(each["engine"] for each in measurements),
         f"Hidden {found['hidden_size']}, {found['layers']} layers, vocabulary {found['vocabulary_size']}; forward and"
         f" backward pass; {found['sequences']} sequences of {found['histogram']} in {found['packs']} packs by"
-        f" {found['algorithm']}, {counted(found['micro_batch'], 'row')} a micro-batch; medians and quartiles of {found['rounds']} rounds.",
+        f" {found['algorithm']}, {counted(found['micro_batch'], 'row')} a micro-batch; medians and"
+        f" quartiles of {found['rounds']} rounds.",
         found["machine"],
     ]
     what = "packed and unpacked" if measurements else "a dense mask and attention within sequences"
